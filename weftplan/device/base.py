@@ -1,0 +1,84 @@
+"""What a device offers to the layers above: raw memory, copies, streams and events.
+
+Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of it
+is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+from weftplan.device.context import Context
+
+
+@runtime_checkable
+class Event(Protocol):
+    """A point in a stream's work, made by :meth:`Stream.record`."""
+
+    def query(self) -> bool:
+        """True once everything enqueued on the stream before the event has run."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the calling host thread until :meth:`query` is true."""
+        ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """An in-order queue of device work. ``with stream:`` makes it current in this thread."""
+
+    context: Context
+
+    def record(self) -> Event:
+        """Mark the work enqueued so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Make later work of this stream start after ``event``, without blocking the host."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until the stream is empty."""
+        ...
+
+    def __enter__(self) -> Stream: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+@runtime_checkable
+class Device(Protocol):
+    """One piece of hardware (or its simulation). Get it with :func:`weftplan.device.get`."""
+
+    context: Context
+    xp: ModuleType
+    alignment: int
+    """Bytes to which addresses from :meth:`allocate` are aligned (64 on a CPU, 256 on a GPU)."""
+    asynchronous: bool
+    """True when work is enqueued on streams and finishes later (gpu, sim); False when a call returns finished (cpu)."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """Fresh raw memory of exactly ``nbytes`` > 0 bytes, contents undefined; raises OutOfMemoryError."""
+        ...
+
+    def free(self, raw: Any) -> None:
+        """Give raw memory back to the system."""
+        ...
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free bytes, total bytes) of the device."""
+        ...
+
+    def new_stream(self, *, priority: int = 0) -> Stream:
+        """A new stream; on a CPU one that runs everything at once."""
+        ...
+
+    def copy(self, dst: Any, src: Any) -> None:
+        """Copy ``src`` into ``dst`` (equal shapes and dtypes; either may be on the host) on the current stream."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until every stream of the device is empty."""
+        ...

@@ -1,0 +1,110 @@
+"""Contexts: the names of the places where arrays live and operations run.
+
+A context is a value (hashable, comparable, picklable); making one touches no hardware, so ``gpu(3)`` is legal on a
+machine without a GPU. The device behind a context is looked up at first use by :func:`weftplan.device.get`.
+The current context is kept per thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar
+
+from weftplan.errors import DeviceError
+
+_DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6}
+
+
+class Context:
+    """A device type and an index: ``Context("cpu", 1)``.
+
+    Used as a context manager it becomes the current context of this thread:
+
+    >>> with Context("cpu", 1):
+    ...     current_context()
+    cpu(1)
+    """
+
+
+    devtype2str: ClassVar[dict[int, str]] = {code: name for name, code in _DEVICE_TYPES.items()}
+    devstr2type: ClassVar[dict[str, int]] = dict(_DEVICE_TYPES)
+
+    def __init__(self, device_type: str | Context, device_id: int = 0) -> None:
+        if isinstance(device_type, Context):
+            device_type, device_id = device_type.device_type, device_type.device_id
+        if device_type not in _DEVICE_TYPES:
+            raise DeviceError(f"unknown device type {device_type!r}: expected one of {', '.join(_DEVICE_TYPES)}")
+        if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
+            raise DeviceError(f"device index of {device_type} must be an integer >= 0, got {device_id!r}")
+        self.device_type = device_type
+        self.device_id = device_id
+        self._hash = hash((device_type, device_id))
+
+    @property
+    def device_typeid(self) -> int:
+        """MXNet's number of the device type (1 cpu, 2 gpu, 3 cpu_pinned); ``sim`` is 6, which MXNet does not have."""
+        return _DEVICE_TYPES[self.device_type]
+
+    @property
+    def is_host(self) -> bool:
+        """True when a NumPy operation can touch memory of this context."""
+        return self.device_type != "gpu"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Context)
+            and self.device_id == other.device_id
+            and self.device_type == other.device_type
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"{self.device_type}({self.device_id})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Context, (self.device_type, self.device_id))
+
+    def __enter__(self) -> Context:
+        stack = _stack()
+        stack.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack().pop()
+
+
+_local = threading.local()
+
+
+def _stack() -> list[Context]:
+    stack: list[Context] | None = getattr(_local, "stack", None)
+    if stack is None:
+        stack = _local.stack = [Context("cpu", 0)]
+    return stack
+
+
+def current_context() -> Context:
+    """The innermost ``with ctx:`` of this thread, or ``cpu(0)``."""
+    return _stack()[-1]
+
+
+def cpu(device_id: int = 0) -> Context:
+    """A CPU context; ``cpu(0)``, ``cpu(1)``, … have worker pools of their own."""
+    return Context("cpu", device_id)
+
+
+def cpu_pinned(device_id: int = 0) -> Context:
+    """Page-locked host memory, which a GPU copies to and from asynchronously (plain memory without a GPU)."""
+    return Context("cpu_pinned", device_id)
+
+
+def gpu(device_id: int = 0) -> Context:
+    """A CUDA GPU through CuPy; making the context needs neither, first use does."""
+    return Context("gpu", device_id)
+
+
+def sim(device_id: int = 0) -> Context:
+    """A simulated device in host memory, with streams, a capacity and a cost model."""
+    return Context("sim", device_id)

@@ -1,0 +1,84 @@
+"""Every exception class that weftplan raises.
+
+All of them derive from :class:`MXNetError` (a ``RuntimeError``, as in MXNet), so ``except mx.MXNetError`` in an old
+script still catches them; each also derives from the built-in class that a Python reader would expect.
+Messages say what was expected, what came (operator, variable, shape, device) and what to do.
+"""
+
+from __future__ import annotations
+
+
+class MXNetError(RuntimeError):
+    """Base class of every error raised on purpose by weftplan."""
+
+
+class ConfigError(MXNetError, ValueError):
+    """An environment variable or option has an illegal value."""
+
+
+class ConfigWarning(UserWarning):
+    """A misspelt environment variable, or one that changed too late to matter."""
+
+
+class DeviceError(MXNetError):
+    """A device cannot be used: missing driver, missing package, or a bad index."""
+
+
+class OutOfMemoryError(MXNetError, MemoryError):
+    """A storage resource could not serve a request; the message holds a report."""
+
+
+class EngineError(MXNetError):
+    """The engine was used in a way that it forbids."""
+
+
+class DuplicateVarError(EngineError, ValueError):
+    """A var is both read and written, or written twice, by one operation."""
+
+
+class WaitInWorkerError(EngineError):
+    """An operation waited inside an engine worker, which could hang for ever."""
+
+
+class UndeclaredWriteError(EngineError):
+    """Debug mode: an operation wrote to an array that it declared as read."""
+
+
+class ShapeError(MXNetError, ValueError):
+    """Shapes conflict, are impossible or cannot be inferred."""
+
+
+class DTypeError(MXNetError, TypeError):
+    """A dtype conflicts or is not supported."""
+
+
+class UnknownOperatorError(MXNetError, AttributeError):
+    """No operator has this name; the message lists near names."""
+
+
+class ParameterError(MXNetError, ValueError):
+    """An operator parameter is missing, unknown or malformed."""
+
+
+class FormatError(MXNetError, ValueError):
+    """A file or text (symbol JSON, .params, plan JSON) is truncated or malformed."""
+
+
+class BindError(MXNetError, ValueError):
+    """Arrays given to bind do not fit the symbol."""
+
+
+class PlanError(MXNetError):
+    """A memory plan is impossible or failed validation; names the entries that clash."""
+
+
+class BudgetError(PlanError, ValueError):
+    """No plan fits the memory budget; the message names the smallest that would."""
+
+
+class KVStoreError(MXNetError):
+    """A key or value given to a kvstore is not acceptable."""
+
+
+class NotImplementedForSymbol(MXNetError, NotImplementedError):  # noqa: N818 - MXNet's public name
+    """An NDArray-only method was called on a Symbol."""

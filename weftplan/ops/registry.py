@@ -1,0 +1,75 @@
+"""The table of operators: one process-wide dictionary, filled when ``weftplan.ops`` is imported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from weftplan.errors import ParameterError, UnknownOperatorError
+from weftplan.ops.schema import REQUIRED, Op
+
+_OPS: dict[str, Op] = {}
+_ALIASES: dict[str, str] = {}
+
+
+def register(op: Op) -> Op:
+    """Add ``op`` under its name and aliases; a name that exists is an error. Returns ``op``."""
+    for name in (op.name, *op.aliases):
+        if name in _OPS or name in _ALIASES:
+            raise ParameterError(f"operator {name!r} is registered already")
+    _OPS[op.name] = op
+    for alias in op.aliases:
+        _ALIASES[alias] = op.name
+    return op
+
+
+def get(name: str) -> Op:
+    """The operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
+    op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
+    if op is None:
+        near = difflib.get_close_matches(name, [*_OPS, *_ALIASES], n=3)
+        hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+        raise UnknownOperatorError(f"unknown operator {name!r}{hint}")
+    return op
+
+
+def contains(name: str) -> bool:
+    """True when ``name`` is an operator or an alias."""
+    return name in _OPS or name in _ALIASES
+
+
+def names(*, aliases: bool = True) -> Iterator[str]:
+    """All operator names, and aliases unless told otherwise."""
+    yield from _OPS
+    if aliases:
+        yield from _ALIASES
+
+
+def parse_params(op: Op, attrs: Mapping[str, Any], *, node: str = "") -> dict[str, Any]:
+    """Parsed parameters of ``op`` from strings or Python values; keys of the form ``__x__`` are skipped.
+
+    Raises:
+        ParameterError: unknown key, missing required parameter, or text that does not parse.
+    """
+    where = f"operator {op.name}" + (f" ({node!r})" if node else "")
+    known = {param.name: param for param in op.params}
+    parsed: dict[str, Any] = {}
+    for key, value in attrs.items():
+        if key.startswith("__") and key.endswith("__"):
+            continue
+        param = known.get(key)
+        if param is None:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ParameterError(f"{where}: unknown parameter {key!r}; {hint}known: {', '.join(known) or 'none'}")
+        try:
+            parsed[key] = param.parse(value)
+        except (ValueError, TypeError, SyntaxError) as error:
+            raise ParameterError(f"{where}: parameter {key}={value!r}: {error}") from error
+    for param in op.params:
+        if param.name not in parsed:
+            if param.default is REQUIRED:
+                raise ParameterError(f"{where}: required parameter {param.name!r} is missing")
+            parsed[param.name] = param.default
+    return parsed

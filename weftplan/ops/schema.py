@@ -1,0 +1,262 @@
+"""What an operator declares: one frozen :class:`Op` per operator, read by symbol, planner, ndarray and executor.
+
+An operator is data plus a few pure functions. It knows nothing of graphs, engines or storage:
+
+* the *kernel* computes outputs from inputs on raw arrays of one array module;
+* shape and dtype inference work in both directions on lists with holes (``None`` = unknown, 0 = unknown dimension);
+* the *gradient rule* describes backward nodes through a small builder, so that the graph package can stay above;
+* planner facts (inplace pairs, ignored inputs, workspace bytes) are declared, never discovered.
+
+Kernel contract
+---------------
+``kernel(ctx, params, inputs, outputs)`` writes every ``outputs[k]`` that is not None (None: nobody wants it).
+Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a declared
+inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req "add",
+gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
+(never ``np.empty`` of activation size): what :attr:`Op.workspace` promised is the most that a kernel may take.
+A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from weftplan.errors import MXNetError
+
+Shape = tuple[int, ...]
+"""Dimensions; 0 is an unknown dimension while inferring."""
+Params = Mapping[str, Any]
+"""Parsed parameters of one node, every declared name present."""
+DType = np.dtype[Any]
+
+
+class Req(IntEnum):
+    """What is to happen to an output: MXNet's OpReq codes."""
+
+    NULL = 0
+    WRITE = 1
+    INPLACE = 2
+    ADD = 3
+
+
+class InplacePair(NamedTuple):
+    """Output ``output`` may take the memory of input ``input``; ``identity``: it may even while others still read it."""
+
+    input: int
+    output: int
+    identity: bool = False
+
+
+class TensorSpec(NamedTuple):
+    """Shape and dtype of one input or output, both known."""
+
+    shape: Shape
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the contiguous array."""
+        size = self.dtype.itemsize
+        for dim in self.shape:
+            size *= dim
+        return size
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter: how its text (or Python value) is parsed, and its default (REQUIRED: none)."""
+
+    name: str
+    parse: Callable[[Any], Any]
+    default: Any = REQUIRED
+    doc: str = ""
+
+
+class EntryRef(Protocol):
+    """An opaque reference to one output of one node."""
+
+
+class GradientBuilder(Protocol):
+    """Given to a gradient rule, for one forward node."""
+
+    @property
+    def params(self) -> Params: ...
+
+    @property
+    def num_inputs(self) -> int: ...
+
+    def input(self, index: int) -> EntryRef:
+        """Input ``index`` of the forward node (its recomputed twin where the planner recomputes)."""
+        ...
+
+    def output(self, index: int) -> EntryRef:
+        """Output ``index`` of the forward node (hidden outputs included)."""
+        ...
+
+    def ograd(self, index: int = 0) -> EntryRef:
+        """Aggregated gradient of output ``index``."""
+        ...
+
+    def node(
+        self, op: str, inputs: Sequence[EntryRef], params: Mapping[str, Any] | None = None, *, suffix: str = "backward"
+    ) -> Sequence[EntryRef]:
+        """A new node of ``op`` named ``<forward name>_<suffix>``; returns all its outputs.
+
+        ``params`` None means: the forward node's parameters (only for ops that declare the same ones).
+        """
+        ...
+
+
+GradientRule = Callable[[GradientBuilder], Sequence["EntryRef | None"]]
+"""Returns one entry per forward input; None where no gradient flows (the planner then makes zeros)."""
+
+
+class OpContext:
+    """What a kernel may use besides its arrays. One object per call; not shared between threads."""
+
+    __slots__ = ("_offset", "_workspace", "is_train", "random_key", "recompute", "xp")
+
+    def __init__(
+        self,
+        xp: ModuleType,
+        *,
+        is_train: bool = False,
+        workspace: Any = None,
+        random_key: tuple[int, int] = (0, 0),
+        recompute: bool = False,
+    ) -> None:
+        self.xp = xp
+        self.is_train = is_train
+        self.random_key = random_key
+        self.recompute = recompute
+        """True when this call repeats a forward node in the backward pass: no moving statistics are updated."""
+        self._workspace = workspace
+        self._offset = 0
+
+    def take(self, shape: Shape, dtype: Any) -> Any:
+        """An uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned; valid during this call."""
+        nbytes = np.dtype(dtype).itemsize
+        for dim in shape:
+            nbytes *= dim
+        start = self._offset
+        end = start + aligned(nbytes)
+        have = 0 if self._workspace is None else self._workspace.size
+        if end > have:
+            raise MXNetError(
+                f"kernel took {end} bytes of workspace but its operator declared {have}: mend the operator's workspace"
+            )
+        self._offset = end
+        return self._workspace[start : start + nbytes].view(dtype).reshape(shape)
+
+    def generator(self) -> Any:
+        """A random generator that depends on ``random_key`` alone, so a recomputed node draws the same numbers."""
+        seed, counter = self.random_key
+        if self.xp is np:
+            return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
+        return self.xp.random.Generator(self.xp.random.Philox4x3210(seed=(seed * 1_000_003 + counter) & (2**63 - 1)))
+
+
+def aligned(nbytes: int, alignment: int = 64) -> int:
+    """``nbytes`` rounded up to ``alignment``: what one :meth:`OpContext.take` of that many bytes uses.
+
+    >>> aligned(1), aligned(64), aligned(65)
+    (64, 64, 128)
+    """
+    return -(-nbytes // alignment) * alignment
+
+
+Kernel = Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]
+ShapeRule = Callable[
+    [Params, list[Shape | None], list[Shape | None]], tuple[Sequence[Shape | None], Sequence[Shape | None]]
+]
+DTypeRule = Callable[
+    [Params, list[DType | None], list[DType | None]], tuple[Sequence[DType | None], Sequence[DType | None]]
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operator. Fields that may depend on parameters are either a value or a function of the parsed parameters."""
+
+    name: str
+    forward: Kernel
+    infer_shape: ShapeRule
+    infer_dtype: DTypeRule
+    params: tuple[Param, ...] = ()
+    inputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("data",)
+    """Names of the inputs (aux states included), as they appear in ``<node>_<input>``."""
+    variadic: str | None = None
+    """Name of the parameter that holds the number of inputs (``num_args``), filled when composing."""
+    aux: tuple[int, ...] = ()
+    """Inputs that the kernel mutates (auxiliary states): FMutateInputs."""
+    outputs: tuple[str, ...] | Callable[[Params], tuple[str, ...]] = ("output",)
+    """Names of all outputs, hidden ones included."""
+    visible_outputs: int | Callable[[Params], int] | None = None
+    """How many of them a user sees (None: all)."""
+    gradient: GradientRule | None = None
+    """None: not differentiable (an error unless every incoming gradient is zero)."""
+    inplace: tuple[InplacePair, ...] | Callable[[Params], tuple[InplacePair, ...]] = ()
+    ignored_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
+    """Inputs of which only shape and dtype matter: they need not stay alive, and the kernel gets None for them."""
+    workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None
+    """Bytes of scratch for one call: the sum of ``aligned(nbytes)`` of everything the kernel takes."""
+    input_init: Mapping[int, str] = field(default_factory=dict)
+    """``__init__`` attribute given to auto-created variables of these inputs (JSON text as MXNet writes it)."""
+    random: bool = False
+    """Draws random numbers: never merged by common-subexpression elimination."""
+    loss: bool = False
+    """Its gradient ignores the incoming one (SoftmaxOutput, MakeLoss, …), so no head gradient need be given."""
+    backward_of: str | None = None
+    """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
+    grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
+    aliases: tuple[str, ...] = ()
+    doc: str = ""
+
+    def input_names(self, params: Params) -> tuple[str, ...]:
+        """Names of the inputs under these parameters."""
+        return self.inputs(params) if callable(self.inputs) else self.inputs
+
+    def output_names(self, params: Params) -> tuple[str, ...]:
+        """Names of all outputs, hidden ones included."""
+        return self.outputs(params) if callable(self.outputs) else self.outputs
+
+    def num_outputs(self, params: Params) -> int:
+        """Number of outputs, hidden ones included."""
+        return len(self.output_names(params))
+
+    def num_visible_outputs(self, params: Params) -> int:
+        """Number of outputs that a user sees."""
+        visible = self.visible_outputs
+        if visible is None:
+            return self.num_outputs(params)
+        return visible(params) if callable(visible) else visible
+
+    def inplace_pairs(self, params: Params) -> tuple[InplacePair, ...]:
+        """Inplace pairs in the order in which the planner tries them."""
+        return self.inplace(params) if callable(self.inplace) else self.inplace
+
+    def ignored(self, params: Params) -> tuple[int, ...]:
+        """Indices of inputs whose values are not read."""
+        return self.ignored_inputs(params) if callable(self.ignored_inputs) else self.ignored_inputs
+
+    def gradient_inputs(self, params: Params) -> tuple[int, ...]:
+        """For a backward operator: the forward input of which output k is the gradient."""
+        return self.grad_inputs(params) if callable(self.grad_inputs) else self.grad_inputs
+
+    def workspace_bytes(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        """Scratch bytes of one call."""
+        return 0 if self.workspace is None else self.workspace(params, inputs, outputs)

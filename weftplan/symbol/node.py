@@ -1,0 +1,70 @@
+"""Nodes and entries: what a symbol is made of.
+
+A node is an operator applied to entries, or a variable (``op`` None). Nodes are shared between symbols and never change
+once they have users, except by the documented composing step. Identity is object identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from weftplan.ops.schema import Op
+
+
+class Entry(NamedTuple):
+    """Output ``index`` of ``node``; ``version`` counts mutations of a variable (third number in MXNet's JSON)."""
+
+    node: Node
+    index: int = 0
+    version: int = 0
+
+
+class Node:
+    """One operator instance, or a variable when ``op`` is None."""
+
+    __slots__ = ("attrs", "control_deps", "created_at", "inputs", "mirror_of", "name", "op", "params")
+
+    def __init__(
+        self,
+        op: Op | None,
+        name: str,
+        *,
+        attrs: dict[str, str] | None = None,
+        params: dict[str, Any] | None = None,
+        inputs: list[Entry] | None = None,
+        control_deps: list[Node] | None = None,
+        created_at: str | None = None,
+        mirror_of: Node | None = None,
+    ) -> None:
+        self.op = op
+        self.name = name
+        self.attrs = {} if attrs is None else attrs
+        """User-visible attributes, all strings: parameters as given, ``__key__`` attributes, ``ctx_group`` and so on."""
+        self.params = {} if params is None else params
+        """Parsed parameters (``ops.registry.parse_params``), all declared names present; empty for a variable."""
+        self.inputs = [] if inputs is None else inputs
+        self.control_deps = [] if control_deps is None else control_deps
+        """Nodes that must run before this one; for a gradient node, item 0 is its forward node."""
+        self.created_at = created_at
+        """``file:line`` of the user's code that made the node, for error messages."""
+        self.mirror_of = mirror_of
+        """For a recomputed node: the forward node that it repeats."""
+
+    @property
+    def is_variable(self) -> bool:
+        """True for a variable."""
+        return self.op is None
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs, hidden ones included; 1 for a variable."""
+        return 1 if self.op is None else self.op.num_outputs(self.params)
+
+    @property
+    def num_visible_outputs(self) -> int:
+        """Number of outputs that a user sees."""
+        return 1 if self.op is None else self.op.num_visible_outputs(self.params)
+
+    def __repr__(self) -> str:
+        kind = "variable" if self.op is None else self.op.name
+        return f"<Node {self.name!r}: {kind}>"
