@@ -80,5 +80,5 @@ class KVStoreError(MXNetError):
     """A key or value given to a kvstore is not acceptable."""
 
 
-class NotImplementedForSymbol(MXNetError, NotImplementedError):  # noqa: N818 - MXNet's public name
+class NotImplementedForSymbol(MXNetError, NotImplementedError):
     """An NDArray-only method was called on a Symbol."""

@@ -25,13 +25,10 @@ class Context:
     cpu(1)
     """
 
-
     devtype2str: ClassVar[dict[int, str]] = {code: name for name, code in _DEVICE_TYPES.items()}
     devstr2type: ClassVar[dict[str, int]] = dict(_DEVICE_TYPES)
 
-    def __init__(self, device_type: str | Context, device_id: int = 0) -> None:
-        if isinstance(device_type, Context):
-            device_type, device_id = device_type.device_type, device_type.device_id
+    def __init__(self, device_type: str, device_id: int = 0) -> None:
         if device_type not in _DEVICE_TYPES:
             raise DeviceError(f"unknown device type {device_type!r}: expected one of {', '.join(_DEVICE_TYPES)}")
         if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
@@ -52,9 +49,7 @@ class Context:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Context)
-            and self.device_id == other.device_id
-            and self.device_type == other.device_type
+            isinstance(other, Context) and self.device_id == other.device_id and self.device_type == other.device_type
         )
 
     def __hash__(self) -> int:

@@ -15,7 +15,7 @@ class Entry(NamedTuple):
     """Output ``index`` of ``node``; ``version`` counts mutations of a variable (third number in MXNet's JSON)."""
 
     node: Node
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # shadows tuple.index on purpose
     version: int = 0
 
 
