@@ -1,1 +1,10 @@
+"""push, pull: sums of arrays over devices, and updates on the store. ``mx.kv.create("device")``."""
 
+from weftplan.kvstore.base import KVStoreBase, register
+from weftplan.kvstore.factory import create
+from weftplan.kvstore.local import KVStoreDevice, KVStoreLocal
+from weftplan.kvstore.updater import Updater
+
+KVStore = KVStoreLocal
+
+__all__ = ["KVStore", "KVStoreBase", "KVStoreDevice", "KVStoreLocal", "Updater", "create", "register"]

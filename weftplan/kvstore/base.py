@@ -1,0 +1,80 @@
+"""The store interface and the registry of plug-in stores.
+
+A plug-in store derives from :class:`KVStoreBase` and registers itself with :func:`register`; its name is the class name
+in lower case, as in MXNet.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar
+
+from weftplan.ndarray import NDArray
+
+Arrays = NDArray | list[NDArray] | list[list[NDArray]]
+
+
+class KVStoreBase:
+    """What every store offers. Keys are ints or strs; values are NDArrays, one per device.
+
+    Every data operation is asynchronous and ordered by the engine: a pull after a push sees it, without a barrier.
+    """
+
+    OPTIMIZER: ClassVar[str] = "optimizer"
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Give every ``out`` the initial value of ``key``."""
+        raise NotImplementedError
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None)."""
+        raise NotImplementedError
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Let the store apply ``optimizer`` to every push."""
+        raise NotImplementedError
+
+    @classmethod
+    def is_capable(cls, capability: str) -> bool:
+        """True when the store can do ``capability`` (``KVStoreBase.OPTIMIZER``)."""
+        raise NotImplementedError
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the optimizer's states to a file."""
+        raise NotImplementedError
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read the optimizer's states from a file."""
+        raise NotImplementedError
+
+    @property
+    def type(self) -> str:
+        """The name it was created by, in lower case."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> int:
+        """Index of this worker, 0 <= rank < num_workers."""
+        raise NotImplementedError
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that share the store."""
+        raise NotImplementedError
+
+
+_REGISTERED: dict[str, type[KVStoreBase]] = {}
+
+
+def register(klass: type[KVStoreBase]) -> type[KVStoreBase]:
+    """Class decorator: make ``create(klass.__name__.lower())`` give an instance; registering again warns."""
+    name = klass.__name__.lower()
+    if name in _REGISTERED:
+        warnings.warn(f"kvstore {name!r} is registered again: {klass!r} replaces {_REGISTERED[name]!r}", stacklevel=2)
+    _REGISTERED[name] = klass
+    return klass
+
+
+def registered() -> dict[str, type[KVStoreBase]]:
+    """The plug-in stores by name."""
+    return dict(_REGISTERED)

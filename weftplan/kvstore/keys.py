@@ -1,0 +1,76 @@
+"""Keys and values of a call, grouped: what ``push([3, 5], [[a0, a1], [b0, b1]])`` means.
+
+A store takes strings or integers as keys, never both. Keys are numbered; the number, not the text, orders the groups
+of one call and decides placement, as in MXNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import KVStoreError
+from weftplan.ndarray import NDArray
+
+Key = int | str
+
+
+class KeyTable:
+    """Numbers the string keys of one store in the order of ``init`` and fixes the type of its keys."""
+
+    def __init__(self) -> None:
+        self._type: type[int] | type[str] | None = None
+        self._numbers: dict[str, int] = {}
+
+    def check(self, key: Any) -> Key:
+        """``key`` if it is an int or a str of the kind that the store uses; raises KVStoreError."""
+        if isinstance(key, bool) or not isinstance(key, (int, str)):
+            raise KVStoreError(f"a key must be an int or a str, got {type(key).__name__}: {key!r}")
+        kind = int if isinstance(key, int) else str
+        if self._type is None:
+            self._type = kind
+        elif self._type is not kind:
+            raise KVStoreError(
+                f"Mixed key types are not allowed: this store uses {self._type.__name__} keys, got {key!r}"
+            )
+        return key
+
+    def number(self, key: Key) -> int:
+        """The number of ``key``: itself, or its place in the order of init."""
+        return key if isinstance(key, int) else self._numbers.setdefault(key, len(self._numbers))
+
+
+def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tuple[Key, list[NDArray]]]:
+    """Groups of one call: (key, its arrays in order of appearance), in ascending key number.
+
+    Args:
+        table: the store's keys.
+        key: one key, or a list of keys.
+        value: for one key an array or a list of arrays (one per device); for a list of keys a list of either.
+        what: name of the argument, for messages ("value", "out").
+
+    Raises:
+        KVStoreError: the lengths differ, or something is neither a key nor an NDArray.
+    """
+    if isinstance(key, (list, tuple)):
+        values = value if isinstance(value, (list, tuple)) else None
+        if values is None or len(values) != len(key):
+            got = type(value).__name__ if values is None else str(len(values))
+            raise KVStoreError(f"{len(key)} keys need a list of {len(key)} items as {what}, got {got}")
+        pairs = [(table.check(k), _arrays(k, v, what)) for k, v in zip(key, values, strict=True)]
+    else:
+        pairs = [(table.check(key), _arrays(key, value, what))]
+    groups: dict[Key, list[NDArray]] = {}
+    for k, arrays in pairs:
+        groups.setdefault(k, []).extend(arrays)
+    return sorted(groups.items(), key=lambda item: table.number(item[0]))
+
+
+def _arrays(key: Any, value: Any, what: str) -> list[NDArray]:
+    items: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    if not items:
+        raise KVStoreError(f"key {key!r}: {what} is an empty list, expected at least one NDArray")
+    for item in items:
+        if not isinstance(item, NDArray):
+            raise KVStoreError(f"key {key!r}: {what} must be an NDArray or a list of them, got {type(item).__name__}")
+    return list(items)

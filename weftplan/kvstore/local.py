@@ -1,0 +1,333 @@
+"""The stores of one process: ``local`` and ``device``.
+
+A store keeps, per key, the stored value and a merge buffer. ``push`` is one engine operation that reads every pushed
+array and writes the merge buffer, then the updater (called on the pushing thread, its work is asynchronous) or one copy;
+``pull`` is one copy per destination. Vars order all of it, so nothing here waits.
+
+The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
+change what is pulled.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weftplan import config
+from weftplan.device.context import Context, cpu
+from weftplan.engine import FnProperty
+from weftplan.engine import get as get_engine
+from weftplan.errors import FormatError, KVStoreError
+from weftplan.kvstore.base import KVStoreBase
+from weftplan.kvstore.keys import Key, KeyTable, group_pairs
+from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block, sum_sequential_block
+from weftplan.kvstore.updater import Updater
+from weftplan.ndarray import NDArray, empty, zeros
+
+_DIRECT = ("cpu", "cpu_pinned")
+
+UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
+
+
+class KVStoreLocal(KVStoreBase):
+    """Sums on the CPU in MXNet's ``local`` order; the stored value stays on ``cpu(0)``.
+
+    >>> import weftplan as mx
+    >>> kv = mx.kv.create("local")
+    >>> kv.init("w", mx.nd.zeros((2,)))
+    >>> kv.push("w", [mx.nd.ones((2,)), mx.nd.ones((2,))])
+    >>> out = mx.nd.empty((2,))
+    >>> kv.pull("w", out=out)
+    >>> out.asnumpy().tolist()
+    [2.0, 2.0]
+    """
+
+    _block_sum: BlockSum = staticmethod(sum_grouped_block)
+
+    def __init__(self, name: str = "local") -> None:
+        self._name = name
+        self._keys = KeyTable()
+        self._stored: dict[Key, NDArray] = {}
+        self._merged: dict[Key, NDArray] = {}
+        self._staging: dict[tuple[Key, int], NDArray] = {}
+        self._updater: UpdaterFunction | None = None
+        self._threads = int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS"))
+        self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
+
+    # -- data -----------------------------------------------------------------------------------------------------
+
+    def init(self, key: Any, value: Any) -> None:
+        """Store a copy of each value under its key, once.
+
+        Raises:
+            KVStoreError: a key exists already, several values for one key, or a bad key or value.
+        """
+        groups = group_pairs(self._keys, key, value, what="value")
+        for k, arrays in groups:
+            if k in self._stored:
+                raise KVStoreError(f"key {k!r} is initialised already; push a value to replace it")
+            if len(arrays) != 1:
+                raise KVStoreError(f"key {k!r}: init takes one value per key, got {len(arrays)}")
+        for k, arrays in groups:
+            self._keys.number(k)
+            stored = empty(arrays[0].shape, ctx=self._home(arrays[0]), dtype=arrays[0].dtype)
+            _copy(arrays[0], stored, 0)
+            self._stored[k] = stored
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Sum the values of each key and hand the sum to the updater, or store it when there is none.
+
+        Args:
+            key: an int or str, or a list of them.
+            value: one NDArray, a list of them (one per device), or a list of either for a list of keys.
+            priority: of the engine operations; larger runs earlier where the queue honours it.
+
+        Raises:
+            KVStoreError: unknown key, or shapes or dtypes that differ from the stored value's.
+        """
+        groups = group_pairs(self._keys, key, value, what="value")
+        for k, arrays in groups:
+            self._check(k, arrays, "push")
+        for k, arrays in groups:
+            merged = self._reduce(k, arrays, priority)
+            if self._updater is not None:
+                self._updater(k, merged, self._stored_near(k, merged))
+            else:
+                _copy(merged, self._stored[k], priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copy the stored value of each key into every array of ``out``.
+
+        Raises:
+            KVStoreError: unknown key, ``out`` missing, or shapes or dtypes that differ from the stored value's.
+        """
+        del ignore_sparse  # every array here is dense
+        if out is None:
+            raise KVStoreError("pull needs out=: the array or arrays to fill")
+        groups = group_pairs(self._keys, key, out, what="out")
+        for k, arrays in groups:
+            self._check(k, arrays, "pull")
+        for k, arrays in groups:
+            stored = self._stored[k]
+            for array in arrays:
+                _copy(stored, array, priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None."""
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """``init`` then ``pull`` into ``out``."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+
+    def set_updater(self, updater: UpdaterFunction | None) -> None:
+        """Let ``updater(key, merged, stored)`` turn each pushed sum into a change of the stored value."""
+        if updater is not None and not callable(updater):
+            raise KVStoreError(f"an updater must be callable (key, merged, stored), got {type(updater).__name__}")
+        self._updater = updater
+
+    _set_updater = set_updater
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
+        self.set_updater(Updater(optimizer))
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Write the optimizer's states to ``fname`` (whole or not at all)."""
+        if dump_optimizer:
+            raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
+        write_atomically(Path(fname), self._states().get_states())
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read the optimizer's states from ``fname``; raises FormatError and changes nothing if damaged."""
+        updater = self._states()
+        try:
+            data = Path(fname).read_bytes()
+        except OSError as error:
+            raise FormatError(f"cannot read optimizer states from {fname}: {error}") from error
+        updater.set_states(data)
+
+    def _states(self) -> Updater:
+        if not isinstance(self._updater, Updater):
+            raise KVStoreError("this store has no optimizer: call set_optimizer first")
+        return self._updater
+
+    @classmethod
+    def is_capable(cls, capability: str) -> bool:
+        """True for ``"optimizer"``; raises KVStoreError for anything unknown."""
+        if capability.lower() == cls.OPTIMIZER:
+            return True
+        raise KVStoreError(f"unknown capability {capability!r}: known is {cls.OPTIMIZER!r}")
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def type(self) -> str:
+        """The name it was created by."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """0: one process."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """1: one process."""
+        return 1
+
+    def barrier(self) -> None:
+        """Nothing to wait for in one process."""
+
+    _barrier = barrier
+
+    def statistics(self) -> dict[str, int]:
+        """Number of keys and the bytes of stored values, merge buffers and staging copies."""
+        return {
+            "keys": len(self._stored),
+            "stored_bytes": sum(a.nbytes for a in self._stored.values()),
+            "merged_bytes": sum(a.nbytes for a in self._merged.values()),
+            "staging_bytes": sum(a.nbytes for a in self._staging.values()),
+        }
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}: {len(self._stored)} keys>"
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _home(self, value: NDArray) -> Context:
+        """Where the stored value of a new key lives."""
+        del value
+        return cpu(0)
+
+    def _merge_context(self, key: Key, arrays: list[NDArray]) -> Context:
+        """Where the sum of a key is made."""
+        del key, arrays
+        return cpu(0)
+
+    def _stored_near(self, key: Key, merged: NDArray) -> NDArray:
+        """The stored value, moved for good to the device of the sum if that is another one."""
+        stored = self._stored[key]
+        if stored.context != merged.context:
+            moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
+            _copy(stored, moved, 0)
+            stored = self._stored[key] = moved
+        return stored
+
+    def _check(self, key: Key, arrays: list[NDArray], verb: str) -> None:
+        stored = self._stored.get(key)
+        if stored is None:
+            raise KVStoreError(f"{verb}: key {key!r} doesn't exist. Did you init? Known keys: {list(self._stored)[:8]}")
+        for array in arrays:
+            if array.shape != stored.shape or array.dtype != stored.dtype:
+                raise KVStoreError(
+                    f"{verb}: key {key!r} holds {stored.shape} {stored.dtype}, got {array.shape} {array.dtype} on "
+                    f"{array.context}"
+                )
+
+    def _reduce(self, key: Key, arrays: list[NDArray], priority: int) -> NDArray:
+        """The sum of ``arrays``, in a merge buffer that the next push of this key reuses."""
+        merged = self._merged.get(key)
+        if merged is None:
+            where = self._merge_context(key, arrays)
+            merged = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
+        sources = [self._near(key, i, array, merged.context, priority) for i, array in enumerate(arrays)]
+        target, block_sum, threads, bound = merged, self._block_sum, self._threads, self._bound
+        if merged.context.device_type not in _DIRECT:
+            _sum_on_device(sources, merged, priority)
+            return merged
+
+        def reduce() -> None:
+            reduce_arrays(
+                [source.raw() for source in sources], target.raw(), block_sum=block_sum, threads=threads, bound=bound
+            )
+
+        reads = list({id(source.var): source.var for source in sources}.values())
+        get_engine().push(
+            reduce,
+            reads,
+            [merged.var],
+            merged.context,
+            prop=FnProperty.CPU_PRIORITIZED,
+            priority=priority,
+            name="KVStoreReduce",
+        )
+        return merged
+
+    def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
+        """``array`` itself if the sum can read it where it is, else a staging copy at ``where``."""
+        if array.context == where or (array.context.device_type in _DIRECT and where.device_type in _DIRECT):
+            return array
+        staging = self._staging.get((key, index))
+        if staging is None:
+            staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
+        _copy(array, staging, priority)
+        return staging
+
+
+class KVStoreDevice(KVStoreLocal):
+    """Sums each key on one of the devices of the pushed arrays: the one with the fewest bytes to sum so far."""
+
+    _block_sum: BlockSum = staticmethod(sum_sequential_block)
+
+    def __init__(self, name: str = "device") -> None:
+        super().__init__(name)
+        self._load: dict[Context, int] = {}
+
+    def _home(self, value: NDArray) -> Context:
+        return value.context
+
+    def _merge_context(self, key: Key, arrays: list[NDArray]) -> Context:
+        del key
+        contexts = list(dict.fromkeys(array.context for array in arrays))
+        where = min(contexts, key=lambda ctx: self._load.get(ctx, 0))
+        self._load[where] = self._load.get(where, 0) + arrays[0].nbytes
+        return where
+
+
+def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
+    """Left-to-right sum by array operations on the device of ``out``."""
+
+    def add_all() -> None:
+        total = out.raw()
+        total[...] = sources[0].raw()
+        for source in sources[1:]:
+            total += source.raw()
+
+    reads = list({id(source.var): source.var for source in sources}.values())
+    get_engine().push(
+        add_all, reads, [out.var], out.context, prop=FnProperty.GPU_PRIORITIZED, priority=priority, name="KVStoreReduce"
+    )
+
+
+def _copy(source: NDArray, target: NDArray, priority: int) -> None:
+    """``target[...] = source``, asynchronously; a copy onto itself is nothing."""
+    if source.var is target.var:
+        return
+    if source.context.device_type not in _DIRECT or target.context.device_type not in _DIRECT:
+        source.copyto(target)
+        return
+
+    def copy() -> None:
+        target.raw()[...] = source.raw()
+
+    get_engine().push(copy, [source.var], [target.var], target.context, priority=priority, name="KVStoreCopy")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` through a temporary file beside it, so that readers see all or nothing."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent or Path("."), prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,125 @@
+"""Sums of several arrays in a fixed order, on CPU threads.
+
+The result depends on the order of the sources only: never on arrival order, thread count or chunk size, because every
+element is summed by the same sequence of additions. Two orders exist, as in MXNet 1.9.1:
+
+* :func:`sum_grouped` (store ``local``): ``acc = x0``, then for i = 1, 5, 9, …
+  ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])`` with the terms there are;
+* :func:`sum_sequential` (store ``device``): left to right.
+
+Both work in blocks that stay in a core's cache, so that every source is read from memory once and the result written
+once; blocks are dealt statically to the threads of a pool of this module's own. The pool is not the engine's: its
+threads only ever run the leaf function below, so they cannot wait for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+BLOCK_BYTES = 1 << 18
+"""Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BlockSum = Callable[[Sequence[Array], Array, Array], None]
+
+
+def sum_grouped_block(sources: Sequence[Array], out: Array, scratch: Array) -> None:
+    """One block in MXNet's ``local`` order; ``out`` may be ``sources[0]`` but no other source."""
+    count = len(sources)
+    if count == 1:
+        np.copyto(out, sources[0])
+        return
+    acc = sources[0]
+    for first in range(1, count, 4):
+        group = sources[first : first + 4]
+        if len(group) == 1:
+            np.add(acc, group[0], out=out)
+        else:
+            np.add(group[0], group[1], out=scratch)
+            for term in group[2:]:
+                np.add(scratch, term, out=scratch)
+            np.add(acc, scratch, out=out)
+        acc = out
+
+
+def sum_sequential_block(sources: Sequence[Array], out: Array, scratch: Array) -> None:
+    """One block from left to right; ``out`` may be ``sources[0]`` but no other source."""
+    del scratch
+    if len(sources) == 1:
+        np.copyto(out, sources[0])
+        return
+    np.add(sources[0], sources[1], out=out)
+    for term in sources[2:]:
+        np.add(out, term, out=out)
+
+
+def reduce_arrays(
+    sources: Sequence[Array], out: Array, *, block_sum: BlockSum = sum_grouped_block, threads: int, bound: int
+) -> None:
+    """``out[...] = sum of sources``, all of one shape and dtype, contiguous.
+
+    Args:
+        sources: at least one array; ``sources[0]`` may be ``out`` itself.
+        out: receives the sum.
+        block_sum: order of additions.
+        threads: at most this many threads take part (the calling one included).
+        bound: arrays of fewer elements are summed on the calling thread alone.
+    """
+    flat_out = out.reshape(-1)
+    flats = [source.reshape(-1) for source in sources]
+    size = flat_out.size
+    if size == 0:
+        return
+    block = max(1, BLOCK_BYTES // flat_out.itemsize)
+    if threads <= 1 or size < bound:
+        _sum_range(flats, flat_out, 0, size, block, block_sum)
+        return
+    blocks = -(-size // block)
+    workers = min(threads, blocks)
+    per_worker = -(-blocks // workers) * block
+    ranges = [(start, min(start + per_worker, size)) for start in range(0, size, per_worker)]
+    pool = _pool(threads)
+    futures = [pool.submit(_sum_range, flats, flat_out, lo, hi, block, block_sum) for lo, hi in ranges[1:]]
+    lo, hi = ranges[0]
+    _sum_range(flats, flat_out, lo, hi, block, block_sum)
+    for future in futures:
+        future.result()
+
+
+def _sum_range(
+    sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum
+) -> None:
+    scratch = np.empty(min(block, stop - start), out.dtype) if len(sources) > 2 else out
+    for lo in range(start, stop, block):
+        hi = min(lo + block, stop)
+        block_sum([source[lo:hi] for source in sources], out[lo:hi], scratch[: hi - lo])
+
+
+_pool_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """The pool for that many threads; the calling thread is one of them, so it holds one fewer."""
+    with _pool_lock:
+        pool = _pools.get(threads)
+        if pool is None:
+            pool = _pools[threads] = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="weftplan-reduce")
+        return pool
+
+
+def _forget_pools() -> None:
+    """After a fork the child has none of the threads; new pools are made at need."""
+    global _pool_lock
+    _pool_lock = threading.Lock()
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)

@@ -1,0 +1,257 @@
+"""Optimizers: SGD and Adam, with MXNet's rules for rates, weight decay and clipping.
+
+An optimizer changes a weight by one asynchronous operation (``sgd_update``, ``sgd_mom_update``, ``adam_update``) and
+returns at once. ``index`` is what the caller numbers parameters by; ``idx2name`` turns it into a name, by which
+``lr_mult`` and ``wd_mult`` are found. As in MXNet, weight decay is off for every parameter whose name ends in neither
+``_weight`` nor ``_gamma``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from weftplan import ndarray as nd
+from weftplan.errors import ParameterError
+from weftplan.kvstore.updater import Updater
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+from weftplan.training.lr_scheduler import LRScheduler
+
+State = Any
+
+
+class Optimizer:
+    """Base of all optimizers.
+
+    Args:
+        rescale_grad: gradients are multiplied by this first (a Module sets 1 / batch size).
+        param_idx2name: index -> parameter name.
+        wd: weight decay (added to the gradient as ``wd * weight``).
+        clip_gradient: clip each rescaled gradient element to [-c, c]; None or a negative value: do not clip.
+        learning_rate: the rate, or the scheduler's ``base_lr`` when one is given.
+        lr_scheduler: callable from the number of updates to a rate.
+        sym: a symbol whose ``__lr_mult__`` and ``__wd_mult__`` attributes count.
+        begin_num_update: number of updates already done.
+    """
+
+    opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
+
+    def __init__(
+        self,
+        rescale_grad: float = 1.0,
+        param_idx2name: Mapping[int, str] | None = None,
+        wd: float = 0.0,
+        clip_gradient: float | None = None,
+        learning_rate: float | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        sym: Symbol | None = None,
+        begin_num_update: int = 0,
+    ) -> None:
+        if learning_rate is not None and learning_rate < 0:
+            raise ParameterError(f"{type(self).__name__}: learning_rate must be >= 0, got {learning_rate}")
+        if wd < 0:
+            raise ParameterError(f"{type(self).__name__}: wd must be >= 0, got {wd}")
+        self.rescale_grad = rescale_grad
+        self.lr_scheduler = lr_scheduler
+        self.lr = 0.01 if learning_rate is None else learning_rate
+        if lr_scheduler is not None and learning_rate is not None:
+            lr_scheduler.base_lr = lr_scheduler.warmup_final_lr = learning_rate
+        self.wd = wd
+        self.clip_gradient = clip_gradient
+        self.begin_num_update = begin_num_update
+        self.num_update = begin_num_update
+        self.idx2name = dict(param_idx2name or {})
+        self._index_update_count: dict[Any, int] = {}
+        self._attrs = {} if sym is None else sym.attr_dict()
+        self.lr_mult: dict[Any, float] = {}
+        self.wd_mult: dict[Any, float] = {}
+        self.set_lr_mult({})
+        self.set_wd_mult({})
+
+    @staticmethod
+    def register(klass: type[Optimizer]) -> type[Optimizer]:
+        """Class decorator: make ``create(klass.__name__)`` (any case) give an instance."""
+        Optimizer.opt_registry[klass.__name__.lower()] = klass
+        return klass
+
+    # -- rates ----------------------------------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update, before ``lr_mult``."""
+        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate; with a scheduler it is the scheduler that decides, so this is an error."""
+        if self.lr_scheduler is not None:
+            raise ParameterError("the learning rate follows lr_scheduler; change the scheduler instead")
+        self.lr = lr
+
+    def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
+        """Multipliers of the rate by name or index; the symbol's ``__lr_mult__`` attributes count first."""
+        self.lr_mult = {n: float(a["__lr_mult__"]) for n, a in self._attrs.items() if "__lr_mult__" in a}
+        self.lr_mult.update(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
+        """Multipliers of weight decay by name or index; 0 for names that end in neither _weight nor _gamma."""
+        self.wd_mult = {n: 0.0 for n in self.idx2name.values() if not n.endswith(("_weight", "_gamma"))}
+        self.wd_mult.update({n: float(a["__wd_mult__"]) for n, a in self._attrs.items() if "__wd_mult__" in a})
+        self.wd_mult.update(args_wd_mult)
+
+    def _multiplier(self, table: Mapping[Any, float], index: Any) -> float:
+        if index in table:
+            return table[index]
+        return table.get(self.idx2name.get(index, index), 1.0)
+
+    def _update_count(self, index: Any) -> int:
+        count = self._index_update_count.get(index, self.begin_num_update) + 1
+        self._index_update_count[index] = count
+        self.num_update = max(self.num_update, count)
+        return count
+
+    def _rates(self, index: Any) -> tuple[float, float]:
+        """(learning rate, weight decay) of one parameter, multipliers included."""
+        return (
+            self.learning_rate * self._multiplier(self.lr_mult, index),
+            self.wd * self._multiplier(self.wd_mult, index),
+        )
+
+    def _common(self) -> dict[str, float]:
+        clip = self.clip_gradient
+        return {"rescale_grad": self.rescale_grad, "clip_gradient": -1.0 if clip is None else clip}
+
+    # -- what a subclass does -------------------------------------------------------------------------------------
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        """State of one parameter: None, an array, or a tuple of arrays."""
+        return None
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        """Change ``weight`` (and ``state``) by ``grad``, asynchronously."""
+        raise NotImplementedError
+
+    def create_state_multi_precision(self, index: Any, weight: NDArray) -> State:
+        """As :meth:`create_state`; a hook for half-precision weights."""
+        return self.create_state(index, weight)
+
+    def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        """As :meth:`update`; a hook for half-precision weights."""
+        self.update(index, weight, grad, state)
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        """Bytes of state that a weight of that many bytes gets (for memory reports)."""
+        return 0
+
+
+@Optimizer.register
+class SGD(Optimizer):
+    """Stochastic gradient descent: ``m = momentum*m - lr*(g + wd*w); w += m`` (``w -= lr*(g + wd*w)`` without)."""
+
+    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.momentum = momentum
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        if self.momentum == 0.0:
+            return None
+        return nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        self._update_count(index)
+        lr, wd = self._rates(index)
+        if state is None:
+            nd.sgd_update(weight, grad, out=weight, lr=lr, wd=wd, **self._common())
+        else:
+            nd.sgd_mom_update(
+                weight, grad, state, out=weight, lr=lr, wd=wd, momentum=self.momentum, **self._common()
+            )
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return weight_nbytes if self.momentum else 0
+
+
+@Optimizer.register
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, 2015), weight decay added to the gradient; the rate carries the bias correction."""
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return (
+            nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype),
+            nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype),
+        )
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        count = self._update_count(index)
+        lr, wd = self._rates(index)
+        lr *= math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count)
+        mean, var = state
+        nd.adam_update(
+            weight,
+            grad,
+            mean,
+            var,
+            out=weight,
+            lr=lr,
+            wd=wd,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            **self._common(),
+        )
+
+    def state_bytes(self, weight_nbytes: int) -> int:
+        return 2 * weight_nbytes
+
+
+@Optimizer.register
+class Test(Optimizer):
+    """MXNet's optimizer for tests: ``weight += grad * rescale_grad``, state = weight."""
+
+    __test__ = False  # pytest: this is no test class
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        return nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        weight += grad * self.rescale_grad
+        state[:] = weight
+
+
+def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
+    """The optimizer of that name (any case): ``create("sgd", learning_rate=0.1, momentum=0.9)``.
+
+    Raises:
+        ParameterError: unknown name; the message lists the known ones.
+    """
+    if isinstance(name, Optimizer):
+        return name
+    klass = Optimizer.opt_registry.get(name.lower())
+    if klass is None:
+        near = difflib.get_close_matches(name.lower(), Optimizer.opt_registry, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(Optimizer.opt_registry)}")
+    return klass(**kwargs)
+
+
+register = Optimizer.register
+
+
+def get_updater(optimizer: Optimizer) -> Callable[[Any, NDArray, NDArray], None]:
+    """An updater that applies ``optimizer`` and keeps its states."""
+    return Updater(optimizer)
