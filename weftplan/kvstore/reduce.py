@@ -92,9 +92,7 @@ def reduce_arrays(
         future.result()
 
 
-def _sum_range(
-    sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum
-) -> None:
+def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum) -> None:
     scratch = np.empty(min(block, stop - start), out.dtype) if len(sources) > 2 else out
     for lo in range(start, stop, block):
         hi = min(lo + block, stop)

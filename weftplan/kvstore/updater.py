@@ -66,9 +66,7 @@ class Updater:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 layout = json.loads(bytes(archive["__layout__"]))
-                states = {
-                    (int(key) if kind == "int" else key): _unflatten(tree, archive) for key, kind, tree in layout
-                }
+                states = {(int(key) if kind == "int" else key): _unflatten(tree, archive) for key, kind, tree in layout}
         except Exception as error:
             raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
         self.states = states

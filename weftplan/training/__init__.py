@@ -1,1 +1,1 @@
-
+"""Training: Module, optimizers, initializers, metrics, data iterators, callbacks."""

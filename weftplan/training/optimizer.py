@@ -165,9 +165,7 @@ class SGD(Optimizer):
         if state is None:
             nd.sgd_update(weight, grad, out=weight, lr=lr, wd=wd, **self._common())
         else:
-            nd.sgd_mom_update(
-                weight, grad, state, out=weight, lr=lr, wd=wd, momentum=self.momentum, **self._common()
-            )
+            nd.sgd_mom_update(weight, grad, state, out=weight, lr=lr, wd=wd, momentum=self.momentum, **self._common())
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes if self.momentum else 0

@@ -1,0 +1,244 @@
+"""What every module can do with forward, backward and update: fit, score, predict."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from weftplan import ndarray as nd
+from weftplan.errors import MXNetError
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+from weftplan.training import metric as metrics
+from weftplan.training.callbacks import BatchEndParam
+from weftplan.training.initializer import Initializer, Uniform
+from weftplan.training.io import DataBatch, DataDesc, DataIter
+
+log = logging.getLogger("weftplan")
+
+Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+Params = Mapping[str, NDArray]
+
+
+class BaseModule:
+    """Base of modules: the high-level loop over the low-level steps that a subclass provides."""
+
+    def __init__(self) -> None:
+        self.binded = False
+        self.params_initialized = False
+        self.optimizer_initialized = False
+        self.for_training = False
+        self.symbol: Symbol | None = None
+
+    # -- steps, given by the subclass -------------------------------------------------------------------------------
+
+    def bind(self, data_shapes: Any, label_shapes: Any = None, **kwargs: Any) -> None:
+        """Plan and allocate executors for these shapes."""
+        raise NotImplementedError
+
+    def init_params(self, initializer: Initializer | None = None, **kwargs: Any) -> None:
+        """Give every parameter a value."""
+        raise NotImplementedError
+
+    def init_optimizer(self, **kwargs: Any) -> None:
+        """Make the optimizer and the kvstore."""
+        raise NotImplementedError
+
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
+        """Run forward, asynchronously."""
+        raise NotImplementedError
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        """Run backward, asynchronously."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Exchange gradients and update parameters, asynchronously."""
+        raise NotImplementedError
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """Outputs of the last forward."""
+        raise NotImplementedError
+
+    def update_metric(self, eval_metric: metrics.EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+        """Let ``eval_metric`` take in the outputs of the last forward; the last ``pad`` samples do not count."""
+        raise NotImplementedError
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """(arg_params, aux_params) as copies on the host."""
+        raise NotImplementedError
+
+    def set_params(self, arg_params: Params, aux_params: Params, **kwargs: Any) -> None:
+        """Assign parameters."""
+        self.init_params(arg_params=arg_params, aux_params=aux_params, force_init=True, **kwargs)
+
+    # -- loops ----------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, data_batch: DataBatch) -> None:
+        """``forward(is_train=True)`` then ``backward``."""
+        self.forward(data_batch, is_train=True)
+        self.backward()
+
+    def fit(
+        self,
+        train_data: DataIter,
+        eval_data: DataIter | None = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Callbacks = None,
+        batch_end_callback: Callbacks = None,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        eval_end_callback: Callbacks = None,
+        eval_batch_end_callback: Callbacks = None,
+        initializer: Initializer | None = None,
+        arg_params: Params | None = None,
+        aux_params: Params | None = None,
+        allow_missing: bool = False,
+        force_rebind: bool = False,
+        force_init: bool = False,
+        begin_epoch: int = 0,
+        num_epoch: int | None = None,
+        validation_metric: Any = None,
+    ) -> None:
+        """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
+
+        Args:
+            train_data: batches; also says the shapes to bind.
+            eval_metric: name, metric, list of them, or function of (label, prediction).
+            epoch_end_callback: called with (epoch, symbol, arg_params, aux_params).
+            batch_end_callback: called with a :class:`BatchEndParam`.
+            kvstore: name or store through which gradients are exchanged; None updates on one device locally.
+            optimizer, optimizer_params: name and keyword arguments, or an optimizer.
+            initializer: for parameters without a value; default ``Uniform(0.01)``.
+
+        Raises:
+            MXNetError: ``num_epoch`` is missing.
+        """
+        if num_epoch is None:
+            raise MXNetError("fit needs num_epoch: the epoch to stop before")
+        self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
+        self.init_params(
+            initializer or Uniform(0.01),
+            arg_params=arg_params,
+            aux_params=aux_params,
+            allow_missing=allow_missing,
+            force_init=force_init,
+        )
+        self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
+        train_metric = metrics.create(eval_metric)
+        check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
+        for epoch in range(begin_epoch, num_epoch):
+            start = time.perf_counter()
+            train_metric.reset()
+            for nbatch, batch in enumerate(train_data):
+                self.forward_backward(batch)
+                self.update()
+                self.update_metric(train_metric, batch.label)
+                _call(batch_end_callback, BatchEndParam(epoch, nbatch, train_metric, {"self": self}))
+            for name, value in train_metric.get_name_value():
+                log.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+            log.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
+            if epoch_end_callback is not None:
+                args, aux = self.get_params()
+                _call(epoch_end_callback, epoch, self.symbol, args, aux)
+            if eval_data is not None:
+                pairs = self.score(
+                    eval_data,
+                    check_metric,
+                    score_end_callback=eval_end_callback,
+                    batch_end_callback=eval_batch_end_callback,
+                    epoch=epoch,
+                )
+                for name, value in pairs:
+                    log.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+            train_data.reset()
+
+    def score(
+        self,
+        eval_data: DataIter,
+        eval_metric: Any,
+        num_batch: int | None = None,
+        batch_end_callback: Callbacks = None,
+        score_end_callback: Callbacks = None,
+        reset: bool = True,
+        epoch: int = 0,
+    ) -> list[tuple[str, float]]:
+        """Metric values over ``eval_data``: [(name, value), …]. Padding samples are not counted."""
+        self._need("score", binded=True, params=True)
+        if reset:
+            eval_data.reset()
+        metric = metrics.create(eval_metric)
+        metric.reset()
+        for nbatch, batch in enumerate(eval_data):
+            if num_batch is not None and nbatch == num_batch:
+                break
+            self.forward(batch, is_train=False)
+            self.update_metric(metric, batch.label, pad=batch.pad)
+            _call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self}))
+        _call(score_end_callback, BatchEndParam(epoch, 0, metric, {"self": self}))
+        return metric.get_name_value()
+
+    def iter_predict(
+        self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True
+    ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
+        """(outputs without padding, batch number, batch) for each batch."""
+        self._need("predict", binded=True, params=True)
+        if reset:
+            eval_data.reset()
+        for nbatch, batch in enumerate(eval_data):
+            if num_batch is not None and nbatch == num_batch:
+                break
+            self.forward(batch, is_train=False)
+            keep = eval_data.batch_size - batch.pad
+            yield [out[:keep].copy() for out in self.get_outputs()], nbatch, batch
+
+    def predict(
+        self,
+        eval_data: DataIter,
+        num_batch: int | None = None,
+        merge_batches: bool = True,
+        reset: bool = True,
+        always_output_list: bool = False,
+    ) -> Any:
+        """Outputs for all of ``eval_data``: one array per output over all samples (a single array if one output).
+
+        With ``merge_batches=False``: a list of the batches' lists of outputs.
+        """
+        collected = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset)]
+        if not merge_batches:
+            return collected
+        if not collected:
+            return []
+        merged = [
+            nd.concat(*(part.as_in_context(parts[0].context) for part in parts), dim=0) if len(parts) > 1 else parts[0]
+            for parts in zip(*collected, strict=True)
+        ]
+        return merged[0] if len(merged) == 1 and not always_output_list else merged
+
+    def _need(self, verb: str, *, binded: bool = False, params: bool = False, optimizer: bool = False) -> None:
+        """Raise a helpful error when a step that ``verb`` relies on has not been done."""
+        if binded and not self.binded:
+            raise MXNetError(f"{verb}: the module is not bound; call bind(data_shapes, label_shapes) or fit first")
+        if params and not self.params_initialized:
+            raise MXNetError(f"{verb}: parameters have no values; call init_params or set_params first")
+        if optimizer and not self.optimizer_initialized:
+            raise MXNetError(f"{verb}: there is no optimizer; call init_optimizer first")
+
+
+def _call(callbacks: Callbacks, *args: Any) -> None:
+    if callbacks is None:
+        return
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        callback(*args)
+
+
+def as_descs(shapes: Any) -> list[DataDesc]:
+    """``[(name, shape), …]`` or DataDescs as DataDescs.
+
+    >>> as_descs([("data", (2, 3))])[0].shape
+    (2, 3)
+    """
+    return [d if isinstance(d, DataDesc) else DataDesc(d[0], tuple(d[1]), *d[2:3]) for d in shapes or ()]

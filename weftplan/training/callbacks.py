@@ -1,0 +1,189 @@
+"""Callbacks of ``fit``: speed, checkpoints, a live display, and a clean stop on Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from weftplan.training.checkpoint import save_checkpoint
+from weftplan.training.metric import EvalMetric
+
+log = logging.getLogger("weftplan")
+
+
+@dataclass(slots=True)
+class BatchEndParam:
+    """What a batch-end callback is told."""
+
+    epoch: int
+    nbatch: int
+    eval_metric: EvalMetric | None
+    locals: dict[str, Any] | None = None
+
+
+class Speedometer:
+    """Log samples per second (and the metric) every ``frequent`` batches."""
+
+    def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
+        self.batch_size = batch_size
+        self.frequent = frequent
+        self.auto_reset = auto_reset
+        self._since = 0.0
+        self._last_batch = -1
+
+    def __call__(self, param: BatchEndParam) -> None:
+        now = time.perf_counter()
+        if param.nbatch <= self._last_batch or self._last_batch < 0:
+            self._since, self._last_batch = now, param.nbatch
+            return
+        if param.nbatch % self.frequent:
+            return
+        batches = param.nbatch - self._last_batch
+        speed = batches * self.batch_size / max(now - self._since, 1e-9)
+        values = ""
+        if param.eval_metric is not None:
+            values = "".join(f"\t{name}={value:f}" for name, value in param.eval_metric.get_name_value())
+            if self.auto_reset:
+                param.eval_metric.reset()
+        log.info("Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, values)
+        self._since, self._last_batch = now, param.nbatch
+
+
+def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[int, Any, Any, Any], None]:
+    """An epoch-end callback that saves a checkpoint every ``period`` epochs."""
+    period = max(1, period)
+
+    def callback(epoch: int, symbol: Any, arg_params: Any, aux_params: Any) -> None:
+        if (epoch + 1) % period == 0:
+            path = save_checkpoint(prefix, epoch + 1, symbol, arg_params, aux_params)
+            log.info("Saved checkpoint to %s", path)
+
+    return callback
+
+
+def module_checkpoint(
+    module: Any, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
+) -> Callable[..., None]:
+    """An epoch-end callback that lets ``module`` save itself every ``period`` epochs."""
+    period = max(1, period)
+
+    def callback(epoch: int, *_: Any) -> None:
+        if (epoch + 1) % period == 0:
+            module.save_checkpoint(prefix, epoch + 1, save_optimizer_states)
+
+    return callback
+
+
+class StopAtBatchEnd:
+    """Turns Ctrl-C into a stop between two batches, so that no update is half done.
+
+    As a context manager it takes over SIGINT; as a batch-end callback it raises KeyboardInterrupt once a signal came.
+    A second Ctrl-C interrupts at once. Works in the main thread only (elsewhere it does nothing).
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: Any = None
+        self._installed = False
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def __enter__(self) -> StopAtBatchEnd:
+        try:
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+            self._installed = True
+        except ValueError:  # not the main thread
+            self._installed = False
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def __call__(self, param: BatchEndParam) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+
+
+class LiveDisplay:
+    """A live line (rich) with epoch, batch, loss or metric, samples/s, live and peak bytes.
+
+    Use it as a context manager around ``fit`` and pass it as a batch-end callback. ``memory`` returns
+    (live bytes, peak bytes).
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        batches_per_epoch: int,
+        epochs: int,
+        memory: Callable[[], tuple[int, int]],
+        *,
+        console: Any = None,
+    ) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.batch_size = batch_size
+        self._memory = memory
+        self._start = time.perf_counter()
+        self._samples = 0
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[values]}"),
+            TextColumn("{task.fields[speed]:.0f} images/s"),
+            TextColumn("live {task.fields[live]} peak {task.fields[peak]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task(
+            "train", total=batches_per_epoch * epochs, epoch=0, values="", speed=0.0, live="0 B", peak="0 B"
+        )
+
+    def __enter__(self) -> LiveDisplay:
+        self._progress.start()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, param: BatchEndParam) -> None:
+        self._samples += self.batch_size
+        live, peak = self._memory()
+        pairs = [] if param.eval_metric is None else param.eval_metric.get_name_value()
+        self._progress.update(
+            self._task,
+            advance=1,
+            epoch=param.epoch,
+            values=" ".join(f"{name} {value:.4f}" for name, value in pairs),
+            speed=self._samples / max(time.perf_counter() - self._start, 1e-9),
+            live=format_bytes(live),
+            peak=format_bytes(peak),
+        )
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes for people, in powers of 1024.
+
+    >>> format_bytes(1536), format_bytes(10)
+    ('1.50 KiB', '10 B')
+    """
+    if abs(count) < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        count /= 1024
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.2f} {unit}"
+    raise AssertionError("unreachable")

@@ -1,0 +1,66 @@
+"""Checkpoints: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from weftplan import ndarray as nd
+from weftplan import symbol as sym
+from weftplan.errors import FormatError
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+
+Params = dict[str, NDArray]
+
+
+def params_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
+    """The parameter file of an epoch.
+
+    >>> params_path("model", 7).name
+    'model-0007.params'
+    """
+    return Path(f"{os.fspath(prefix)}-{epoch:04d}.params")
+
+
+def save_checkpoint(
+    prefix: str | os.PathLike[str],
+    epoch: int,
+    symbol: Symbol | None,
+    arg_params: Mapping[str, NDArray],
+    aux_params: Mapping[str, NDArray],
+) -> Path:
+    """Write symbol and parameters (each file whole or not at all); returns the parameter file's path."""
+    if symbol is not None:
+        symbol.save(f"{os.fspath(prefix)}-symbol.json")
+    entries = {f"arg:{name}": value for name, value in arg_params.items()}
+    entries.update({f"aux:{name}": value for name, value in aux_params.items()})
+    path = params_path(prefix, epoch)
+    nd.save(str(path), entries)
+    return path
+
+
+def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Params]:
+    """(arg_params, aux_params) of an epoch; raises FormatError when a name has neither prefix."""
+    path = params_path(prefix, epoch)
+    loaded = nd.load(str(path))
+    if not isinstance(loaded, dict):
+        raise FormatError(f"{path} holds a list of arrays without names, not a checkpoint")
+    arg_params: Params = {}
+    aux_params: Params = {}
+    for name, value in loaded.items():
+        kind, _, rest = name.partition(":")
+        if kind == "arg":
+            arg_params[rest] = value
+        elif kind == "aux":
+            aux_params[rest] = value
+        else:
+            raise FormatError(f"{path}: array {name!r} is named neither arg:… nor aux:…, so this is no checkpoint")
+    return arg_params, aux_params
+
+
+def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:
+    """(symbol, arg_params, aux_params) of an epoch."""
+    symbol = sym.load(f"{os.fspath(prefix)}-symbol.json")
+    return (symbol, *load_params(prefix, epoch))

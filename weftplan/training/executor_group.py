@@ -1,0 +1,180 @@
+"""One executor per context, each on its slice of the batch: how a Module trains on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan import ndarray as nd
+from weftplan.device.context import Context
+from weftplan.errors import BindError, ShapeError
+from weftplan.executor import Executor
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+from weftplan.training.io import DataBatch, DataDesc
+
+
+def split_batch(batch_size: int, parts: int) -> list[slice]:
+    """Consecutive slices of nearly equal length, the longer ones last.
+
+    Raises:
+        BindError: fewer samples than parts.
+
+    >>> split_batch(5, 2)
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    if batch_size < parts:
+        raise BindError(f"a batch of {batch_size} samples cannot be split over {parts} contexts: make it larger")
+    edges = [batch_size * i // parts for i in range(parts + 1)]
+    return [slice(lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+
+
+class ExecutorGroup:
+    """Executors of one symbol on a list of contexts.
+
+    Args:
+        symbol: the network.
+        contexts: one executor each; a context may not occur twice.
+        data_shapes, label_shapes: of a whole batch; the batch axis is the first of each.
+        param_names: arguments that are parameters.
+        for_training: bind gradients too.
+        inputs_need_grad: also the gradients of the data.
+        fixed_param_names: parameters without a gradient.
+        grad_req: ``write`` or ``add`` for parameters that have one.
+        shared_group: executors whose planned memory and parameters are used again (other batch size).
+    """
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        contexts: Sequence[Context],
+        data_shapes: Sequence[DataDesc],
+        label_shapes: Sequence[DataDesc],
+        param_names: Sequence[str],
+        *,
+        for_training: bool,
+        inputs_need_grad: bool = False,
+        fixed_param_names: Sequence[str] = (),
+        grad_req: str = "write",
+        shared_group: ExecutorGroup | None = None,
+    ) -> None:
+        if len(set(contexts)) != len(contexts):
+            raise BindError(f"a context may occur only once, got {list(contexts)}")
+        self.contexts = list(contexts)
+        self.data_shapes = list(data_shapes)
+        self.label_shapes = list(label_shapes)
+        self.param_names = list(param_names)
+        self.aux_names = symbol.list_auxiliary_states()
+        self.batch_size = data_shapes[0].shape[0]
+        for desc in (*data_shapes, *label_shapes):
+            if not desc.shape or desc.shape[0] != self.batch_size:
+                raise ShapeError(
+                    f"input {desc.name!r} has shape {desc.shape}, expected {self.batch_size} samples along axis 0"
+                )
+        self.slices = split_batch(self.batch_size, len(contexts))
+        arguments = symbol.list_arguments()
+        wanted = {}
+        for name in arguments:
+            if name in self.param_names:
+                trained = for_training and name not in fixed_param_names
+                wanted[name] = grad_req if trained else "null"
+            else:
+                is_data = any(desc.name == name for desc in data_shapes)
+                wanted[name] = grad_req if for_training and inputs_need_grad and is_data else "null"
+        self.executors: list[Executor] = []
+        for i, (ctx, part) in enumerate(zip(self.contexts, self.slices, strict=True)):
+            shapes = {
+                desc.name: (part.stop - part.start, *desc.shape[1:])
+                for desc in (*data_shapes, *label_shapes)
+                if desc.name in arguments
+            }
+            types = {desc.name: desc.dtype for desc in (*data_shapes, *label_shapes) if desc.name in arguments}
+            shared = shared_group.executors[i] if shared_group is not None else None
+            self.executors.append(
+                symbol.simple_bind(
+                    ctx,
+                    grad_req=wanted,
+                    type_dict=types,
+                    shared_arg_names=self.param_names if shared is not None else None,
+                    shared_exec=shared,
+                    **shapes,
+                )
+            )
+        self.param_arrays = [[e.arg_dict[name] for e in self.executors] for name in self.param_names]
+        self.grad_arrays = [
+            [e.grad_dict[name] for e in self.executors] if wanted[name] != "null" else None for name in self.param_names
+        ]
+        self.aux_arrays = [[e.aux_dict[name] for e in self.executors] for name in self.aux_names]
+
+    def load(self, batch: DataBatch) -> None:
+        """Copy each context's slice of the batch into its executor, asynchronously.
+
+        Raises:
+            ShapeError: an array does not have the shape that was bound.
+        """
+        for descs, arrays in ((self.data_shapes, batch.data), (self.label_shapes, batch.label)):
+            if not arrays and descs is self.label_shapes:
+                continue
+            if len(arrays) != len(descs):
+                raise ShapeError(f"the batch has {len(arrays)} arrays, bound were {[d.name for d in descs]}")
+            for desc, value in zip(descs, arrays, strict=True):
+                if tuple(value.shape) != tuple(desc.shape):
+                    raise ShapeError(f"input {desc.name!r}: bound shape {desc.shape}, got {value.shape}")
+                for executor, part in zip(self.executors, self.slices, strict=True):
+                    target = executor.arg_dict.get(desc.name)
+                    if target is not None:
+                        value[part].copyto(target)
+
+    def forward(self, *, is_train: bool) -> None:
+        """Run forward on every context, asynchronously."""
+        for executor in self.executors:
+            executor.forward(is_train=is_train)
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        """Run backward on every context; ``out_grads`` are of the whole batch, one per output."""
+        for executor, part in zip(self.executors, self.slices, strict=True):
+            if out_grads is None:
+                executor.backward()
+            else:
+                executor.backward([g[part].as_in_context(executor.context) for g in out_grads])
+
+    def outputs(self) -> list[list[NDArray]]:
+        """For each output the arrays of the contexts, in order."""
+        return [list(parts) for parts in zip(*(e.outputs for e in self.executors), strict=True)]
+
+    def merged_outputs(self) -> list[NDArray]:
+        """Each output of the whole batch, on the host if there are several contexts."""
+        return [_merge(parts) for parts in self.outputs()]
+
+    def merged_input_grads(self) -> list[NDArray]:
+        """Gradients of the data arrays for the whole batch."""
+        return [_merge([e.grad_dict[d.name] for e in self.executors]) for d in self.data_shapes]
+
+    def set_params(self, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]) -> None:
+        """Copy parameters and auxiliary states to every context."""
+        for executor in self.executors:
+            executor.copy_params_from(arg_params, aux_params, allow_extra_params=True)
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """Copies on the host: parameters of the first context (all hold the same), auxiliary states averaged."""
+        args = {n: arrays[0].copyto(_HOST) for n, arrays in zip(self.param_names, self.param_arrays, strict=True)}
+        aux = {n: _average(arrays) for n, arrays in zip(self.aux_names, self.aux_arrays, strict=True)}
+        return args, aux
+
+
+_HOST = Context("cpu", 0)
+
+
+def _merge(parts: Sequence[NDArray]) -> NDArray:
+    if len(parts) == 1:
+        return parts[0]
+    return nd.concat(*(part.as_in_context(_HOST) for part in parts), dim=0)
+
+
+def _average(arrays: Sequence[NDArray]) -> NDArray:
+    total: Any = arrays[0].copyto(_HOST)
+    if len(arrays) == 1:
+        return total  # type: ignore[no-any-return]
+    for array in arrays[1:]:
+        total = total + array.as_in_context(_HOST)
+    return total / len(arrays)  # type: ignore[no-any-return]

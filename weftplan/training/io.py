@@ -1,0 +1,187 @@
+"""Data iterators: batches of named arrays, as ``mx.io``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ndarray import NDArray, array, random
+
+Host = np.ndarray[Any, np.dtype[Any]]
+
+
+class DataDesc(NamedTuple):
+    """Name, shape (batch size first) and dtype of one input."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+
+
+class DataBatch:
+    """One batch: lists of data and label arrays, and how many samples at its end are padding."""
+
+    __slots__ = ("data", "index", "label", "pad", "provide_data", "provide_label")
+
+    def __init__(
+        self,
+        data: Sequence[NDArray],
+        label: Sequence[NDArray] | None = None,
+        pad: int = 0,
+        index: Host | None = None,
+        provide_data: Sequence[DataDesc] | None = None,
+        provide_label: Sequence[DataDesc] | None = None,
+    ) -> None:
+        self.data = list(data)
+        self.label = [] if label is None else list(label)
+        self.pad = pad
+        self.index = index
+        self.provide_data = provide_data
+        self.provide_label = provide_label
+
+
+class DataIter:
+    """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next."""
+
+    def __init__(self, batch_size: int = 0) -> None:
+        self.batch_size = batch_size
+
+    @property
+    def provide_data(self) -> list[DataDesc]:
+        """Names and shapes of the data arrays of a batch."""
+        raise NotImplementedError
+
+    @property
+    def provide_label(self) -> list[DataDesc]:
+        """Names and shapes of the label arrays of a batch."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Start over (and shuffle again if that was asked for)."""
+
+    def next(self) -> DataBatch:
+        """The next batch; raises StopIteration at the end of the epoch."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[DataBatch]:
+        return self
+
+    def __next__(self) -> DataBatch:
+        return self.next()
+
+
+class NDArrayIter(DataIter):
+    """Batches cut from arrays in memory.
+
+    Args:
+        data: one array, a list (named ``data_0``, ``data_1``, …; one alone: ``data``) or a dictionary of arrays, NumPy
+            or NDArray, samples first.
+        label: the same for labels (default name ``softmax_label``), or None.
+        batch_size: samples per batch.
+        shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.
+        last_batch_handle: what becomes of the samples left over: ``pad`` (fill up with the first samples; the batch's
+            ``pad`` says how many), ``discard``, or ``roll_over`` (keep them for the next epoch).
+
+    >>> it = NDArrayIter(np.arange(10.0).reshape(5, 2), np.arange(5.0), batch_size=2)
+    >>> [(batch.data[0].shape, batch.pad) for batch in it]
+    [((2, 2), 0), ((2, 2), 0), ((2, 2), 1)]
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        label: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        last_batch_handle: str = "pad",
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+    ) -> None:
+        super().__init__(batch_size)
+        if last_batch_handle not in ("pad", "discard", "roll_over"):
+            raise ParameterError(
+                f"last_batch_handle must be 'pad', 'discard' or 'roll_over', got {last_batch_handle!r}"
+            )
+        self.data = _named(data, data_name, empty_ok=False)
+        self.label = _named(label, label_name, empty_ok=True)
+        counts = {name: len(values) for name, values in (*self.data, *self.label)}
+        if len(set(counts.values())) != 1:
+            raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
+        self.num_data = next(iter(counts.values()))
+        if not 1 <= batch_size <= self.num_data:
+            raise ParameterError(f"NDArrayIter: batch_size must be in [1, {self.num_data}], got {batch_size}")
+        self.shuffle = shuffle
+        self.last_batch_handle = last_batch_handle
+        self._order = np.arange(self.num_data)
+        self._carried = np.empty(0, np.int64)
+        self._cursor = 0
+        self.reset()
+
+    @property
+    def provide_data(self) -> list[DataDesc]:
+        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.data]
+
+    @property
+    def provide_label(self) -> list[DataDesc]:
+        return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.label]
+
+    def reset(self) -> None:
+        order = np.arange(self.num_data)
+        if self.shuffle:
+            seed, counter = random.next_key(None)
+            mask = 2**64 - 1
+            np.random.Generator(np.random.Philox(key=[seed & mask, counter & mask])).shuffle(order)
+        self._order = np.concatenate([self._carried, order])
+        self._carried = np.empty(0, np.int64)
+        self._cursor = 0
+
+    def next(self) -> DataBatch:
+        start, size = self._cursor, self.batch_size
+        chosen = self._order[start : start + size]
+        if len(chosen) == 0:
+            raise StopIteration
+        pad = size - len(chosen)
+        if pad:
+            if self.last_batch_handle == "discard":
+                raise StopIteration
+            if self.last_batch_handle == "roll_over":
+                self._carried = chosen
+                self._cursor = len(self._order)
+                raise StopIteration
+            chosen = np.concatenate([chosen, self._order[:pad]])
+        self._cursor = start + size
+        return DataBatch(
+            [array(values[chosen], dtype=values.dtype) for _, values in self.data],
+            [array(values[chosen], dtype=values.dtype) for _, values in self.label],
+            pad=pad,
+            index=chosen,
+            provide_data=self.provide_data,
+            provide_label=self.provide_label,
+        )
+
+
+def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:
+    """[(name, host array)] from an array, a list or a dictionary; float64 becomes float32, as in MXNet."""
+    if source is None:
+        source = []
+    if isinstance(source, (np.ndarray, NDArray)):
+        source = [source]
+    if isinstance(source, Mapping):
+        pairs = list(source.items())
+    elif isinstance(source, (list, tuple)):
+        names = [default] if len(source) == 1 else [f"{default}_{i}" for i in range(len(source))]
+        pairs = list(zip(names, source, strict=True))
+    else:
+        raise ParameterError(f"{default}: expected an array, a list or a dictionary of arrays, got {type(source)}")
+    if not pairs and not empty_ok:
+        raise ParameterError(f"{default}: no arrays given")
+    result = []
+    for name, value in pairs:
+        host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+        if host.ndim == 0:
+            raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
+        result.append((str(name), host.astype(np.float32) if host.dtype == np.float64 else host))
+    return result

@@ -1,0 +1,389 @@
+"""``mx.mod.Module``: a symbol with its parameters, trained on one or several contexts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weftplan import config, kvstore
+from weftplan import ndarray as nd
+from weftplan.device.context import Context, current_context
+from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.kvstore import KVStoreBase, Updater
+from weftplan.kvstore.local import write_atomically
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+from weftplan.training import optimizer as optimizers
+from weftplan.training.base_module import BaseModule, as_descs
+from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
+from weftplan.training.executor_group import ExecutorGroup
+from weftplan.training.initializer import InitDesc, Initializer, Uniform
+from weftplan.training.io import DataBatch, DataDesc
+from weftplan.training.metric import EvalMetric
+
+BIG_PARAMETER = 16 * 1024 * 1024
+"""With kvstore ``local``, a network with a larger parameter (elements) is updated on the devices, as in MXNet."""
+
+
+class Module(BaseModule):
+    """Train and run ``symbol``.
+
+    Args:
+        symbol: the network.
+        data_names, label_names: arguments that are inputs; all others are parameters.
+        context: one context or a list; the batch is split over a list. Default: the current context.
+        fixed_param_names: parameters that are not trained.
+    """
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        data_names: Sequence[str] | None = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        context: Context | Sequence[Context] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if context is None:
+            context = current_context()
+        self.contexts = [context] if isinstance(context, Context) else list(context)
+        if not self.contexts:
+            raise BindError("context is an empty list: give at least one context")
+        arguments = symbol.list_arguments()
+        self.symbol: Symbol = symbol
+        self.data_names = list(data_names or ())
+        self.label_names = [name for name in label_names or () if name in arguments]
+        missing = [name for name in self.data_names if name not in arguments]
+        if missing:
+            raise BindError(f"data_names {missing} are no arguments of the symbol; it has {arguments}")
+        self.fixed_param_names = list(fixed_param_names or ())
+        inputs = {*self.data_names, *self.label_names}
+        self.param_names = [name for name in arguments if name not in inputs]
+        unknown = [name for name in self.fixed_param_names if name not in self.param_names]
+        if unknown:
+            raise BindError(f"fixed_param_names {unknown} are no parameters; the symbol has {self.param_names}")
+        self.aux_names = symbol.list_auxiliary_states()
+        self.output_names = symbol.list_outputs()
+        self._arg_params: dict[str, NDArray] | None = None
+        self._aux_params: dict[str, NDArray] | None = None
+        self._group: ExecutorGroup | None = None
+        self._bind_options: dict[str, Any] = {}
+        self._kvstore: KVStoreBase | None = None
+        self._update_on_kvstore = False
+        self._updater: Updater | None = None
+        self._optimizer: optimizers.Optimizer | None = None
+        self._pending_states: bytes | None = None
+
+    # -- binding --------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> ExecutorGroup:
+        """The bound executors; raises MXNetError before bind."""
+        if self._group is None:
+            raise MXNetError("the module is not bound; call bind(data_shapes, label_shapes) or fit first")
+        return self._group
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        """Bound data inputs."""
+        return self.group.data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc]:
+        """Bound labels."""
+        return self.group.label_shapes
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Module | None = None,
+        grad_req: str = "write",
+    ) -> None:
+        """Plan and allocate one executor per context.
+
+        Args:
+            data_shapes, label_shapes: ``[(name, shape)]`` of a whole batch (or DataDescs), in any order.
+            for_training: bind gradients too.
+            inputs_need_grad: also the gradients of the data.
+            force_rebind: bind again if bound; values of parameters are kept.
+            shared_module: a bound module whose memory and parameters are shared.
+            grad_req: ``write`` or ``add``.
+        """
+        if self.binded and not force_rebind:
+            return
+        if self.binded and self.params_initialized:
+            self._arg_params, self._aux_params = self.get_params()
+        data = _ordered(as_descs(data_shapes), self.data_names, "data")
+        label = _ordered(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
+        self._group = self._make_group(data, label, shared_module.group if shared_module is not None else None)
+        self.for_training = for_training
+        self.binded = True
+        if shared_module is not None and shared_module.params_initialized:
+            self._arg_params, self._aux_params = shared_module.get_params()
+            self.params_initialized = True
+        elif self._arg_params is not None and self._aux_params is not None:
+            self._group.set_params(self._arg_params, self._aux_params)
+            self.params_initialized = True
+
+    def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
+        return ExecutorGroup(
+            self.symbol,
+            self.contexts,
+            data,
+            label,
+            self.param_names,
+            fixed_param_names=self.fixed_param_names,
+            shared_group=shared,
+            **self._bind_options,
+        )
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Bind for other input shapes; parameters, their gradients and the planned memory are shared."""
+        self._need("reshape", binded=True)
+        data = _ordered(as_descs(data_shapes), self.data_names, "data")
+        label = _ordered(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        self._group = self._make_group(data, label, self.group)
+
+    # -- parameters -----------------------------------------------------------------------------------------------
+
+    def init_params(
+        self,
+        initializer: Initializer | None = None,
+        arg_params: Mapping[str, NDArray] | None = None,
+        aux_params: Mapping[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Give every parameter a value: the given one, else the initializer's (default ``Uniform(0.01)``).
+
+        Raises:
+            MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False, or an
+                unknown name is given and ``allow_extra`` is False.
+            ShapeError: a given value has another shape.
+        """
+        if self.params_initialized and not force_init:
+            return
+        self._need("init_params", binded=True)
+        given_args = arg_params if arg_params is not None else self._arg_params
+        given_aux = aux_params if aux_params is not None else self._aux_params
+        if not allow_extra:
+            extra = [n for n in given_args or () if n not in self.param_names and n not in self.symbol.list_arguments()]
+            extra += [n for n in given_aux or () if n not in self.aux_names]
+            if extra:
+                raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
+        attrs = self.symbol.attr_dict()
+        rule = initializer if initializer is not None else Uniform(0.01)
+        complete = given_args is not None and not allow_missing
+        group = self.group
+
+        def value_of(name: str, like: NDArray, given: Mapping[str, NDArray] | None, must: bool) -> NDArray:
+            if given is not None and name in given:
+                if tuple(given[name].shape) != tuple(like.shape):
+                    raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {given[name].shape}")
+                return given[name]
+            if must:
+                raise MXNetError(
+                    f"parameter {name!r} is missing from the given ones; pass allow_missing=True to init it"
+                )
+            fresh = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
+            rule(InitDesc(name, attrs.get(name), rule), fresh)
+            return fresh
+
+        args = {
+            n: value_of(n, a[0], given_args, complete)
+            for n, a in zip(self.param_names, group.param_arrays, strict=True)
+        }
+        aux = {
+            n: value_of(n, a[0], given_aux, complete and given_aux is not None)
+            for n, a in zip(self.aux_names, group.aux_arrays, strict=True)
+        }
+        group.set_params(args, aux)
+        self._arg_params, self._aux_params = args, aux
+        self.params_initialized = True
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """(arg_params, aux_params) as copies on the host; auxiliary states are averaged over the contexts."""
+        self._need("get_params", binded=True, params=True)
+        return self.group.get_params()
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """Make the optimizer (gradients are rescaled by 1 / batch size unless told otherwise) and the kvstore.
+
+        Args:
+            kvstore: a name, a store, or None. With one context and a local name there is no store.
+            optimizer: a name or an :class:`~weftplan.training.optimizer.Optimizer`.
+            optimizer_params: its keyword arguments, a dictionary or pairs.
+            force_init: replace an optimizer that exists.
+        """
+        self._need("init_optimizer", binded=True, params=True)
+        if self.optimizer_initialized and not force_init:
+            return
+        store, on_store = self._choose_store(kvstore)
+        if isinstance(optimizer, optimizers.Optimizer):
+            chosen = optimizer
+        else:
+            settings = dict(optimizer_params)
+            workers = store.num_workers if store is not None and "dist" in store.type else 1
+            settings.setdefault("rescale_grad", 1.0 / (self.group.batch_size * workers))
+            chosen = optimizers.create(
+                optimizer, sym=self.symbol, param_idx2name=self._index_names(on_store), **settings
+            )
+        self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
+        self._updater = None
+        if store is not None:
+            if on_store:
+                store.set_optimizer(chosen)
+            for index, name in enumerate(self.param_names):
+                if self.group.grad_arrays[index] is None:
+                    continue
+                store.broadcast(name, self.group.param_arrays[index][0], self.group.param_arrays[index], -index)
+        if not on_store:
+            self._updater = Updater(chosen)
+        self.optimizer_initialized = True
+        if self._pending_states is not None:
+            self._set_states(self._pending_states)
+            self._pending_states = None
+
+    def _choose_store(self, spec: Any) -> tuple[KVStoreBase | None, bool]:
+        """(store, whether it applies the optimizer)."""
+        if spec is None:
+            return None, False
+        if isinstance(spec, str):
+            if len(self.contexts) == 1 and "dist" not in spec:
+                kvstore.create(spec)  # an unknown name is an error with one context too
+                return None, False
+            store = kvstore.create(spec)
+            on_store = True
+            if spec == "local":
+                largest = max((a[0].size for a in self.group.param_arrays), default=0)
+                on_store = largest <= BIG_PARAMETER
+        else:
+            store, on_store = spec, True
+        on_store = on_store and bool(config.get("MXNET_UPDATE_ON_KVSTORE")) and store.is_capable("optimizer")
+        return store, on_store
+
+    def _index_names(self, on_store: bool) -> dict[Any, str]:
+        if on_store:
+            return {name: name for name in self.param_names}
+        count = len(self.contexts)
+        return {i * count + k: name for i, name in enumerate(self.param_names) for k in range(count)}
+
+    def update(self) -> None:
+        """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
+        self._need("update", binded=True, params=True, optimizer=True)
+        group, store = self.group, self._kvstore
+        count = len(self.contexts)
+        for index, (name, grads) in enumerate(zip(self.param_names, group.grad_arrays, strict=True)):
+            if grads is None:
+                continue
+            weights = group.param_arrays[index]
+            if store is not None:
+                store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
+            if self._updater is not None:
+                for k, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
+                    self._updater(index * count + k, grad, weight)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
+        """Copy the batch in and run forward, asynchronously; a batch of another size rebinds by :meth:`reshape`.
+
+        Args:
+            is_train: default: what was bound.
+        """
+        self._need("forward", binded=True, params=True)
+        shapes = [tuple(a.shape) for a in data_batch.data]
+        if shapes != [tuple(d.shape) for d in self.group.data_shapes]:
+            data = [DataDesc(d.name, s, d.dtype) for d, s in zip(self.group.data_shapes, shapes, strict=True)]
+            label = [
+                DataDesc(d.name, tuple(a.shape), d.dtype)
+                for d, a in zip(self.group.label_shapes, data_batch.label, strict=False)
+            ]
+            self.reshape(data, label)
+        self.group.load(data_batch)
+        self.group.forward(is_train=self.for_training if is_train is None else is_train)
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        """Run backward on every context, asynchronously."""
+        self._need("backward", binded=True, params=True)
+        if not self.for_training:
+            raise MXNetError("backward: the module was bound with for_training=False")
+        self.group.backward(out_grads)
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """Outputs of the last forward: of the whole batch, or per output a list with one array per context."""
+        self._need("get_outputs", binded=True, params=True)
+        return self.group.merged_outputs() if merge_multi_context else self.group.outputs()
+
+    def get_input_grads(self) -> list[NDArray]:
+        """Gradients of the data arrays (bind with ``inputs_need_grad=True``)."""
+        if not self._bind_options.get("inputs_need_grad"):
+            raise MXNetError("get_input_grads: bind with inputs_need_grad=True")
+        return self.group.merged_input_grads()
+
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+        outputs = self.group.merged_outputs()
+        keep = self.group.batch_size - pad
+        if pad:
+            outputs = [out[:keep] for out in outputs]
+            labels = [label[:keep] for label in labels]
+        eval_metric.update(list(labels), outputs)
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> Path:
+        """Write symbol, parameters and, if asked, the optimizer's states; returns the parameter file's path."""
+        args, aux = self.get_params()
+        path = save_checkpoint(prefix, epoch, self.symbol, args, aux)
+        if save_optimizer_states:
+            write_atomically(Path(f"{os.fspath(prefix)}-{epoch:04d}.states"), self._get_states())
+        return path
+
+    @staticmethod
+    def load(prefix: str | os.PathLike[str], epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
+        """A module from a checkpoint; ``kwargs`` go to the constructor. Parameters are assigned at bind."""
+        symbol, args, aux = load_checkpoint(prefix, epoch)
+        module = Module(symbol, **kwargs)
+        module._arg_params, module._aux_params = args, aux
+        if load_optimizer_states:
+            module._pending_states = Path(f"{os.fspath(prefix)}-{epoch:04d}.states").read_bytes()
+        return module
+
+    def _states_holder(self) -> Updater:
+        self._need("optimizer states", optimizer=True)
+        holder = self._updater if self._updater is not None else getattr(self._kvstore, "_updater", None)
+        if not isinstance(holder, Updater):
+            raise MXNetError(f"kvstore {self._kvstore!r} does not give access to optimizer states")
+        return holder
+
+    def _get_states(self) -> bytes:
+        return self._states_holder().get_states()
+
+    def _set_states(self, data: bytes) -> None:
+        self._states_holder().set_states(data)
+
+
+_HOST = Context("cpu", 0)
+
+
+def _ordered(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
+    by_name = {desc.name: desc for desc in descs}
+    if what == "data" and set(by_name) != set(names):
+        raise BindError(f"data_shapes name {sorted(by_name)}, the module's data_names are {list(names)}")
+    return [by_name[name] for name in names if name in by_name]
