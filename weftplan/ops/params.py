@@ -207,7 +207,7 @@ def p_dtype(value: Any) -> np.dtype[Any]:
             )
         return np.dtype(DTYPE_CODES[int(value)])
     try:
-        dtype = np.dtype(value) if value is not None else None
+        dtype: np.dtype[Any] | None = np.dtype(value) if value is not None else None
     except TypeError:
         dtype = None
     if dtype is None or dtype.name not in _CODE_OF:
