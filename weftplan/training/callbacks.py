@@ -135,7 +135,8 @@ class LiveDisplay:
         self.batch_size = batch_size
         self._memory = memory
         self._start = time.perf_counter()
-        self._samples = 0
+        self.samples = 0
+        self.epoch = 0
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=24),
@@ -160,7 +161,8 @@ class LiveDisplay:
         self._progress.stop()
 
     def __call__(self, param: BatchEndParam) -> None:
-        self._samples += self.batch_size
+        self.samples += self.batch_size
+        self.epoch = param.epoch
         live, peak = self._memory()
         pairs = [] if param.eval_metric is None else param.eval_metric.get_name_value()
         self._progress.update(
@@ -168,7 +170,7 @@ class LiveDisplay:
             advance=1,
             epoch=param.epoch,
             values=" ".join(f"{name} {value:.4f}" for name, value in pairs),
-            speed=self._samples / max(time.perf_counter() - self._start, 1e-9),
+            speed=self.samples / max(time.perf_counter() - self._start, 1e-9),
             live=format_bytes(live),
             peak=format_bytes(peak),
         )

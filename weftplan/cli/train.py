@@ -1,0 +1,230 @@
+"""``weftplan train``: a real network on real images, through every layer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from threadpoolctl import threadpool_limits
+
+import weftplan.ops  # noqa: F401 - registers every operator
+from weftplan import engine, models, storage
+from weftplan.device.context import Context, cpu
+from weftplan.errors import MXNetError
+from weftplan.ndarray import NDArray, random
+from weftplan.training.callbacks import LiveDisplay, StopAtBatchEnd, format_bytes
+from weftplan.training.datasets import load_digits
+from weftplan.training.initializer import Xavier
+from weftplan.training.io import NDArrayIter
+from weftplan.training.module import Module
+
+ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
+NETWORKS = ("mlp", "lenet", "resnet")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+
+def parse_devices(text: str) -> list[Context]:
+    """``"2"`` (that many CPU contexts) or a list such as ``"cpu(0),cpu(1)"`` or ``"gpu0,gpu1"``.
+
+    >>> parse_devices("2"), parse_devices("cpu0,gpu(1)")
+    ([cpu(0), cpu(1)], [cpu(0), gpu(1)])
+    """
+    if text.isdigit():
+        if int(text) < 1:
+            raise click.BadParameter("expected at least one device")
+        return [cpu(i) for i in range(int(text))]
+    contexts = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(cpu|gpu|sim)[(:]?(\d+)\)?\s*", item)
+        if match is None:
+            raise click.BadParameter(f"{item!r} is no device: expected a number, or a list such as cpu(0),cpu(1)")
+        contexts.append(Context(match[1], int(match[2])))
+    if len(set(contexts)) != len(contexts):
+        raise click.BadParameter(f"a device occurs twice in {text!r}")
+    return contexts
+
+
+def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Context]:
+    return parse_devices(value)
+
+
+def _writable_folder(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Checked before training, not after: make the folder and see that a file can be made in it."""
+    if value is None:
+        return None
+    try:
+        value.mkdir(parents=True, exist_ok=True)
+        probe = value / ".weftplan-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise click.BadParameter(f"cannot write to {value}: {error.strerror or error}") from error
+    return value
+
+
+@click.command("train")
+@click.option("--network", type=click.Choice(NETWORKS), default="lenet", show_default=True, help="Network to train.")
+@click.option("--devices", default="2", show_default=True, callback=_devices, help="How many CPU contexts, or a list.")
+@click.option("--engine", "kind", type=click.Choice(ENGINES), default=None, help="Default: MXNET_ENGINE_TYPE.")
+@click.option("--kvstore", default="device", show_default=True, type=click.Choice(("local", "device", "none")))
+@click.option("--epochs", default=12, show_default=True, type=click.IntRange(min=1))
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1))
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+@click.option("--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True))
+@click.option("--report", type=click.Path(path_type=Path), callback=_writable_folder, help="Folder for the picture.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Prefix of the checkpoint [digits-<network>].")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object and nothing else.")
+def command(
+    network: str,
+    devices: list[Context],
+    kind: str | None,
+    kvstore: str,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    lr: float,
+    report: Path | None,
+    checkpoint: Path | None,
+    as_json: bool,
+) -> None:
+    """Train a network on 1,797 real handwritten digits (8x8), over several devices.
+
+    The threaded engine schedules it, its memory is planned before the run, its gradients go through the kvstore.
+    Ctrl-C stops between two batches and saves a checkpoint.
+    """
+    console = Console(stderr=as_json, quiet=as_json)
+    # One BLAS thread count for the whole run: no oversubscription, and the same bits whatever the worker count.
+    blas = max(1, (os.cpu_count() or 1) // len(devices))
+    chosen = engine.create(kind) if kind is not None else engine.get()
+    with threadpool_limits(limits=blas), engine.using(chosen):
+        try:
+            result = _run(network, devices, kvstore, epochs, batch_size, seed, lr, report, checkpoint, console)
+        except MXNetError as error:
+            raise click.ClickException(str(error)) from error
+        finally:
+            engine.get().wait_for_all()
+    if kind is not None:
+        chosen.stop()
+    if as_json:
+        click.echo(json.dumps(result))
+    if result.get("interrupted"):
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _run(
+    network: str,
+    devices: list[Context],
+    kvstore: str,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    lr: float,
+    report: Path | None,
+    checkpoint: Path | None,
+    console: Console,
+) -> dict[str, Any]:
+    random.seed(seed)
+    split = load_digits(seed=seed)
+    train = NDArrayIter(split.train_images, split.train_labels, batch_size, shuffle=True, last_batch_handle="discard")
+    test = NDArrayIter(split.test_images, split.test_labels, min(batch_size, len(split.test_labels)))
+    module = Module(models.digits(network), context=devices)
+    module.bind(train.provide_data, train.provide_label)
+    module.init_params(Xavier(magnitude=2.24))
+    console.print(
+        f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore {kvstore}, "
+        f"{len(split.train_labels)} training and {len(split.test_labels)} test images"
+    )
+    batches = len(split.train_labels) // batch_size
+    stop = StopAtBatchEnd()
+    display = LiveDisplay(batch_size, batches, epochs, lambda: _memory(devices), console=console)
+    start = time.perf_counter()
+    interrupted = False
+    with stop, display:
+        try:
+            module.fit(
+                train,
+                eval_metric=["acc", "ce"],
+                kvstore=None if kvstore == "none" else kvstore,
+                optimizer="sgd",
+                optimizer_params={"learning_rate": lr, "momentum": 0.9, "wd": 1e-4},
+                batch_end_callback=[display, stop],
+                num_epoch=epochs,
+            )
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted:
+        prefix = checkpoint or Path(f"digits-{network}")
+        path = module.save_checkpoint(prefix, display.epoch)
+        console.print(f"interrupted: saved {path}; continue with weftplan.training.module.Module.load")
+    elif checkpoint is not None:
+        console.print(f"saved {module.save_checkpoint(checkpoint, epochs)}")
+    engine.get().wait_for_all()
+    wall = time.perf_counter() - start
+    accuracy = dict(module.score(test, "acc"))["accuracy"]
+    plans = [executor.memory_plan for executor in module.group.executors]
+    result: dict[str, Any] = {
+        "network": network,
+        "devices": [str(ctx) for ctx in devices],
+        "engine": type(engine.get()).__name__,
+        "test_accuracy": accuracy,
+        "images_per_s": display.samples / wall,
+        "wall_s": wall,
+        "planned_peak_bytes": sum(plan.peak for plan in plans),
+        "unshared_bytes": sum(plan.unshared_bytes for plan in plans),
+        "lower_bound_bytes": sum(plan.lower_bound for plan in plans),
+        "allocated_bytes": sum(executor.allocated_bytes for executor in module.group.executors),
+        "weights_sha256": weights_sha256(*module.get_params()),
+        "interrupted": interrupted,
+    }
+    _print_result(result, console)
+    if report is not None:
+        from weftplan.report.plan_picture import save_plan_picture
+
+        for executor in module.group.executors[:1]:
+            path = save_plan_picture(executor.memory_plan, report / "memory-plan.svg", title=f"{network}: memory plan")
+            console.print(f"picture of the memory plan: {path}")
+        (report / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
+    """A digest of names, shapes and bits of all parameters and auxiliary states, in name order."""
+    digest = hashlib.sha256()
+    for name, value in sorted({**args, **aux}.items()):
+        host = value.asnumpy()
+        digest.update(f"{name}{host.shape}{host.dtype}".encode())
+        digest.update(host.tobytes())
+    return digest.hexdigest()
+
+
+def _memory(devices: Sequence[Context]) -> tuple[int, int]:
+    """(live, peak) bytes requested from the storage of these devices."""
+    statistics = [storage.get(ctx).statistics() for ctx in devices]
+    return sum(s.requested_bytes for s in statistics), sum(s.peak_requested_bytes for s in statistics)
+
+
+def _print_result(result: dict[str, Any], console: Console) -> None:
+    table = Table(title="result", show_header=False)
+    table.add_row("test accuracy", f"{result['test_accuracy']:.4f}")
+    table.add_row("images/s", f"{result['images_per_s']:,.0f}")
+    table.add_row("wall time", f"{result['wall_s']:.1f} s")
+    peak, unshared, bound = (result[k] for k in ("planned_peak_bytes", "unshared_bytes", "lower_bound_bytes"))
+    table.add_row("planned peak", f"{format_bytes(peak)} ({peak:,} bytes)")
+    table.add_row("  without sharing", f"{format_bytes(unshared)} ({unshared / max(peak, 1):.2f} times the plan)")
+    table.add_row("  lower bound", f"{format_bytes(bound)} (the plan is {peak / max(bound, 1):.3f} times it)")
+    table.add_row("  allocated", f"{result['allocated_bytes']:,} bytes (planned: {peak:,})")
+    console.print(table)
+    operations = Table("device", "queue", "operations", title="what the engine did")
+    for row in engine.get().statistics().queues:
+        operations.add_row(str(row.context), row.queue, f"{row.completed:,}")
+    console.print(operations)
