@@ -1,1 +1,12 @@
+"""bind, forward, backward: a planned graph on the engine.
 
+Importing this package teaches symbols to bind: it fills the hook that :mod:`weftplan.symbol` keeps for that.
+"""
+
+from weftplan.executor.bind import bind, simple_bind
+from weftplan.executor.executor import Executor
+from weftplan.symbol import set_binder
+
+set_binder(bind, simple_bind)
+
+__all__ = ["Executor", "bind", "simple_bind"]

@@ -1,0 +1,37 @@
+"""``debug_str``: the bound graph as MXNet's text, ending in the planned megabytes."""
+
+from __future__ import annotations
+
+from weftplan.planner.plan import PlannedGraph
+
+
+def debug_str(planned: PlannedGraph) -> str:
+    """Outputs, nodes in depth-first order, then ``Total <MB> MB allocated`` and MXNet's constant second line.
+
+    The megabytes are those of the plan, cut to whole ones.
+    """
+    graph = planned.graph
+    lines = ["Symbol Outputs:"]
+    heads = list(dict.fromkeys([*planned.outputs, *planned.gradients.values()]))
+    for i, eid in enumerate(heads):
+        node, index = graph.entry_node(eid)
+        lines.append(f"\toutput[{i}]={graph.nodes[node].name}({index})")
+    for node_object in graph.nodes:
+        if node_object.op is None:
+            lines.append(f"Variable:{node_object.name}")
+            continue
+        lines.append("-" * 20)
+        lines.append(f"Op:{node_object.op.name}, Name={node_object.name}")
+        lines.append("Inputs:")
+        for i, entry in enumerate(node_object.inputs):
+            version = f" version={entry.version}" if entry.node.is_variable else ""
+            lines.append(f"\targ[{i}]={entry.node.name}({entry.index}){version}")
+        if node_object.attrs:
+            lines.append("Attrs:")
+            lines += [f"\t{key}={value}" for key, value in sorted(node_object.attrs.items())]
+        if node_object.control_deps:
+            lines.append("Control deps:")
+            lines += [f"\tcdep[{i}]={dep.name}" for i, dep in enumerate(node_object.control_deps)]
+    lines.append(f"Total {planned.memory.peak >> 20} MB allocated")
+    lines.append("Total 11 TempSpace resource requested")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,332 @@
+"""The executor: a planned graph bound to arrays, run by the engine.
+
+Bind once, run many: ``forward`` and ``backward`` only push prepared segments and return; reading an output waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weftplan import config, engine
+from weftplan.device.context import Context
+from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
+from weftplan.executor.debug import debug_str
+from weftplan.executor.memory import PlannedMemory, SlabPool
+from weftplan.executor.monitor import Monitored
+from weftplan.executor.schedule import RunState, Step, StepBuilder
+from weftplan.executor.segments import Segment, make_segments
+from weftplan.ndarray import NDArray, random
+from weftplan.ndarray import zeros as nd_zeros
+from weftplan.planner.plan import MemoryPlan, PlannedGraph
+from weftplan.symbol import Symbol
+
+Callback = Callable[[str, NDArray], None]
+
+
+class Executor:
+    """A symbol bound to arrays. Make one with ``symbol.bind`` or ``symbol.simple_bind``.
+
+    Attributes:
+        arg_arrays, grad_arrays, aux_arrays: arrays in the order of the symbol's name lists (a gradient that is not
+            wanted is None).
+        outputs: arrays of the outputs; they live in planned memory and are overwritten by the next forward.
+        allocated_bytes: bytes of planned memory that this executor took from storage.
+    """
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        planned: PlannedGraph,
+        context: Context,
+        args: Sequence[NDArray],
+        grads: Sequence[NDArray | None],
+        aux: Sequence[NDArray],
+        grad_req: Mapping[str, str],
+        *,
+        pool: SlabPool | None = None,
+        rebind: Callable[..., Executor] | None = None,
+    ) -> None:
+        self.symbol = symbol
+        self.context = context
+        self.planned = planned
+        self.arg_names = symbol.list_arguments()
+        self.aux_names = symbol.list_auxiliary_states()
+        self.output_names = symbol.list_outputs()
+        self.arg_arrays = list(args)
+        self.grad_arrays = list(grads)
+        self.aux_arrays = list(aux)
+        self.grad_req = dict(grad_req)
+        self._rebind = rebind
+        self._arg_dict: dict[str, NDArray] | None = None
+        self._grad_dict: dict[str, NDArray | None] | None = None
+        self._aux_dict: dict[str, NDArray] | None = None
+        graph = planned.graph
+        external: dict[int, NDArray] = {}
+        for name, array in zip(self.arg_names, self.arg_arrays, strict=True):
+            if name in planned.arguments:
+                external[graph.entry_id(planned.arguments[name], 0)] = array
+        for name, array in zip(self.aux_names, self.aux_arrays, strict=True):
+            if name in planned.aux:
+                external[graph.entry_id(planned.aux[name], 0)] = array
+        grad_of = dict(zip(self.arg_names, self.grad_arrays, strict=True))
+        for name, eid in planned.gradients.items():
+            array = grad_of.get(name)
+            if array is not None:
+                external[eid] = array
+        self._head_grads: list[NDArray | None] = []
+        for k, nid in enumerate(planned.head_grads):
+            head: NDArray | None = None
+            if nid >= 0:
+                out = planned.outputs[k]
+                head = nd_zeros(planned.shapes[out], ctx=planned.devices[nid], dtype=planned.dtypes[out])
+                external[graph.entry_id(nid, 0)] = head
+            self._head_grads.append(head)
+        self._memory = PlannedMemory(planned, pool)
+        self.allocated_bytes = self._memory.allocated_bytes
+        self._build(external)
+        self._monitor: Monitored | None = None
+        self._ran_training_forward = False
+        self._run = RunState(is_train=False)
+
+    def _build(self, external: dict[int, NDArray]) -> None:
+        planned = self.planned
+        builder = StepBuilder(planned, self._memory, external)
+        steps: list[Step] = []
+        split = 0
+        for position, nid in enumerate(planned.order):
+            if position == planned.num_forward_nodes:
+                split = len(steps)
+            if not planned.graph.nodes[nid].is_variable:
+                steps.append(builder.build(int(nid)))
+        if planned.num_forward_nodes >= len(planned.order):
+            split = len(steps)
+        self._forward_steps, self._backward_steps = steps[:split], steps[split:]
+        self.outputs = [builder.entry(eid) for eid in planned.outputs]
+        gradient_vars = {id(array.var) for array in self.grad_arrays if array is not None}
+
+        def ready(step: Step) -> bool:
+            return any(id(var) in gradient_vars for var in step.writes)
+
+        training = bool(planned.gradients)
+        if training:
+            bulk = bool(config.get("MXNET_EXEC_BULK_EXEC_TRAIN"))
+            most = int(config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"))
+            limits = [
+                int(config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most) for way in ("FWD", "BWD")
+            ]
+        else:
+            bulk, limits = bool(config.get("MXNET_EXEC_BULK_EXEC_INFERENCE")), [len(steps) + 1] * 2
+        self._forward_segments = make_segments(self._forward_steps, limit=limits[0], bulk=bulk)
+        self._backward_segments = make_segments(self._backward_steps, limit=limits[1], bulk=bulk, ends_after=ready)
+        self._random = any(step.node.op is not None and step.node.op.random for step in steps)
+        output_vars = [array.var for array in self.outputs]
+        inputs = {id(array.var) for array in external.values()}
+        _, self._fence_vars = engine.dedupe(
+            [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
+        )
+        self._overlaps = planned.memory.has_reuse
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def forward(self, is_train: bool = False, **inputs: Any) -> list[NDArray]:
+        """Run the forward part, asynchronously; returns ``outputs``.
+
+        Args:
+            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward``.
+            inputs: values to copy into arguments first, by name.
+
+        Raises:
+            BindError: an unknown argument name.
+            ShapeError: a value of another shape.
+            DTypeError: a value that is no array.
+        """
+        for name, value in inputs.items():
+            self._assign(name, value)
+        seed, counter = random.next_key(self.context) if self._random else (0, 0)
+        self._run = RunState(bool(is_train), seed, counter)
+        self._ran_training_forward = bool(is_train)
+        pool = self._memory.pool
+        if self._overlaps or (pool.last_owner is not None and pool.last_owner is not self):
+            # Addresses are about to be used by other storages than those whose readers the vars know.
+            engine.get().push(_nothing, (), self._fence_vars, self.context, name="fence")
+        pool.last_owner = self
+        self._push(self._forward_segments, self._forward_steps)
+        return self.outputs
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Run the backward part, asynchronously: gradients arrive in ``grad_arrays`` as ``grad_req`` says.
+
+        Args:
+            out_grads: gradient of each output, an NDArray, a list, or a dictionary by output name; needed for outputs that
+                are not losses.
+            is_train: kept for MXNet's signature; the mode of the forward run decides.
+
+        Raises:
+            MXNetError: no forward(is_train=True) came before, or a needed output gradient is missing.
+        """
+        if not self.planned.gradients:
+            if any(req != "null" for req in self.grad_req.values()):
+                return
+            raise MXNetError("backward: this executor was bound without gradients (every grad_req is 'null')")
+        if not self._ran_training_forward:
+            raise MXNetError("backward: run forward(is_train=True) first; the last forward had is_train=False")
+        given = self._out_grads(out_grads)
+        for name, head, value in zip(self.output_names, self._head_grads, given, strict=True):
+            if head is None:
+                continue
+            if value is None:
+                raise MXNetError(
+                    f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network in a loss "
+                    f"operator such as SoftmaxOutput or make_loss"
+                )
+            if tuple(value.shape) != tuple(head.shape):
+                raise ShapeError(f"backward: output {name!r} has shape {head.shape}, its gradient {value.shape}")
+            value.copyto(head)
+        self._push(self._backward_segments, self._backward_steps)
+
+    def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
+        if self._monitor is not None:
+            self._monitor.push(steps, self._run)
+            return
+        run = self._run
+        for segment in segments:
+            segment.push(run)
+
+    def _out_grads(self, out_grads: Any) -> list[NDArray | None]:
+        count = len(self.output_names)
+        if out_grads is None:
+            return [None] * count
+        if isinstance(out_grads, NDArray):
+            out_grads = [out_grads]
+        if isinstance(out_grads, Mapping):
+            unknown = [name for name in out_grads if name not in self.output_names]
+            if unknown:
+                raise BindError(f"backward: no outputs named {unknown}; the outputs are {self.output_names}")
+            return [out_grads.get(name) for name in self.output_names]
+        if len(out_grads) != count:
+            raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {self.output_names}")
+        return list(out_grads)
+
+    def _assign(self, name: str, value: Any) -> None:
+        target = self.arg_dict.get(name)
+        if target is None:
+            raise BindError(f"forward: unknown argument {name!r}; the arguments are {self.arg_names}")
+        if not isinstance(value, NDArray) and not hasattr(value, "__array__"):
+            raise DTypeError(f"forward: argument {name!r} must be an array, got {type(value).__name__}")
+        if tuple(value.shape) != tuple(target.shape):
+            raise ShapeError(f"forward: argument {name!r} was bound as {target.shape}, got {tuple(value.shape)}")
+        if isinstance(value, NDArray):
+            value.copyto(target)
+        else:
+            target[:] = value
+
+    # -- arrays ---------------------------------------------------------------------------------------------------
+
+    @property
+    def arg_dict(self) -> dict[str, NDArray]:
+        """Arguments by name; raises BindError when two have the same name."""
+        if self._arg_dict is None:
+            self._arg_dict = _by_name(self.arg_names, self.arg_arrays)
+        return self._arg_dict
+
+    @property
+    def grad_dict(self) -> dict[str, Any]:
+        """Gradients by argument name (None where not wanted)."""
+        if self._grad_dict is None:
+            self._grad_dict = _by_name(self.arg_names, self.grad_arrays)
+        return self._grad_dict
+
+    @property
+    def aux_dict(self) -> dict[str, NDArray]:
+        """Auxiliary states by name."""
+        if self._aux_dict is None:
+            self._aux_dict = _by_name(self.aux_names, self.aux_arrays)
+        return self._aux_dict
+
+    @property
+    def output_dict(self) -> dict[str, NDArray]:
+        """Outputs by name."""
+        return _by_name(self.output_names, self.outputs)
+
+    def copy_params_from(
+        self,
+        arg_params: Mapping[str, NDArray],
+        aux_params: Mapping[str, NDArray] | None = None,
+        allow_extra_params: bool = False,
+    ) -> None:
+        """Copy values into arguments and auxiliary states by name, cast to their dtypes.
+
+        Raises:
+            BindError: an unknown name, unless ``allow_extra_params``. Nothing is copied then.
+            ShapeError: a value of another shape. Nothing is copied then.
+        """
+        work = []
+        for given, table, what in ((arg_params, self.arg_dict, "arg"), (aux_params or {}, self.aux_dict, "aux")):
+            for name, value in given.items():
+                target = table.get(name)
+                if target is None:
+                    if allow_extra_params:
+                        continue
+                    raise BindError(f"copy_params_from: {name!r} is no {what} of the symbol; it has {list(table)}")
+                if tuple(value.shape) != tuple(target.shape):
+                    raise ShapeError(f"copy_params_from: {name!r} was bound as {target.shape}, got {value.shape}")
+                work.append((value, target))
+        for value, target in work:
+            (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
+
+    def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any) -> Executor:
+        """An executor for other input shapes that shares arrays and planned memory with this one.
+
+        Args:
+            partial_shaping: allow shapes of arguments to change that were not given.
+            allow_up_sizing: allow arrays to grow (their contents are not kept).
+            shapes: new shapes by argument name.
+
+        Raises:
+            ShapeError: a change that was not allowed.
+        """
+        assert self._rebind is not None
+        return self._rebind(self, partial_shaping, allow_up_sizing, shapes)
+
+    @property
+    def pool(self) -> SlabPool:
+        """The slabs of the plan, for executors that share them."""
+        return self._memory.pool
+
+    # -- looking in -----------------------------------------------------------------------------------------------
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """The plan of everything between arguments and gradients."""
+        return self.planned.memory
+
+    def set_monitor_callback(self, callback: Callback | None, monitor_all: bool = False) -> None:
+        """Call ``callback(name, array)`` for every output of every node as it is pushed; None switches it off.
+
+        Args:
+            monitor_all: also for every input, before the node is pushed.
+        """
+        self._monitor = None if callback is None else Monitored(callback, monitor_all)
+
+    def debug_str(self) -> str:
+        """The bound graph and the planned megabytes, in MXNet's text form."""
+        return debug_str(self.planned)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Executor {self.output_names} on {self.context}: {len(self._forward_steps)} forward and "
+            f"{len(self._backward_steps)} backward nodes, {self.memory_plan.peak:,} planned bytes>"
+        )
+
+
+def _nothing() -> None:
+    """The work of a fence."""
+
+
+def _by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
+    table = dict(zip(names, arrays, strict=True))
+    if len(table) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
+    return table

@@ -1,0 +1,231 @@
+"""From planned nodes to prepared calls.
+
+Everything that does not change from run to run is settled at bind: arrays at their planned addresses, the kernel, its
+context and workspace. A run then only calls. A :class:`Step` is one node; it is executed by one thread at a time,
+because it writes vars of its own outputs, so its :class:`~weftplan.ops.schema.OpContext` may be kept and used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan import device, engine
+from weftplan.device.context import Context
+from weftplan.engine import FnProperty
+from weftplan.executor.memory import PlannedMemory
+from weftplan.ndarray import NDArray
+from weftplan.ops.schema import Op, OpContext, Req, aligned
+from weftplan.planner.plan import PlannedGraph
+from weftplan.symbol.node import Node
+
+
+@dataclass(slots=True)
+class RunState:
+    """What differs between runs, fixed on the pushing thread."""
+
+    is_train: bool
+    seed: int = 0
+    counter: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """One node, ready to run.
+
+    Attributes:
+        node: the graph node.
+        nid: its id in the indexed graph.
+        context: where it runs.
+        call: does the work for a run; None when there is nothing to do (an identity in place).
+        reads, writes: engine vars, duplicates removed.
+        copies: a cross-device copy, which gets an engine operation of its own.
+    """
+
+    node: Node
+    nid: int
+    context: Context
+    call: Callable[[RunState], None] | None
+    reads: list[Any]
+    writes: list[Any]
+    inputs: list[NDArray | None]
+    outputs: list[NDArray | None]
+    copies: FnProperty | None = None
+
+
+class StepBuilder:
+    """Makes the steps of one executor.
+
+    Args:
+        planned: graph and plan.
+        memory: the chunks of the planned storages.
+        external: arrays of entries that the plan does not place (arguments, auxiliary states, gradients, head gradients).
+    """
+
+    def __init__(self, planned: PlannedGraph, memory: PlannedMemory, external: dict[int, NDArray]) -> None:
+        self._planned = planned
+        self._memory = memory
+        self._external = external
+        self._entries: dict[int, NDArray] = dict(external)
+        self._written: set[int] = set()
+
+    def entry(self, eid: int) -> NDArray:
+        """The array of an entry, planned or given."""
+        array = self._entries.get(eid)
+        if array is None:
+            array = self._entries[eid] = self._memory.entry(eid)
+        return array
+
+    def build(self, nid: int) -> Step:
+        """The step of node ``nid``; call in execution order (first writers of a storage are noticed that way)."""
+        planned = self._planned
+        graph = planned.graph
+        node = graph.nodes[nid]
+        op = node.op
+        assert op is not None
+        ignored = set(op.ignored(node.params))
+        in_ids = graph.input_entries(nid)
+        out_ids = graph.output_entries(nid)
+        inputs = [None if i in ignored else self.entry(e) for i, e in enumerate(in_ids)]
+        requests = [Req(int(planned.requests[e])) for e in out_ids]
+        outputs = [None if r == Req.NULL else self.entry(e) for e, r in zip(out_ids, requests, strict=True)]
+        workspace = self._memory.workspace(nid)
+        reads = [array.var for array in inputs if array is not None]
+        writes = [array.var for array in outputs if array is not None]
+        writes += [inputs[i].var for i in op.aux if inputs[i] is not None]  # type: ignore[union-attr]
+        if workspace is not None:
+            writes.append(workspace[0].var)
+        for eid, request in zip(out_ids, requests, strict=True):
+            if request != Req.NULL:
+                writes += self._reused(eid)
+        if workspace is not None:
+            writes += self._reused_storage(int(planned.memory.workspace_storage[nid]))
+        read_list, write_list = engine.dedupe([*reads, self._memory.pool.var], writes)
+        context = planned.devices[nid]
+        step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
+        if nid in planned.skipped or _is_noop(op, node, in_ids, out_ids, planned):
+            return step
+        if op.name == "_CrossDeviceCopy":
+            assert inputs[0] is not None
+            assert outputs[0] is not None
+            step.call, step.copies = _copy_call(inputs[0], outputs[0])
+            return step
+        step.call = _kernel_call(op, node, nid, context, inputs, outputs, requests, workspace)
+        return step
+
+    def _reused(self, eid: int) -> list[Any]:
+        if eid in self._external:
+            return []
+        return self._reused_storage(int(self._planned.memory.storage[eid]))
+
+    def _reused_storage(self, storage: int) -> list[Any]:
+        if storage < 0 or storage in self._written:
+            return []
+        self._written.add(storage)
+        return self._memory.after(storage)
+
+
+def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], planned: PlannedGraph) -> bool:
+    """True for an identity whose output is its input's memory: the bytes are there already."""
+    if len(out_ids) != 1 or planned.requests[out_ids[0]] != Req.INPLACE:
+        return False
+    taken = int(planned.memory.inplace_input[out_ids[0]])
+    return any(p.identity and p.output == 0 and p.input == taken for p in op.inplace_pairs(node.params)) and (
+        planned.dtypes[in_ids[taken]] == planned.dtypes[out_ids[0]]
+    )
+
+
+def _copy_call(source: NDArray, target: NDArray) -> tuple[Callable[[RunState], None], FnProperty]:
+    ends = (source.context, target.context)
+    where = device.get(ends[1] if ends[0].is_host else ends[0])
+    if ends[0].is_host and not ends[1].is_host:
+        prop = FnProperty.COPY_TO_GPU
+    elif ends[0].is_host:
+        prop = FnProperty.NORMAL
+    else:
+        prop = FnProperty.COPY_FROM_GPU
+    src, dst = source.raw(), target.raw()
+
+    def call(run: RunState) -> None:
+        where.copy(dst, src)
+
+    return call, prop
+
+
+def _kernel_call(
+    op: Op,
+    node: Node,
+    nid: int,
+    context: Context,
+    inputs: Sequence[NDArray | None],
+    outputs: Sequence[NDArray | None],
+    requests: Sequence[Req],
+    workspace: Any,
+) -> Callable[[RunState], None]:
+    """The prepared call of one kernel; outputs to be accumulated are computed in workspace, then added."""
+    place = device.get(context)
+    xp = place.xp
+    raw_in: list[Any] = [None if array is None else array.raw() for array in inputs]
+    if engine.debug_enabled():
+        raw_in = [a if a is None or i in op.aux else _read_only(a) for i, a in enumerate(raw_in)]
+    raw_out: list[Any] = [None if array is None else array.raw() for array in outputs]
+    scratch = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
+    added: list[tuple[Any, Any]] = []
+    if Req.ADD in requests:
+        # The tail of the workspace holds the sums' terms: the planner counted aligned(nbytes) for each.
+        end = scratch.size
+        for k, request in enumerate(requests):
+            if request == Req.ADD:
+                target = raw_out[k]
+                end -= aligned(target.nbytes)
+                term = scratch[end : end + target.nbytes].view(target.dtype).reshape(target.shape)
+                raw_out[k] = term
+                added.append((target, term))
+        scratch = scratch[:end] if end else None
+    mirrored = node.mirror_of is not None
+    ctx = OpContext(xp, workspace=scratch, recompute=mirrored)
+    kernel, params, random = op.forward, node.params, op.random
+    key = _random_identity(node, nid)
+
+    if not random and not added:
+
+        def plain(run: RunState) -> None:
+            ctx.is_train = run.is_train
+            ctx._offset = 0
+            kernel(ctx, params, raw_in, raw_out)
+
+        call = plain
+    else:
+
+        def full(run: RunState) -> None:
+            ctx.is_train = run.is_train
+            ctx._offset = 0
+            ctx.random_key = (run.seed, (run.counter << 32) + key)
+            kernel(ctx, params, raw_in, raw_out)
+            for target, term in added:
+                xp.add(target, term, out=target)
+
+        call = full
+    if not place.asynchronous:
+        return call
+    return lambda run: place.launch(lambda: call(run))
+
+
+def _random_identity(node: Node, nid: int) -> int:
+    """A number that a recomputed node shares with the node it repeats: a checksum of the name."""
+    name = (node.mirror_of or node).name
+    value = 0
+    for char in name:
+        value = (value * 1_000_003 + ord(char)) & 0xFFFFFFFF
+    return value
+
+
+def _read_only(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,92 @@
+"""Bulk segments: consecutive steps pushed as one engine operation, so that small operations cost little.
+
+A segment ends at a cross-device copy, where the context changes, at the node limit, and where a gradient that the
+caller waits for has become ready (so that its exchange overlaps the rest of backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from weftplan import engine
+from weftplan.device.context import Context
+from weftplan.engine import FnProperty
+from weftplan.executor.schedule import RunState, Step
+
+
+class Segment:
+    """Steps that run one after the other in one engine operation."""
+
+    __slots__ = ("_calls", "_operators", "context", "name", "prop", "random", "reads", "steps", "writes")
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = list(steps)
+        self._calls = [step.call for step in steps if step.call is not None]
+        self.context: Context = steps[0].context
+        self.prop = steps[0].copies or FnProperty.NORMAL
+        self.random = any(step.node.op is not None and step.node.op.random for step in steps)
+        names = [step.node.name for step in steps]
+        self.name = names[0] if len(names) == 1 else f"[{','.join(names[:4])}{',…' if len(names) > 4 else ''}]"
+        self.reads, self.writes = engine.dedupe(
+            [var for step in steps for var in step.reads], [var for step in steps for var in step.writes]
+        )
+        self._operators: dict[bool, Any] = {}
+
+    def _run(self, run: RunState) -> None:
+        for call in self._calls:
+            call(run)
+
+    def push(self, run: RunState, priority: int = 0) -> None:
+        """Hand the segment to the engine for one run."""
+        if not self._calls:
+            return
+        current = engine.get()
+        if self.random:
+            current.push(
+                partial(self._run, run),
+                self.reads,
+                self.writes,
+                self.context,
+                prop=self.prop,
+                priority=priority,
+                name=self.name,
+            )
+            return
+        # Without random numbers a run differs in is_train alone: two stored operators serve all runs.
+        operator = self._operators.get(run.is_train)
+        if operator is None:
+            fixed = RunState(run.is_train)
+            operator = self._operators[run.is_train] = current.new_operator(
+                partial(self._run, fixed), self.reads, self.writes, prop=self.prop, name=self.name
+            )
+        current.push(operator, ctx=self.context, priority=priority)
+
+
+def make_segments(
+    steps: Sequence[Step], *, limit: int, bulk: bool, ends_after: Callable[[Step], bool] | None = None
+) -> list[Segment]:
+    """Cut ``steps`` (in execution order) into segments.
+
+    Args:
+        limit: most steps of one segment.
+        bulk: False: one segment per step.
+        ends_after: a segment ends after a step for which this is true.
+    """
+    segments: list[Segment] = []
+    pending: list[Step] = []
+
+    def flush() -> None:
+        if pending:
+            segments.append(Segment(pending))
+            pending.clear()
+
+    for step in steps:
+        if pending and (step.copies is not None or step.context != pending[0].context or len(pending) >= limit):
+            flush()
+        pending.append(step)
+        if not bulk or step.copies is not None or (ends_after is not None and ends_after(step)):
+            flush()
+    flush()
+    return segments
