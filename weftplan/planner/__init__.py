@@ -1,1 +1,9 @@
+"""Graph in, memory plan out: pure functions on symbols, no arrays, no threads."""
 
+from __future__ import annotations
+
+from weftplan.planner.graph import IndexedGraph
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
+
+__all__ = ["IndexedGraph", "Kind", "MemoryPlan", "PlanOptions", "PlannedGraph"]

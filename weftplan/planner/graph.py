@@ -1,0 +1,199 @@
+"""A graph as flat integer arrays: one row per node, one id per entry.
+
+Nodes are numbered by depth-first post-order from the heads (MXNet's order: for each node first its inputs, then its
+control dependencies), so every node comes after what it needs. Entry ``k`` of node ``n`` has the id
+``row_ptr[n] + k``; hidden outputs have ids too, a variable has one entry.
+
+Nothing here recurses: chains of 10^6 nodes are ordinary input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weftplan.errors import PlanError
+from weftplan.symbol.node import Entry, Node
+
+IntArray = NDArray[np.int64]
+
+
+class IndexedGraph:
+    """The nodes reachable from ``entries``, numbered; a snapshot that later changes of the nodes do not touch.
+
+    The same facts exist twice: as lists (``inputs``, ``controls``), which Python loops read fastest, and as NumPy
+    arrays in compressed-row form (``input_ptr``/``input_entries``) for whole-graph arithmetic.
+
+    Raises:
+        PlanError: the graph has a cycle, an entry names an output that its node lacks, or a variable has inputs.
+    """
+
+    __slots__ = (
+        "controls",
+        "entry_node",
+        "input_entries",
+        "input_ptr",
+        "inputs",
+        "is_variable",
+        "nid",
+        "nodes",
+        "outputs",
+        "row",
+        "row_ptr",
+    )
+
+    nodes: list[Node]
+    nid: dict[Node, int]
+    inputs: list[list[int]]
+    """Entry ids that each node reads, in input order."""
+    controls: list[list[int]]
+    """Node ids that each node must follow (one shared empty list where there are none)."""
+    row: list[int]
+    """``row_ptr`` as a list."""
+    row_ptr: IntArray
+    input_ptr: IntArray
+    input_entries: IntArray
+    entry_node: IntArray
+    """Node id that makes each entry."""
+    is_variable: NDArray[np.bool_]
+    outputs: IntArray
+    """Entry ids of the heads, in the order given (duplicates kept)."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        heads = list(entries)
+        nodes, nid = depth_first_order(entry.node for entry in heads)
+        counts = np.fromiter((node.num_outputs for node in nodes), dtype=np.int64, count=len(nodes))
+        self.nodes = nodes
+        self.nid = nid
+        self.row_ptr = _pointers(counts)
+        self.row = self.row_ptr.tolist()
+        self.is_variable = np.fromiter((node.op is None for node in nodes), dtype=np.bool_, count=len(nodes))
+        self.entry_node = np.repeat(np.arange(len(nodes), dtype=np.int64), counts)
+        lengths = np.fromiter((len(node.inputs) for node in nodes), dtype=np.int64, count=len(nodes))
+        self.input_ptr = _pointers(lengths)
+        total = int(self.input_ptr[-1])
+        owner = np.fromiter((nid[entry[0]] for node in nodes for entry in node.inputs), dtype=np.int64, count=total)
+        index = np.fromiter((entry[1] for node in nodes for entry in node.inputs), dtype=np.int64, count=total)
+        bad = np.flatnonzero((index < 0) | (index >= counts[owner]))
+        if len(bad):
+            reader = nodes[int(np.searchsorted(self.input_ptr, bad[0], side="right")) - 1]
+            entry = reader.inputs[int(bad[0] - self.input_ptr[nid[reader]])]
+            raise PlanError(_no_such_output(entry, f"node {reader.name!r}"))
+        for entry in heads:
+            if not 0 <= entry.index < counts[nid[entry.node]]:
+                raise PlanError(_no_such_output(entry, "the list of outputs"))
+        fed = np.flatnonzero(self.is_variable & (lengths > 0))
+        if len(fed):
+            raise PlanError(f"variable {nodes[int(fed[0])].name!r} has inputs: a variable holds data, computes nothing")
+        self.input_entries = self.row_ptr[owner] + index
+        flat = self.input_entries.tolist()
+        self.inputs = [flat[a:b] for a, b in pairwise(self.input_ptr.tolist())]
+        none: list[int] = []
+        self.controls = [[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes]
+        self.outputs = np.array([self.row[nid[entry.node]] + entry.index for entry in heads], dtype=np.int64)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, variables included."""
+        return len(self.nodes)
+
+    @property
+    def num_entries(self) -> int:
+        """Number of entries: one per variable, one per output (hidden ones included) of every operator node."""
+        return self.row[-1]
+
+    def entry_id(self, entry: Entry) -> int:
+        """The id of ``entry``; raises KeyError when its node is not in the graph."""
+        return self.row[self.nid[entry.node]] + entry.index
+
+    def entry(self, eid: int) -> Entry:
+        """The entry whose id is ``eid``."""
+        nid = int(self.entry_node[eid])
+        return Entry(self.nodes[nid], eid - self.row[nid])
+
+    def entry_name(self, eid: int) -> str:
+        """A variable's name, or ``<node>_<output>`` as ``list_outputs`` writes it."""
+        node, index, _ = self.entry(eid)
+        return node.name if node.op is None else f"{node.name}_{node.op.output_names(node.params)[index]}"
+
+    def variables(self) -> list[int]:
+        """Node ids of the variables, in order."""
+        return [int(n) for n in np.flatnonzero(self.is_variable)]
+
+    def mutable_variables(self) -> set[int]:
+        """Node ids of the variables that some node writes to (auxiliary states)."""
+        found: set[int] = set()
+        for node in self.nodes:
+            if node.op is not None and node.op.aux:
+                found.update(self.nid[node.inputs[i].node] for i in node.op.aux if node.inputs[i].node.op is None)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<IndexedGraph: {self.num_nodes} nodes, {self.num_entries} entries, {len(self.outputs)} outputs>"
+
+
+def depth_first_order(heads: Iterable[Node]) -> tuple[list[Node], dict[Node, int]]:
+    """Nodes reachable from ``heads`` in post-order (inputs, then control dependencies), and their positions.
+
+    Raises:
+        PlanError: the nodes form a cycle; the message names the nodes on it.
+    """
+    order: list[Node] = []
+    state: dict[Node, int] = {}  # -1 while a node is on the path from a head, else its position in `order`
+    stack: list[Node] = []
+    seen = state.get
+    for head in heads:
+        if head in state:
+            continue
+        stack.append(head)
+        while stack:
+            node = stack[-1]
+            found = seen(node)
+            if found is None:
+                state[node] = -1
+                # Reversed, so that the first input is on top of the stack and numbered first.
+                for dep in reversed(node.control_deps):
+                    mark = seen(dep)
+                    if mark is None:
+                        stack.append(dep)
+                    elif mark < 0:
+                        raise PlanError(_cycle(stack, state, dep))
+                for entry in reversed(node.inputs):
+                    dep = entry[0]
+                    mark = seen(dep)
+                    if mark is None:
+                        stack.append(dep)
+                    elif mark < 0:
+                        raise PlanError(_cycle(stack, state, dep))
+            else:
+                stack.pop()
+                if found < 0:
+                    state[node] = len(order)
+                    order.append(node)
+    return order, state
+
+
+def _pointers(counts: IntArray) -> IntArray:
+    """Row starts of a compressed-row table whose rows have these lengths."""
+    starts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _no_such_output(entry: Entry, where: str) -> str:
+    node = entry.node
+    return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
+
+
+def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:
+    """The message for an edge back to ``start``, which is still on the path."""
+    path = [node for node in stack if state.get(node) == -1]
+    names: list[str] = []
+    for node in path[path.index(start) :]:
+        if not names or names[-1] != node.name:
+            names.append(node.name)
+    shown = " <- ".join(map(repr, names[:8])) + (" <- ..." if len(names) > 8 else "")
+    return f"the graph has a cycle: {shown} <- {start.name!r}; a node cannot need its own result"

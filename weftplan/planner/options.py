@@ -1,0 +1,85 @@
+"""What a user may choose about a plan, read from the environment at every bind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from weftplan.errors import PlanError
+
+STRATEGIES = ("auto", "arena", "match_range", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Choices of the planner; every combination gives a correct plan.
+
+    Raises:
+        PlanError: a value is outside the range that its field names.
+    """
+
+    strategy: str = "auto"
+    """``match_range`` (whole blocks, MXNet's rule), ``arena`` (offsets in one slab per device), ``none`` (no
+    sharing but in place) or ``auto`` (the smallest peak of all of these)."""
+    match_range: int = 10
+    """A free block serves sizes from 1/match_range to match_range times its own; 0 switches sharing off altogether."""
+    auto_search: bool = False
+    """Try match ranges 1, 2, 4, … up to ``match_range`` and keep the smallest plan."""
+    enable_inplace: bool = True
+    """Let outputs take the memory of dying inputs."""
+    num_temp: int = 1
+    """Colours of branches: more keep branches more independent and need more memory."""
+    inplace_grad_sum_cap: int = 8
+    """Gradient sums of this many terms or more are accumulated in place, one term at a time."""
+    eliminate_common_expr: bool = True
+    """Merge nodes that compute the same."""
+    sizes: str = "true"
+    """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
+    compat: str = "none"
+    """``mxnet`` restores MXNet 1.9.1's plan where ours is better: unused outputs get memory, and so on."""
+    workspaces: bool = True
+    """Count and place the scratch memory of operators. Without it the plan is a figure only and cannot be executed."""
+    reorder: bool = False
+    """Let the planner choose the execution order (never to a higher peak than the order given)."""
+    alignment: int = 0
+    """Bytes to which offsets in a slab are aligned; 0: 64 on a host, 256 on a GPU."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no field documents."""
+        _one_of("strategy", self.strategy, STRATEGIES)
+        _one_of("sizes", self.sizes, ("true", "mxnet"))
+        _one_of("compat", self.compat, ("none", "mxnet"))
+        for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 2), ("alignment", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise PlanError(f"plan option {name} must be an integer >= {least}, got {value!r}")
+        if self.alignment & (self.alignment - 1):
+            raise PlanError(f"plan option alignment must be a power of two (or 0), got {self.alignment}")
+
+    @classmethod
+    def from_environment(cls, **overrides: Any) -> PlanOptions:
+        """Options as the environment has them now, with keyword overrides.
+
+        Raises:
+            ConfigError: a variable has an illegal value.
+            PlanError: an override is unknown or illegal.
+        """
+        from weftplan import config
+
+        unknown = set(overrides) - {f.name for f in fields(cls)}
+        if unknown:
+            raise PlanError(f"unknown plan option(s) {sorted(unknown)}; known: {[f.name for f in fields(cls)]}")
+        read = cls(
+            match_range=config.get("MXNET_EXEC_MATCH_RANGE"),
+            auto_search=config.get("NNVM_AUTO_SEARCH_MATCH_RANGE"),
+            enable_inplace=config.get("MXNET_EXEC_ENABLE_INPLACE"),
+            num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
+            inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
+            eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
+        )
+        return replace(read, **overrides)
+
+
+def _one_of(name: str, value: str, legal: tuple[str, ...]) -> None:
+    if value not in legal:
+        raise PlanError(f"plan option {name} must be one of {', '.join(legal)}; got {value!r}")

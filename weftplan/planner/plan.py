@@ -1,0 +1,225 @@
+"""A memory plan, and the graph it belongs to: frozen data, no behaviour beyond look-ups.
+
+Words: an *entry* is one output of one node. A *storage* is what entries share, either because one is computed in place
+of another or because their lifetimes do not meet. A *slab* is one allocation on one device; a storage is a byte range
+of a slab. A *step* is a position in the execution order; lifetimes are half-open ranges of steps.
+
+Two ways to reuse memory, and what an executor has to honour:
+
+* entries of one storage follow each other in execution order; one engine variable per storage orders them;
+* storages whose byte ranges overlap in one slab are listed in :attr:`MemoryPlan.after`: whoever first writes storage
+  ``s`` must wait until all readers and writers of ``after(s)`` have finished. The next run of the same plan starts
+  over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run
+  (:meth:`MemoryPlan.overlapping` lists both directions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weftplan.device.context import Context
+from weftplan.ops.schema import DType, Req, Shape
+from weftplan.planner.graph import IndexedGraph, IntArray
+from weftplan.planner.options import PlanOptions
+
+
+class Kind(IntEnum):
+    """Where the bytes of an entry come from."""
+
+    EXTERNAL = 0
+    """Given by the caller: arguments, auxiliary states, head gradients, gradient arrays. Storage -1."""
+    OWN = 1
+    """The first entry of its storage."""
+    SHARED = 2
+    """Its storage held another entry before, which is dead."""
+    INPLACE = 3
+    """Written over an input of the same node (:attr:`MemoryPlan.entry_inplace`)."""
+    ADDTO = 4
+    """Added into the memory of the partial gradient sum it belongs to (request ADD)."""
+    UNUSED = 5
+    """Nobody reads it: the request is NULL and it has no memory (except where ``compat="mxnet"`` gives it some)."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MemoryPlan:
+    """Who lives where, when. Arrays are read-only; their index is an entry, storage, slab or node id."""
+
+    strategy: str
+    """The strategy that made the plan (``match_range``, ``arena`` or ``none``; never ``auto``)."""
+    options: PlanOptions
+    contexts: tuple[Context, ...]
+    """Devices; ``slab_device`` indexes this."""
+
+    entry_storage: NDArray[np.int32]
+    """Storage of each entry; -1: none or external."""
+    entry_nbytes: IntArray
+    """Bytes of each entry, by its true shape and dtype."""
+    entry_kind: NDArray[np.int8]
+    """:class:`Kind` of each entry."""
+    entry_first: NDArray[np.int32]
+    """Step that writes the entry (0 for variables)."""
+    entry_last: NDArray[np.int32]
+    """First step at which the entry is no longer needed; ``len(order)`` for outputs of the graph."""
+    entry_inplace: NDArray[np.int32]
+    """For kind INPLACE the index of the input whose memory was taken, else -1."""
+
+    storage_slab: NDArray[np.int32]
+    storage_offset: IntArray
+    """Byte offset in the slab."""
+    storage_nbytes: IntArray
+    slab_device: NDArray[np.int32]
+    slab_nbytes: IntArray
+
+    workspace_nbytes: IntArray
+    """Scratch bytes of each node: what its operator declares, plus room for each output that is added to (see
+    :mod:`weftplan.planner.workspace`)."""
+    workspace_storage: NDArray[np.int32]
+    """Storage that serves as scratch of each node, at least ``workspace_nbytes`` long; -1 where none is needed."""
+
+    after_ptr: IntArray
+    after_storages: NDArray[np.int32]
+    """Rows of :meth:`after`."""
+
+    lower_bound: int
+    """Most bytes live at once, summed over devices: no placement of these buffers in this order can need less."""
+    unshared_bytes: int
+    """Bytes if every entry and every workspace had memory of its own."""
+
+    def __post_init__(self) -> None:
+        """Make the arrays read-only."""
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes that the plan allocates: the sum of its slabs."""
+        return int(self.slab_nbytes.sum())
+
+    @cached_property
+    def peak_by_device(self) -> dict[Context, int]:
+        """Bytes that the plan allocates on each device."""
+        totals = np.zeros(len(self.contexts), dtype=np.int64)
+        np.add.at(totals, self.slab_device, self.slab_nbytes)
+        return {context: int(total) for context, total in zip(self.contexts, totals, strict=True)}
+
+    @property
+    def num_storages(self) -> int:
+        """Number of storages, workspaces included."""
+        return len(self.storage_nbytes)
+
+    @property
+    def num_slabs(self) -> int:
+        """Number of allocations."""
+        return len(self.slab_nbytes)
+
+    @cached_property
+    def entry_bytes(self) -> int:
+        """Bytes of the storages that hold entries: what MXNet prints as "Total … allocated" (workspaces left out).
+
+        With the ``arena`` strategy storages overlap and this sum means little; use :attr:`peak` there.
+        """
+        used = np.unique(self.entry_storage[self.entry_storage >= 0])
+        return int(self.storage_nbytes[used].sum())
+
+    def storage_context(self, storage: int) -> Context:
+        """Device of a storage."""
+        return self.contexts[int(self.slab_device[self.storage_slab[storage]])]
+
+    def address(self, eid: int) -> tuple[int, int, int] | None:
+        """(slab, byte offset, bytes) of an entry, or None for an entry without planned memory."""
+        storage = int(self.entry_storage[eid])
+        if storage < 0:
+            return None
+        return int(self.storage_slab[storage]), int(self.storage_offset[storage]), int(self.entry_nbytes[eid])
+
+    def after(self, storage: int) -> NDArray[np.int32]:
+        """Storages that overlap ``storage`` and were in use before it: its first write waits for all their users."""
+        return self.after_storages[self.after_ptr[storage] : self.after_ptr[storage + 1]]
+
+    @cached_property
+    def num_reuse_edges(self) -> int:
+        """How many (earlier storage, later storage) pairs :meth:`after` lists in all."""
+        return len(self.after_storages)
+
+    def overlapping(self, storage: int) -> NDArray[np.int32]:
+        """Storages listed in ``after(storage)`` and those whose :meth:`after` lists ``storage``, ascending."""
+        ptr, rows = self._before
+        return np.union1d(self.after(storage), rows[ptr[storage] : ptr[storage + 1]]).astype(np.int32)
+
+    @cached_property
+    def _before(self) -> tuple[IntArray, NDArray[np.int32]]:
+        """The rows of :meth:`after` transposed."""
+        later = np.repeat(np.arange(self.num_storages, dtype=np.int32), np.diff(self.after_ptr))
+        by_earlier = np.argsort(self.after_storages, kind="stable")
+        counts = np.bincount(self.after_storages, minlength=self.num_storages)
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), later[by_earlier]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedGraph:
+    """A graph ready to execute: order, shapes, devices, requests and memory."""
+
+    graph: IndexedGraph
+    """Heads: the forward outputs, then one gradient entry per argument in :attr:`gradients`."""
+    order: list[int]
+    """Operator node ids in execution order, skipped ones included; variables are not in it."""
+    num_forward_nodes: int
+    """The first ``num_forward_nodes`` steps of :attr:`order` are the forward part and need nothing of the rest."""
+    shapes: list[Shape]
+    """Per entry."""
+    dtypes: list[DType]
+    """Per entry."""
+    devices: list[Context]
+    """Per node."""
+    requests: list[Req]
+    """Per entry, what its kernel has to do with the output; WRITE for variables, which nobody computes."""
+    skipped: frozenset[int]
+    """Node ids that must not run: sums whose terms are added in place by whoever makes them."""
+    outputs: list[int]
+    """Entry ids of the forward outputs."""
+    gradients: dict[str, int]
+    """Argument name -> entry id of its gradient (external memory); arguments with grad_req null are absent."""
+    grad_req: dict[str, Req]
+    """Argument name -> NULL, WRITE or ADD."""
+    head_grads: list[int]
+    """Per output the node id of variable ``_head_grad_<i>``, or -1 when no gradient reads it."""
+    arguments: dict[str, int]
+    """Argument name -> node id of the variable, in ``list_arguments`` order; -1 when the graph does not use it."""
+    aux: dict[str, int]
+    """Auxiliary state name -> node id of the variable, in ``list_auxiliary_states`` order."""
+    memory: MemoryPlan
+    notes: tuple[str, ...] = ()
+    """What the planner decided and a user may want to know, in words."""
+
+    @property
+    def trains(self) -> bool:
+        """True when gradients are computed."""
+        return bool(self.gradients)
+
+    @cached_property
+    def external_nbytes(self) -> Mapping[str, int]:
+        """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads."""
+        size = self.memory.entry_nbytes
+        row = self.graph.row
+
+        def total(nids: Any) -> int:
+            return sum(int(size[row[n]]) for n in nids if n >= 0)
+
+        return {
+            "arguments": total(self.arguments.values()),
+            "gradients": sum(int(size[e]) for e in self.gradients.values()),
+            "aux": total(self.aux.values()),
+            "head_grads": total(self.head_grads),
+        }
+
+    def entry_device(self, eid: int) -> Context:
+        """Device of an entry: that of the node that makes it."""
+        return self.devices[int(self.graph.entry_node[eid])]
