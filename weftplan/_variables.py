@@ -1,0 +1,553 @@
+"""The table of environment variables: data only; :mod:`weftplan.config` reads it.
+
+One :class:`Variable` per row. Where the sources disagree on a default, the documented value of MXNet wins over the value in its
+newest source (``MXNET_EXEC_MATCH_RANGE`` 10, not 16; ``MXNET_GPU_COPY_NTHREADS`` 1, not 2). ``effect`` is what the
+variable does *here*: it starts with "no effect yet" until a layer reads it, and a row is changed in the commit that adds the
+reader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class When(Enum):
+    """When a variable is read, hence until when a change counts."""
+
+    PROCESS = "process"
+    """Once, when the process-wide object that it shapes is first made; later changes warn."""
+    BIND = "bind"
+    """At every bind (or every plan)."""
+    CONSTRUCT = "construct"
+    """Whenever an object that it shapes is made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One row of the table.
+
+    ``kind`` is ``bool``, ``int``, ``float`` or ``str`` (one of ``choices``). ``low`` and ``high`` are inclusive, None where
+    there is no limit. ``default_from`` names the variable whose value is the default, if any.
+    """
+
+    name: str
+    kind: type
+    default: bool | int | float | str
+    when: When
+    meaning: str
+    effect: str
+    group: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    power_of_two: bool = False
+    default_from: str | None = None
+
+    @property
+    def effective(self) -> bool:
+        """False while the row says "no effect yet"."""
+        return not self.effect.startswith("no effect")
+
+    @property
+    def legal(self) -> str:
+        """The legal values, in words: ``an integer from 1 to 1024``."""
+        if self.kind is bool:
+            return "true, false, 1 or 0"
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        noun = "a power of two" if self.power_of_two else {int: "an integer", float: "a number"}[self.kind]
+        if self.low is not None and self.high is not None:
+            return f"{noun} from {self.low} to {self.high}"
+        return noun if self.low is None else f"{noun} >= {self.low}"
+
+
+_THREADS_MAX = 1024
+_P, _B, _C = When.PROCESS, When.BIND, When.CONSTRUCT
+_BIND_NOW = "read at every bind"
+
+
+def _threads(name: str, default: int, meaning: str, effect: str, *, when: When = _P, group: str = "engine") -> Variable:
+    return Variable(
+        name=name,
+        kind=int,
+        default=default,
+        low=1,
+        high=_THREADS_MAX,
+        when=when,
+        meaning=meaning,
+        effect=effect,
+        group=group,
+    )
+
+
+_ENGINE = (
+    Variable(
+        name="MXNET_ENGINE_TYPE",
+        kind=str,
+        default="ThreadedEnginePerDevice",
+        choices=("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"),
+        when=_P,
+        group="engine",
+        meaning="Which engine runs operations: at the push itself, on one pool, on pools per device, or seeded on one thread.",
+        effect="kind of the process-wide engine",
+    ),
+    _threads("MXNET_CPU_WORKER_NTHREADS", 1, "Worker threads per CPU context.", "size of the FIFO pool of each cpu(i)"),
+    _threads(
+        "MXNET_CPU_PRIORITY_NTHREADS", 4, "Threads for prioritized CPU operations.", "size of the one CPU priority pool"
+    ),
+    _threads(
+        "MXNET_GPU_WORKER_NTHREADS", 2, "Worker threads per GPU.", "size of each worker pool of gpu(i) and sim(i)"
+    ),
+    _threads("MXNET_GPU_COPY_NTHREADS", 1, "Copy threads per GPU.", "size of the copy pool of each gpu(i) and sim(i)"),
+    _threads(
+        "MXNET_MP_WORKER_NTHREADS", 1, "Worker threads per CPU context in a forked child.", "pool size after a fork"
+    ),
+    Variable(
+        name="WEFTPLAN_ERRORS",
+        kind=str,
+        default="weftplan",
+        choices=("weftplan", "mxnet"),
+        when=_P,
+        group="engine",
+        meaning="Whether a failed array stays failed until written again (weftplan) or raises once and is then readable (mxnet).",
+        effect="the engine's rule for stored errors",
+    ),
+    Variable(
+        name="WEFTPLAN_ENGINE_DEBUG",
+        kind=bool,
+        default=False,
+        when=_P,
+        group="engine",
+        meaning="Hand read arrays to operations as read-only views and check declarations.",
+        effect="the engine's debug mode",
+    ),
+    Variable(
+        name="WEFTPLAN_ENGINE_WATCHDOG_S",
+        kind=float,
+        default=0.0,
+        low=0,
+        when=_P,
+        group="engine",
+        meaning="Seconds without progress after which waiting operations are named on stderr; 0 is off.",
+        effect="the engine's watchdog",
+    ),
+)
+
+_PLANNER = (
+    Variable(
+        name="WEFTPLAN_PLANNER_STRATEGY",
+        kind=str,
+        default="auto",
+        choices=("match_range", "arena", "auto"),
+        when=_B,
+        group="planner",
+        meaning="How buffers share memory: MXNet's match range, offsets in one slab per device, or whichever needs less.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_EXEC_ENABLE_INPLACE",
+        kind=bool,
+        default=True,
+        when=_B,
+        group="planner",
+        aliases=("FLAGS_enable_inplace", "enable_inplace"),
+        meaning="Let an output take the storage of an input that dies there (Paddle's build-strategy switch enable_inplace).",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_EXEC_MATCH_RANGE",
+        kind=int,
+        default=10,
+        low=0,
+        when=_B,
+        group="planner",
+        aliases=("NNVM_EXEC_MATCH_RANGE",),
+        meaning="How many times larger or smaller a free block may be to be reused; 0 switches sharing off.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="NNVM_AUTO_SEARCH_MATCH_RANGE",
+        kind=bool,
+        default=False,
+        when=_B,
+        group="planner",
+        meaning="Try match ranges 1, 2, 4, … and keep the one whose plan is smallest.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_EXEC_NUM_TEMP",
+        kind=int,
+        default=1,
+        low=1,
+        when=_B,
+        group="planner",
+        aliases=("NNVM_EXEC_NUM_TEMP",),
+        meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
+        kind=int,
+        default=8,
+        low=0,
+        when=_B,
+        group="planner",
+        meaning="Gradient sums of up to this many terms are accumulated in place.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_ELIMINATE_COMMON_EXPR",
+        kind=bool,
+        default=True,
+        when=_B,
+        group="planner",
+        meaning="Compute equal sub-expressions once.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_BACKWARD_DO_MIRROR",
+        kind=bool,
+        default=False,
+        when=_B,
+        group="planner",
+        meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
+        effect="no effect yet: recomputation is still to come",
+    ),
+    Variable(
+        name="MXNET_MEMORY_OPT",
+        kind=bool,
+        default=False,
+        when=_B,
+        group="planner",
+        meaning="Recompute by the echo rule: only where the planned memory shrinks.",
+        effect="no effect yet: recomputation is still to come",
+    ),
+)
+
+_EXECUTOR = (
+    Variable(
+        name="MXNET_EXEC_BULK_EXEC_INFERENCE",
+        kind=bool,
+        default=True,
+        when=_B,
+        group="executor",
+        meaning="Push an inference graph as one operation.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_EXEC_BULK_EXEC_TRAIN",
+        kind=bool,
+        default=True,
+        when=_B,
+        group="executor",
+        meaning="Push a training graph in segments of several operations.",
+        effect=_BIND_NOW,
+    ),
+    Variable(
+        name="MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN",
+        kind=int,
+        default=15,
+        low=1,
+        when=_B,
+        group="executor",
+        meaning="Most operations in a training segment.",
+        effect=_BIND_NOW,
+    ),
+    *(
+        Variable(
+            name=f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{suffix}",
+            kind=int,
+            default=15,
+            default_from="MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN",
+            low=1,
+            when=_B,
+            group="executor",
+            meaning=f"Most operations in a segment of the {direction} pass.",
+            effect=_BIND_NOW,
+        )
+        for suffix, direction in (("FWD", "forward"), ("BWD", "backward"))
+    ),
+    Variable(
+        name="MXNET_CUDNN_AUTOTUNE_DEFAULT",
+        kind=int,
+        default=0,
+        low=0,
+        high=2,
+        when=_B,
+        group="executor",
+        meaning="Choice of convolution algorithms: 0 heuristic, 1 measured within the workspace limit, 2 fastest measured.",
+        effect="no effect yet: convolution has one algorithm, im2col and a matrix product",
+    ),
+    Variable(
+        name="MXNET_ENABLE_CUDA_GRAPHS",
+        kind=bool,
+        default=False,
+        when=_C,
+        group="executor",
+        meaning="Capture segments as CUDA graphs.",
+        effect="no effect yet: segments are replayed call by call on every device",
+    ),
+)
+
+
+def _mxnet_pool(device: str, context: str) -> tuple[Variable, ...]:
+    """The five pool variables of one device type; ``device`` as spelled in the name, ``context`` as called in Python."""
+    applies = f"pool of each {context}"
+    return (
+        Variable(
+            name=f"MXNET_{device}_MEM_POOL_TYPE",
+            kind=str,
+            default="Naive",
+            choices=("Naive", "Round", "Unpooled"),
+            when=_P,
+            group="storage",
+            meaning=f"Pool of {context}: exact sizes in pages, power-of-two sizes, or none.",
+            effect=applies,
+        ),
+        Variable(
+            name=f"MXNET_{device}_MEM_POOL_RESERVE",
+            kind=int,
+            default=5,
+            low=0,
+            high=100,
+            when=_P,
+            group="storage",
+            meaning=f"Percent of the memory of {context} that the pool leaves to others.",
+            effect=applies,
+        ),
+        Variable(
+            name=f"MXNET_{device}_MEM_POOL_PAGE_SIZE",
+            kind=int,
+            default=4096,
+            low=32,
+            high=2**30,
+            power_of_two=True,
+            when=_P,
+            group="storage",
+            aliases=(f"MXNET_{device}_POOL_PAGE_SIZE",),
+            meaning=f"Bytes to a multiple of which requests on {context} are rounded.",
+            effect=applies,
+        ),
+        Variable(
+            name=f"MXNET_{device}_MEM_LARGE_ALLOC_ROUND_SIZE",
+            kind=int,
+            default=2 * 2**20,
+            low=1,
+            when=_P,
+            group="storage",
+            meaning=f"Bytes to a multiple of which requests on {context} above that size are rounded (Naive pool).",
+            effect=applies,
+        ),
+        Variable(
+            name=f"MXNET_{device}_MEM_POOL_ROUND_LINEAR_CUTOFF",
+            kind=int,
+            default=24,
+            low=20,
+            high=34,
+            when=_P,
+            group="storage",
+            meaning=f"Sizes on {context} up to 2 to this power are rounded to powers of two, larger ones linearly (Round pool).",
+            effect=applies,
+        ),
+    )
+
+
+def _flag(
+    name: str,
+    default: bool | int | float | str,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    effect: str = "no effect yet: Paddle's allocators are still to come",
+    group: str = "storage",
+) -> Variable:
+    """One of Paddle's flags; its type is that of the default."""
+    return Variable(
+        name=f"FLAGS_{name}",
+        kind=type(default),
+        default=default,
+        low=low,
+        high=high,
+        choices=choices,
+        when=_B if group == "executor" else _P,
+        group=group,
+        meaning=meaning,
+        effect=effect,
+    )
+
+
+_NO_GC = "no effect yet: the planner frees by plan; collecting at run time is still to come"
+_NO_FUSION = "no effect yet: gradients are pushed one by one"
+_STORAGE = (
+    *_mxnet_pool("GPU", "gpu(i)"),
+    *_mxnet_pool("CPU", "cpu(i)"),
+    *_mxnet_pool("CPU_PINNED", "cpu_pinned(i)"),
+    _flag(
+        "allocator_strategy",
+        "auto_growth",
+        "Reserve a large block first, or grow on demand.",
+        choices=("naive_best_fit", "auto_growth"),
+    ),
+    _flag("fraction_of_gpu_memory_to_use", 0.92, "Share of the free GPU memory per block.", low=0, high=1),
+    _flag("fraction_of_cpu_memory_to_use", 1.0, "Share of the host memory per block.", low=0, high=1),
+    _flag("fraction_of_cuda_pinned_memory_to_use", 0.5, "Share of the host memory for pinned blocks.", low=0, high=1),
+    _flag("initial_cpu_memory_in_mb", 500, "MiB of the first host block.", low=0),
+    _flag("initial_gpu_memory_in_mb", 0, "MiB of the first GPU block; 0 uses the fraction.", low=0),
+    _flag("reallocate_gpu_memory_in_mb", 0, "MiB of each later GPU block; 0 uses the fraction.", low=0),
+    _flag("gpu_memory_limit_mb", 0, "Most MiB used per GPU; 0 is no limit.", low=0),
+    _flag("auto_growth_chunk_size_in_mb", 0, "Least MiB by which a pool grows; 0 grows by the request.", low=0),
+    _flag("init_allocated_mem", False, "Fill fresh memory with a non-zero pattern, to find reads before writes."),
+    _flag(
+        "eager_delete_tensor_gb",
+        0.0,
+        "GiB of garbage that are collected together; below 0 collection is off.",
+        effect=_NO_GC,
+    ),
+    _flag(
+        "memory_fraction_of_eager_deletion",
+        1.0,
+        "Share of the bytes of a graph's temporaries that is collected, largest first.",
+        low=0,
+        high=1,
+        effect=_NO_GC,
+    ),
+    _flag("fast_eager_deletion_mode", True, "Free GPU memory before the kernels that use it end.", effect=_NO_GC),
+    _flag("eager_delete_scope", True, "Destroy the temporaries of a run before the next one starts.", effect=_NO_GC),
+    _flag(
+        "cudnn_exhaustive_search",
+        False,
+        "Measure every convolution algorithm and keep the fastest.",
+        effect="no effect yet: convolution has one algorithm, im2col and a matrix product",
+        group="executor",
+    ),
+    _flag(
+        "enable_cublas_tensor_op_math",
+        False,
+        "Allow tensor cores in matrix products, at some loss of precision.",
+        effect="no effect yet: CuPy decides by its own CUPY_TF32",
+        group="executor",
+    ),
+)
+
+_KVSTORE = (
+    _threads(
+        "MXNET_KVSTORE_REDUCTION_NTHREADS",
+        4,
+        "Threads that sum one large array.",
+        "threads of a reduction of the local store",
+        when=_C,
+        group="kvstore",
+    ),
+    Variable(
+        name="MXNET_KVSTORE_BIGARRAY_BOUND",
+        kind=int,
+        default=1_000_000,
+        low=1,
+        when=_C,
+        group="kvstore",
+        meaning="Elements from which an array counts as large.",
+        effect="smallest array that is summed by several threads",
+    ),
+    Variable(
+        name="MXNET_UPDATE_ON_KVSTORE",
+        kind=bool,
+        default=True,
+        when=_C,
+        group="kvstore",
+        meaning="Run the optimizer in the store, not in each worker.",
+        effect="default of Module.init_optimizer",
+    ),
+    Variable(
+        name="MXNET_ENABLE_GPU_P2P",
+        kind=bool,
+        default=True,
+        when=_C,
+        group="kvstore",
+        meaning="Copy between GPUs directly where the hardware can.",
+        effect="no effect yet: copies between GPUs are left to CUDA",
+    ),
+    Variable(
+        name="MXNET_KVSTORE_USETREE",
+        kind=bool,
+        default=False,
+        when=_C,
+        group="kvstore",
+        meaning="Reduce and broadcast over trees that follow the links between GPUs.",
+        effect="no effect yet: reduction is in one step",
+    ),
+    Variable(
+        name="MXNET_KVSTORE_LOGTREE",
+        kind=bool,
+        default=False,
+        when=_C,
+        group="kvstore",
+        meaning="Log the trees.",
+        effect="no effect yet: there are no trees",
+    ),
+    Variable(
+        name="MXNET_KVSTORE_TREE_ARRAY_BOUND",
+        kind=int,
+        default=10_000_000,
+        low=1,
+        when=_C,
+        group="kvstore",
+        meaning="Elements from which an array is cut into one slice per tree.",
+        effect="no effect yet: there are no trees",
+    ),
+    Variable(
+        name="MXNET_KVSTORE_TREE_BACKTRACK",
+        kind=bool,
+        default=False,
+        when=_C,
+        group="kvstore",
+        meaning="Search for the trees exhaustively.",
+        effect="no effect yet: there are no trees",
+    ),
+    Variable(
+        name="MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY",
+        kind=float,
+        default=0.7,
+        low=0,
+        high=1,
+        when=_C,
+        group="kvstore",
+        meaning="Factor by which the weight of a link falls with each tree that uses it.",
+        effect="no effect yet: there are no trees",
+    ),
+    _flag(
+        "fuse_parameter_groups_size",
+        3,
+        "Gradients exchanged together; -1 puts all in one group.",
+        low=-1,
+        effect=_NO_FUSION,
+        group="kvstore",
+    ),
+    _flag(
+        "fuse_parameter_memory_size",
+        -1.0,
+        "MiB of gradients exchanged together; below 0 is no limit.",
+        effect=_NO_FUSION,
+        group="kvstore",
+    ),
+)
+
+TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE)
+"""Every variable, grouped by the layer that reads it."""
+
+UNUSED_HERE = frozenset(
+    "MXNET_" + name
+    for name in """
+    BACKWARD_MIRROR_STEP CPU_PARALLEL_RAND_COPY CPU_PARALLEL_SIZE CPU_TEMP_COPY CUDA_GRAPHS_VERBOSE
+    ENABLE_CUDA_GRAPHS_VERBOSE ENABLE_CUDA_GRAPHS_MAX_LOG_ENTRIES ENGINE_INFO EXEC_VERBOSE_LOGGING FUSION_VERBOSE
+    GPU_CUDNN_DROPOUT_STATE_COPY GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS HOME
+    INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_DIST_ROW_SPARSE_VERBOSE KVSTORE_SERIAL_PUSH KVSTORE_SLICE_THRESHOLD
+    LIBRARY_PATH MEM_PLAN_VERBOSE_LOGGING MP_OPENCV_NUM_THREADS OMP_MAX_THREADS OPTIMIZER_AGGREGATION_SIZE
+    PROFILER_AUTOSTART PROFILER_MODE SAFE_ACCUMULATION STORAGE_FALLBACK_LOG_VERBOSE SUBGRAPH_BACKEND SUBGRAPH_VERBOSE
+    UPDATE_AGGREGATION_SIZE USE_FUSION USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
+    """.split()
+)
+"""Names that MXNet 1.9.1 or 2.0 reads and weftplan does not: spelled right, so they are no misspellings of ours."""

@@ -1,0 +1,232 @@
+"""Every environment variable, read through one typed table (:mod:`weftplan._variables`).
+
+What shapes a process-wide object (engine, pools, thread counts) is read with :func:`process`: once, when the object is first
+made. What shapes a plan or an executor is read with :func:`get` at every bind. Unset or empty means the default. Any thread
+may call anything here; the environment itself is the caller's to guard.
+
+>>> import os
+>>> os.environ["MXNET_EXEC_MATCH_RANGE"] = "16"
+>>> get("MXNET_EXEC_MATCH_RANGE"), lookup("NNVM_EXEC_MATCH_RANGE").origin
+(16, 'environment')
+>>> del os.environ["MXNET_EXEC_MATCH_RANGE"]
+>>> get("MXNET_EXEC_MATCH_RANGE"), lookup("NNVM_EXEC_MATCH_RANGE").origin
+(10, 'default')
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
+from weftplan.errors import ConfigError, ConfigWarning
+
+__all__ = ["Setting", "Variable", "When", "check_environment", "get", "lookup", "process", "strangers", "table"]
+
+_PREFIXES = ("MXNET_", "NNVM_", "FLAGS_", "WEFTPLAN_")
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+_BY_NAME: dict[str, Variable] = {}
+for _variable in TABLE:
+    for _name in (_variable.name, *_variable.aliases):
+        if _name in _BY_NAME:
+            raise AssertionError(f"{_name} is declared twice")
+        _BY_NAME[_name] = _variable
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one variable is set to now.
+
+    ``origin`` is ``"default"``, ``"environment"``, ``"alias NAME"``, or ``"default (as NAME)"`` where another variable's
+    value is the default; ``text`` is the raw text, None for a default.
+    """
+
+    variable: Variable
+    value: bool | int | float | str
+    origin: str
+    text: str | None
+
+
+_lock = threading.Lock()
+_first: dict[str, Setting] = {}
+"""The settings that :func:`process` handed out, by canonical name. Guarded by ``_lock``."""
+_warned: set[tuple[str, str | None]] = set()
+"""(canonical name, late text) pairs already warned about. Guarded by ``_lock``."""
+
+
+def table() -> tuple[Variable, ...]:
+    """Every variable, grouped by layer."""
+    return TABLE
+
+
+def get(name: str) -> Any:
+    """The value of a variable (by name or alias) in the environment as it is now.
+
+    Returns:
+        A bool, int, float or str, as the table says.
+
+    Raises:
+        ConfigError: the value is not legal, or no variable has this name.
+    """
+    return lookup(name).value
+
+
+def process(name: str) -> Any:
+    """The value as it was when first asked for in this process.
+
+    Warns (:class:`~weftplan.errors.ConfigWarning`), once per new value, when the environment has changed since: the object
+    that the variable shapes exists already.
+
+    Raises:
+        ConfigError: at the first call, as :func:`get`; nothing is remembered then.
+    """
+    variable = _find(name)
+    with _lock:
+        first = _first.get(variable.name)
+    if first is None:
+        now = lookup(name)
+        with _lock:
+            # Two first callers may race to here; the one that stores first decides for both.
+            return _first.setdefault(variable.name, now).value
+    _, text = _raw(variable)
+    if text != first.text:
+        with _lock:
+            new = (variable.name, text) not in _warned
+            _warned.add((variable.name, text))
+        if new:
+            warnings.warn(
+                f"{variable.name} changed from {_shown(first.text)} to {_shown(text)} too late: it was read when what it "
+                f"shapes was first made, and {first.value} stays in force; set it before the process starts",
+                ConfigWarning,
+                stacklevel=2,
+            )
+    return first.value
+
+
+def lookup(name: str) -> Setting:
+    """As :func:`get`, with where the value comes from."""
+    variable = _find(name)
+    source, text = _raw(variable)
+    if text is not None:
+        origin = "environment" if source == variable.name else f"alias {source}"
+        return Setting(variable, _parse(variable, source, text), origin, text)
+    if variable.default_from is not None:
+        other = lookup(variable.default_from)
+        if other.text is not None:
+            return Setting(variable, other.value, f"default (as {variable.default_from})", None)
+    return Setting(variable, variable.default, "default", None)
+
+
+def check_environment() -> None:
+    """Warn about misspelt variables, and about an alias that contradicts its variable. Called at ``import weftplan``.
+
+    Values are not judged here: a bad value is an error of whoever reads it, so that ``weftplan doctor`` still runs.
+    """
+    for name in strangers():
+        nearest = _nearest(name)
+        if nearest is not None:
+            warnings.warn(
+                f"unknown environment variable {name}, which is ignored: did you mean {nearest}? "
+                "`weftplan doctor` lists every variable",
+                ConfigWarning,
+                stacklevel=2,
+            )
+        elif name.upper().startswith("WEFTPLAN_"):
+            warnings.warn(
+                f"unknown environment variable {name}, which is ignored: `weftplan doctor` lists every variable",
+                ConfigWarning,
+                stacklevel=2,
+            )
+    for variable in TABLE:
+        texts = {n: os.environ[n] for n in (variable.name, *variable.aliases) if os.environ.get(n, "").strip()}
+        if len(set(texts.values())) > 1:
+            told = ", ".join(f"{n}={text}" for n, text in texts.items())
+            warnings.warn(
+                f"{told} contradict each other: they are names of one variable, and {next(iter(texts))} wins; unset the others",
+                ConfigWarning,
+                stacklevel=2,
+            )
+
+
+def strangers() -> list[str]:
+    """Names in the environment that begin like ours, are not in the table and are not known from MXNet either, sorted."""
+    return sorted(
+        name
+        for name in os.environ
+        if name.upper().startswith(_PREFIXES) and name not in _BY_NAME and name not in UNUSED_HERE
+    )
+
+
+def _nearest(name: str) -> str | None:
+    """The variable that a misspelt name most likely means, if any."""
+    upper = {known.upper(): known for known in _BY_NAME}
+    near = difflib.get_close_matches(name.upper(), upper, n=1, cutoff=0.8)
+    return upper[near[0]] if near else None
+
+
+def _find(name: str) -> Variable:
+    variable = _BY_NAME.get(name)
+    if variable is None:
+        near = difflib.get_close_matches(name, _BY_NAME, n=1)
+        raise ConfigError(f"no variable is named {name!r}" + (f": did you mean {near[0]}?" if near else ""))
+    return variable
+
+
+def _raw(variable: Variable) -> tuple[str, str | None]:
+    """(name that is set, its text); the variable's own name goes before its aliases. Text None: unset or empty."""
+    for name in (variable.name, *variable.aliases):
+        text = os.environ.get(name, "").strip()
+        if text:
+            return name, text
+    return variable.name, None
+
+
+def _parse(variable: Variable, source: str, text: str) -> bool | int | float | str:
+    value: bool | int | float | str | None = None
+    hint = ""
+    if variable.kind is bool:
+        value = _BOOLS.get(text.lower())
+    elif variable.kind is str:
+        value = text if text in variable.choices else None
+        near = difflib.get_close_matches(text.lower(), {c.lower(): c for c in variable.choices}, n=1)
+        hint = "".join(f"; did you mean {c}?" for c in variable.choices if near and c.lower() == near[0])
+    elif variable.kind is int:
+        # int() would also take "1_000"; MXNet's own parser silently reads "1e6" as 1, which must not pass either.
+        value = int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None
+    else:
+        try:
+            value = float(text)
+        except ValueError:
+            value = None
+        if value is not None and not math.isfinite(value):
+            value = None
+    if value is None or not _in_range(variable, value):
+        raise ConfigError(
+            f"{source}={text!r} is not legal: expected {variable.legal} (default {variable.default}){hint}"
+        )
+    return value
+
+
+def _in_range(variable: Variable, value: bool | int | float | str) -> bool:
+    if isinstance(value, (bool, str)):
+        return True
+    if variable.low is not None and value < variable.low or variable.high is not None and value > variable.high:
+        return False
+    return not variable.power_of_two or int(value).bit_count() == 1
+
+
+def _shown(text: str | None) -> str:
+    return "unset" if text is None else repr(text)
+
+
+def _reset_for_tests() -> None:
+    """Forget what :func:`process` has handed out."""
+    with _lock:
+        _first.clear()
+        _warned.clear()
