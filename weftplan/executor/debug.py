@@ -14,8 +14,8 @@ def debug_str(planned: PlannedGraph) -> str:
     lines = ["Symbol Outputs:"]
     heads = list(dict.fromkeys([*planned.outputs, *planned.gradients.values()]))
     for i, eid in enumerate(heads):
-        node, index = graph.entry_node(eid)
-        lines.append(f"\toutput[{i}]={graph.nodes[node].name}({index})")
+        entry = graph.entry(eid)
+        lines.append(f"\toutput[{i}]={entry.node.name}({entry.index})")
     for node_object in graph.nodes:
         if node_object.op is None:
             lines.append(f"Variable:{node_object.name}")

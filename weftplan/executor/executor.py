@@ -64,11 +64,11 @@ class Executor:
         graph = planned.graph
         external: dict[int, NDArray] = {}
         for name, array in zip(self.arg_names, self.arg_arrays, strict=True):
-            if name in planned.arguments:
-                external[graph.entry_id(planned.arguments[name], 0)] = array
+            if planned.arguments.get(name, -1) >= 0:
+                external[graph.row[planned.arguments[name]]] = array
         for name, array in zip(self.aux_names, self.aux_arrays, strict=True):
-            if name in planned.aux:
-                external[graph.entry_id(planned.aux[name], 0)] = array
+            if planned.aux.get(name, -1) >= 0:
+                external[graph.row[planned.aux[name]]] = array
         grad_of = dict(zip(self.arg_names, self.grad_arrays, strict=True))
         for name, eid in planned.gradients.items():
             array = grad_of.get(name)
@@ -80,7 +80,7 @@ class Executor:
             if nid >= 0:
                 out = planned.outputs[k]
                 head = nd_zeros(planned.shapes[out], ctx=planned.devices[nid], dtype=planned.dtypes[out])
-                external[graph.entry_id(nid, 0)] = head
+                external[graph.row[nid]] = head
             self._head_grads.append(head)
         self._memory = PlannedMemory(planned, pool)
         self.allocated_bytes = self._memory.allocated_bytes
@@ -92,15 +92,8 @@ class Executor:
     def _build(self, external: dict[int, NDArray]) -> None:
         planned = self.planned
         builder = StepBuilder(planned, self._memory, external)
-        steps: list[Step] = []
-        split = 0
-        for position, nid in enumerate(planned.order):
-            if position == planned.num_forward_nodes:
-                split = len(steps)
-            if not planned.graph.nodes[nid].is_variable:
-                steps.append(builder.build(int(nid)))
-        if planned.num_forward_nodes >= len(planned.order):
-            split = len(steps)
+        steps = [builder.build(nid) for nid in planned.order]
+        split = planned.num_forward_nodes
         self._forward_steps, self._backward_steps = steps[:split], steps[split:]
         self.outputs = [builder.entry(eid) for eid in planned.outputs]
         gradient_vars = {id(array.var) for array in self.grad_arrays if array is not None}
@@ -125,7 +118,7 @@ class Executor:
         _, self._fence_vars = engine.dedupe(
             [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
         )
-        self._overlaps = planned.memory.has_reuse
+        self._overlaps = planned.memory.num_reuse_edges > 0
 
     # -- running --------------------------------------------------------------------------------------------------
 

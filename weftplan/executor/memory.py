@@ -58,7 +58,7 @@ class PlannedMemory:
     def __init__(self, planned: PlannedGraph, pool: SlabPool | None = None) -> None:
         self.pool = SlabPool() if pool is None else pool
         plan = planned.memory
-        needs = [(plan.devices[plan.slab_device[i]], int(n)) for i, n in enumerate(plan.slab_nbytes)]
+        needs = [(plan.contexts[plan.slab_device[i]], int(n)) for i, n in enumerate(plan.slab_nbytes)]
         slabs, self.allocated_bytes = self.pool.take(needs)
         whole = pool is None
         self.chunks: list[Chunk] = []
@@ -72,7 +72,7 @@ class PlannedMemory:
     def entry(self, eid: int) -> NDArray:
         """The array of a planned entry."""
         planned = self._planned
-        storage = int(planned.memory.storage[eid])
+        storage = int(planned.memory.entry_storage[eid])
         return NDArray(self.chunks[storage], planned.shapes[eid], planned.dtypes[eid])
 
     def workspace(self, node: int) -> Any:

@@ -87,10 +87,10 @@ class StepBuilder:
         op = node.op
         assert op is not None
         ignored = set(op.ignored(node.params))
-        in_ids = graph.input_entries(nid)
-        out_ids = graph.output_entries(nid)
+        in_ids = graph.inputs[nid]
+        out_ids = range(graph.row[nid], graph.row[nid + 1])
         inputs = [None if i in ignored else self.entry(e) for i, e in enumerate(in_ids)]
-        requests = [Req(int(planned.requests[e])) for e in out_ids]
+        requests = [planned.requests[e] for e in out_ids]
         outputs = [None if r == Req.NULL else self.entry(e) for e, r in zip(out_ids, requests, strict=True)]
         workspace = self._memory.workspace(nid)
         reads = [array.var for array in inputs if array is not None]
@@ -119,7 +119,7 @@ class StepBuilder:
     def _reused(self, eid: int) -> list[Any]:
         if eid in self._external:
             return []
-        return self._reused_storage(int(self._planned.memory.storage[eid]))
+        return self._reused_storage(int(self._planned.memory.entry_storage[eid]))
 
     def _reused_storage(self, storage: int) -> list[Any]:
         if storage < 0 or storage in self._written:
@@ -132,7 +132,7 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
     """True for an identity whose output is its input's memory: the bytes are there already."""
     if len(out_ids) != 1 or planned.requests[out_ids[0]] != Req.INPLACE:
         return False
-    taken = int(planned.memory.inplace_input[out_ids[0]])
+    taken = int(planned.memory.entry_inplace[out_ids[0]])
     return any(p.identity and p.output == 0 and p.input == taken for p in op.inplace_pairs(node.params)) and (
         planned.dtypes[in_ids[taken]] == planned.dtypes[out_ids[0]]
     )
