@@ -1,0 +1,84 @@
+"""The sums below the stores: fixed order, whatever threads and blocks."""
+
+import numpy as np
+import pytest
+
+from weftplan.kvstore import reduce
+from weftplan.kvstore.reduce import reduce_arrays, sum_grouped_block, sum_sequential_block
+
+
+def sources(count: int, size: int, dtype: str = "float32") -> list[np.ndarray]:
+    """``count`` arrays whose sum depends on the order of additions."""
+    rng = np.random.default_rng(count * 1000 + size)
+    return [(rng.standard_normal(size) * 10.0 ** rng.integers(-4, 5, size)).astype(dtype) for _ in range(count)]
+
+
+def grouped_oracle(xs: list[np.ndarray]) -> np.ndarray:
+    """MXNet's CommCPU order, written the slow way."""
+    acc = xs[0].copy()
+    i = 1
+    while i < len(xs):
+        group = xs[i : i + 4]
+        bracket = group[0]
+        for term in group[1:]:
+            bracket = bracket + term
+        acc = acc + bracket
+        i += 4
+    return acc
+
+
+def sequential_oracle(xs: list[np.ndarray]) -> np.ndarray:
+    """Left to right."""
+    acc = xs[0].copy()
+    for x in xs[1:]:
+        acc = acc + x
+    return acc
+
+
+@pytest.mark.parametrize("count", range(1, 11))
+@pytest.mark.parametrize(
+    ("block_sum", "oracle"), [(sum_grouped_block, grouped_oracle), (sum_sequential_block, sequential_oracle)]
+)
+def test_order_of_additions(count, block_sum, oracle):
+    """Every count of sources gives the documented order, bit for bit."""
+    xs = sources(count, 1001)
+    out = np.empty_like(xs[0])
+    reduce_arrays(xs, out, block_sum=block_sum, threads=1, bound=1)
+    assert np.array_equal(out, oracle(xs))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("size", [1, 5, 4095, 4097, 70_001])
+def test_threads_and_blocks_do_not_change_bits(threads, size, monkeypatch):
+    """Chunks of any size on any number of threads give the bits of one loop."""
+    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    xs = sources(6, size)
+    out = np.full_like(xs[0], np.nan)
+    reduce_arrays(xs, out, threads=threads, bound=1)
+    assert np.array_equal(out, grouped_oracle(xs))
+
+
+def test_the_orders_differ():
+    """The two orders are really two: their bits differ on this input (so the tests above can fail)."""
+    xs = sources(6, 10_000)
+    assert not np.array_equal(grouped_oracle(xs), sequential_oracle(xs))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_into_the_first_source(dtype):
+    """``out`` may be the first source itself."""
+    xs = sources(5, 333, "float64")
+    xs = [x.astype(dtype) for x in xs] if dtype != "int32" else [(x * 10).astype(dtype) for x in xs]
+    want = grouped_oracle(xs)
+    reduce_arrays(xs, xs[0], threads=2, bound=1)
+    assert np.array_equal(xs[0], want)
+
+
+def test_empty_and_shaped():
+    """No elements is no work; shapes of any rank are summed as flat memory."""
+    out = np.empty((0, 3), np.float32)
+    reduce_arrays([out, out], out, threads=4, bound=1)
+    xs = [x.reshape(10, 20, 5) for x in sources(3, 1000)]
+    result = np.empty_like(xs[0])
+    reduce_arrays(xs, result, threads=2, bound=10)
+    assert np.array_equal(result, grouped_oracle(xs))

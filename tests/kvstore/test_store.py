@@ -1,0 +1,282 @@
+"""The contract of every store of one process: keys, values, order, errors, updaters, states."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weftplan as mx
+from weftplan.errors import FormatError, KVStoreError
+from weftplan.training import optimizer as optimizers
+
+KINDS = ["local", "device", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"]
+
+
+@pytest.fixture(params=KINDS)
+def kv(request):
+    """A fresh store of each kind."""
+    return mx.kv.create(request.param)
+
+
+def arrays(values, shape=(3, 4)):
+    """One array per value, each on its own CPU context."""
+    return [mx.nd.full(shape, v, ctx=mx.cpu(i)) for i, v in enumerate(values)]
+
+
+def test_init_push_pull(kv):
+    """A pull gives the initial value, then the sum of the last push (which replaces, not adds)."""
+    kv.init(3, mx.nd.ones((3, 4)))
+    out = mx.nd.empty((3, 4))
+    kv.pull(3, out=out)
+    assert (out.asnumpy() == 1).all()
+    kv.push(3, arrays([1, 2, 3]))
+    kv.pull(3, out=out)
+    assert (out.asnumpy() == 6).all()
+    kv.push(3, mx.nd.full((3, 4), 5))
+    kv.pull(3, out=out)
+    assert (out.asnumpy() == 5).all()
+
+
+def test_pull_to_every_device(kv):
+    """A list of outs on several contexts is filled."""
+    kv.init("w", mx.nd.full((2,), 7))
+    outs = [mx.nd.zeros((2,), ctx=mx.cpu(i)) for i in range(4)]
+    kv.pull("w", out=outs)
+    assert [out.asnumpy().tolist() for out in outs] == [[7, 7]] * 4
+
+
+def test_lists_of_keys(kv):
+    """Keys in a list, values in a list of lists; repeated keys form one group."""
+    keys = [5, 2, 9]
+    kv.init(keys, [mx.nd.zeros((2,))] * 3)
+    kv.push(keys, [arrays([i, 1], (2,)) for i in range(3)])
+    outs = [mx.nd.empty((2,)) for _ in keys]
+    kv.pull(keys, out=outs)
+    assert [out.asnumpy()[0] for out in outs] == [1, 2, 3]
+    kv.push([5, 5], arrays([10, 20], (2,)))
+    kv.pull(5, out=outs[0])
+    assert outs[0].asnumpy()[0] == 30
+
+
+def test_pushpull_and_broadcast(kv):
+    """pushpull writes the sum to out, or back into the values; broadcast is init and pull."""
+    outs = arrays([0, 0])
+    kv.broadcast("w", mx.nd.full((3, 4), 2), outs)
+    assert all((out.asnumpy() == 2).all() for out in outs)
+    values = arrays([1, 2])
+    kv.pushpull("w", values, out=outs)
+    assert all((out.asnumpy() == 3).all() for out in outs)
+    kv.pushpull("w", values)
+    assert all((value.asnumpy() == 3).all() for value in values)
+
+
+def test_the_store_does_not_alias_pushed_arrays(kv):
+    """Changing a gradient after the push does not change what is pulled."""
+    kv.init(0, mx.nd.zeros((2,)))
+    gradient = mx.nd.ones((2,))
+    kv.push(0, gradient)
+    gradient[:] = 99
+    out = mx.nd.empty((2,))
+    kv.pull(0, out=out)
+    assert out.asnumpy().tolist() == [1, 1]
+
+
+def test_more_sources_than_before(kv):
+    """A later push may come from more devices than an earlier one."""
+    kv.init(0, mx.nd.zeros((3, 4)))
+    out = mx.nd.empty((3, 4))
+    for count in (1, 2, 5, 3):
+        kv.push(0, arrays(range(1, count + 1)))
+        kv.pull(0, out=out)
+        assert (out.asnumpy() == count * (count + 1) / 2).all()
+
+
+def test_updater_sees_sum_and_changes_stored(kv):
+    """An updater replaces the rule "store the sum"; it is called with the user's key."""
+    seen = []
+
+    def update(key, merged, stored):
+        seen.append(key)
+        stored += merged * 2
+
+    kv.init("a", mx.nd.ones((3, 4)))
+    kv.set_updater(update)
+    kv.push("a", arrays([1, 2]))
+    kv.push("a", arrays([1, 2]))
+    out = mx.nd.empty((3, 4))
+    kv.pull("a", out=out)
+    assert (out.asnumpy() == 13).all()
+    assert seen == ["a", "a"]
+
+
+def test_updater_that_raises_reaches_the_caller(kv):
+    """An exception in an updater is raised by push and the weight keeps its value."""
+    kv.init(0, mx.nd.ones((2,)))
+
+    def bad(key, merged, stored):
+        raise ZeroDivisionError("updater")
+
+    kv.set_updater(bad)
+    with pytest.raises(ZeroDivisionError, match="updater"):
+        kv.push(0, mx.nd.ones((2,)))
+    kv.set_updater(None)
+    out = mx.nd.empty((2,))
+    kv.pull(0, out=out)
+    assert out.asnumpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_optimizer_on_the_store_and_its_states(kv, name, tmp_path):
+    """States saved and loaded continue exactly as if nothing had happened."""
+    rng = np.random.default_rng(0)
+    gradients = [rng.standard_normal((3, 4)).astype("float32") for _ in range(6)]
+    settings_ = {"sgd": {"momentum": 0.9}, "adam": {}}[name]
+
+    def run(store, some, stop=None):
+        for g in some:
+            store.push("w_weight", [mx.nd.array(g), mx.nd.array(g, ctx=mx.cpu(1))])
+
+    def fresh():
+        store = mx.kv.create(kv.type)
+        store.init("w_weight", mx.nd.ones((3, 4)))
+        store.set_optimizer(optimizers.create(name, learning_rate=0.1, **settings_))
+        return store
+
+    whole = fresh()
+    run(whole, gradients)
+    first = fresh()
+    run(first, gradients[:3])
+    first.save_optimizer_states(tmp_path / "states")
+    half = mx.nd.empty((3, 4))
+    first.pull("w_weight", out=half)
+    second = fresh()
+    second.set_updater(None)
+    second.push("w_weight", half)
+    optimizer = optimizers.create(name, learning_rate=0.1, begin_num_update=3, **settings_)
+    second.set_optimizer(optimizer)
+    second.load_optimizer_states(tmp_path / "states")
+    run(second, gradients[3:])
+    results = []
+    for store in (whole, second):
+        out = mx.nd.empty((3, 4))
+        store.pull("w_weight", out=out)
+        results.append(out.asnumpy())
+    assert np.array_equal(*results)
+
+
+def test_damaged_states_change_nothing(kv, tmp_path):
+    """A truncated states file is an error that names the problem; the states stay."""
+    kv.init("w", mx.nd.ones((2,)))
+    kv.set_optimizer(optimizers.create("sgd", momentum=0.9))
+    kv.push("w", mx.nd.ones((2,)))
+    kv.save_optimizer_states(tmp_path / "s")
+    data = (tmp_path / "s").read_bytes()
+    (tmp_path / "s").write_bytes(data[: len(data) // 2])
+    before = kv._states().get_states()
+    with pytest.raises(FormatError, match="truncated"):
+        kv.load_optimizer_states(tmp_path / "s")
+    assert kv._states().get_states() == before
+    with pytest.raises(FormatError, match="cannot read"):
+        kv.load_optimizer_states(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda kv: kv.pull("nope", out=mx.nd.empty((2,))), r"key 'nope' doesn't exist. Did you init\?"),
+        (lambda kv: kv.push("nope", mx.nd.empty((2,))), "doesn't exist"),
+        (lambda kv: kv.init("a", mx.nd.empty((2,))), "initialised already"),
+        (lambda kv: kv.init(1, mx.nd.empty((2,))), "Mixed key types are not allowed"),
+        (lambda kv: kv.push("a", mx.nd.empty((3,))), r"holds \(2,\) float32, got \(3,\) float32"),
+        (lambda kv: kv.push("a", mx.nd.empty((2,), dtype="float64")), "float64"),
+        (lambda kv: kv.pull("a"), "needs out="),
+        (lambda kv: kv.push(1.5, mx.nd.empty((2,))), "int or a str"),
+        (lambda kv: kv.push(["a", "b"], [mx.nd.empty((2,))]), "2 keys need a list of 2"),
+        (lambda kv: kv.push("a", 3), "must be an NDArray"),
+        (lambda kv: kv.push("a", []), "empty list"),
+        (lambda kv: kv.set_updater(3), "callable"),
+        (lambda kv: kv.save_optimizer_states("x"), "no optimizer"),
+        (lambda kv: kv.is_capable("flying"), "unknown capability"),
+    ],
+)
+def test_bad_input(kv, call, message):
+    """Every misuse names what is wrong, and the stored value survives."""
+    kv.init("a", mx.nd.ones((2,)))
+    with pytest.raises(KVStoreError, match=message):
+        call(kv)
+    out = mx.nd.empty((2,))
+    kv.pull("a", out=out)
+    assert out.asnumpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["locl", "divice", ""])
+def test_unknown_name(name):
+    """An unknown store is refused, with the nearest name where there is one."""
+    with pytest.raises(KVStoreError, match="unknown kvstore"):
+        mx.kv.create(name)
+
+
+def test_names_that_are_still_to_come():
+    """Distributed stores say so instead of pretending."""
+    with pytest.raises(KVStoreError, match="not available in this version"):
+        mx.kv.create("dist_sync")
+
+
+def test_plugin_store():
+    """A registered class is made by its name in lower case; registering again warns."""
+
+    class MyOwnStore(mx.kv.KVStoreBase):
+        """Does nothing."""
+
+    mx.kv.register(MyOwnStore)
+    assert isinstance(mx.kv.create("myownstore"), MyOwnStore)
+    with pytest.warns(UserWarning, match="registered again"):
+        mx.kv.register(MyOwnStore)
+
+
+def test_device_store_balances_merge_buffers():
+    """Keys are summed on the device that has least so far; the choice is deterministic."""
+    kv = mx.kv.create("device")
+    for key in range(4):
+        kv.init(key, mx.nd.zeros((100,)))
+        kv.push(key, [mx.nd.ones((100,), ctx=mx.cpu(i)) for i in range(2)])
+    assert [str(kv._merged[key].context) for key in range(4)] == ["cpu(0)", "cpu(1)", "cpu(0)", "cpu(1)"]
+    assert repr(kv) == "<KVStoreDevice 'device': 4 keys>"
+    assert kv.statistics() == {"keys": 4, "stored_bytes": 1600, "merged_bytes": 1600, "staging_bytes": 0}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["local", "device"]),
+    st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(-9, 9), min_size=1, max_size=5)), max_size=12),
+)
+def test_against_a_dictionary(kind, program):
+    """Any program of pushes leaves what a plain dictionary of sums holds."""
+    kv = mx.kv.create(kind)
+    model = dict.fromkeys("abc", 0)
+    kv.init(list("abc"), [mx.nd.zeros((2,))] * 3)
+    for key, values in program:
+        kv.push(key, arrays(values, (2,)))
+        model[key] = sum(values)
+    for key, want in model.items():
+        out = mx.nd.empty((2,))
+        kv.pull(key, out=out)
+        assert out.asnumpy().tolist() == [want, want]
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
+    """Large arrays are cut over threads without a change of bits."""
+    rng = np.random.default_rng(3)
+    values = [rng.standard_normal(300_000).astype("float32") for _ in range(4)]
+    results = []
+    for threads in ("1", "4"):
+        monkeypatch.setenv("MXNET_KVSTORE_REDUCTION_NTHREADS", threads)
+        monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", "1000")
+        kv = mx.kv.create(kind)
+        kv.init(0, mx.nd.zeros((300_000,)))
+        kv.push(0, [mx.nd.array(v, ctx=mx.cpu(i)) for i, v in enumerate(values)])
+        out = mx.nd.empty((300_000,))
+        kv.pull(0, out=out)
+        results.append(out.asnumpy())
+    assert np.array_equal(*results)
