@@ -1,15 +1,16 @@
 """The table of environment variables: data only; :mod:`weftplan.config` reads it.
 
-One :class:`Variable` per row. Where the sources disagree on a default, the documented value of MXNet wins over the value in its
-newest source (``MXNET_EXEC_MATCH_RANGE`` 10, not 16; ``MXNET_GPU_COPY_NTHREADS`` 1, not 2). ``effect`` is what the
-variable does *here*: it starts with "no effect yet" until a layer reads it, and a row is changed in the commit that adds the
-reader.
+One :class:`Variable` per row (which is why this file is long). Where the sources disagree on a default, MXNet's
+documentation wins over its newest source (``MXNET_EXEC_MATCH_RANGE`` 10, not 16; ``MXNET_GPU_COPY_NTHREADS`` 1, not 2).
+``effect`` is what the variable does *here*: it starts with "no effect yet" until a layer reads it, and the row is
+changed in the commit that adds the reader.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 
 class When(Enum):
@@ -27,23 +28,27 @@ class When(Enum):
 class Variable:
     """One row of the table.
 
-    ``kind`` is ``bool``, ``int``, ``float`` or ``str`` (one of ``choices``). ``low`` and ``high`` are inclusive, None where
-    there is no limit. ``default_from`` names the variable whose value is the default, if any.
+    ``low`` and ``high`` are inclusive, None where there is no limit; a ``str`` is one of ``choices``. ``default_from``
+    names the variable whose value is the default, if any.
     """
 
     name: str
-    kind: type
     default: bool | int | float | str
+    group: str
     when: When
     meaning: str
     effect: str
-    group: str
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     power_of_two: bool = False
     default_from: str | None = None
+
+    @property
+    def kind(self) -> type:
+        """``bool``, ``int``, ``float`` or ``str``: the type of the default, and of every legal value."""
+        return type(self.default)
 
     @property
     def effective(self) -> bool:
@@ -64,33 +69,24 @@ class Variable:
 
 
 _THREADS_MAX = 1024
-_P, _B, _C = When.PROCESS, When.BIND, When.CONSTRUCT
 _BIND_NOW = "read at every bind"
+_engine = partial(Variable, group="engine", when=When.PROCESS)
+_planner = partial(Variable, group="planner", when=When.BIND)
+_executor = partial(Variable, group="executor", when=When.BIND)
+_storage = partial(Variable, group="storage", when=When.PROCESS)
+_kvstore = partial(Variable, group="kvstore", when=When.CONSTRUCT)
 
 
-def _threads(name: str, default: int, meaning: str, effect: str, *, when: When = _P, group: str = "engine") -> Variable:
-    return Variable(
-        name=name,
-        kind=int,
-        default=default,
-        low=1,
-        high=_THREADS_MAX,
-        when=when,
-        meaning=meaning,
-        effect=effect,
-        group=group,
-    )
+def _threads(name: str, default: int, meaning: str, effect: str) -> Variable:
+    return _engine(name=name, default=default, low=1, high=_THREADS_MAX, meaning=meaning, effect=effect)
 
 
 _ENGINE = (
-    Variable(
+    _engine(
         name="MXNET_ENGINE_TYPE",
-        kind=str,
         default="ThreadedEnginePerDevice",
         choices=("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"),
-        when=_P,
-        group="engine",
-        meaning="Which engine runs operations: at the push itself, on one pool, on pools per device, or seeded on one thread.",
+        meaning="Which engine: at the push itself, one pool, pools per device, or one seeded thread.",
         effect="kind of the process-wide engine",
     ),
     _threads("MXNET_CPU_WORKER_NTHREADS", 1, "Worker threads per CPU context.", "size of the FIFO pool of each cpu(i)"),
@@ -104,188 +100,135 @@ _ENGINE = (
     _threads(
         "MXNET_MP_WORKER_NTHREADS", 1, "Worker threads per CPU context in a forked child.", "pool size after a fork"
     ),
-    Variable(
+    _engine(
         name="WEFTPLAN_ERRORS",
-        kind=str,
         default="weftplan",
         choices=("weftplan", "mxnet"),
-        when=_P,
-        group="engine",
-        meaning="Whether a failed array stays failed until written again (weftplan) or raises once and is then readable (mxnet).",
+        meaning="Whether a failed array stays failed until it is written (weftplan) or raises once (mxnet).",
         effect="the engine's rule for stored errors",
     ),
-    Variable(
+    _engine(
         name="WEFTPLAN_ENGINE_DEBUG",
-        kind=bool,
         default=False,
-        when=_P,
-        group="engine",
         meaning="Hand read arrays to operations as read-only views and check declarations.",
         effect="the engine's debug mode",
     ),
-    Variable(
+    _engine(
         name="WEFTPLAN_ENGINE_WATCHDOG_S",
-        kind=float,
         default=0.0,
         low=0,
-        when=_P,
-        group="engine",
         meaning="Seconds without progress after which waiting operations are named on stderr; 0 is off.",
         effect="the engine's watchdog",
     ),
 )
 
 _PLANNER = (
-    Variable(
+    _planner(
         name="WEFTPLAN_PLANNER_STRATEGY",
-        kind=str,
         default="auto",
         choices=("match_range", "arena", "auto"),
-        when=_B,
-        group="planner",
-        meaning="How buffers share memory: MXNet's match range, offsets in one slab per device, or whichever needs less.",
+        meaning="How buffers share memory: match range, offsets in a slab (arena), or whichever needs less.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _planner(
         name="MXNET_EXEC_ENABLE_INPLACE",
-        kind=bool,
         default=True,
-        when=_B,
-        group="planner",
         aliases=("FLAGS_enable_inplace", "enable_inplace"),
-        meaning="Let an output take the storage of an input that dies there (Paddle's build-strategy switch enable_inplace).",
+        meaning="Let an output take the storage of an input that dies there (Paddle: enable_inplace).",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _planner(
         name="MXNET_EXEC_MATCH_RANGE",
-        kind=int,
         default=10,
         low=0,
-        when=_B,
-        group="planner",
         aliases=("NNVM_EXEC_MATCH_RANGE",),
         meaning="How many times larger or smaller a free block may be to be reused; 0 switches sharing off.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _planner(
         name="NNVM_AUTO_SEARCH_MATCH_RANGE",
-        kind=bool,
         default=False,
-        when=_B,
-        group="planner",
         meaning="Try match ranges 1, 2, 4, … and keep the one whose plan is smallest.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _planner(
         name="MXNET_EXEC_NUM_TEMP",
-        kind=int,
         default=1,
         low=1,
-        when=_B,
-        group="planner",
         aliases=("NNVM_EXEC_NUM_TEMP",),
         meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _planner(
         name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
-        kind=int,
         default=8,
         low=0,
-        when=_B,
-        group="planner",
         meaning="Gradient sums of up to this many terms are accumulated in place.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _planner(
         name="MXNET_ELIMINATE_COMMON_EXPR",
-        kind=bool,
         default=True,
-        when=_B,
-        group="planner",
         meaning="Compute equal sub-expressions once.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _planner(
         name="MXNET_BACKWARD_DO_MIRROR",
-        kind=bool,
         default=False,
-        when=_B,
-        group="planner",
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
         effect="no effect yet: recomputation is still to come",
     ),
-    Variable(
+    _planner(
         name="MXNET_MEMORY_OPT",
-        kind=bool,
         default=False,
-        when=_B,
-        group="planner",
         meaning="Recompute by the echo rule: only where the planned memory shrinks.",
         effect="no effect yet: recomputation is still to come",
     ),
 )
 
 _EXECUTOR = (
-    Variable(
+    _executor(
         name="MXNET_EXEC_BULK_EXEC_INFERENCE",
-        kind=bool,
         default=True,
-        when=_B,
-        group="executor",
         meaning="Push an inference graph as one operation.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _executor(
         name="MXNET_EXEC_BULK_EXEC_TRAIN",
-        kind=bool,
         default=True,
-        when=_B,
-        group="executor",
         meaning="Push a training graph in segments of several operations.",
         effect=_BIND_NOW,
     ),
-    Variable(
+    _executor(
         name="MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN",
-        kind=int,
         default=15,
         low=1,
-        when=_B,
-        group="executor",
         meaning="Most operations in a training segment.",
         effect=_BIND_NOW,
     ),
     *(
-        Variable(
+        _executor(
             name=f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{suffix}",
-            kind=int,
             default=15,
             default_from="MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN",
             low=1,
-            when=_B,
-            group="executor",
             meaning=f"Most operations in a segment of the {direction} pass.",
             effect=_BIND_NOW,
         )
         for suffix, direction in (("FWD", "forward"), ("BWD", "backward"))
     ),
-    Variable(
+    _executor(
         name="MXNET_CUDNN_AUTOTUNE_DEFAULT",
-        kind=int,
         default=0,
         low=0,
         high=2,
-        when=_B,
-        group="executor",
-        meaning="Choice of convolution algorithms: 0 heuristic, 1 measured within the workspace limit, 2 fastest measured.",
+        meaning="Convolution algorithms: 0 heuristic, 1 measured within the workspace limit, 2 fastest.",
         effect="no effect yet: convolution has one algorithm, im2col and a matrix product",
     ),
-    Variable(
+    _executor(
         name="MXNET_ENABLE_CUDA_GRAPHS",
-        kind=bool,
         default=False,
-        when=_C,
-        group="executor",
+        when=When.CONSTRUCT,
         meaning="Capture segments as CUDA graphs.",
         effect="no effect yet: segments are replayed call by call on every device",
     ),
@@ -293,62 +236,47 @@ _EXECUTOR = (
 
 
 def _mxnet_pool(device: str, context: str) -> tuple[Variable, ...]:
-    """The five pool variables of one device type; ``device`` as spelled in the name, ``context`` as called in Python."""
+    """The five pool variables of one device type, ``device`` in their names and ``context`` in Python."""
     applies = f"pool of each {context}"
     return (
-        Variable(
+        _storage(
             name=f"MXNET_{device}_MEM_POOL_TYPE",
-            kind=str,
             default="Naive",
             choices=("Naive", "Round", "Unpooled"),
-            when=_P,
-            group="storage",
             meaning=f"Pool of {context}: exact sizes in pages, power-of-two sizes, or none.",
             effect=applies,
         ),
-        Variable(
+        _storage(
             name=f"MXNET_{device}_MEM_POOL_RESERVE",
-            kind=int,
             default=5,
             low=0,
             high=100,
-            when=_P,
-            group="storage",
             meaning=f"Percent of the memory of {context} that the pool leaves to others.",
             effect=applies,
         ),
-        Variable(
+        _storage(
             name=f"MXNET_{device}_MEM_POOL_PAGE_SIZE",
-            kind=int,
             default=4096,
             low=32,
             high=2**30,
             power_of_two=True,
-            when=_P,
-            group="storage",
             aliases=(f"MXNET_{device}_POOL_PAGE_SIZE",),
             meaning=f"Bytes to a multiple of which requests on {context} are rounded.",
             effect=applies,
         ),
-        Variable(
+        _storage(
             name=f"MXNET_{device}_MEM_LARGE_ALLOC_ROUND_SIZE",
-            kind=int,
             default=2 * 2**20,
             low=1,
-            when=_P,
-            group="storage",
             meaning=f"Bytes to a multiple of which requests on {context} above that size are rounded (Naive pool).",
             effect=applies,
         ),
-        Variable(
+        _storage(
             name=f"MXNET_{device}_MEM_POOL_ROUND_LINEAR_CUTOFF",
-            kind=int,
             default=24,
             low=20,
             high=34,
-            when=_P,
-            group="storage",
-            meaning=f"Sizes on {context} up to 2 to this power are rounded to powers of two, larger ones linearly (Round pool).",
+            meaning=f"Log2 of the size on {context} up to which sizes are powers of two (Round pool).",
             effect=applies,
         ),
     )
@@ -368,12 +296,11 @@ def _flag(
     """One of Paddle's flags; its type is that of the default."""
     return Variable(
         name=f"FLAGS_{name}",
-        kind=type(default),
         default=default,
         low=low,
         high=high,
         choices=choices,
-        when=_B if group == "executor" else _P,
+        when=When.PROCESS if group == "storage" else When.BIND,
         group=group,
         meaning=meaning,
         effect=effect,
@@ -434,87 +361,63 @@ _STORAGE = (
 )
 
 _KVSTORE = (
-    _threads(
-        "MXNET_KVSTORE_REDUCTION_NTHREADS",
-        4,
-        "Threads that sum one large array.",
-        "threads of a reduction of the local store",
-        when=_C,
-        group="kvstore",
+    _kvstore(
+        name="MXNET_KVSTORE_REDUCTION_NTHREADS",
+        default=4,
+        low=1,
+        high=_THREADS_MAX,
+        meaning="Threads that sum one large array.",
+        effect="threads of a reduction of the local store",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_KVSTORE_BIGARRAY_BOUND",
-        kind=int,
         default=1_000_000,
         low=1,
-        when=_C,
-        group="kvstore",
         meaning="Elements from which an array counts as large.",
         effect="smallest array that is summed by several threads",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_UPDATE_ON_KVSTORE",
-        kind=bool,
         default=True,
-        when=_C,
-        group="kvstore",
         meaning="Run the optimizer in the store, not in each worker.",
         effect="default of Module.init_optimizer",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_ENABLE_GPU_P2P",
-        kind=bool,
         default=True,
-        when=_C,
-        group="kvstore",
         meaning="Copy between GPUs directly where the hardware can.",
         effect="no effect yet: copies between GPUs are left to CUDA",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_KVSTORE_USETREE",
-        kind=bool,
         default=False,
-        when=_C,
-        group="kvstore",
         meaning="Reduce and broadcast over trees that follow the links between GPUs.",
         effect="no effect yet: reduction is in one step",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_KVSTORE_LOGTREE",
-        kind=bool,
         default=False,
-        when=_C,
-        group="kvstore",
         meaning="Log the trees.",
         effect="no effect yet: there are no trees",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_KVSTORE_TREE_ARRAY_BOUND",
-        kind=int,
         default=10_000_000,
         low=1,
-        when=_C,
-        group="kvstore",
         meaning="Elements from which an array is cut into one slice per tree.",
         effect="no effect yet: there are no trees",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_KVSTORE_TREE_BACKTRACK",
-        kind=bool,
         default=False,
-        when=_C,
-        group="kvstore",
         meaning="Search for the trees exhaustively.",
         effect="no effect yet: there are no trees",
     ),
-    Variable(
+    _kvstore(
         name="MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY",
-        kind=float,
         default=0.7,
         low=0,
         high=1,
-        when=_C,
-        group="kvstore",
         meaning="Factor by which the weight of a link falls with each tree that uses it.",
         effect="no effect yet: there are no trees",
     ),
@@ -538,16 +441,14 @@ _KVSTORE = (
 TABLE: tuple[Variable, ...] = (*_ENGINE, *_PLANNER, *_EXECUTOR, *_STORAGE, *_KVSTORE)
 """Every variable, grouped by the layer that reads it."""
 
-UNUSED_HERE = frozenset(
-    "MXNET_" + name
-    for name in """
-    BACKWARD_MIRROR_STEP CPU_PARALLEL_RAND_COPY CPU_PARALLEL_SIZE CPU_TEMP_COPY CUDA_GRAPHS_VERBOSE
-    ENABLE_CUDA_GRAPHS_VERBOSE ENABLE_CUDA_GRAPHS_MAX_LOG_ENTRIES ENGINE_INFO EXEC_VERBOSE_LOGGING FUSION_VERBOSE
-    GPU_CUDNN_DROPOUT_STATE_COPY GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS HOME
-    INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_DIST_ROW_SPARSE_VERBOSE KVSTORE_SERIAL_PUSH KVSTORE_SLICE_THRESHOLD
-    LIBRARY_PATH MEM_PLAN_VERBOSE_LOGGING MP_OPENCV_NUM_THREADS OMP_MAX_THREADS OPTIMIZER_AGGREGATION_SIZE
-    PROFILER_AUTOSTART PROFILER_MODE SAFE_ACCUMULATION STORAGE_FALLBACK_LOG_VERBOSE SUBGRAPH_BACKEND SUBGRAPH_VERBOSE
-    UPDATE_AGGREGATION_SIZE USE_FUSION USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
-    """.split()
-)
+_ELSEWHERE = """
+BACKWARD_MIRROR_STEP CPU_PARALLEL_RAND_COPY CPU_PARALLEL_SIZE CPU_TEMP_COPY CUDA_GRAPHS_VERBOSE
+ENABLE_CUDA_GRAPHS_VERBOSE ENABLE_CUDA_GRAPHS_MAX_LOG_ENTRIES ENGINE_INFO EXEC_VERBOSE_LOGGING FUSION_VERBOSE
+GPU_CUDNN_DROPOUT_STATE_COPY GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS HOME
+INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_DIST_ROW_SPARSE_VERBOSE KVSTORE_SERIAL_PUSH KVSTORE_SLICE_THRESHOLD
+LIBRARY_PATH MEM_PLAN_VERBOSE_LOGGING MP_OPENCV_NUM_THREADS OMP_MAX_THREADS OPTIMIZER_AGGREGATION_SIZE
+PROFILER_AUTOSTART PROFILER_MODE SAFE_ACCUMULATION STORAGE_FALLBACK_LOG_VERBOSE SUBGRAPH_BACKEND SUBGRAPH_VERBOSE
+UPDATE_AGGREGATION_SIZE USE_FUSION USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
+"""
+UNUSED_HERE = frozenset("MXNET_" + name for name in _ELSEWHERE.split())
 """Names that MXNet 1.9.1 or 2.0 reads and weftplan does not: spelled right, so they are no misspellings of ours."""

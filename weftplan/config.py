@@ -1,8 +1,8 @@
 """Every environment variable, read through one typed table (:mod:`weftplan._variables`).
 
-What shapes a process-wide object (engine, pools, thread counts) is read with :func:`process`: once, when the object is first
-made. What shapes a plan or an executor is read with :func:`get` at every bind. Unset or empty means the default. Any thread
-may call anything here; the environment itself is the caller's to guard.
+What shapes a process-wide object (engine, pools, thread counts) is read with :func:`process`: once, when the object is
+first made. What shapes a plan or an executor is read with :func:`get` at every bind. Unset or empty means the default.
+Any thread may call anything here; the environment itself is the caller's to guard.
 
 >>> import os
 >>> os.environ["MXNET_EXEC_MATCH_RANGE"] = "16"
@@ -43,8 +43,8 @@ for _variable in TABLE:
 class Setting:
     """What one variable is set to now.
 
-    ``origin`` is ``"default"``, ``"environment"``, ``"alias NAME"``, or ``"default (as NAME)"`` where another variable's
-    value is the default; ``text`` is the raw text, None for a default.
+    ``origin`` is ``"default"``, ``"environment"``, ``"alias NAME"``, or ``"default (as NAME)"`` where another
+    variable's value is the default; ``text`` is the raw text, None for a default.
     """
 
     variable: Variable
@@ -80,8 +80,8 @@ def get(name: str) -> Any:
 def process(name: str) -> Any:
     """The value as it was when first asked for in this process.
 
-    Warns (:class:`~weftplan.errors.ConfigWarning`), once per new value, when the environment has changed since: the object
-    that the variable shapes exists already.
+    Warns (:class:`~weftplan.errors.ConfigWarning`), once per new value, when the environment has changed since: the
+    object that the variable shapes exists already.
 
     Raises:
         ConfigError: at the first call, as :func:`get`; nothing is remembered then.
@@ -101,8 +101,8 @@ def process(name: str) -> Any:
             _warned.add((variable.name, text))
         if new:
             warnings.warn(
-                f"{variable.name} changed from {_shown(first.text)} to {_shown(text)} too late: it was read when what it "
-                f"shapes was first made, and {first.value} stays in force; set it before the process starts",
+                f"{variable.name} changed from {_shown(first.text)} to {_shown(text)} too late: it was read when "
+                f"what it shapes was first made, and {first.value} stays in force; set it before the process starts",
                 ConfigWarning,
                 stacklevel=2,
             )
@@ -148,14 +148,15 @@ def check_environment() -> None:
         if len(set(texts.values())) > 1:
             told = ", ".join(f"{n}={text}" for n, text in texts.items())
             warnings.warn(
-                f"{told} contradict each other: they are names of one variable, and {next(iter(texts))} wins; unset the others",
+                f"{told} contradict each other: they are names of one variable, and {next(iter(texts))} wins; "
+                "unset the others",
                 ConfigWarning,
                 stacklevel=2,
             )
 
 
 def strangers() -> list[str]:
-    """Names in the environment that begin like ours, are not in the table and are not known from MXNet either, sorted."""
+    """Names in the environment that begin like ours but are neither in the table nor known from MXNet, sorted."""
     return sorted(
         name
         for name in os.environ
@@ -216,7 +217,9 @@ def _parse(variable: Variable, source: str, text: str) -> bool | int | float | s
 def _in_range(variable: Variable, value: bool | int | float | str) -> bool:
     if isinstance(value, (bool, str)):
         return True
-    if variable.low is not None and value < variable.low or variable.high is not None and value > variable.high:
+    if value < (-math.inf if variable.low is None else variable.low):
+        return False
+    if value > (math.inf if variable.high is None else variable.high):
         return False
     return not variable.power_of_two or int(value).bit_count() == 1
 
