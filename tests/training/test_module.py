@@ -1,0 +1,178 @@
+"""Module on real executors: training, files, misuse; same bits on every engine and thread count."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.training.io import DataBatch, NDArrayIter
+from weftplan.training.module import Module
+
+
+def two_layers(dropout=0.0):
+    """A small classifier: 5 inputs, 3 classes."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc1")
+    net = mx.sym.Activation(net, act_type="relu")
+    if dropout:
+        net = mx.sym.Dropout(net, p=dropout)
+    net = mx.sym.BatchNorm(net, name="bn")
+    net = mx.sym.FullyConnected(net, num_hidden=3, name="fc2")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def blobs(n=120):
+    """Three separable clouds."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % 3
+    centres = rng.standard_normal((3, 5)) * 3
+    return (centres[labels] + rng.standard_normal((n, 5))).astype("float32"), labels.astype("float32")
+
+
+def fit(contexts, *, epochs=5, kvstore="device", dropout=0.0, seed=1, **kwargs):
+    """A trained module."""
+    mx.random.seed(seed)
+    data, labels = blobs()
+    it = NDArrayIter(data, labels, batch_size=30, shuffle=True)
+    module = Module(two_layers(dropout), context=contexts)
+    module.fit(
+        it,
+        num_epoch=epochs,
+        kvstore=kvstore,
+        optimizer_params={"learning_rate": 0.2, "momentum": 0.9},
+        initializer=mx.init.Xavier(),
+        **kwargs,
+    )
+    return module, it
+
+
+def weights(module):
+    """All parameters as host arrays."""
+    args, aux = module.get_params()
+    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
+
+
+@pytest.mark.parametrize("contexts", [[mx.cpu()], [mx.cpu(0), mx.cpu(1)], [mx.cpu(i) for i in range(3)]])
+@pytest.mark.parametrize("kvstore", ["local", "device", None])
+def test_learns(contexts, kvstore):
+    """Training reaches high accuracy on one, two and three contexts (uneven slices too)."""
+    if kvstore is None and len(contexts) > 1:
+        pytest.skip("without a store the contexts would drift apart")
+    module, it = fit(contexts, kvstore=kvstore)
+    assert module.score(it, "acc")[0][1] > 0.95
+    assert module.predict(it).shape == (120, 3)
+
+
+@pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_same_bits_on_every_engine(engine, workers):
+    """Two contexts with dropout: weights are identical bit for bit."""
+
+    def train(kind, count):
+        with mx.engine.using(mx.engine.create(kind, cpu_workers=count)):
+            module, _ = fit([mx.cpu(0), mx.cpu(1)], epochs=2, dropout=0.3)
+            return weights(module)
+
+    base = train("NaiveEngine", 1)
+    got = train(engine, workers)
+    assert base.keys() == got.keys()
+    for name, value in base.items():
+        assert np.array_equal(value, got[name]), name
+
+
+def test_seed_matters():
+    """Another seed gives other weights (so the test above can fail)."""
+    a, _ = fit([mx.cpu()], epochs=1, seed=1)
+    b, _ = fit([mx.cpu()], epochs=1, seed=2)
+    assert not np.array_equal(weights(a)["fc1_weight"], weights(b)["fc1_weight"])
+
+
+def test_allocated_equals_planned():
+    """Each executor's allocated bytes are the plan's, to the byte."""
+    module, _ = fit([mx.cpu(0), mx.cpu(1)], epochs=1)
+    for executor in module.group.executors:
+        assert executor.allocated_bytes == executor.memory_plan.peak
+        assert executor.memory_plan.lower_bound <= executor.memory_plan.peak <= executor.memory_plan.unshared_bytes
+
+
+def test_checkpoint_round_trip(tmp_path):
+    """Saved, loaded and continued equals never stopped; predictions agree."""
+    prefix = tmp_path / "net"
+    whole, it = fit([mx.cpu(0), mx.cpu(1)], epochs=2)
+    whole.save_checkpoint(prefix, 2, save_optimizer_states=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["net-0002.params", "net-0002.states", "net-symbol.json"]
+    again = Module.load(prefix, 2, load_optimizer_states=True, context=[mx.cpu(0), mx.cpu(1)])
+    again.bind(it.provide_data, it.provide_label)
+    again.init_params()
+    again.init_optimizer(kvstore="device", optimizer_params={"learning_rate": 0.2, "momentum": 0.9})
+    it.reset()
+    batch = it.next()
+    for module in (whole, again):
+        module.forward_backward(batch)
+        module.update()
+    for name, value in weights(whole).items():
+        assert np.array_equal(value, weights(again)[name]), name
+
+
+def test_other_batch_size_is_rebound():
+    """A batch of another size reshapes the executors; parameters are shared, not copied."""
+    module, _ = fit([mx.cpu()], epochs=1)
+    data, labels = blobs()
+    before = weights(module)
+    module.forward(DataBatch([mx.nd.array(data[:7])], [mx.nd.array(labels[:7])]), is_train=False)
+    assert module.get_outputs()[0].shape == (7, 3)
+    assert all(np.array_equal(before[n], v) for n, v in weights(module).items())
+
+
+def test_input_gradients_and_fixed_parameters():
+    """inputs_need_grad gives the data's gradient; a fixed parameter does not move."""
+    data, labels = blobs()
+    module = Module(two_layers(), context=[mx.cpu(0), mx.cpu(1)], fixed_param_names=["fc1_weight"])
+    module.bind([("data", (30, 5))], [("softmax_label", (30,))], inputs_need_grad=True)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(kvstore="local", optimizer_params={"learning_rate": 1.0})
+    before = weights(module)
+    module.forward_backward(DataBatch([mx.nd.array(data[:30])], [mx.nd.array(labels[:30])]))
+    module.update()
+    assert module.get_input_grads()[0].shape == (30, 5)
+    assert np.abs(module.get_input_grads()[0].asnumpy()).max() > 0
+    after = weights(module)
+    assert np.array_equal(before["fc1_weight"], after["fc1_weight"])
+    assert not np.array_equal(before["fc2_weight"], after["fc2_weight"])
+
+
+def test_steps_in_the_wrong_order():
+    """Each step says which one is missing before it."""
+    module = Module(two_layers())
+    batch = DataBatch([mx.nd.zeros((3, 5))], [mx.nd.zeros((3,))])
+    with pytest.raises(MXNetError, match="not bound"):
+        module.forward(batch)
+    with pytest.raises(MXNetError, match="not bound"):
+        module.init_params()
+    module.bind([("data", (3, 5))], [("softmax_label", (3,))])
+    with pytest.raises(MXNetError, match="init_params"):
+        module.forward(batch)
+    module.init_params()
+    with pytest.raises(MXNetError, match="init_optimizer"):
+        module.update()
+    with pytest.raises(MXNetError, match="num_epoch"):
+        module.fit(NDArrayIter(np.zeros((3, 5)), np.zeros(3), 3))
+
+
+def test_bad_names_and_shapes():
+    """Unknown data names, missing or misshapen parameters, too many contexts: clear messages."""
+    with pytest.raises(BindError, match=r"data_names \['x'\]"):
+        Module(two_layers(), data_names=["x"])
+    with pytest.raises(BindError, match="fixed_param_names"):
+        Module(two_layers(), fixed_param_names=["nope"])
+    module = Module(two_layers(), context=[mx.cpu(0), mx.cpu(1)])
+    with pytest.raises(BindError, match="cannot be split over 2 contexts"):
+        module.bind([("data", (1, 5))], [("softmax_label", (1,))])
+    with pytest.raises(BindError, match="only once"):
+        Module(two_layers(), context=[mx.cpu(0), mx.cpu(0)]).bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    with pytest.raises(ShapeError, match=r"'fc1_weight': the network needs \(16, 5\), got \(2, 2\)"):
+        module.init_params(arg_params={"fc1_weight": mx.nd.zeros((2, 2))}, aux_params={}, allow_missing=True)
+    with pytest.raises(MXNetError, match="missing from the given"):
+        module.init_params(arg_params={}, aux_params={})
+    with pytest.raises(MXNetError, match="unknown names"):
+        module.init_params(arg_params={"zzz": mx.nd.zeros((1,))}, allow_missing=True)
