@@ -1,1 +1,20 @@
+"""Devices: contexts, raw memory, copies, streams and events; NumPy, CuPy and simulated."""
 
+from weftplan.device.base import Device, Event, Stream
+from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
+from weftplan.device.registry import get
+from weftplan.device.stream import current_stream
+
+__all__ = [
+    "Context",
+    "Device",
+    "Event",
+    "Stream",
+    "cpu",
+    "cpu_pinned",
+    "current_context",
+    "current_stream",
+    "get",
+    "gpu",
+    "sim",
+]

@@ -1,11 +1,13 @@
 """What a device offers to the layers above: raw memory, copies, streams and events.
 
-Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of it
+Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of
+it
 is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may be called from any thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,6 +75,14 @@ class Device(Protocol):
 
     def new_stream(self, *, priority: int = 0) -> Stream:
         """A new stream; on a CPU one that runs everything at once."""
+        ...
+
+    def launch(self, fn: Callable[[], object]) -> None:
+        """Do the work of ``fn`` on the current stream.
+
+        A CPU calls it now; a GPU calls it now too, because CuPy enqueues what it does; a simulated device keeps it for
+        later.
+        """
         ...
 
     def copy(self, dst: Any, src: Any) -> None:

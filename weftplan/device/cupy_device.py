@@ -1,0 +1,231 @@
+"""NVIDIA GPUs through CuPy. Nothing here is imported before the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
+
+Memory is taken with the CUDA allocator itself, not from CuPy's pool, so that this package's storage layer is the only
+pool
+and its figures are true. A CuPy call enqueues work on CuPy's current stream of the calling thread; ``with stream:``
+sets
+both that and :func:`weftplan.device.current_stream`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.base import Device
+from weftplan.device.context import Context
+from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
+from weftplan.device.stream import pop_stream, push_stream
+from weftplan.errors import DeviceError, OutOfMemoryError
+
+_INSTALL = "install it with `pip install weftplan[cuda12]` or `pip install weftplan[cuda13]`, as your driver allows"
+
+
+def load_cupy(context: Context) -> ModuleType:
+    """CuPy, once a driver and the GPU of ``context`` are known to be there; raises DeviceError saying what is
+    missing."""
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise DeviceError(f"{context} needs CuPy, which cannot be imported ({error}); {_INSTALL}") from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        raise DeviceError(
+            f"{context}: CuPy is installed but finds no usable NVIDIA driver or GPU ({error}); "
+            f"check `nvidia-smi`, or {_INSTALL}"
+        ) from error
+    if context.device_type == "gpu" and context.device_id >= count:
+        legal = ", ".join(f"gpu({i})" for i in range(count)) or "none"
+        raise DeviceError(f"{context} does not exist: this machine has {count} GPU(s): {legal}")
+    return cupy
+
+
+class CupyEvent:
+    """A CUDA event, without timing."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    @property
+    def handle(self) -> Any:
+        """The ``cupy.cuda.Event``."""
+        return self._event
+
+    def query(self) -> bool:
+        """True once the work before the event has finished."""
+        return bool(self._event.done)
+
+    def synchronize(self) -> None:
+        """Block the host until the event is complete."""
+        self._event.synchronize()
+
+
+class CupyStream:
+    """A CUDA stream that does not synchronise with the default stream."""
+
+    def __init__(self, device: CupyDevice, priority: int) -> None:
+        self.context = device.context
+        self._device = device
+        cupy = device.xp
+        with cupy.cuda.Device(device.index):
+            # CUDA counts the other way round and clips what the device does not offer.
+            self.handle = cupy.cuda.Stream(non_blocking=True, priority=-priority)
+
+    def record(self) -> CupyEvent:
+        """An event after the work enqueued so far."""
+        cupy = self._device.xp
+        with cupy.cuda.Device(self._device.index):
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(self.handle)
+        return CupyEvent(event)
+
+    def wait(self, event: Any) -> None:
+        """Make later work wait for ``event``; an event of another kind of device blocks the host instead."""
+        if isinstance(event, CupyEvent):
+            self.handle.wait_event(event.handle)
+        else:
+            event.synchronize()
+
+    def synchronize(self) -> None:
+        """Block the host until the stream is empty."""
+        self.handle.synchronize()
+
+    def __enter__(self) -> CupyStream:
+        # CUDA's current device and CuPy's current stream are per thread, as ours is.
+        guard = self._device.xp.cuda.Device(self._device.index)
+        guard.__enter__()
+        self.handle.__enter__()
+        push_stream(self)
+        self._device.guards.append(guard)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pop_stream(self)
+        self.handle.__exit__(None, None, None)
+        self._device.guards.pop().__exit__(None, None, None)
+
+
+class CupyDevice:
+    """One NVIDIA GPU."""
+
+    alignment = 256
+    asynchronous = True
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.index = context.device_id
+        self.xp: ModuleType = load_cupy(context)
+        self.guards = _GuardStack()
+
+    def allocate(self, nbytes: int) -> Any:
+        """``nbytes`` > 0 undefined bytes of device memory; raises OutOfMemoryError."""
+        cupy = self.xp
+        try:
+            with cupy.cuda.Device(self.index):
+                memory = cupy.cuda.Memory(nbytes)
+        except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError) as error:
+            free, total = self.memory_info()
+            raise OutOfMemoryError(
+                f"{self.context}: the driver refused {nbytes:,} bytes; {free:,} of {total:,} are free ({error})"
+            ) from error
+        return cupy.ndarray((nbytes,), cupy.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+    def free(self, raw: Any) -> None:
+        """Nothing to do: ``cupy.cuda.Memory`` is freed when the last view of it goes."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of device memory."""
+        with self.xp.cuda.Device(self.index):
+            free, total = self.xp.cuda.runtime.memGetInfo()
+        return int(free), int(total)
+
+    def new_stream(self, *, priority: int = 0) -> CupyStream:
+        """A new stream; a higher ``priority`` is scheduled first where the GPU supports it."""
+        return CupyStream(self, priority)
+
+    def launch(self, fn: Callable[[], object]) -> None:
+        """Call ``fn`` with this GPU current: what it does through CuPy goes to the current stream."""
+        with self.xp.cuda.Device(self.index):
+            fn()
+
+    def copy(self, dst: Any, src: Any) -> None:
+        """Copy between host and device, or between devices, on CuPy's current stream.
+
+        Host ends that are not page-locked make CUDA wait for the copy; that is slower, not wrong.
+        """
+        cupy = self.xp
+        with cupy.cuda.Device(self.index):
+            stream = cupy.cuda.get_current_stream()
+            if isinstance(dst, np.ndarray):
+                if isinstance(src, np.ndarray):
+                    np.copyto(dst, src)
+                else:
+                    src.get(stream=stream, out=dst)
+                    # get() into pageable memory may return before the copy has: the caller was promised stream order
+                    # only,
+                    # but the host does not see streams, so finish here.
+                    stream.synchronize()
+            elif isinstance(src, np.ndarray):
+                dst.set(np.ascontiguousarray(src), stream=stream)
+            elif dst.device.id == src.device.id:
+                cupy.copyto(dst, src)
+            else:
+                dst.data.copy_from_device_async(src.data, src.nbytes, stream)
+
+    def synchronize(self) -> None:
+        """Block the host until the whole device is idle."""
+        self.xp.cuda.Device(self.index).synchronize()
+
+    def __repr__(self) -> str:
+        return f"<CupyDevice {self.context}>"
+
+
+class _GuardStack:
+    """CUDA device guards of ``with stream:`` blocks, per thread."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def append(self, guard: Any) -> None:
+        stack = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        stack.append(guard)
+
+    def pop(self) -> Any:
+        return self._local.stack.pop()
+
+
+class PinnedDevice(NumpyDevice):
+    """Page-locked host memory, which a GPU reads and writes without the host's help."""
+
+    def __init__(self, context: Context, cupy: ModuleType) -> None:
+        super().__init__(context)
+        self._cupy = cupy
+
+    def allocate(self, nbytes: int) -> Any:
+        """``nbytes`` > 0 page-locked bytes, 64-byte aligned; raises OutOfMemoryError."""
+        try:
+            memory = self._cupy.cuda.PinnedMemory(nbytes + ALIGNMENT - 1)
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise OutOfMemoryError(f"{self.context}: the driver refused {nbytes:,} pinned bytes ({error})") from error
+        pointer = self._cupy.cuda.PinnedMemoryPointer(memory, 0)
+        whole = np.frombuffer(pointer, np.uint8, nbytes + ALIGNMENT - 1)
+        start = -whole.ctypes.data % ALIGNMENT
+        return whole[start : start + nbytes]
+
+
+def pinned_device(context: Context) -> Device:
+    """Pinned memory where there is a GPU to pin it for, plain host memory otherwise."""
+    try:
+        return PinnedDevice(context, load_cupy(context))
+    except DeviceError:
+        return NumpyDevice(context)
