@@ -1,1 +1,72 @@
-"""MXNet-style threaded dependency engine, static memory planner and kvstore on NumPy and CuPy."""
+"""MXNet's execution core for today's Python: dependency engine, static memory planner and kvstore on NumPy and CuPy.
+
+``import weftplan as mx`` gives MXNet's names. A layer is imported when its name is first used, so a script that only
+plans memory never starts a thread, and an optional package that is missing breaks only what needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from weftplan import config
+from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
+from weftplan.errors import MXNetError
+
+if TYPE_CHECKING:
+    from weftplan import engine, executor, kvstore, models, ndarray, planner, storage, symbol
+    from weftplan import kvstore as kv
+    from weftplan import ndarray as nd
+    from weftplan import symbol as sym
+    from weftplan.training import callbacks as callback
+    from weftplan.training import initializer, io, lr_scheduler, metric, module, optimizer
+    from weftplan.training import initializer as init
+    from weftplan.training import module as mod
+
+__version__ = "0.1.0"
+__all__ = [
+    "Context", "MXNetError", "__version__", "callback", "config", "cpu", "cpu_pinned", "current_context", "engine",
+    "executor", "gpu", "init", "initializer", "io", "kv", "kvstore", "lr_scheduler", "metric", "mod", "models",
+    "module", "nd", "ndarray", "optimizer", "planner", "sim", "storage", "sym", "symbol",
+]  # fmt: skip
+_LAZY = {
+    "AttrScope": "symbol.attribute:AttrScope",
+    "callback": "training.callbacks",
+    "init": "training.initializer",
+    "initializer": "training.initializer",
+    "io": "training.io",
+    "kv": "kvstore",
+    "lr_scheduler": "training.lr_scheduler",
+    "metric": "training.metric",
+    "mod": "training.module",
+    "module": "training.module",
+    "name": "symbol.name",
+    "nd": "ndarray",
+    "optimizer": "training.optimizer",
+    "random": "ndarray.random",
+    "sym": "symbol",
+    "viz": "report.viz",
+    **{name: name for name in "engine executor kvstore models ndarray planner profiler storage symbol".split()},  # noqa: SIM905
+}
+"""Public name -> where it is, below ``weftplan``: ``module`` or ``module:attribute``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'weftplan' has no attribute {name!r}")
+    module_name, _, attribute = f"weftplan.{_LAZY[name]}".partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise  # the module is there, but something that it needs is not
+        raise AttributeError(f"weftplan.{name} is not part of this version: there is no {module_name}") from error
+    globals()[name] = value = getattr(value, attribute) if attribute else value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
+config.check_environment()

@@ -1,1 +1,86 @@
+"""The command line: one click group, whose subcommands are imported only when they are used.
 
+A subcommand ``name`` lives in ``weftplan.cli.<name>`` as a click command called ``command`` (or ``name``). A module
+that is not there makes its subcommand absent; one whose import fails, for want of an optional package, makes that
+subcommand say so and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from typing import Any
+
+import click
+
+from weftplan import __version__
+from weftplan.errors import MXNetError
+
+_COMMANDS = {
+    "train": "Train a network on handwritten digits, through every layer.",
+    "plan": "Plan the memory of a network without running it.",
+    "pack": "Place buffers with lifetimes at offsets in one slab.",
+    "doctor": "Show what is installed and how everything is set.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand when it is asked for; errors of weftplan end a command with exit code 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The subcommands whose module exists, in the order of use."""
+        return [name for name in _COMMANDS if importlib.util.find_spec(f"weftplan.cli.{name}") is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand; None when there is none of this name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        try:
+            module = importlib.import_module(f"weftplan.cli.{cmd_name}")
+        except ImportError as error:
+            return _unavailable(cmd_name, error)
+        command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with the nearest name for a misspelt subcommand."""
+        name = args[0]
+        if name not in self.list_commands(ctx) and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(self.list_commands(ctx))}"
+            ctx.fail(f"no command {name!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run; an error that weftplan raised on purpose is a message, not a traceback."""
+        try:
+            return super().invoke(ctx)
+        except MXNetError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _unavailable(name: str, error: ImportError) -> click.Command:
+    """Stand in for a subcommand that cannot be imported: whatever its arguments, it says why."""
+
+    @click.command(name, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    def command(args: tuple[str, ...]) -> None:
+        raise click.ClickException(
+            f"`weftplan {name}` cannot be loaded: {error}. `weftplan doctor` shows what is installed"
+        )
+
+    return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="weftplan")
+def main() -> None:
+    """MXNet's execution core for today's Python: a dependency engine, a memory planner and a kvstore."""
