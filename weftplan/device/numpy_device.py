@@ -82,9 +82,17 @@ class NumpyDevice:
         """Nothing to do: the memory goes when the last view of it does."""
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of physical memory."""
+        """(available, total) bytes of physical memory; what the page cache would give up counts as available."""
         page = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+        total = os.sysconf("SC_PHYS_PAGES") * page
+        try:
+            with open("/proc/meminfo", "rb") as file:
+                for line in file:
+                    if line.startswith(b"MemAvailable:"):
+                        return int(line.split()[1]) * 1024, total
+        except OSError:
+            pass
+        return os.sysconf("SC_AVPHYS_PAGES") * page, total
 
     def new_stream(self, *, priority: int = 0) -> HostStream:
         """A stream that runs everything at once; ``priority`` changes nothing."""
@@ -111,5 +119,5 @@ def aligned_empty(nbytes: int, context: Context) -> Any:
         whole = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
     except MemoryError as error:
         raise OutOfMemoryError(f"{context}: the system refused {nbytes:,} bytes of host memory") from error
-    start = -whole.ctypes.data % ALIGNMENT
+    start = -whole.__array_interface__["data"][0] % ALIGNMENT
     return whole[start : start + nbytes]

@@ -1,1 +1,22 @@
+"""Storage: who owns bytes. ``storage.get(ctx)`` is the process-wide resource of a context."""
 
+from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsResource
+from weftplan.storage.base import Allocation, Resource, Statistics
+from weftplan.storage.mxnet_pools import NaivePool, RoundPool
+from weftplan.storage.raw import RawResource
+from weftplan.storage.registry import empty_cache, get, using
+
+__all__ = [
+    "Allocation",
+    "LimitResource",
+    "NaivePool",
+    "PoisonResource",
+    "RawResource",
+    "Resource",
+    "RoundPool",
+    "Statistics",
+    "StatisticsResource",
+    "empty_cache",
+    "get",
+    "using",
+]

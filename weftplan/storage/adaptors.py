@@ -1,0 +1,176 @@
+"""Resources that add one feature to another resource: a limit, statistics of one user, poison.
+
+Stack them: ``LimitResource(PoisonResource(pool), nbytes)``. An adaptor passes allocations through unchanged, so any
+resource
+of a stack may report on them, but each must be freed at the top.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import replace
+
+from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.storage.base import Allocation, Resource, Statistics, report
+
+
+class Adaptor(Resource):
+    """Passes everything to ``upstream``."""
+
+    def __init__(self, upstream: Resource) -> None:
+        self.upstream = upstream
+        self.context = upstream.context
+
+    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        return self.upstream.allocate(nbytes, name=name)
+
+    def free(self, allocation: Allocation) -> None:
+        self.upstream.free(allocation)
+
+    def statistics(self) -> Statistics:
+        return self.upstream.statistics()
+
+    def empty_cache(self) -> int:
+        return self.upstream.empty_cache()
+
+    def holders(self) -> list[Allocation]:
+        return self.upstream.holders()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.upstream!r}>"
+
+
+class PoisonResource(Adaptor):
+    """Fills memory with a byte as it is handed out and as it comes back.
+
+    Reading uninitialised memory, or memory that was handed back too early, then gives the poison (0xFF: NaN, -1),
+    always.
+    Writes to host memory at once, not in stream order: that is the point.
+    """
+
+    def __init__(self, upstream: Resource, byte: int = 0xFF) -> None:
+        super().__init__(upstream)
+        self.byte = byte
+
+    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        allocation = self.upstream.allocate(nbytes, name=name)
+        allocation.raw.fill(self.byte)
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        raw = allocation.raw
+        # Poison first: once freed, the bytes may belong to somebody else.
+        if raw is not None:
+            raw.fill(self.byte)
+        self.upstream.free(allocation)
+
+
+class StatisticsResource(Adaptor):
+    """Counts what goes through it, apart from other users of the same upstream.
+
+    ``reserved_bytes`` counts as ``allocated_bytes``: what the upstream caches is nobody's in particular.
+    """
+
+    def __init__(self, upstream: Resource) -> None:
+        super().__init__(upstream)
+        self._lock = threading.Lock()
+        self._live: dict[int, Allocation] = {}
+        self._freed: deque[tuple[int, int]] = deque()
+        zeros = dict.fromkeys(Statistics.__dataclass_fields__, 0)
+        self._now = Statistics(**zeros)
+
+    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        try:
+            allocation = self.upstream.allocate(nbytes, name=name)
+        except OutOfMemoryError:
+            with self._lock:
+                self._now = replace(self._settled(), failures=self._now.failures + 1)
+            raise
+        self._live[id(allocation)] = allocation
+        with self._lock:
+            now = self._settled()
+            requested = now.requested_bytes + allocation.nbytes
+            allocated = now.allocated_bytes + allocation.size
+            self._now = replace(
+                now,
+                requested_bytes=requested,
+                allocated_bytes=allocated,
+                reserved_bytes=allocated,
+                peak_requested_bytes=max(now.peak_requested_bytes, requested),
+                peak_allocated_bytes=max(now.peak_allocated_bytes, allocated),
+                peak_reserved_bytes=max(now.peak_reserved_bytes, allocated),
+                allocations=now.allocations + 1,
+            )
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        if self._live.pop(id(allocation), None) is None:
+            raise MXNetError(f"{allocation!r} was freed before, or did not come through {self!r}")
+        size = (allocation.nbytes, allocation.size)
+        self.upstream.free(allocation)
+        self._freed.append(size)
+
+    def _settled(self) -> Statistics:
+        """The figures with everything freed subtracted; under the lock."""
+        requested = allocated = 0
+        while self._freed:
+            nbytes, size = self._freed.popleft()
+            requested += nbytes
+            allocated += size
+        if requested or allocated:
+            left = self._now.allocated_bytes - allocated
+            self._now = replace(
+                self._now,
+                requested_bytes=self._now.requested_bytes - requested,
+                allocated_bytes=left,
+                reserved_bytes=left,
+            )
+        return self._now
+
+    def statistics(self) -> Statistics:
+        with self._lock:
+            return replace(self._settled(), live=len(self._live))
+
+    def holders(self) -> list[Allocation]:
+        return list(self._live.values())
+
+
+class LimitResource(StatisticsResource):
+    """Refuses to hold more than ``limit`` requested bytes at once.
+
+    Raises:
+        MXNetError: a limit below 0.
+    """
+
+    def __init__(self, upstream: Resource, limit: int) -> None:
+        if limit < 0:
+            raise MXNetError(f"{upstream.context}: the limit must be at least 0 bytes, got {limit!r}")
+        super().__init__(upstream)
+        self.limit = limit
+        self._promised = 0
+
+    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        with self._lock:
+            now = self._settled()
+            # Promised bytes are on their way through the upstream in other threads and not yet counted.
+            if nbytes > 0 and now.requested_bytes + self._promised + nbytes > self.limit:
+                self._now = replace(now, failures=now.failures + 1)
+                raise OutOfMemoryError(
+                    report(
+                        nbytes,
+                        context=self.context,
+                        requested=now.requested_bytes,
+                        allocated=now.allocated_bytes,
+                        reserved=now.reserved_bytes,
+                        largest_free=0,
+                        holders=self.holders(),
+                        cause=f"The limit of this resource is {self.limit:,} bytes.",
+                    )
+                )
+            self._promised += nbytes
+        try:
+            return super().allocate(nbytes, name=name)
+        finally:
+            with self._lock:
+                self._promised -= nbytes

@@ -1,0 +1,308 @@
+"""What every storage resource offers, and the bookkeeping that all of them share.
+
+A resource hands out :class:`Allocation` objects and takes each back exactly once. Rules that every one keeps:
+
+* ``free`` never waits. It appends to a deque, then empties the deque only if the lock happens to be free; otherwise
+whoever
+  allocates next does. So it may be called from any thread, and even from a finalizer that runs inside ``allocate``.
+* ``allocate`` either returns memory or raises with nothing changed.
+* Nobody's code but the device's runs under the lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import MXNetError, OutOfMemoryError
+
+_LISTED_HOLDERS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Bytes and counts of one resource at one moment.
+
+    Invariant: requested_bytes <= allocated_bytes <= reserved_bytes, and each is at most its peak.
+    """
+
+    requested_bytes: int
+    """What the live allocations asked for."""
+    allocated_bytes: int
+    """What the live allocations occupy, after rounding."""
+    reserved_bytes: int
+    """What the resource holds from its upstream or the system: live allocations and cached blocks."""
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    live: int
+    """Allocations not yet freed."""
+    allocations: int
+    """Successful calls of ``allocate`` so far."""
+    hits: int
+    """Those of them that were served from the cache."""
+    system_allocations: int
+    """Blocks taken from the upstream or the system so far."""
+    system_frees: int
+    """Blocks given back to it so far."""
+    failures: int
+    """Calls of ``allocate`` that raised OutOfMemoryError."""
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes held but not in use."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+class Allocation:
+    """Memory handed out by a resource.
+
+    Attributes:
+        raw: flat uint8 array of exactly ``nbytes`` elements; dead once freed.
+        nbytes: bytes that were asked for.
+        context: the device of the memory.
+        name: what holds it, for reports; may be None.
+    """
+
+    __slots__ = ("block", "context", "name", "nbytes", "raw", "size")
+
+    def __init__(self, raw: Any, nbytes: int, context: Context, name: str | None, block: Any, size: int) -> None:
+        self.raw = raw
+        self.nbytes = nbytes
+        self.context = context
+        self.name = name
+        self.block = block
+        """What the resource that made this needs to take it back; nobody else looks inside."""
+        self.size = size
+        """Bytes occupied, after rounding."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Allocation {self.name or 'unnamed'} of {self.nbytes:,} bytes ({self.size:,} occupied) on {self.context}>"
+        )
+
+
+class Resource(ABC):
+    """The interface of a source of memory on one context."""
+
+    context: Context
+
+    @abstractmethod
+    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        """Memory of ``nbytes`` >= 0 bytes, contents undefined.
+
+        Args:
+            nbytes: size in bytes; 0 is legal and takes no memory.
+            name: what the memory is for, shown in out-of-memory reports.
+
+        Raises:
+            OutOfMemoryError: nothing fits; the message is a report.
+            MXNetError: ``nbytes`` is negative or not an integer.
+        """
+
+    @abstractmethod
+    def free(self, allocation: Allocation) -> None:
+        """Take an allocation back. Never waits; legal on any thread and in a finalizer.
+
+        Raises:
+            MXNetError: it was freed before, or another resource made it.
+        """
+
+    @abstractmethod
+    def statistics(self) -> Statistics:
+        """Bytes and counts now."""
+
+    @abstractmethod
+    def empty_cache(self) -> int:
+        """Give unused blocks back to the system; returns how many bytes."""
+
+    @abstractmethod
+    def holders(self) -> list[Allocation]:
+        """Live allocations, in no particular order."""
+
+
+class Ledger(Resource):
+    """Base of resources that own memory: subclasses say where a block comes from and where it goes.
+
+    ``_take`` and ``_give`` run under the lock and keep ``_reserved``, ``_hits`` and the two system counts.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._lock = threading.Lock()
+        self._returned: deque[Allocation] = deque()
+        # Invariant: holds exactly the allocations that nobody freed. dict.pop decides, atomically, who frees first.
+        self._live: dict[int, Allocation] = {}
+        self._requested = self._allocated = self._reserved = 0
+        self._peak_requested = self._peak_allocated = self._peak_reserved = 0
+        self._allocations = self._hits = self._system_allocations = self._system_frees = self._failures = 0
+        self._nothing: Any = None
+
+    @abstractmethod
+    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+        """(block, its raw bytes, its size >= nbytes) for ``nbytes`` > 0; raises OutOfMemoryError unchanged."""
+
+    @abstractmethod
+    def _give(self, block: Any, size: int) -> None:
+        """Take a block back."""
+
+    def _largest_cached(self) -> int:
+        """Bytes of the largest block in the cache."""
+        return 0
+
+    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        if nbytes.__class__ is not int or nbytes < 0:
+            nbytes = _checked(nbytes, self.context)
+        with self._lock:
+            if self._returned:
+                self._drain()
+            if nbytes:
+                try:
+                    block, raw, size = self._take(nbytes)
+                except OutOfMemoryError as error:
+                    self._failures += 1
+                    raise OutOfMemoryError(self._report(nbytes, error)) from error
+                if size != nbytes:
+                    raw = raw[:nbytes]
+            else:
+                block, raw, size = None, self._empty(), 0
+            allocation = Allocation(raw, nbytes, self.context, name, block, size)
+            self._live[id(allocation)] = allocation
+            self._allocations += 1
+            total = self._requested = self._requested + nbytes
+            if total > self._peak_requested:
+                self._peak_requested = total
+            total = self._allocated = self._allocated + size
+            if total > self._peak_allocated:
+                self._peak_allocated = total
+            return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        if self._live.pop(id(allocation), None) is None:
+            raise MXNetError(
+                f"{allocation!r} was freed before, or does not belong to {self!r}: free it once, where it came from"
+            )
+        self._returned.append(allocation)
+        if self._lock.acquire(blocking=False):
+            # Not the lock holder's finalizer, or the lock would be taken: nothing to fear from draining here.
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def _drain(self) -> None:
+        """Take back everything returned; under the lock."""
+        returned = self._returned
+        while returned:
+            allocation = returned.popleft()
+            self._requested -= allocation.nbytes
+            self._allocated -= allocation.size
+            block, allocation.block, allocation.raw = allocation.block, None, None
+            if block is not None:
+                self._give(block, allocation.size)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Count a block that came from the system."""
+        self._system_allocations += 1
+        total = self._reserved = self._reserved + nbytes
+        if total > self._peak_reserved:
+            self._peak_reserved = total
+
+    def _unreserve(self, nbytes: int) -> None:
+        """Count a block that went back to the system."""
+        self._system_frees += 1
+        self._reserved -= nbytes
+
+    def _empty(self) -> Any:
+        """The zero bytes of every empty allocation."""
+        if self._nothing is None:
+            from weftplan.device.registry import get
+
+            self._nothing = get(self.context).xp.empty(0, np.uint8)
+        return self._nothing
+
+    def statistics(self) -> Statistics:
+        with self._lock:
+            self._drain()
+            return Statistics(
+                requested_bytes=self._requested,
+                allocated_bytes=self._allocated,
+                reserved_bytes=self._reserved,
+                peak_requested_bytes=self._peak_requested,
+                peak_allocated_bytes=self._peak_allocated,
+                peak_reserved_bytes=self._peak_reserved,
+                live=len(self._live),
+                allocations=self._allocations,
+                hits=self._hits,
+                system_allocations=self._system_allocations,
+                system_frees=self._system_frees,
+                failures=self._failures,
+            )
+
+    def empty_cache(self) -> int:
+        with self._lock:
+            self._drain()
+            return self._release_all()
+
+    def _release_all(self) -> int:
+        """Give every cached block back; returns the bytes. Under the lock."""
+        return 0
+
+    def holders(self) -> list[Allocation]:
+        return list(self._live.values())
+
+    def _report(self, nbytes: int, cause: BaseException) -> str:
+        return report(
+            nbytes,
+            context=self.context,
+            requested=self._requested,
+            allocated=self._allocated,
+            reserved=self._reserved,
+            largest_free=self._largest_cached(),
+            holders=self.holders(),
+            cause=str(cause),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.context}: {len(self._live)} live, {self._allocated:,} bytes in use, "
+            f"{self._reserved:,} reserved>"
+        )
+
+
+def report(
+    nbytes: int,
+    *,
+    context: Context,
+    requested: int,
+    allocated: int,
+    reserved: int,
+    largest_free: int,
+    holders: list[Allocation],
+    cause: str,
+) -> str:
+    """The text of an OutOfMemoryError: what was asked, what is held and by whom, and what to change."""
+    largest = heapq.nlargest(_LISTED_HOLDERS, holders, key=lambda allocation: allocation.nbytes)
+    held = "; ".join(f"{allocation.name or 'unnamed'}: {allocation.nbytes:,}" for allocation in largest) or "nobody"
+    return (
+        f"out of memory on {context}: {nbytes:,} bytes requested. {cause}\n"
+        f"  live: {requested:,} bytes in {len(holders)} allocations ({allocated:,} after rounding)\n"
+        f"  reserved from the system: {reserved:,} bytes; largest free cached block: {largest_free:,} bytes\n"
+        f"  largest holders: {held}\n"
+        f"  to fit: use a smaller batch, drop arrays that are no longer needed, or let the planner recompute "
+        f"(MXNET_BACKWARD_DO_MIRROR=1)"
+    )
+
+
+def _checked(nbytes: Any, context: Context) -> int:
+    """``nbytes`` as an int >= 0 (NumPy integers are welcome); raises MXNetError."""
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 0:
+        raise MXNetError(f"{context}: the size of an allocation must be an integer >= 0, got {nbytes!r}")
+    return int(nbytes)

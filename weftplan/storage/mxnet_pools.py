@@ -1,0 +1,142 @@
+"""MXNet's pools: freed blocks are kept in last-in-first-out lists, one list per rounded size.
+
+The two differ in how sizes are rounded. Both give everything cached back before a system allocation that would leave
+less
+than ``reserve`` percent of the device's memory free, and once more when the system refuses.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from weftplan.device.base import Device
+from weftplan.errors import ConfigError, OutOfMemoryError
+from weftplan.storage.base import Ledger
+
+
+class _Pool(Ledger):
+    def __init__(self, device: Device, *, reserve: float) -> None:
+        super().__init__(device.context)
+        if not 0 <= reserve <= 100:
+            raise ConfigError(f"{device.context}: the pool's reserve must be 0 to 100 percent, got {reserve!r}")
+        self.device = device
+        self.reserve = reserve
+        self._free: dict[int, list[Any]] = {}
+        self._rounded: dict[int, int] = {}
+        """Rounded sizes of the requests seen, bounded; saves the arithmetic on the fast path."""
+
+    @abstractmethod
+    def rounded(self, nbytes: int) -> int:
+        """Bytes of the block that serves a request of ``nbytes`` > 0."""
+
+    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+        size = self._rounded.get(nbytes)
+        if size is None:
+            size = self.rounded(nbytes)
+            if len(self._rounded) >= 4096:
+                self._rounded.clear()
+            self._rounded[nbytes] = size
+        stack = self._free.get(size)
+        if stack:
+            self._hits += 1
+            raw = stack.pop()
+            return raw, raw, size
+        if self._reserved > self._allocated:
+            free, total = self.device.memory_info()
+            kept = total * self.reserve // 100
+            if free <= kept or size > free - kept:
+                self._release_all()
+        try:
+            raw = self.device.allocate(size)
+        except OutOfMemoryError:
+            if not self._release_all():
+                raise
+            raw = self.device.allocate(size)
+        self._reserve(size)
+        return raw, raw, size
+
+    def _give(self, block: Any, size: int) -> None:
+        stack = self._free.get(size)
+        if stack is None:
+            stack = self._free[size] = []
+        stack.append(block)
+
+    def _release_all(self) -> int:
+        freed = 0
+        for size, stack in self._free.items():
+            while stack:
+                self.device.free(stack.pop())
+                self._unreserve(size)
+                freed += size
+        self._free.clear()
+        return freed
+
+    def _largest_cached(self) -> int:
+        return max((size for size, stack in self._free.items() if stack), default=0)
+
+
+class NaivePool(_Pool):
+    """Sizes rounded to pages, and above ``large`` to multiples of ``large``.
+
+    Args:
+        device: where blocks come from.
+        page: bytes of a page, at least 32.
+        large: bytes beyond which sizes are multiples of it.
+        reserve: percent of the device's memory that cached blocks must leave free.
+
+    >>> from weftplan.device import cpu, get
+    >>> pool = NaivePool(get(cpu()))
+    >>> pool.rounded(4095), pool.rounded(4097), pool.rounded(2 * 2**20 + 1)
+    (4096, 8192, 4194304)
+    """
+
+    def __init__(self, device: Device, *, page: int = 4096, large: int = 2 << 20, reserve: float = 5) -> None:
+        super().__init__(device, reserve=reserve)
+        if page < 32:
+            raise ConfigError(f"{device.context}: the pool's page size must be at least 32 bytes, got {page!r}")
+        if large <= 0:
+            raise ConfigError(f"{device.context}: the pool's large round size must be above 0 bytes, got {large!r}")
+        self.page = page
+        self.large = large
+
+    def rounded(self, nbytes: int) -> int:
+        size = -(-nbytes // self.page) * self.page
+        if size > self.large:
+            size = -(-size // self.large) * self.large
+        return size
+
+
+class RoundPool(_Pool):
+    """Sizes rounded to the next power of two up to 2**cutoff, beyond it to multiples of 2**cutoff.
+
+    Args:
+        device: where blocks come from.
+        page: smallest size in bytes, a power of two of at least 32.
+        cutoff: 20 to 34, and not below log2 of the page size.
+        reserve: percent of the device's memory that cached blocks must leave free.
+
+    >>> from weftplan.device import cpu, get
+    >>> pool = RoundPool(get(cpu()), cutoff=20)
+    >>> pool.rounded(32), pool.rounded(4095), pool.rounded(5000), pool.rounded(2097153), pool.rounded(3145728)
+    (4096, 4096, 8192, 3145728, 3145728)
+    """
+
+    def __init__(self, device: Device, *, page: int = 4096, cutoff: int = 24, reserve: float = 5) -> None:
+        super().__init__(device, reserve=reserve)
+        if page < 32 or page & (page - 1):
+            raise ConfigError(
+                f"{device.context}: the Round pool's page size must be a power of two >= 32, got {page!r}"
+            )
+        if not 20 <= cutoff <= 34 or 1 << cutoff < page:
+            raise ConfigError(
+                f"{device.context}: the Round pool's linear cutoff must be 20 to 34 and at least log2 of the page size "
+                f"({page.bit_length() - 1}), got {cutoff!r}"
+            )
+        self.page = page
+        self.cutoff = cutoff
+
+    def rounded(self, nbytes: int) -> int:
+        if nbytes > 1 << self.cutoff:
+            return -(-nbytes >> self.cutoff) << self.cutoff
+        return max(self.page, 1 << (nbytes - 1).bit_length())
