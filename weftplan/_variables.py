@@ -69,7 +69,7 @@ class Variable:
 
 
 _THREADS_MAX = 1024
-_BIND_NOW = "read at every bind"
+_BIND_NOW = "in force at every bind"
 _engine = partial(Variable, group="engine", when=When.PROCESS)
 _planner = partial(Variable, group="planner", when=When.BIND)
 _executor = partial(Variable, group="executor", when=When.BIND)
@@ -176,13 +176,13 @@ _PLANNER = (
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
-        effect="no effect yet: recomputation is still to come",
+        effect="no effect yet: recomputation is to come",
     ),
     _planner(
         name="MXNET_MEMORY_OPT",
         default=False,
         meaning="Recompute by the echo rule: only where the planned memory shrinks.",
-        effect="no effect yet: recomputation is still to come",
+        effect="no effect yet: recomputation is to come",
     ),
 )
 
@@ -223,7 +223,7 @@ _EXECUTOR = (
         low=0,
         high=2,
         meaning="Convolution algorithms: 0 heuristic, 1 measured within the workspace limit, 2 fastest.",
-        effect="no effect yet: convolution has one algorithm, im2col and a matrix product",
+        effect="no effect yet: convolution has one algorithm",
     ),
     _executor(
         name="MXNET_ENABLE_CUDA_GRAPHS",
@@ -290,7 +290,7 @@ def _flag(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
-    effect: str = "no effect yet: Paddle's allocators are still to come",
+    effect: str = "no effect yet: Paddle's allocators are to come",
     group: str = "storage",
 ) -> Variable:
     """One of Paddle's flags; its type is that of the default."""
@@ -307,7 +307,7 @@ def _flag(
     )
 
 
-_NO_GC = "no effect yet: the planner frees by plan; collecting at run time is still to come"
+_NO_GC = "no effect yet: the planner frees by plan; collecting at run time is to come"
 _NO_FUSION = "no effect yet: gradients are pushed one by one"
 _STORAGE = (
     *_mxnet_pool("GPU", "gpu(i)"),
@@ -348,7 +348,7 @@ _STORAGE = (
         "cudnn_exhaustive_search",
         False,
         "Measure every convolution algorithm and keep the fastest.",
-        effect="no effect yet: convolution has one algorithm, im2col and a matrix product",
+        effect="no effect yet: convolution has one algorithm",
         group="executor",
     ),
     _flag(

@@ -27,7 +27,18 @@ from typing import Any
 from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning
 
-__all__ = ["Setting", "Variable", "When", "check_environment", "get", "lookup", "process", "strangers", "table"]
+__all__ = [
+    "Setting",
+    "Variable",
+    "When",
+    "check_environment",
+    "get",
+    "lookup",
+    "nearest",
+    "process",
+    "strangers",
+    "table",
+]
 
 _PREFIXES = ("MXNET_", "NNVM_", "FLAGS_", "WEFTPLAN_")
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
@@ -129,10 +140,10 @@ def check_environment() -> None:
     Values are not judged here: a bad value is an error of whoever reads it, so that ``weftplan doctor`` still runs.
     """
     for name in strangers():
-        nearest = _nearest(name)
-        if nearest is not None:
+        near = nearest(name)
+        if near is not None:
             warnings.warn(
-                f"unknown environment variable {name}, which is ignored: did you mean {nearest}? "
+                f"unknown environment variable {name}, which is ignored: did you mean {near}? "
                 "`weftplan doctor` lists every variable",
                 ConfigWarning,
                 stacklevel=2,
@@ -164,8 +175,12 @@ def strangers() -> list[str]:
     )
 
 
-def _nearest(name: str) -> str | None:
-    """The variable that a misspelt name most likely means, if any."""
+def nearest(name: str) -> str | None:
+    """The variable that a misspelt name most likely means, if any.
+
+    >>> nearest("MXNET_CPU_WORKER_NTHREAD"), nearest("MXNET_SOMETHING_ELSE")
+    ('MXNET_CPU_WORKER_NTHREADS', None)
+    """
     upper = {known.upper(): known for known in _BY_NAME}
     near = difflib.get_close_matches(name.upper(), upper, n=1, cutoff=0.8)
     return upper[near[0]] if near else None
