@@ -62,8 +62,7 @@ def build(context: Context) -> Resource:
 def empty_cache(context: Context | None = None) -> int:
     """Give unused blocks of one context, or of all, back to the system; returns the bytes."""
     with _lock:
-        chosen = list(_resources.values()) if context is None else [_resources[context]] if context in _resources else
-        []
+        chosen = [resource for key, resource in _resources.items() if context is None or key == context]
     return sum(resource.empty_cache() for resource in chosen)
 
 
