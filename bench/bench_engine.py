@@ -1,0 +1,101 @@
+"""Question: what does an operation cost from Python, push to done, here and in the peers?
+
+Runs weftplan and the peers side by side, one process each, in turn for several rounds, and prints medians in
+microseconds an operation, with the ratio peer / weftplan of each round's pair (median). Peers: MXNet 1.9.1 (its own
+interpreter: ``--mxnet-python``), dask's threaded scheduler, ``ThreadPoolExecutor`` with dependency callbacks written by
+hand, and the plain loop. Then: 50 microseconds of NumPy in each operation, memory per pending operation, latency.
+
+    python bench/bench_engine.py --mxnet-python PATH
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PEERS = os.path.join(HERE, "peers")
+SHAPES = ("independent", "chain", "diamond", "wavefront", "random")
+
+
+def call(python, script, *args):
+    """The JSON that a peer prints."""
+    run = subprocess.run(
+        [python, os.path.join(PEERS, script), *map(str, args)], capture_output=True, text=True, timeout=900, check=False
+    )
+    if run.returncode:
+        raise SystemExit(f"{script} {args} failed:\n{run.stderr[-2000:]}")
+    return json.loads(run.stdout.strip().splitlines()[-1])
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
+    args = parser.parse_args()
+    me = sys.executable
+    rows = {}
+
+    def measure(label, python, script, *extra):
+        rows.setdefault(label, []).append(call(python, script, *extra))
+
+    for _ in range(args.rounds):
+        measure("weftplan, 1 worker", me, "weftplan_engine.py", args.count, 1)
+        measure("weftplan, 2 workers", me, "weftplan_engine.py", args.count, 2)
+        if args.mxnet_python:
+            measure("MXNet, 1 worker", args.mxnet_python, "mxnet_engine.py", args.count, 1)
+            measure("MXNet, 2 workers", args.mxnet_python, "mxnet_engine.py", args.count, 2)
+        measure("dask threaded, 2 workers", me, "dask_engine.py", max(1000, args.count // 8), 2)
+        measure("ThreadPoolExecutor, 1 worker", me, "pool_engine.py", args.count, 1)
+        measure("ThreadPoolExecutor, 2 workers", me, "pool_engine.py", args.count, 2)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}")
+    print(f"{args.count} no-op operations a shape, {args.rounds} rounds, median µs an operation, push to done\n")
+    keys = [*SHAPES, "push_wait", "inplace_add"]
+    print("| | " + " | ".join(keys) + " |")
+    print("|---|" + "---|" * len(keys))
+    for label, results in rows.items():
+        cells = [f"{statistics.median(r[k] for r in results):.2f}" if k in results[0] else "" for k in keys]
+        print(f"| {label} | " + " | ".join(cells) + " |")
+    print("\nHow many times faster weftplan is (median of each round's pair):\n")
+    print("| peer | against weftplan with | " + " | ".join(keys) + " |")
+    print("|---|---|" + "---|" * len(keys))
+    for label, results in rows.items():
+        if label.startswith("weftplan"):
+            continue
+        own = "weftplan, 2 workers" if "2 workers" in label else "weftplan, 1 worker"
+        cells = []
+        for k in keys:
+            pairs = [p[k] / o[k] for p, o in zip(results, rows[own], strict=True) if k in p]
+            cells.append(f"{statistics.median(pairs):.1f}" if pairs else "")
+        print(f"| {label} | {own.removeprefix('weftplan, ')} | " + " | ".join(cells) + " |")
+    loop = statistics.median(r["loop"] for r in rows["ThreadPoolExecutor, 1 worker"])
+    numpy = statistics.median(r["numpy_add"] for r in rows["weftplan, 1 worker"])
+    print(f"\nThe floor: a plain loop of Python calls {loop:.3f} µs; NumPy's own a += 1 on 16 floats {numpy:.2f} µs.")
+    print("\n50 µs of NumPy in each operation:\n")
+    print("| | " + " | ".join(SHAPES) + " |\n|---|" + "---|" * len(SHAPES))
+    count = max(2000, args.count // 20)
+    runs = [[call(me, "weftplan_engine.py", count, w, "work") for w in (1, 2)] for _ in range(args.rounds)]
+    speedup = [statistics.median(one[s]["wall_s"] / two[s]["wall_s"] for one, two in runs) for s in SHAPES]
+    print("| two workers, times faster than one | " + " | ".join(f"{x:.2f}" for x in speedup) + " |")
+    for w in (0, 1):
+        over = [statistics.median(r[w][s]["wall_s"] / r[w][s]["ideal_s"] for r in runs) for s in SHAPES]
+        print(f"| wall / ideal schedule, {w + 1} worker(s) | " + " | ".join(f"{x:.3f}" for x in over) + " |")
+    memory = call(me, "weftplan_engine.py", 1_000_000, 1, "memory")
+    print(
+        f"\nMemory: {memory['bytes_per_pending']:.0f} bytes per pending operation with {memory['operations']:,} pending, "
+        f"{memory['bytes_kept_per_operation']:.1f} still resident per operation after they ran."
+    )
+    for w in (1, 2):
+        times = call(me, "weftplan_engine.py", 20_000, w, "latency")
+        print(
+            f"Latency, {w} worker(s): from the end of the last dependency to the start of the next operation: median "
+            f"{times['queued_median_ns'] / 1e3:.2f} µs, 99th percentile {times['queued_p99_ns'] / 1e3:.2f} µs."
+        )
+
+
+main()

@@ -1,0 +1,100 @@
+"""Engine peer: MXNet 1.9.1, Python callbacks pushed through its C API. Run with MXNet's own interpreter.
+
+    python bench/peers/mxnet_engine.py COUNT WORKERS
+
+Prints one JSON object: microseconds an operation for each shape, for push + wait of one, and for ``a += 1``.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+import time
+
+os.environ["MXNET_CPU_WORKER_NTHREADS"] = sys.argv[2]
+os.environ.setdefault("MXNET_ENGINE_TYPE", "ThreadedEnginePerDevice")
+
+import mxnet as mx  # noqa: E402
+from mxnet.base import _LIB, check_call  # noqa: E402
+
+spec = importlib.util.spec_from_file_location(
+    "engine_programs", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "engine_programs.py")
+)
+programs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(programs)
+
+
+class ContextStruct(ctypes.Structure):
+    """The C API's context: device type and index."""
+
+    _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int)]  # noqa: RUF012
+
+
+SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def nothing(run_context, param):
+    """The pushed function."""
+
+
+CALLBACK = SYNC(nothing)
+CPU = ContextStruct(1, 0)
+
+
+def prepare(num_vars, program):
+    """Handles of one array per var, and the argument tuples of every push."""
+    arrays = [mx.nd.zeros((1,)) for _ in range(num_vars)]
+    mx.nd.waitall()
+    handles = [a.handle.value for a in arrays]
+    calls = []
+    for reads, writes in program:
+        r = (ctypes.c_void_p * len(reads))(*(handles[i] for i in reads))
+        w = (ctypes.c_void_p * len(writes))(*(handles[i] for i in writes))
+        calls.append((r, len(reads), w, len(writes)))
+    return arrays, calls
+
+
+def push(call):
+    """One push of the empty Python function."""
+    r, nr, w, nw = call
+    check_call(
+        _LIB.MXEnginePushSyncND(
+            CALLBACK, None, None, ctypes.byref(CPU), r, nr, w, nw, None, ctypes.c_int(0), b"nothing"
+        )
+    )
+
+
+def main():
+    """Time every shape once."""
+    count = int(sys.argv[1])
+    result = {}
+    for name, make in programs.SHAPES.items():
+        arrays, calls = prepare(*make(count))
+        start = time.perf_counter()
+        for call in calls:
+            push(call)
+        mx.nd.waitall()
+        result[name] = (time.perf_counter() - start) / len(calls) * 1e6
+        del arrays
+    arrays, calls = prepare(1, [((), (0,))])
+    rounds = 2000
+    start = time.perf_counter()
+    for _ in range(rounds):
+        push(calls[0])
+        arrays[0].wait_to_read()
+    result["push_wait"] = (time.perf_counter() - start) / rounds * 1e6
+    a = mx.nd.zeros((16,))
+    for _ in range(100):
+        a += 1
+    mx.nd.waitall()
+    rounds = 20000
+    start = time.perf_counter()
+    for _ in range(rounds):
+        a += 1
+    mx.nd.waitall()
+    result["inplace_add"] = (time.perf_counter() - start) / rounds * 1e6
+    print(json.dumps(result))
+
+
+main()

@@ -1,0 +1,98 @@
+"""Engine peer: ``ThreadPoolExecutor`` with dependency callbacks written by hand, and the plain loop of calls.
+
+    python bench/peers/pool_engine.py COUNT WORKERS
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+spec = importlib.util.spec_from_file_location(
+    "engine_programs", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "engine_programs.py")
+)
+programs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(programs)
+
+
+def nothing():
+    """The task."""
+
+
+class Task:
+    """One operation: how many it waits for, and who waits for it."""
+
+    __slots__ = ("next", "wait")
+
+    def __init__(self):
+        self.wait = 1
+        self.next = []
+
+
+def run(program, workers):
+    """Submit the whole program in order, as an asynchronous caller does; seconds from first push to all done.
+
+    One lock guards the counters; a finished task submits those that became ready.
+    """
+    lock = threading.Lock()
+    done = threading.Event()
+    left = [len(program)]
+    last_write, readers = {}, {}
+    with ThreadPoolExecutor(workers) as pool:
+
+        def execute(task):
+            nothing()
+            ready = []
+            with lock:
+                for other in task.next:
+                    other.wait -= 1
+                    if not other.wait:
+                        ready.append(other)
+                task.next = None
+                left[0] -= 1
+                last = not left[0]
+            for other in ready:
+                pool.submit(execute, other)
+            if last:
+                done.set()
+
+        start = time.perf_counter()
+        for reads, writes in program:
+            task = Task()
+            with lock:
+                needs = [last_write.get(v) for v in (*reads, *writes)]
+                for v in writes:
+                    needs += readers.pop(v, ())
+                    last_write[v] = task
+                for v in reads:
+                    readers.setdefault(v, []).append(task)
+                for other in needs:
+                    if other is not None and other.next is not None:
+                        other.next.append(task)
+                        task.wait += 1
+                task.wait -= 1
+                go = not task.wait
+            if go:
+                pool.submit(execute, task)
+        done.wait()
+        return time.perf_counter() - start
+
+
+def main():
+    """Time every shape once, and the plain loop."""
+    count, workers = int(sys.argv[1]), int(sys.argv[2])
+    result = {}
+    for name, make in programs.SHAPES.items():
+        _, program = make(count)
+        result[name] = run(program, workers) / len(program) * 1e6
+    start = time.perf_counter()
+    for _ in range(count):
+        nothing()
+    result["loop"] = (time.perf_counter() - start) / count * 1e6
+    print(json.dumps(result))
+
+
+main()

@@ -1,0 +1,164 @@
+"""weftplan's own side of the engine bench, one process per call so that peers are measured alike.
+
+    python bench/peers/weftplan_engine.py COUNT WORKERS [work|memory|latency]
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+
+import weftplan as mx
+from weftplan import engine
+
+spec = importlib.util.spec_from_file_location(
+    "engine_programs", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "engine_programs.py")
+)
+programs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(programs)
+
+
+def nothing():
+    """The pushed function."""
+
+
+def run(eng, num_vars, program, fn):
+    """Seconds from the first push until all are done."""
+    made = [eng.new_variable() for _ in range(num_vars)]
+    calls = [([made[i] for i in reads], [made[i] for i in writes]) for reads, writes in program]
+    push = eng.push
+    start = time.perf_counter()
+    for reads, writes in calls:
+        push(fn, reads, writes)
+    eng.wait_for_all()
+    return time.perf_counter() - start
+
+
+def no_ops(count, workers):
+    """Microseconds an operation for each shape, push + wait, and ``a += 1``."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
+    result = {}
+    with engine.using(eng):
+        run(eng, 1, programs.chain(1000)[1], nothing)
+        for name, make in programs.SHAPES.items():
+            num_vars, program = make(count)
+            result[name] = run(eng, num_vars, program, nothing) / len(program) * 1e6
+        var = eng.new_variable()
+        rounds = 5000
+        start = time.perf_counter()
+        for _ in range(rounds):
+            eng.push(nothing, (), [var])
+            eng.wait_for_var(var)
+        result["push_wait"] = (time.perf_counter() - start) / rounds * 1e6
+        a = mx.nd.zeros((16,))
+        for _ in range(100):
+            a += 1
+        mx.nd.waitall()
+        rounds = 20000
+        start = time.perf_counter()
+        for _ in range(rounds):
+            a += 1
+        mx.nd.waitall()
+        result["inplace_add"] = (time.perf_counter() - start) / rounds * 1e6
+        b = np.zeros(16, np.float32)
+        start = time.perf_counter()
+        for _ in range(rounds):
+            b += 1
+        result["numpy_add"] = (time.perf_counter() - start) / rounds * 1e6
+    eng.stop()
+    return result
+
+
+def worker_function(seconds):
+    """A NumPy call that takes about ``seconds`` and holds no lock meanwhile; (function, measured seconds)."""
+    size = 1000
+    while True:
+        a, b = np.full(size, 2.0, np.float32), np.empty(size, np.float32)
+        start = time.perf_counter()
+        for _ in range(200):
+            np.sqrt(a, out=b)
+        took = (time.perf_counter() - start) / 200
+        if took >= seconds * 0.95:
+            break
+        size = int(size * min(4.0, max(1.05, seconds / took)))
+    local = threading.local()
+
+    def work():
+        out = getattr(local, "out", None)
+        if out is None:
+            out = local.out = np.empty(size, np.float32)
+        np.sqrt(a, out=out)
+
+    return work, took
+
+
+def work(count, workers):
+    """Wall seconds, and the ideal schedule's, of each shape with 50 microseconds of NumPy in each operation."""
+    fn, _ = worker_function(50e-6)
+    start = time.perf_counter()
+    for _ in range(2000):
+        fn()
+    each = (time.perf_counter() - start) / 2000
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
+    result = {"work_us": each * 1e6}
+    for name, make in programs.SHAPES.items():
+        num_vars, program = make(count)
+        wall = run(eng, num_vars, program, fn)
+        result[name] = {"wall_s": wall, "ideal_s": programs.ideal_span(program, workers, each)}
+    eng.stop()
+    return result
+
+
+def resident():
+    """Resident bytes of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory(count, workers):
+    """Bytes per pending operation, and what is still held after they ran."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
+    gate = threading.Event()
+    var = eng.new_variable()
+    eng.push(nothing, (), [var])
+    eng.wait_for_all()
+    before = resident()
+    eng.push(gate.wait, (), [var])
+    for _ in range(count):
+        eng.push(nothing, (), [var])
+    pending = resident() - before
+    gate.set()
+    eng.wait_for_all()
+    after = resident() - before
+    eng.stop()
+    return {"bytes_per_pending": pending / count, "bytes_kept_per_operation": after / count, "operations": count}
+
+
+def latency(count, workers):
+    """Nanoseconds from the end of the last dependency's function to the start of the next: median and 99th percentile."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
+    ends, starts = [], []
+    clock = time.perf_counter_ns
+    ballast = np.ones(20_000, np.float32)
+
+    def stamp():
+        starts.append(clock())
+        ballast.sum()
+        ends.append(clock())
+
+    var = eng.new_variable()
+    for _ in range(count):
+        eng.push(stamp, (), [var])
+    eng.wait_for_all()
+    chain = np.array(starts[1:]) - np.array(ends[:-1])
+    eng.stop()
+    return {"queued_median_ns": float(np.median(chain)), "queued_p99_ns": float(np.percentile(chain, 99))}
+
+
+MODES = {"work": work, "memory": memory, "latency": latency}
+mode = MODES[sys.argv[3]] if len(sys.argv) > 3 else no_ops
+print(json.dumps(mode(int(sys.argv[1]), int(sys.argv[2]))))
