@@ -1,0 +1,144 @@
+"""``mx.profiler``: what ran when, on which worker, and how much memory was live.
+
+>>> import tempfile, os
+>>> import weftplan as mx
+>>> path = os.path.join(tempfile.mkdtemp(), "trace.json")
+>>> mx.profiler.set_config(filename=path)
+>>> mx.profiler.set_state("run")
+>>> (mx.nd.ones((2, 2)) + 1).wait_to_read()
+>>> mx.profiler.set_state("stop")
+>>> mx.profiler.dump()
+>>> os.path.exists(path)
+True
+
+Open the file at https://ui.perfetto.dev or in chrome://tracing. Off, the profiler costs the engine one branch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from weftplan import engine
+from weftplan.errors import ParameterError
+from weftplan.profiler import aggregate
+from weftplan.profiler.objects import Counter, Domain, Event, Frame, Marker, Task
+from weftplan.profiler.recorder import recorder
+from weftplan.profiler.trace_file import write_trace
+
+__all__ = [
+    "Counter",
+    "Domain",
+    "Event",
+    "Frame",
+    "Marker",
+    "Task",
+    "dump",
+    "dumps",
+    "pause",
+    "resume",
+    "set_config",
+    "set_state",
+    "state",
+]
+
+_KNOWN = {
+    "filename": "profile.json",
+    "profile_all": False,
+    "profile_symbolic": True,
+    "profile_imperative": True,
+    "profile_memory": True,
+    "profile_api": False,
+    "profile_process": "worker",
+    "aggregate_stats": False,
+    "continuous_dump": False,
+    "dump_period": 1.0,
+}
+_config: dict[str, Any] = dict(_KNOWN)
+_state = "stop"
+
+
+def set_config(**kwargs: Any) -> None:
+    """Choose what is recorded and where it goes; MXNet's keys.
+
+    Args:
+        filename: of the trace.
+        profile_memory, profile_all: sample live bytes (``profile_all`` switches everything on).
+        aggregate_stats: for :func:`dumps`; it works without, too.
+        profile_symbolic, profile_imperative, profile_api, continuous_dump, dump_period, profile_process: accepted; every engine
+            operation is recorded whatever they say, and the file is written by :func:`dump`.
+
+    Raises:
+        ParameterError: an unknown key.
+    """
+    unknown = [key for key in kwargs if key not in _KNOWN]
+    if unknown:
+        raise ParameterError(f"profiler.set_config: unknown {unknown}; known: {', '.join(_KNOWN)}")
+    _config.update(kwargs)
+
+
+def state() -> str:
+    """``run``, ``pause`` or ``stop``."""
+    return _state
+
+
+def set_state(state: str = "stop", profile_process: str = "worker") -> None:
+    """``run`` starts recording (forgetting an earlier recording), ``stop`` ends it.
+
+    Raises:
+        ParameterError: another word.
+    """
+    global _state
+    if state not in ("run", "stop"):
+        raise ParameterError(f"profiler state must be 'run' or 'stop', got {state!r}")
+    if state == "run" and _state == "stop":
+        recorder.clear()
+    if state == "run":
+        recorder.start(memory=bool(_config["profile_memory"] or _config["profile_all"]))
+    else:
+        engine.get().wait_for_all()
+        recorder.stop()
+    _state = state
+
+
+def pause(profile_process: str = "worker") -> None:
+    """Stop recording for a while; :func:`resume` goes on with the same recording."""
+    global _state
+    if _state == "run":
+        recorder.stop()
+        _state = "pause"
+
+
+def resume(profile_process: str = "worker") -> None:
+    """Go on after :func:`pause`."""
+    global _state
+    if _state == "pause":
+        recorder.start(memory=bool(_config["profile_memory"] or _config["profile_all"]))
+        _state = "run"
+
+
+def dump(finished: bool = True, profile_process: str = "worker") -> None:
+    """Write the trace to the configured file; ``finished`` also stops the profiler."""
+    if finished and _state != "stop":
+        set_state("stop")
+    write_trace(recorder, Path(os.fspath(_config["filename"])))
+
+
+def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
+    """The aggregate table as text (``table``) or JSON (``json``).
+
+    Args:
+        reset: forget the recording afterwards.
+        sort_by: total, avg, min, max or count.
+
+    Raises:
+        ParameterError: an unknown format or sort key.
+    """
+    if format not in ("table", "json"):
+        raise ParameterError(f"profiler.dumps: format must be 'table' or 'json', got {format!r}")
+    table = aggregate.rows(recorder, sort_by=sort_by, ascending=ascending)
+    text = aggregate.as_text(table) if format == "table" else aggregate.as_json(table)
+    if reset:
+        recorder.clear()
+    return text

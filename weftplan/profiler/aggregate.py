@@ -1,0 +1,73 @@
+"""The aggregate table: per operation name how often, how long in all, least, most, average."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from weftplan.errors import ParameterError
+from weftplan.profiler.recorder import OperationRecord, Recorder
+
+
+@dataclass(slots=True)
+class Row:
+    """Times of one name, milliseconds."""
+
+    name: str
+    count: int = 0
+    total: float = 0.0
+    least: float = float("inf")
+    most: float = 0.0
+
+    @property
+    def average(self) -> float:
+        """Mean duration, milliseconds."""
+        return self.total / self.count if self.count else 0.0
+
+
+_SORT = {"total": "total", "avg": "average", "min": "least", "max": "most", "count": "count"}
+
+
+def rows(recorder: Recorder, *, sort_by: str = "total", ascending: bool = False) -> list[Row]:
+    """Rows of everything recorded: engine operations and user spans.
+
+    Raises:
+        ParameterError: ``sort_by`` is none of total, avg, min, max, count.
+    """
+    if sort_by not in _SORT:
+        raise ParameterError(f"sort_by must be one of {', '.join(_SORT)}, got {sort_by!r}")
+    table: dict[str, Row] = {}
+    spans = [(r.name or "operation", r.end_ns - r.start_ns) for r in map(OperationRecord._make, recorder.operations)]
+    spans += [(f"{u.domain}:{u.name}", u.end_ns - u.start_ns) for u in recorder.user if u.kind == "span"]
+    for name, ns in spans:
+        row = table.setdefault(name, Row(name))
+        ms = ns / 1e6
+        row.count += 1
+        row.total += ms
+        row.least = min(row.least, ms)
+        row.most = max(row.most, ms)
+    return sorted(table.values(), key=lambda row: (getattr(row, _SORT[sort_by]), row.name), reverse=not ascending)
+
+
+def as_text(table: list[Row]) -> str:
+    """The table as aligned text."""
+    width = max([len(row.name) for row in table] + [len("Name")])
+    lines = [f"{'Name':<{width}}  {'Count':>9} {'Total (ms)':>12} {'Min (ms)':>10} {'Max (ms)':>10} {'Avg (ms)':>10}"]
+    lines += [
+        f"{r.name:<{width}}  {r.count:>9} {r.total:>12.4f} {r.least:>10.4f} {r.most:>10.4f} {r.average:>10.4f}"
+        for r in table
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(table: list[Row]) -> str:
+    """The table as a JSON object: name -> count, total, min, max, avg (milliseconds)."""
+    return json.dumps(
+        {
+            "Unit": "ms",
+            "Time": {
+                r.name: {"Count": r.count, "Total": r.total, "Min": r.least, "Max": r.most, "Avg": r.average}
+                for r in table
+            },
+        }
+    )

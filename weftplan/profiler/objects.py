@@ -1,0 +1,134 @@
+"""Things users time themselves: Domain, Task, Frame, Event, Counter, Marker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from weftplan.errors import MXNetError
+from weftplan.profiler.recorder import UserRecord, recorder
+
+
+class Domain:
+    """A group of user objects; its name stands before theirs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def new_task(self, name: str) -> Task:
+        """A task of this domain."""
+        return Task(self, name)
+
+    def new_frame(self, name: str) -> Frame:
+        """A frame of this domain."""
+        return Frame(self, name)
+
+    def new_counter(self, name: str, value: float | None = None) -> Counter:
+        """A counter of this domain."""
+        return Counter(self, name, value)
+
+    def new_marker(self, name: str) -> Marker:
+        """A marker of this domain."""
+        return Marker(self, name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class _Span:
+    """Something with a start and a stop; also a context manager."""
+
+    def __init__(self, domain: Domain, name: str) -> None:
+        self.domain = domain
+        self.name = name
+        self._start_ns = -1
+
+    def start(self) -> None:
+        """Begin."""
+        self._start_ns = time.perf_counter_ns()
+
+    def stop(self) -> None:
+        """End, and record the span if the profiler runs; raises MXNetError when it was not started."""
+        if self._start_ns < 0:
+            raise MXNetError(f"{type(self).__name__} {self.name!r}: stop() before start()")
+        thread = threading.current_thread().name
+        now = time.perf_counter_ns()
+        recorder.add_user(UserRecord("span", str(self.domain), self.name, thread, self._start_ns, now, 0.0))
+        self._start_ns = -1
+
+    def __enter__(self) -> Any:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Task(_Span):
+    """A piece of work that may overlap others."""
+
+
+class Frame(_Span):
+    """One of many like steps, such as a batch."""
+
+
+class Event(_Span):
+    """A span of this thread that belongs to no domain."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Domain("event"), name)
+
+
+class Counter:
+    """A number over time."""
+
+    def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
+        self.domain = domain
+        self.name = name
+        self._lock = threading.Lock()
+        self.value = 0.0
+        if value is not None:
+            self.set_value(value)
+
+    def set_value(self, value: float) -> None:
+        """Set it."""
+        with self._lock:
+            self.value = value
+        now = time.perf_counter_ns()
+        recorder.add_user(UserRecord("counter", str(self.domain), self.name, "", now, now, value))
+
+    def increment(self, delta: float = 1) -> None:
+        """Add to it."""
+        with self._lock:
+            value = self.value + delta
+        self.set_value(value)
+
+    def decrement(self, delta: float = 1) -> None:
+        """Take from it."""
+        self.increment(-delta)
+
+    def __iadd__(self, delta: float) -> Counter:
+        self.increment(delta)
+        return self
+
+    def __isub__(self, delta: float) -> Counter:
+        self.decrement(delta)
+        return self
+
+
+class Marker:
+    """A moment."""
+
+    def __init__(self, domain: Domain, name: str) -> None:
+        self.domain = domain
+        self.name = name
+
+    def mark(self, scope: str = "process") -> None:
+        """Record this moment if the profiler runs."""
+        thread = threading.current_thread().name
+        now = time.perf_counter_ns()
+        recorder.add_user(UserRecord("instant", str(self.domain), self.name, thread, now, now, 0.0))

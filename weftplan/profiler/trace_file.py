@@ -1,0 +1,104 @@
+"""The recorded run as a trace in the JSON format that Perfetto and chrome://tracing open.
+
+One process row per device, one track per worker, one for the threads that push; an arrow from each push to its run;
+counters for pending operations and live bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from weftplan.profiler.recorder import OperationRecord, Recorder
+
+PUSH_PID = 1
+USER_PID = 2
+FIRST_DEVICE_PID = 10
+
+
+def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
+    """All events, ordered by time; timestamps are microseconds since the recorder was made."""
+    origin = recorder.origin_ns
+    events: list[dict[str, Any]] = []
+    meta: list[dict[str, Any]] = [_process(PUSH_PID, "pushes and counters"), _process(USER_PID, "user")]
+    pids: dict[str, int] = {}
+    tracks: dict[tuple[int, str], int] = {}
+
+    def track(pid: int, name: str) -> int:
+        tid = tracks.get((pid, name))
+        if tid is None:
+            tid = tracks[pid, name] = len(tracks) + 1
+            meta.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
+        return tid
+
+    depth: list[tuple[int, int]] = []
+    push_tid = track(PUSH_PID, "push")
+    for record in map(OperationRecord._make, list(recorder.operations)):
+        device = str(record.context)
+        pid = pids.get(device)
+        if pid is None:
+            pid = pids[device] = FIRST_DEVICE_PID + len(pids)
+            meta.append(_process(pid, device))
+        tid = track(pid, f"{record.queue}: {record.worker}")
+        name = record.name or "operation"
+        start, push = (record.start_ns - origin) / 1e3, (record.push_ns - origin) / 1e3
+        waited = (record.start_ns - record.push_ns) / 1e3
+        events.append(
+            {
+                "ph": "X",
+                "name": name,
+                "cat": "operation",
+                "pid": pid,
+                "tid": tid,
+                "ts": start,
+                "dur": (record.end_ns - record.start_ns) / 1e3,
+                "args": {"id": record.ident, "waited_us": waited},
+            }
+        )
+        flow = {"name": "push", "cat": "push", "id": record.ident}
+        events.append({"ph": "X", "name": name, "cat": "push", "pid": PUSH_PID, "tid": push_tid, "ts": push, "dur": 0.5})
+        events.append({"ph": "s", "pid": PUSH_PID, "tid": push_tid, "ts": push, **flow})
+        events.append({"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": start, **flow})
+        depth += [(record.push_ns, 1), (record.start_ns, -1)]
+    level = 0
+    for when, change in sorted(depth):
+        level += change
+        events.append(_counter("operations waiting", when - origin, level))
+    for when, context, nbytes in recorder.memory:
+        events.append(_counter(f"live bytes {context}", when - origin, nbytes))
+    for user in recorder.user:
+        tid = track(USER_PID, user.thread)
+        common = {"name": user.name, "cat": user.domain, "pid": USER_PID, "tid": tid}
+        ts = (user.start_ns - origin) / 1e3
+        if user.kind == "span":
+            events.append({"ph": "X", "ts": ts, "dur": (user.end_ns - user.start_ns) / 1e3, **common})
+        elif user.kind == "instant":
+            events.append({"ph": "i", "s": "t", "ts": ts, **common})
+        else:
+            events.append(_counter(f"{user.domain}:{user.name}", user.start_ns - origin, user.value))
+    return meta + sorted(events, key=lambda event: float(event["ts"]))
+
+
+def write_trace(recorder: Recorder, path: Path) -> Path:
+    """Write the trace file (whole or not at all); returns ``path``."""
+    text = json.dumps({"traceEvents": trace_events(recorder), "displayTimeUnit": "ms"})
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _process(pid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+
+
+def _counter(name: str, ns: int, value: float) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": PUSH_PID, "tid": 0, "ts": ns / 1e3, "args": {"value": value}}
