@@ -130,7 +130,7 @@ def _load(cpus: int, blas: list[dict[str, Any]]) -> dict[str, Any]:
         return {"threads_per_context": None, "contexts_that_fit": None, "note": "unknown: a thread count is bad"}
     busy = workers * native
     fit = cpus // busy
-    note = f"a busy cpu(i) runs {workers} workers x {native} BLAS threads = {busy} threads; {cpus} CPUs carry {fit} of them"
+    note = f"a busy cpu(i) runs {workers} workers x {native} BLAS threads; {cpus} CPUs carry {fit} such contexts"
     if fit < 2:
         note += ". With more contexts busy, set OMP_NUM_THREADS lower (`weftplan train` divides the CPUs by itself)"
     return {"threads_per_context": busy, "contexts_that_fit": fit, "note": note}

@@ -1,0 +1,160 @@
+"""`weftplan doctor` and the group of commands around it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import weftplan
+from weftplan import cli, config
+from weftplan.cli import diagnosis
+from weftplan.cli.doctor import environment_markdown
+from weftplan.errors import ShapeError
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, **environment: str | None):
+    """Run the command line in this process."""
+    return CliRunner().invoke(cli.main, arguments, env=environment, prog_name="weftplan")
+
+
+class TestDoctor:
+    """What the doctor tells."""
+
+    def test_json_holds_every_variable(self):
+        """One JSON object with each variable's value, origin and effect, and nothing else on stdout."""
+        result = run("doctor", "--json")
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert [row["name"] for row in found["variables"]] == [variable.name for variable in config.table()]
+        for row in found["variables"]:
+            assert row["effect"]
+            assert row["error"] is None
+        assert found["problems"] == []
+        assert found["weftplan"] == weftplan.__version__
+
+    def test_origin(self):
+        """A value's origin is the default, the environment or the alias that it was set by."""
+        result = run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="3", NNVM_EXEC_NUM_TEMP="2")
+        rows = {row["name"]: row for row in json.loads(result.stdout)["variables"]}
+        assert (rows["MXNET_CPU_WORKER_NTHREADS"]["value"], rows["MXNET_CPU_WORKER_NTHREADS"]["origin"]) == (
+            3,
+            "environment",
+        )
+        assert (rows["MXNET_EXEC_NUM_TEMP"]["value"], rows["MXNET_EXEC_NUM_TEMP"]["origin"]) == (
+            2,
+            "alias NNVM_EXEC_NUM_TEMP",
+        )
+        assert rows["MXNET_GPU_COPY_NTHREADS"]["origin"] == "default"
+
+    def test_bad_values_are_all_reported(self):
+        """Two bad values: both are told, everything else is still shown, and the exit code is 1."""
+        result = run("doctor", MXNET_CPU_WORKER_NTHREADS="0", MXNET_ENGINE_TYPE="Fast", COLUMNS="200")
+        assert result.exit_code == 1
+        assert "MXNET_CPU_WORKER_NTHREADS='0' is not legal" in result.output
+        assert "MXNET_ENGINE_TYPE='Fast' is not legal" in result.output
+        assert "MXNET_EXEC_MATCH_RANGE" in result.output
+        found = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="0").stdout)
+        assert len(found["problems"]) == 1
+        assert found["load"]["threads_per_context"] is None
+
+    def test_misspelt_names(self):
+        """A stranger in the environment is named with the nearest variable, and is not a failure."""
+        result = run("doctor", MXNET_EXEC_NUM_TMP="2", COLUMNS="200")
+        assert result.exit_code == 0, result.output
+        assert "unknown variable MXNET_EXEC_NUM_TMP, ignored: did you mean MXNET_EXEC_NUM_TEMP?" in result.output
+
+    def test_extras_are_named_in_full(self, monkeypatch: pytest.MonkeyPatch):
+        """Without CuPy the text says which extras bring it; the brackets must not be taken for markup."""
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        result = run("doctor", COLUMNS="200")
+        assert "pip install 'weftplan[cuda12]' or 'weftplan[cuda13]'" in result.output
+
+    def test_who_has_how_many_threads(self):
+        """BLAS, engine pools and kvstore are listed; more workers than CPUs show as contexts that do not fit."""
+        found = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="1000").stdout)
+        owners = {row["who"]: row["count"] for row in found["threads"]}
+        assert owners["engine: CPU workers"] == 1000
+        assert owners["kvstore: reduction"] == 4
+        assert [row["threads"] for row in found["numpy"]["blas"] if row["api"] == "blas"]
+        assert found["load"]["contexts_that_fit"] == 0
+        assert found["load"]["threads_per_context"] % 1000 == 0
+
+    def test_contexts(self):
+        """The host can be used; a context that cannot says why."""
+        rows = {row["context"]: row for row in json.loads(run("doctor", "--json").stdout)["contexts"]}
+        assert rows["cpu(0)"]["usable"]
+        assert 0 < rows["cpu(0)"]["free_bytes"] <= rows["cpu(0)"]["total_bytes"]
+        assert rows["gpu(0)"]["usable"] or rows["gpu(0)"]["note"]
+
+    def test_usable_cpus(self):
+        """At least the one that runs this."""
+        assert diagnosis.usable_cpus() >= 1
+
+    def test_page_of_variables_is_current(self):
+        """docs/environment.md is what `python -m weftplan.cli.doctor --markdown` prints."""
+        assert (ROOT / "docs/environment.md").read_text() == environment_markdown()
+        assert run("doctor", "--markdown").stdout == environment_markdown()
+
+
+class TestGroup:
+    """The group loads subcommands lazily."""
+
+    def test_version(self):
+        """`--version` prints the package's version."""
+        assert run("--version").output.strip() == f"weftplan, version {weftplan.__version__}"
+
+    def test_help_lists_without_importing(self, monkeypatch: pytest.MonkeyPatch):
+        """Help names the subcommands and imports none of them."""
+        monkeypatch.delitem(sys.modules, "weftplan.cli.doctor", raising=False)
+        result = run("--help")
+        assert result.exit_code == 0
+        assert "doctor" in result.output
+        assert "weftplan.cli.doctor" not in sys.modules
+
+    def test_unknown_command(self):
+        """A misspelt subcommand names the nearest; a usage error exits with 2."""
+        result = run("docter")
+        assert result.exit_code == 2
+        assert "no command 'docter': did you mean 'doctor'?" in result.output
+
+    def test_absent_module_is_an_absent_command(self, monkeypatch: pytest.MonkeyPatch):
+        """A subcommand whose module is not there is not offered."""
+        monkeypatch.setitem(cli._COMMANDS, "frobnicate", "Not written.")
+        assert "frobnicate" not in run("--help").output
+        assert run("frobnicate").exit_code == 2
+
+    def test_missing_package_breaks_only_its_command(self, monkeypatch: pytest.MonkeyPatch):
+        """A subcommand whose import fails says why, whatever its arguments; the others still work."""
+        monkeypatch.setitem(cli._COMMANDS, "broken", "Needs a package that is not there.")
+        find_spec, import_module = cli.importlib.util.find_spec, cli.importlib.import_module
+        monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name.endswith("broken") or find_spec(name))
+
+        def fail(name: str) -> ModuleType:
+            if name.endswith(".broken"):
+                raise ModuleNotFoundError("No module named 'frob'", name="frob")
+            return import_module(name)
+
+        monkeypatch.setattr(cli.importlib, "import_module", fail)
+        result = run("broken", "--anything", "x")
+        assert result.exit_code == 1
+        assert "`weftplan broken` cannot be loaded: No module named 'frob'" in result.output
+        assert run("doctor", "--markdown").exit_code == 0
+
+    def test_errors_of_weftplan_are_messages(self, monkeypatch: pytest.MonkeyPatch):
+        """An MXNetError in a subcommand ends it with its message and exit code 1, without a traceback."""
+
+        @click.command("doctor")
+        def command() -> None:
+            raise ShapeError("fc1: expected (2, 3), got (3, 2)")
+
+        monkeypatch.setattr("weftplan.cli.doctor.command", command)
+        result = run("doctor")
+        assert (result.exit_code, result.output) == (1, "Error: fc1: expected (2, 3), got (3, 2)\n")

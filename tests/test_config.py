@@ -1,0 +1,352 @@
+"""The table of variables and its reader: every legal spelling, every kind of bad input, and what warns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weftplan import config
+from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
+from weftplan.errors import ConfigError, ConfigWarning, MXNetError
+
+THREAD_COUNTS = sorted(variable.name for variable in TABLE if variable.name.endswith("_NTHREADS"))
+INTS = sorted(variable.name for variable in TABLE if variable.kind is int)
+FLOATS = sorted(variable.name for variable in TABLE if variable.kind is float)
+BOOLS = sorted(variable.name for variable in TABLE if variable.kind is bool)
+CHOICES = sorted(variable.name for variable in TABLE if variable.kind is str)
+BY_NAME = {variable.name: variable for variable in TABLE}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch):
+    """No variable of ours set, nothing remembered, before and after each test."""
+    for name in list(os.environ):
+        if name.upper().startswith(("MXNET_", "NNVM_", "FLAGS_", "WEFTPLAN_")) or name == "enable_inplace":
+            monkeypatch.delenv(name)
+    config._reset_for_tests()
+    yield
+    config._reset_for_tests()
+
+
+class TestTable:
+    """The rows themselves."""
+
+    @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
+    def test_row_is_sound(self, variable: Variable, monkeypatch: pytest.MonkeyPatch):
+        """A default is legal for its own row, survives a round trip through text, and the row says what it does."""
+        assert config.get(variable.name) == variable.default
+        assert type(config.get(variable.name)) is variable.kind
+        monkeypatch.setenv(variable.name, str(variable.default))
+        assert config.get(variable.name) == variable.default
+        assert variable.meaning.endswith(".")
+        assert variable.effect
+        assert variable.effective != variable.effect.startswith("no effect yet: ")
+        assert (variable.kind is str) == bool(variable.choices)
+
+    def test_names_are_unique(self):
+        """No name or alias is used twice, nor declared and listed as unused."""
+        names = [name for variable in TABLE for name in (variable.name, *variable.aliases)]
+        assert len(names) == len(set(names))
+        assert not UNUSED_HERE & set(names)
+
+    def test_documented_defaults(self):
+        """Where MXNet's sources disagree on a default, the documented value stands."""
+        expected = {
+            "MXNET_CPU_WORKER_NTHREADS": 1,
+            "MXNET_CPU_PRIORITY_NTHREADS": 4,
+            "MXNET_GPU_WORKER_NTHREADS": 2,
+            "MXNET_GPU_COPY_NTHREADS": 1,
+            "MXNET_EXEC_ENABLE_INPLACE": True,
+            "MXNET_EXEC_MATCH_RANGE": 10,
+            "MXNET_EXEC_NUM_TEMP": 1,
+            "MXNET_GPU_MEM_POOL_RESERVE": 5,
+            "MXNET_ENGINE_TYPE": "ThreadedEnginePerDevice",
+            "MXNET_KVSTORE_REDUCTION_NTHREADS": 4,
+            "MXNET_KVSTORE_BIGARRAY_BOUND": 1_000_000,
+            "MXNET_ENABLE_GPU_P2P": True,
+            "MXNET_BACKWARD_DO_MIRROR": False,
+            "MXNET_CUDNN_AUTOTUNE_DEFAULT": 0,
+            "FLAGS_allocator_strategy": "auto_growth",
+        }
+        assert {name: config.get(name) for name in expected} == expected
+
+    def test_pool_variables_exist_for_each_device(self):
+        """MXNet's five pool variables come in three forms, the page size in both of its spellings."""
+        for device in ("GPU", "CPU", "CPU_PINNED"):
+            for rest in ("POOL_TYPE", "POOL_RESERVE", "POOL_PAGE_SIZE", "LARGE_ALLOC_ROUND_SIZE"):
+                assert config.lookup(f"MXNET_{device}_MEM_{rest}").variable.when is When.PROCESS
+            assert config.get(f"MXNET_{device}_MEM_POOL_ROUND_LINEAR_CUTOFF") == 24
+            short, long = f"MXNET_{device}_POOL_PAGE_SIZE", f"MXNET_{device}_MEM_POOL_PAGE_SIZE"
+            assert config.lookup(short).variable is config.lookup(long).variable
+
+    def test_thread_counts_shape_the_process(self):
+        """What an engine is built from is read once; what a plan is built from is read at each bind."""
+        assert BY_NAME["MXNET_CPU_WORKER_NTHREADS"].when is When.PROCESS
+        assert BY_NAME["MXNET_EXEC_MATCH_RANGE"].when is When.BIND
+
+
+class TestGet:
+    """Reading the environment as it is now."""
+
+    @pytest.mark.parametrize("name", BOOLS)
+    @pytest.mark.parametrize(
+        ("text", "value"), [("true", True), ("FALSE", False), ("1", True), ("0", False), (" True ", True)]
+    )
+    def test_bool(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: bool):
+        """Booleans are true, false, 1 or 0 in any case."""
+        monkeypatch.setenv(name, text)
+        assert config.get(name) is value
+
+    @pytest.mark.parametrize("text", ["yes", "2", "on", "-1", "tru"])
+    def test_bad_bool(self, monkeypatch: pytest.MonkeyPatch, text: str):
+        """Anything else is refused, naming variable, value and what is legal."""
+        monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", text)
+        with pytest.raises(ConfigError, match=f"MXNET_BACKWARD_DO_MIRROR='{text}'.*expected true, false, 1 or 0"):
+            config.get("MXNET_BACKWARD_DO_MIRROR")
+
+    @pytest.mark.parametrize("name", THREAD_COUNTS)
+    @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1e3", "1_000", "1025", "0x2", "٣"])
+    def test_bad_thread_count(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
+        """A thread count of 0, below 0 or that is no decimal integer names variable, value, range and default."""
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ConfigError) as caught:
+            config.get(name)
+        message = str(caught.value)
+        assert f"{name}={text!r} is not legal" in message
+        assert f"expected an integer from 1 to 1024 (default {BY_NAME[name].default})" in message
+
+    @pytest.mark.parametrize("name", INTS)
+    def test_int_limits(self, monkeypatch: pytest.MonkeyPatch, name: str):
+        """The limits of a range are legal, the integers just outside are not."""
+        variable = BY_NAME[name]
+        for limit, step in ((variable.low, -1), (variable.high, 1)):
+            if limit is not None:
+                monkeypatch.setenv(name, str(limit))
+                assert config.get(name) == limit
+                monkeypatch.setenv(name, str(int(limit) + step))
+                with pytest.raises(ConfigError, match=name):
+                    config.get(name)
+
+    @pytest.mark.parametrize("name", FLOATS)
+    @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "half", "0,5"])
+    def test_bad_float(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
+        """A number that is not finite, or no number, is refused."""
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ConfigError, match=f"{name}='{text}' is not legal: expected a number"):
+            config.get(name)
+
+    @pytest.mark.parametrize("name", ["FLAGS_fraction_of_gpu_memory_to_use", "FLAGS_memory_fraction_of_eager_deletion"])
+    @pytest.mark.parametrize("text", ["-0.1", "1.01"])
+    def test_fraction_out_of_range(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
+        """A fraction lies between 0 and 1."""
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ConfigError, match="expected a number from 0 to 1 "):
+            config.get(name)
+
+    @pytest.mark.parametrize("name", CHOICES)
+    def test_bad_choice(self, monkeypatch: pytest.MonkeyPatch, name: str):
+        """An unknown word is answered with every legal one."""
+        monkeypatch.setenv(name, "nonsense")
+        with pytest.raises(ConfigError) as caught:
+            config.get(name)
+        assert f"{name}='nonsense'" in str(caught.value)
+        for choice in BY_NAME[name].choices:
+            assert choice in str(caught.value)
+
+    def test_unknown_engine_type(self, monkeypatch: pytest.MonkeyPatch):
+        """A misspelt engine names the one that was meant, whatever its case."""
+        monkeypatch.setenv("MXNET_ENGINE_TYPE", "threadedengine")
+        with pytest.raises(ConfigError, match=r"MXNET_ENGINE_TYPE='threadedengine'.*did you mean ThreadedEngine\?"):
+            config.get("MXNET_ENGINE_TYPE")
+
+    def test_page_size_is_a_power_of_two(self, monkeypatch: pytest.MonkeyPatch):
+        """MXNet's round pool needs a power of two; 4095 is refused, by the name under which it was set."""
+        monkeypatch.setenv("MXNET_GPU_POOL_PAGE_SIZE", "4095")
+        with pytest.raises(ConfigError, match=r"MXNET_GPU_POOL_PAGE_SIZE='4095'.*a power of two from 32"):
+            config.get("MXNET_GPU_MEM_POOL_PAGE_SIZE")
+
+    def test_empty_is_unset(self, monkeypatch: pytest.MonkeyPatch):
+        """An empty or blank text means the default."""
+        for text in ("", "   "):
+            monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", text)
+            assert config.lookup("MXNET_EXEC_MATCH_RANGE").origin == "default"
+
+    def test_read_at_each_call(self, monkeypatch: pytest.MonkeyPatch):
+        """A bind-time variable follows the environment without a warning."""
+        for text in ("1", "16", "0"):
+            monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", text)
+            assert config.get("MXNET_EXEC_MATCH_RANGE") == int(text)
+
+    def test_unknown_name(self):
+        """Asking for a variable that is not in the table is a mistake in the program, and names the nearest."""
+        with pytest.raises(
+            ConfigError, match=r"no variable is named 'MXNET_ENGINE_TYP': did you mean MXNET_ENGINE_TYPE\?"
+        ):
+            config.get("MXNET_ENGINE_TYP")
+
+    def test_error_classes(self):
+        """Old scripts catch MXNetError, Python readers expect ValueError."""
+        assert issubclass(ConfigError, MXNetError)
+        assert issubclass(ConfigError, ValueError)
+
+    @given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12))
+    def test_any_text_is_a_legal_value_or_a_config_error(self, text: str):
+        """No text makes the reader fail otherwise, and what it accepts is in range."""
+        for name in ("MXNET_CPU_WORKER_NTHREADS", "FLAGS_fraction_of_gpu_memory_to_use", "MXNET_ENGINE_TYPE"):
+            os.environ[name] = text
+            try:
+                value, told = config.get(name), name
+            except ConfigError as error:
+                value, told = BY_NAME[name].default, str(error)
+            finally:
+                del os.environ[name]
+            variable = BY_NAME[name]
+            assert name in told
+            assert value in variable.choices or variable.low <= value <= variable.high
+
+
+class TestAliases:
+    """One variable under several names."""
+
+    @pytest.mark.parametrize(
+        ("alias", "name", "text", "value"),
+        [
+            ("NNVM_EXEC_MATCH_RANGE", "MXNET_EXEC_MATCH_RANGE", "16", 16),
+            ("NNVM_EXEC_NUM_TEMP", "MXNET_EXEC_NUM_TEMP", "4", 4),
+            ("FLAGS_enable_inplace", "MXNET_EXEC_ENABLE_INPLACE", "false", False),
+            ("enable_inplace", "MXNET_EXEC_ENABLE_INPLACE", "0", False),
+        ],
+    )
+    def test_alias(self, monkeypatch: pytest.MonkeyPatch, alias: str, name: str, text: str, value: object):
+        """Setting the alias sets the variable, and the origin says so; asking by either name gives the same."""
+        monkeypatch.setenv(alias, text)
+        assert config.get(name) == config.get(alias) == value
+        assert config.lookup(name).origin == f"alias {alias}"
+
+    def test_name_wins_over_alias(self, monkeypatch: pytest.MonkeyPatch):
+        """With both set and different, the variable's own name wins and the check warns."""
+        monkeypatch.setenv("NNVM_EXEC_MATCH_RANGE", "16")
+        monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", "2")
+        assert config.get("MXNET_EXEC_MATCH_RANGE") == 2
+        with pytest.warns(ConfigWarning, match="contradict each other.*MXNET_EXEC_MATCH_RANGE wins"):
+            config.check_environment()
+
+    def test_default_from_another(self, monkeypatch: pytest.MonkeyPatch):
+        """The segment size per direction is the common one until it is set itself."""
+        monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "7")
+        assert config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD") == 7
+        origin = config.lookup("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD").origin
+        assert origin == "default (as MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN)"
+        monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD", "3")
+        assert config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD") == 3
+        assert config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD") == 7
+
+
+class TestProcess:
+    """Values that are fixed once something was built from them."""
+
+    def test_late_change_warns_once_per_value(self, monkeypatch: pytest.MonkeyPatch):
+        """A change after the first reading keeps the first value and warns, once for each new text."""
+        assert config.process("MXNET_CPU_WORKER_NTHREADS") == 1
+        monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "4")
+        with pytest.warns(
+            ConfigWarning, match=r"MXNET_CPU_WORKER_NTHREADS changed from unset to '4' too late.* 1 stays"
+        ):
+            assert config.process("MXNET_CPU_WORKER_NTHREADS") == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert config.process("MXNET_CPU_WORKER_NTHREADS") == 1
+        monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "nonsense")
+        with pytest.warns(ConfigWarning, match="to 'nonsense' too late"):
+            assert config.process("MXNET_CPU_WORKER_NTHREADS") == 1
+
+    def test_changed_back_is_silent(self, monkeypatch: pytest.MonkeyPatch):
+        """The text of the first reading never warns."""
+        monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "2")
+        for _ in range(3):
+            assert config.process("MXNET_CPU_WORKER_NTHREADS") == 2
+
+    def test_bad_value_is_not_remembered(self, monkeypatch: pytest.MonkeyPatch):
+        """After an error the variable can be put right and read."""
+        monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "0")
+        with pytest.raises(ConfigError, match="MXNET_CPU_WORKER_NTHREADS='0'"):
+            config.process("MXNET_CPU_WORKER_NTHREADS")
+        monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "3")
+        assert config.process("MXNET_CPU_WORKER_NTHREADS") == 3
+
+    def test_alias_counts_as_the_variable(self, monkeypatch: pytest.MonkeyPatch):
+        """First asked for by one name and then by the other: one value, one memory."""
+        assert config.process("MXNET_GPU_POOL_PAGE_SIZE") == 4096
+        monkeypatch.setenv("MXNET_GPU_MEM_POOL_PAGE_SIZE", "8192")
+        with pytest.warns(ConfigWarning, match="MXNET_GPU_MEM_POOL_PAGE_SIZE changed"):
+            assert config.process("MXNET_GPU_POOL_PAGE_SIZE") == 4096
+
+    def test_first_callers_agree(self):
+        """Threads that ask first at the same time get one answer."""
+        barrier, seen = threading.Barrier(8), []
+
+        def ask() -> None:
+            barrier.wait()
+            seen.append(config.process("MXNET_ENGINE_TYPE"))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert seen == ["ThreadedEnginePerDevice"] * 8
+
+
+class TestMisspelt:
+    """Names that begin like ours and are not."""
+
+    @pytest.mark.parametrize(
+        ("wrong", "right"),
+        [
+            ("MXNET_CPU_WORKER_NTHREAD", "MXNET_CPU_WORKER_NTHREADS"),
+            ("MXNET_ENGINE_TYP", "MXNET_ENGINE_TYPE"),
+            ("mxnet_engine_type", "MXNET_ENGINE_TYPE"),
+            ("FLAGS_alocator_strategy", "FLAGS_allocator_strategy"),
+            ("FLAGS_ALLOCATOR_STRATEGY", "FLAGS_allocator_strategy"),
+            ("NNVM_EXEC_MATCH_RANG", "NNVM_EXEC_MATCH_RANGE"),
+            ("WEFTPLAN_EROR", "WEFTPLAN_ERRORS"),
+        ],
+    )
+    def test_names_the_nearest(self, monkeypatch: pytest.MonkeyPatch, wrong: str, right: str):
+        """The warning names the wrong and the nearest right spelling."""
+        monkeypatch.setenv(wrong, "1")
+        with pytest.warns(ConfigWarning, match=rf"{wrong}, which is ignored: did you mean {right}\?"):
+            config.check_environment()
+
+    @pytest.mark.parametrize(
+        "name",
+        ["MXNET_ENGINE_INFO", "MXNET_GPU_WORKER_NSTREAMS", "FLAGS_logtostderr", "PATHS", "MXNET_EXEC_MATCH_RANGE"],
+    )
+    def test_silent(self, monkeypatch: pytest.MonkeyPatch, name: str):
+        """Other variables of MXNet, flags of other programs and our own names do not warn."""
+        monkeypatch.setenv(name, "1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            config.check_environment()
+
+    def test_our_own_prefix_always_warns(self, monkeypatch: pytest.MonkeyPatch):
+        """Nobody else uses WEFTPLAN_, so an unknown name warns even when none is near."""
+        monkeypatch.setenv("WEFTPLAN_XYZ", "1")
+        with pytest.warns(ConfigWarning, match="unknown environment variable WEFTPLAN_XYZ"):
+            config.check_environment()
+
+    def test_at_import(self):
+        """`import weftplan` checks, and a bad value does not stop it."""
+        environment = os.environ | {"MXNET_CPU_WORKER_NTHREAD": "2", "MXNET_CPU_WORKER_NTHREADS": "0"}
+        done = subprocess.run(
+            [sys.executable, "-c", "import weftplan"], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert "did you mean MXNET_CPU_WORKER_NTHREADS?" in done.stderr
