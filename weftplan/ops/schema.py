@@ -10,11 +10,12 @@ An operator is data plus a few pure functions. It knows nothing of graphs, engin
 Kernel contract
 ---------------
 ``kernel(ctx, params, inputs, outputs)`` writes every ``outputs[k]`` that is not None (None: nobody wants it).
-Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a declared
-inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req "add",
+Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
+declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req "add",
 gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
 (never ``np.empty`` of activation size): what :attr:`Op.workspace` promised is the most that a kernel may take.
-A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state.
+A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state. Callers run kernels under
+``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) give what IEEE 754 says, silently, as in MXNet.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Req(IntEnum):
 
 
 class InplacePair(NamedTuple):
-    """Output ``output`` may take the memory of input ``input``; ``identity``: it may even while others still read it."""
+    """Output ``output`` may take the memory of input ``input``; ``identity``: even while others still read it."""
 
     input: int
     output: int
@@ -128,7 +129,7 @@ GradientRule = Callable[[GradientBuilder], Sequence["EntryRef | None"]]
 class OpContext:
     """What a kernel may use besides its arrays. One object per call; not shared between threads."""
 
-    __slots__ = ("_offset", "_workspace", "is_train", "random_key", "recompute", "xp")
+    __slots__ = ("_offset", "_workspace", "is_train", "output_shapes", "random_key", "recompute", "xp")
 
     def __init__(
         self,
@@ -138,17 +139,20 @@ class OpContext:
         workspace: Any = None,
         random_key: tuple[int, int] = (0, 0),
         recompute: bool = False,
+        output_shapes: Sequence[Shape] = (),
     ) -> None:
         self.xp = xp
         self.is_train = is_train
         self.random_key = random_key
         self.recompute = recompute
         """True when this call repeats a forward node in the backward pass: no moving statistics are updated."""
+        self.output_shapes = output_shapes
+        """Shapes of all outputs, the unwanted ones (None) included; empty when every output is wanted."""
         self._workspace = workspace
         self._offset = 0
 
     def take(self, shape: Shape, dtype: Any) -> Any:
-        """An uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned; valid during this call."""
+        """An uninitialised contiguous array of ``shape`` from the workspace, 64-byte aligned, valid in this call."""
         nbytes = np.dtype(dtype).itemsize
         for dim in shape:
             nbytes *= dim

@@ -1,0 +1,174 @@
+"""Operators that make tensors: zeros, ones, ranges, and tensors like another one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import block_bytes, blocks
+from weftplan.ops.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape, p_str
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, same_dtype, same_shape, zero_gradient
+from weftplan.ops.scalar import converted
+from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+
+
+def declared_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """The output has the shape of parameter ``shape``; where that is unknown (None, (), 0) the users of it decide."""
+    return [], [merge_shape(outs[0], params["shape"] or None, "output and the parameter shape")]
+
+
+def declared_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """The output has the dtype of parameter ``dtype``; None: what its users need, else float32."""
+    wanted = params["dtype"]
+    return [], [merge_dtype(outs[0], wanted, "output and the parameter dtype")]
+
+
+def _flexible_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    return [], [outs[0] if params["dtype"] is None else params["dtype"]]
+
+
+def _fill(value: float | None) -> Kernel:
+    """Fill with ``value``, or with parameter ``value`` when it is None."""
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is not None:
+            out.fill(converted(params["value"], out.dtype) if value is None else value)
+
+    return kernel
+
+
+def placed(dtype: Any) -> tuple[Param, ...]:
+    """Parameters ``ctx`` and ``dtype`` of operators without inputs."""
+    return (Param("ctx", p_str, "", "context, such as cpu(0)"), dtype)
+
+
+_SHAPE = Param("shape", p_optional(p_shape), (), "shape; 0 or nothing: as the users of the output need")
+_DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
+
+
+def _no_dtype(value: Any) -> Any:
+    """MXNet writes -1 for "not given"."""
+    return None if str(value).strip() == "-1" else p_optional(p_dtype)(value)
+
+
+def _maker(name: str, value: float | None, doc: str, extra: tuple[Param, ...] = ()) -> None:
+    register(
+        Op(
+            name=name,
+            forward=_fill(value),
+            infer_shape=declared_shape,
+            infer_dtype=declared_dtype,
+            params=(_SHAPE, *placed(_DTYPE), *extra),
+            inputs=(),
+            gradient=zero_gradient,
+            doc=doc,
+        )
+    )
+
+
+_maker("_zeros", 0.0, "Zeros.")
+_maker("_ones", 1.0, "Ones.")
+_maker("_full", None, "A tensor full of value.", extra=(Param("value", p_float, doc="the number"),))
+register(
+    Op(
+        name="_zeros_without_dtype",
+        forward=_fill(0.0),
+        infer_shape=declared_shape,
+        infer_dtype=_flexible_dtype,
+        params=(_SHAPE, *placed(Param("dtype", _no_dtype, None, "dtype; -1 or None: as the users need"))),
+        inputs=(),
+        gradient=zero_gradient,
+        doc="Zeros in the dtype that the users of the output need.",
+    )
+)
+for _name, _value in (("zeros_like", 0.0), ("ones_like", 1.0)):
+    register(
+        Op(
+            name=_name,
+            forward=_fill(_value),
+            infer_shape=same_shape,
+            infer_dtype=same_dtype,
+            gradient=zero_gradient,
+            ignored_inputs=(0,),
+            doc=f"{_name.split('_')[0].capitalize()} in the shape and dtype of data.",
+        )
+    )
+
+
+def _length(params: Params) -> Any:
+    """Elements of the range, or None when the users of the output decide (infer_range)."""
+    start, stop, step = params["start"], params["stop"], params["step"]
+    if params["infer_range"]:
+        return None
+    if stop is None:
+        start, stop = 0.0, start
+    if step == 0:
+        raise ShapeError("_arange: step must not be 0")
+    if params["repeat"] < 1:
+        raise ShapeError(f"_arange: repeat must be at least 1, got {params['repeat']}")
+    count = math.ceil((stop - start) / step)
+    if count <= 0:
+        raise ShapeError(f"_arange from {start} to {stop} by {step} is empty")
+    return count * params["repeat"]
+
+
+def _arange_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    length = _length(params)
+    return [], [outs[0] if length is None else merge_shape(outs[0], (length,), "output of _arange")]
+
+
+def _arange(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    start, repeat = params["start"], params["repeat"]
+    if params["stop"] is None and not params["infer_range"]:
+        start = 0.0
+    done = 0
+    for y, t in blocks(ctx, (out,), (FLOAT64,)):
+        t.fill(1.0)
+        xp.cumsum(t, out=t)  # 1, 2, … exactly
+        xp.add(t, float(done - 1), out=t)
+        if repeat != 1:
+            xp.divide(t, float(repeat), out=t)
+            xp.floor(t, out=t)
+        xp.multiply(t, params["step"], out=t)
+        xp.add(t, start, out=t)
+        xp.copyto(y, t, casting="unsafe")
+        done += y.size
+
+
+def _arange_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return block_bytes(math.prod(outputs[0].shape), [FLOAT64])
+
+
+register(
+    Op(
+        name="_arange",
+        forward=_arange,
+        infer_shape=_arange_shape,
+        infer_dtype=declared_dtype,
+        params=(
+            Param("start", p_float, doc="first value; the end, counting from 0, when stop is None"),
+            Param("stop", p_optional(p_float), None, "end, not included"),
+            Param("step", p_float, 1.0, "distance of neighbours"),
+            Param("repeat", p_int, 1, "how often each value comes"),
+            Param("infer_range", p_bool, False, "take the length from the users of the output"),
+            *placed(_DTYPE),
+        ),
+        inputs=(),
+        gradient=zero_gradient,
+        workspace=_arange_workspace,
+        doc="start, start + step, … below stop.",
+    )
+)

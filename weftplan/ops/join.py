@@ -1,0 +1,274 @@
+"""Operators that join and split tensors: Concat, stack, SliceChannel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import MXNetError, ShapeError
+from weftplan.ops.params import p_bool, p_int
+from weftplan.ops.reduce import NUM_ARGS, numbered_inputs, p_count
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    Shapes,
+    backward,
+    grad,
+    merge_dim,
+    merge_shape,
+    normalize_axis,
+    same_dtype,
+)
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+
+
+def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
+    """Views of ``whole``, of these sizes along ``axis``, one after the other."""
+    views = []
+    start = 0
+    before = (slice(None),) * axis
+    for size in sizes:
+        views.append(whole[(*before, slice(start, start + size))])
+        start += size
+    return views
+
+
+def _every_input(params: Params) -> tuple[int, ...]:
+    return tuple(range(params["num_args"]))
+
+
+# --------------------------------------------------------------------------------------------------------------- Concat
+
+
+def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    out = outs[0]
+    known = [shape for shape in (*ins, out) if shape is not None]
+    if not known:
+        return ins, outs
+    rank = len(known[0])
+    axis = normalize_axis(params["dim"], rank, "dim of Concat")
+    others: Shape | None = None
+    for position, shape in enumerate((*ins, out)):
+        if shape is None:
+            continue
+        if len(shape) != rank:
+            raise ShapeError(f"Concat: shapes {known[0]} and {shape} differ in rank")
+        which = f"Concat along {axis}, input {position}" if position < len(ins) else "output of Concat"
+        others = merge_shape(others, (*shape[:axis], 0, *shape[axis + 1 :]), which)
+    assert others is not None
+    sizes = [0 if shape is None else shape[axis] for shape in ins]
+    total = 0 if out is None else out[axis]
+    if 0 not in sizes:
+        total = merge_dim(total, sum(sizes), f"dimension {axis} of the output of Concat")
+    elif total and sizes.count(0) == 1:
+        missing = total - sum(sizes)
+        if missing <= 0:
+            raise ShapeError(
+                f"Concat: inputs of sizes {sizes} along {axis} leave nothing of {total} for the unknown one"
+            )
+        sizes[sizes.index(0)] = missing
+
+    def filled(size: int) -> Shape:
+        return (*others[:axis], size, *others[axis + 1 :])
+
+    return [filled(size) for size in sizes], [filled(total)]
+
+
+def _concat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is not None:
+        axis = params["dim"] % out.ndim
+        for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
+            ctx.xp.copyto(piece, x)
+
+
+def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> list[tuple[int, int]]:
+    """(start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
+
+    Without ``ctx.output_shapes`` the unwanted outputs' sizes are known only together: what lies between two of them
+    cannot be placed.
+    """
+    if ctx.output_shapes:
+        sizes = [shape[axis] for shape in ctx.output_shapes]
+        return [(sum(sizes[:k]), sum(sizes[: k + 1])) for k in range(len(sizes))]
+    spans = [(0, 0)] * len(outputs)
+    start = 0
+    for k, out in enumerate(outputs):
+        if out is None:
+            break
+        spans[k] = (start, start + out.shape[axis])
+        start += out.shape[axis]
+    stop = whole
+    for k in range(len(outputs) - 1, -1, -1):
+        if outputs[k] is None:
+            break
+        spans[k] = (stop - outputs[k].shape[axis], stop)
+        stop -= outputs[k].shape[axis]
+    for span, out in zip(spans, outputs, strict=True):
+        if out is not None and span == (0, 0) and out.size:
+            raise MXNetError(
+                "the gradient of Concat has unwanted outputs on both sides of a wanted one: "
+                "give OpContext.output_shapes"
+            )
+    return spans
+
+
+def _backward_concat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    g = inputs[0]
+    axis = params["dim"] % g.ndim
+    before = (slice(None),) * axis
+    for out, span in zip(outputs, _sizes(ctx, g.shape[axis], axis, outputs), strict=True):
+        if out is not None:
+            ctx.xp.copyto(out, g[(*before, slice(*span))])
+
+
+_CONCAT = (NUM_ARGS, Param("dim", p_int, 1, "axis along which the inputs are joined"))
+register(
+    Op(
+        name="Concat",
+        forward=_concat,
+        infer_shape=_concat_shape,
+        infer_dtype=same_dtype,
+        params=_CONCAT,
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=grad("_backward_Concat", "g0"),
+        aliases=("concat",),
+        doc="The inputs one after the other along dim.",
+    )
+)
+backward("Concat", _backward_concat, ("ograd",), grad_inputs=_every_input, params=_CONCAT)
+
+
+# ---------------------------------------------------------------------------------------------------------------- stack
+
+
+def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    merged: Shape | None = None
+    for position, shape in enumerate(ins):
+        merged = merge_shape(merged, shape, f"input {position} of stack against the inputs before it")
+    out = outs[0]
+    count = params["num_args"]
+    if out is not None:
+        axis = normalize_axis(params["axis"], len(out), "axis of stack")
+        merge_dim(out[axis], count, f"dimension {axis} of the output of stack")
+        merged = merge_shape(merged, out[:axis] + out[axis + 1 :], "output of stack without its new axis")
+    if merged is None:
+        return ins, outs
+    axis = normalize_axis(params["axis"], len(merged) + 1, "axis of stack")
+    return [merged] * count, [(*merged[:axis], count, *merged[axis:])]
+
+
+def _stack(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is not None:
+        before = (slice(None),) * (params["axis"] % out.ndim)
+        for k, x in enumerate(inputs):
+            ctx.xp.copyto(out[(*before, k)], x)
+
+
+def _backward_stack(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    g = inputs[0]
+    before = (slice(None),) * (params["axis"] % g.ndim)
+    for k, out in enumerate(outputs):
+        if out is not None:
+            ctx.xp.copyto(out, g[(*before, k)])
+
+
+_STACK = (NUM_ARGS, Param("axis", p_int, 0, "where the new axis stands in the output"))
+register(
+    Op(
+        name="stack",
+        forward=_stack,
+        infer_shape=_stack_shape,
+        infer_dtype=same_dtype,
+        params=_STACK,
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=grad("_backward_stack", "g0"),
+        doc="The inputs side by side along a new axis.",
+    )
+)
+backward("stack", _backward_stack, ("ograd",), grad_inputs=_every_input, params=_STACK)
+
+
+# --------------------------------------------------------------------------------------------------------- SliceChannel
+
+
+def _split_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    source = ins[0]
+    count, squeeze = params["num_outputs"], params["squeeze_axis"]
+    part: Shape | None = None
+    for position, shape in enumerate(outs):
+        part = merge_shape(part, shape, f"output {position} of SliceChannel against the outputs before it")
+    if source is not None:
+        axis = normalize_axis(params["axis"], len(source), "axis of SliceChannel")
+        size = source[axis]
+        if size % count:
+            raise ShapeError(f"SliceChannel: dimension {axis} of {source} cannot be split into {count} equal parts")
+        if squeeze and size not in (0, count):
+            raise ShapeError(f"SliceChannel: squeeze_axis needs {count} slices of size 1 of {source}, axis {axis}")
+        middle = () if squeeze else (size // count,)
+        part = merge_shape(part, (*source[:axis], *middle, *source[axis + 1 :]), f"outputs of SliceChannel of {source}")
+    if part is None:
+        return ins, outs
+    rank = len(part) + squeeze
+    axis = normalize_axis(params["axis"], rank, "axis of SliceChannel")
+    whole = (*part[:axis], count, *part[axis:]) if squeeze else (*part[:axis], part[axis] * count, *part[axis + 1 :])
+    return [whole], [part] * count
+
+
+def _slots(params: Params, whole: Any) -> list[Any]:
+    """Views of ``whole`` that correspond to the outputs, or to their gradients."""
+    axis = params["axis"] % whole.ndim
+    count = params["num_outputs"]
+    if params["squeeze_axis"]:
+        return [whole[(*(slice(None),) * axis, k)] for k in range(count)]
+    return _pieces(whole, axis, [whole.shape[axis] // count] * count)
+
+
+def _split(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for out, piece in zip(outputs, _slots(params, inputs[0]), strict=True):
+        if out is not None:
+            ctx.xp.copyto(out, piece)
+
+
+def _backward_split(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        for g, piece in zip(inputs, _slots(params, outputs[0]), strict=True):
+            ctx.xp.copyto(piece, g)
+
+
+def _split_outputs(params: Params) -> tuple[str, ...]:
+    count = params["num_outputs"]
+    return ("output",) if count == 1 else tuple(f"output{k}" for k in range(count))
+
+
+def _split_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
+    count = builder.params["num_outputs"]
+    return list(builder.node("_backward_SliceChannel", [builder.ograd(k) for k in range(count)]))
+
+
+_SPLIT = (
+    Param("num_outputs", p_count, doc="number of equal parts"),
+    Param("axis", p_int, 1, "axis to split"),
+    Param("squeeze_axis", p_bool, False, "drop the axis, which must be split into parts of size 1"),
+)
+register(
+    Op(
+        name="SliceChannel",
+        forward=_split,
+        infer_shape=_split_shape,
+        infer_dtype=same_dtype,
+        params=_SPLIT,
+        outputs=_split_outputs,
+        gradient=_split_gradient,
+        aliases=("split",),
+        doc="The input in num_outputs equal parts along axis.",
+    )
+)
+backward(
+    "SliceChannel",
+    _backward_split,
+    lambda params: tuple(f"ograd{k}" for k in range(params["num_outputs"])),
+    params=_SPLIT,
+)

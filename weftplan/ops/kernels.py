@@ -1,0 +1,150 @@
+"""Pieces of kernels: copying, blockwise evaluation with bounded scratch, reduction to a broadcast shape.
+
+An elementwise formula of several steps runs block by block: the scratch stays at :data:`BLOCK` elements however large
+the arrays are, and a block stays in the processor's cache between the steps. All block sizes depend on shapes alone, so
+every sum has one fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from weftplan.ops.schema import DType, OpContext, Params, Shape, TensorSpec, aligned
+
+BLOCK = 1 << 16
+"""Elements of one block."""
+
+BOOL = np.dtype(bool)
+INDEX = np.dtype(np.int64)
+
+Workspace = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
+
+
+def copy_kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Output 0 gets the elements of input 0 in order, whatever the two shapes; the same memory is left alone."""
+    out = outputs[0]
+    if out is not None:
+        ctx.xp.copyto(out.reshape(-1), inputs[0].reshape(-1))
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype in which sums of ``dtype`` run: float32 for float16, else itself."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def blocks(ctx: OpContext, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
+    """Matching flat slices of ``arrays`` (equal sizes), followed by scratch arrays of the slice's length.
+
+    The scratch bytes are :func:`block_bytes`; what is written to it does not survive the block.
+    """
+    flat = [array.reshape(-1) for array in arrays]
+    size = flat[0].size
+    if size <= BLOCK:
+        yield (*flat, *(ctx.take((size,), dtype) for dtype in scratch))
+        return
+    room = [ctx.take((BLOCK,), dtype) for dtype in scratch]
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        yield (*(array[start:stop] for array in flat), *(space[: stop - start] for space in room))
+
+
+def block_bytes(size: int, scratch: Sequence[DType]) -> int:
+    """Workspace bytes of :func:`blocks` over arrays of ``size`` elements.
+
+    >>> block_bytes(10**9, [np.dtype("float32")]) == 4 * BLOCK
+    True
+    """
+    return sum(aligned(min(size, BLOCK) * dtype.itemsize) for dtype in scratch)
+
+
+Kind = DType | Literal["float"] | None
+"""Dtype of a scratch block: a fixed one; None: the array's; "float": one to compute in (:func:`scratch_dtype`)."""
+
+
+def scratch_dtype(kind: Kind, dtype: DType) -> DType:
+    """The dtype of a scratch block for arrays of ``dtype``; "float" is float32 for float16, float64 for integers.
+
+    >>> scratch_dtype("float", np.dtype("int8")), scratch_dtype("float", np.dtype("float16"))
+    (dtype('float64'), dtype('float32'))
+    """
+    if kind is None:
+        return dtype
+    if kind == "float":
+        return accumulator(dtype) if dtype.kind == "f" else np.dtype(np.float64)
+    return np.dtype(kind)
+
+
+def block_workspace(*scratch: Kind) -> Workspace:
+    """``Op.workspace`` of a kernel that makes one pass of :func:`blocks` over input 0."""
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        shape, dtype = inputs[0]
+        return block_bytes(math.prod(shape), [scratch_dtype(kind, dtype) for kind in scratch])
+
+    return workspace
+
+
+def reduce_to(xp: ModuleType, source: Any, target: Any) -> None:
+    """Write the sum of ``source`` over the axes along which ``target`` was broadcast to it into ``target``."""
+    shape = source.shape
+    padded = (1,) * (len(shape) - target.ndim) + target.shape
+    if padded == shape:
+        xp.copyto(target.reshape(shape), source)
+        return
+    axes = tuple(axis for axis, dim in enumerate(padded) if dim == 1 and shape[axis] != 1)
+    xp.sum(source, axis=axes, dtype=accumulator(target.dtype), out=target.reshape(padded), keepdims=True)
+
+
+@lru_cache(maxsize=4096)
+def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
+    """``out`` and the shapes that broadcast to it, with neighbouring axes joined that all of them treat alike.
+
+    >>> collapse((2, 3, 4, 5), (2, 3, 4, 5), (3, 1, 1))
+    ((2, 3, 20), (2, 3, 20), (1, 3, 1))
+    """
+    rank = len(out)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    joined: list[list[int]] = [[] for _ in range(len(shapes) + 1)]
+    last: tuple[bool, ...] | None = None
+    for axis in range(rank):
+        if out[axis] == 1:
+            continue
+        pattern = tuple(shape[axis] != 1 for shape in padded)
+        if pattern == last:
+            joined[0][-1] *= out[axis]
+            for k, shape in enumerate(padded):
+                joined[k + 1][-1] *= shape[axis]
+        else:
+            joined[0].append(out[axis])
+            for k, shape in enumerate(padded):
+                joined[k + 1].append(shape[axis])
+        last = pattern
+    return tuple(tuple(dims) or (1,) for dims in joined)
+
+
+def rows_per_block(out: Shape) -> int:
+    """Leading rows of a tensor of shape ``out`` that make one block (at least one row)."""
+    return min(out[0], max(1, BLOCK // max(1, math.prod(out[1:]))))
+
+
+def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None:
+    """``out`` = ``source`` taken at ``index`` (int64, all within range) along ``axis``."""
+    if xp is np:
+        np.take(source, index, axis=axis, out=out, mode="clip")  # "raise" would buffer the whole output
+    else:
+        xp.take(source, index, axis=axis, out=out)
+
+
+def to_index(xp: ModuleType, index: Any, size: int, mode: str, out: Any) -> None:
+    """``out`` (int64) = whole positions of ``index`` (any dtype), brought into [0, size) by clipping or wrapping."""
+    xp.copyto(out, index, casting="unsafe")
+    if mode == "wrap":
+        xp.remainder(out, size, out=out)
+    else:
+        xp.clip(out, 0, size - 1, out=out)

@@ -1,0 +1,305 @@
+"""Operators of a tensor and a number: ``x + 2``, ``1 / x``, ``x > 0``, …
+
+The number is converted to the tensor's dtype first, so integers stay integers: ``int32 array + 1.5`` adds 1, as in
+MXNet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.kernels import BOOL, Kind, block_workspace, blocks, scratch_dtype
+from weftplan.ops.params import p_bool, p_float
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
+from weftplan.ops.schema import DType, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params
+
+SCALAR = (
+    Param("scalar", p_float, 1.0, "the number"),
+    Param("is_int", p_bool, True, "accepted for MXNet's sake; the tensor's dtype alone decides"),
+)
+
+Derivative = Callable[..., None]
+"""``derivative(xp, scalar, ograd, x_or_y, out, *scratch)`` on one block; ``out`` may be either input."""
+
+
+def converted(value: float, dtype: DType) -> Any:
+    """``value`` as a number of ``dtype``: unchanged for floats, else truncated and wrapped like a C cast.
+
+    >>> int(converted(2.9, np.dtype("int32"))), int(converted(-1.0, np.dtype("uint8")))
+    (2, 255)
+    """
+    if dtype.kind == "f":
+        return value
+    return np.array(int(value) if math.isfinite(value) else 0, np.int64).astype(dtype)[()]
+
+
+def _kernel(ufunc: str, *, reverse: bool = False, as_float: bool = False) -> Kernel:
+    """``ufunc(x, scalar)`` or ``ufunc(scalar, x)``; ``as_float``: integers are computed as float64 and truncated."""
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is None:
+            return
+        x = inputs[0]
+        value = params["scalar"]
+        function = getattr(ctx.xp, ufunc)
+        if out.dtype.kind == "f":
+            function(value, x, out=out) if reverse else function(x, value, out=out)
+            return
+        value = converted(value, out.dtype)
+        pair = (value, x) if reverse else (x, value)
+        if as_float:
+            function(*pair, out=out, dtype=float, casting="unsafe")
+        else:
+            function(*pair, out=out, casting="unsafe")
+
+    return kernel
+
+
+def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is not None:
+        value = converted(params["scalar"], out.dtype)
+        if value == 0:
+            out.fill(0)
+        else:
+            ctx.xp.remainder(inputs[0], value, out=out)
+
+
+def _rmod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    value = converted(params["scalar"], out.dtype)
+    for x, y, zero in blocks(ctx, (inputs[0], out), (BOOL,)):
+        xp.equal(x, 0, out=zero)
+        xp.remainder(value, x, out=y)
+        xp.copyto(y, 0, where=zero)
+
+
+def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...]) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is not None:
+            kinds = [scratch_dtype(kind, out.dtype) for kind in scratch]
+            for block in blocks(ctx, (*inputs, out), kinds):
+                derivative(ctx.xp, params["scalar"], *block)
+
+    return kernel
+
+
+def _scalar_op(
+    name: str,
+    alias: str,
+    forward: Kernel,
+    doc: str,
+    *,
+    derivative: Derivative | None = None,
+    uses: str = "x0",
+    scratch: tuple[Kind, ...] = (),
+    gradient: GradientRule | None = None,
+    forward_scratch: tuple[Kind, ...] = (),
+) -> None:
+    if derivative is not None:
+        gradient = grad(f"_backward_{name.lstrip('_')}", "g0", uses)
+        backward(
+            name,
+            _backward_kernel(derivative, scratch),
+            ("ograd", "data" if uses == "x0" else "output"),
+            params=SCALAR,
+            inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+            workspace=block_workspace(*scratch) if scratch else None,
+        )
+    register(
+        Op(
+            name=name,
+            forward=forward,
+            infer_shape=same_shape,
+            infer_dtype=same_dtype,
+            params=SCALAR,
+            gradient=gradient,
+            inplace=UNARY_INPLACE,
+            workspace=block_workspace(*forward_scratch) if forward_scratch else None,
+            aliases=(alias,) if alias else (),
+            doc=doc,
+        )
+    )
+
+
+# ---------------------------------------------------------------------- gradients: (xp, scalar, ograd, x or y, out, t…)
+
+
+def _rdiv(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
+    xp.multiply(x, x, out=t)
+    xp.divide(-s, t, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def _power(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
+    xp.power(x, s - 1.0, out=t)
+    xp.multiply(t, s, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def _rpower(xp: Any, s: float, g: Any, y: Any, out: Any) -> None:
+    xp.multiply(g, y, out=out)
+    xp.multiply(out, math.log(s) if s > 0 else (-math.inf if s == 0 else math.nan), out=out)
+
+
+def _rmod_gradient(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
+    xp.divide(s, x, out=t)
+    xp.floor(t, out=t)
+    xp.negative(t, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def _hypot(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
+    xp.hypot(x, s, out=t)
+    xp.divide(x, t, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def _masked(compare: str) -> Derivative:
+    def derivative(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
+        getattr(xp, compare)(x, s, out=t)
+        xp.multiply(g, t, out=out)
+
+    return derivative
+
+
+def _smooth_l1_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    square = params["scalar"] ** 2
+    for x, y, t, near in blocks(ctx, (inputs[0], out), (out.dtype, BOOL)):
+        xp.absolute(x, out=t)
+        xp.multiply(t, square, out=y)
+        xp.less(y, 1.0, out=near)
+        xp.multiply(y, t, out=y)
+        xp.multiply(y, 0.5, out=y)
+        xp.subtract(t, 0.5 / square, out=t)
+        xp.logical_not(near, out=near)
+        xp.copyto(y, t, where=near)
+
+
+def _smooth_l1(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
+    xp.multiply(x, s * s, out=t)
+    xp.clip(t, -1.0, 1.0, out=t)
+    xp.multiply(t, g, out=out)
+
+
+# -------------------------------------------------------------------------------------------------------- the operators
+
+_V: tuple[Kind, ...] = (None,)
+_COPY = grad("_copy", "g0", params={})
+
+_scalar_op("_plus_scalar", "_PlusScalar", _kernel("add"), "data + scalar.", gradient=_COPY)
+_scalar_op("_minus_scalar", "_MinusScalar", _kernel("subtract"), "data - scalar.", gradient=_COPY)
+_scalar_op(
+    "_rminus_scalar",
+    "_RMinusScalar",
+    _kernel("subtract", reverse=True),
+    "scalar - data.",
+    gradient=grad("negative", "g0", params={}),
+)
+_scalar_op("_mul_scalar", "_MulScalar", _kernel("multiply"), "data * scalar.", gradient=grad("_mul_scalar", "g0"))
+_scalar_op(
+    "_div_scalar",
+    "_DivScalar",
+    _kernel("divide", as_float=True),
+    "data / scalar; integers drop the fraction.",
+    gradient=grad("_div_scalar", "g0"),
+)
+_scalar_op(
+    "_rdiv_scalar",
+    "_RDivScalar",
+    _kernel("divide", reverse=True, as_float=True),
+    "scalar / data; integers drop the fraction.",
+    derivative=_rdiv,
+    scratch=_V,
+)
+_scalar_op("_mod_scalar", "_ModScalar", _mod, "Remainder of data / scalar with the scalar's sign.", gradient=_COPY)
+_scalar_op(
+    "_rmod_scalar",
+    "_RModScalar",
+    _rmod,
+    "Remainder of scalar / data with the sign of data, 0 where data is 0.",
+    derivative=_rmod_gradient,
+    scratch=_V,
+    forward_scratch=(BOOL,),
+)
+_scalar_op(
+    "_power_scalar",
+    "_PowerScalar",
+    _kernel("power", as_float=True),
+    "data to the power of scalar.",
+    derivative=_power,
+    scratch=_V,
+)
+_scalar_op(
+    "_rpower_scalar",
+    "_RPowerScalar",
+    _kernel("power", reverse=True, as_float=True),
+    "scalar to the power of data.",
+    derivative=_rpower,
+    uses="y0",
+)
+_scalar_op(
+    "_maximum_scalar",
+    "_MaximumScalar",
+    _kernel("maximum"),
+    "The greater of data and scalar.",
+    derivative=_masked("greater_equal"),
+    scratch=(BOOL,),
+)
+_scalar_op(
+    "_minimum_scalar",
+    "_MinimumScalar",
+    _kernel("minimum"),
+    "The smaller of data and scalar.",
+    derivative=_masked("less_equal"),
+    scratch=(BOOL,),
+)
+_scalar_op(
+    "_hypot_scalar",
+    "_HypotScalar",
+    _kernel("hypot"),
+    "sqrt(data² + scalar²).",
+    derivative=_hypot,
+    scratch=_V,
+)
+_scalar_op(
+    "smooth_l1",
+    "",
+    _smooth_l1_forward,
+    "0.5 (scalar·x)² where |x| < 1/scalar², else |x| - 0.5/scalar².",
+    derivative=_smooth_l1,
+    scratch=_V,
+    forward_scratch=(None, BOOL),
+)
+for _name, _old, _ufunc, _what in (
+    ("_equal_scalar", "_EqualScalar", "equal", "data == scalar"),
+    ("_not_equal_scalar", "_NotEqualScalar", "not_equal", "data != scalar"),
+    ("_greater_scalar", "_GreaterScalar", "greater", "data > scalar"),
+    ("_greater_equal_scalar", "_GreaterEqualScalar", "greater_equal", "data >= scalar"),
+    ("_lesser_scalar", "_LesserScalar", "less", "data < scalar"),
+    ("_lesser_equal_scalar", "_LesserEqualScalar", "less_equal", "data <= scalar"),
+    ("_logical_and_scalar", "_LogicalAndScalar", "logical_and", "data and scalar are both not 0"),
+    ("_logical_or_scalar", "_LogicalOrScalar", "logical_or", "data or scalar is not 0"),
+    ("_logical_xor_scalar", "_LogicalXorScalar", "logical_xor", "exactly one of data and scalar is not 0"),
+):
+    _scalar_op(
+        _name,
+        _old,
+        _kernel(_ufunc),
+        f"1 where {_what}, else 0, in the dtype of data.",
+        gradient=zero_gradient,
+    )
