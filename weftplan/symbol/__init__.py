@@ -1,1 +1,61 @@
+"""The graph that users write: ``mx.sym``. Every registered operator is a function here, by name and by alias."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import weftplan.ops  # noqa: F401 - registers every operator
+from weftplan.errors import UnknownOperatorError
+from weftplan.ops import registry
+from weftplan.symbol.attribute import AttrScope
+from weftplan.symbol.creation import arange, full, maximum, minimum, modulo, ones, power, zeros
+from weftplan.symbol.functions import function
+from weftplan.symbol.hooks import set_binder, set_planner
+from weftplan.symbol.name import NameManager, Prefix
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.symbol import Group, Symbol, load, load_json
+from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.variable import Variable
+
+var = Variable
+pow = power
+
+__all__ = [
+    "AttrScope",
+    "Entry",
+    "Group",
+    "NameManager",
+    "Node",
+    "Prefix",
+    "Symbol",
+    "Variable",
+    "arange",
+    "full",
+    "load",
+    "load_json",
+    "maximum",
+    "minimum",
+    "modulo",
+    "ones",
+    "pow",
+    "power",
+    "set_binder",
+    "set_planner",
+    "topological_order",
+    "var",
+    "zeros",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Python itself asks for dunder names (__path__, __wrapped__, …); no operator has such a name.
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return function(name)
+    except UnknownOperatorError as error:
+        raise UnknownOperatorError(f"mx.sym has no operator or function {name!r}: {error}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in registry.names() if not name.startswith("_backward"))})

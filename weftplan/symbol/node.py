@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 class Node:
     """One operator instance, or a variable when ``op`` is None."""
 
-    __slots__ = ("attrs", "control_deps", "created_at", "inputs", "mirror_of", "name", "op", "params")
+    __slots__ = ("attrs", "control_deps", "created_at", "inputs", "mirror_of", "name", "op", "params", "version")
 
     def __init__(
         self,
@@ -49,6 +49,8 @@ class Node:
         """``file:line`` of the user's code that made the node, for error messages."""
         self.mirror_of = mirror_of
         """For a recomputed node: the forward node that it repeats."""
+        self.version = 0
+        """For a variable: how many operator nodes write to it so far (see :attr:`Entry.version`)."""
 
     @property
     def is_variable(self) -> bool:

@@ -1,0 +1,94 @@
+"""Attributes of nodes: scopes that add them, and the short names that are stored as ``__name__``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from weftplan.errors import ParameterError
+
+HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
+"""Attributes that users write without underscores and files hold with them."""
+
+
+class AttrScope:
+    """Attributes given to every node made inside ``with AttrScope(ctx_group="dev1"):``; inner scopes win.
+
+    Raises:
+        ParameterError: a value is not text.
+
+    >>> with AttrScope(ctx_group="dev1", __lr_mult__="0.1"), AttrScope(ctx_group="dev2"):
+    ...     current({"__wd_mult__": "0"})
+    {'ctx_group': 'dev2', '__lr_mult__': '0.1', '__wd_mult__': '0'}
+    """
+
+    def __init__(self, **attributes: str) -> None:
+        for key, value in attributes.items():
+            if not isinstance(value, str):
+                raise ParameterError(f"AttrScope: attribute {key!r} must be text, got {type(value).__name__} {value!r}")
+        self._own = attributes
+
+    def __enter__(self) -> AttrScope:
+        # Merged per entry and kept on the stack, so that one scope may be entered in several places.
+        stack = _stack()
+        stack.append({**stack[-1], **self._own})
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack().pop()
+
+
+_local = threading.local()
+
+
+def _stack() -> list[dict[str, str]]:
+    stack: list[dict[str, str]] | None = getattr(_local, "stack", None)
+    if stack is None:
+        stack = _local.stack = [{}]
+    return stack
+
+
+def current(attr: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A new dictionary: the attributes of this thread's scopes, updated with ``attr``.
+
+    Raises:
+        ParameterError: a value of ``attr`` is not text.
+    """
+    scope = _stack()[-1]
+    if not attr:
+        return dict(scope)
+    for key, value in attr.items():
+        if not isinstance(value, str):
+            raise ParameterError(f"attribute {key!r} must be text, got {type(value).__name__} {value!r}")
+    return {**scope, **attr}
+
+
+def stored_key(key: str, where: str) -> str:
+    """The key under which an attribute of an operator node is stored: hidden names get their underscores.
+
+    Raises:
+        ParameterError: the key means an attribute of an input (``weight_lr_mult``).
+
+    >>> stored_key("lr_mult", "fc1"), stored_key("kernel", "conv")
+    ('__lr_mult__', 'kernel')
+    """
+    for hidden in HIDDEN_KEYS:
+        if key.startswith(hidden):
+            return f"__{key}__"
+        if key.endswith(f"_{hidden}"):
+            owner = key.removesuffix(f"_{hidden}")
+            raise ParameterError(
+                f"{where}: {key!r} would belong to input {owner!r}; make that input yourself and set it there: "
+                f"{owner}=Variable({owner!r}, {hidden}=...)"
+            )
+    return key
+
+
+def with_short_forms(attrs: Mapping[str, str]) -> dict[str, str]:
+    """``attrs``, with each hidden ``__name__`` also under its short name."""
+    result = dict(attrs)
+    for hidden in HIDDEN_KEYS:
+        value = attrs.get(f"__{hidden}__")
+        if value is not None:
+            result[hidden] = value
+    return result

@@ -1,0 +1,177 @@
+"""Making nodes: parameters parsed, inputs matched by position and name, missing inputs made into variables."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError
+from weftplan.ops import registry
+from weftplan.ops.schema import Op
+from weftplan.symbol.attribute import stored_key
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.provenance import caller
+from weftplan.symbol.traversal import copy_graph, topological_order
+
+_PARSED: dict[tuple[Any, ...], dict[str, Any]] = {}
+_PARSED_LIMIT = 65536
+
+
+def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[str, Any]:
+    """``ops.registry.parse_params``, but equal texts give one shared dictionary, which must not be changed.
+
+    Nodes of repeated layers then share their parameters, so inference and planning may memoise by identity.
+    """
+    key = (op.name, *sorted(item for item in attrs.items() if not item[0].startswith("__")))
+    found = _PARSED.get(key)
+    if found is None or registry.get(op.name) is not op:
+        found = registry.parse_params(op, attrs, node=node)
+        if len(_PARSED) >= _PARSED_LIMIT:
+            _PARSED.clear()
+        _PARSED[key] = found
+    return found
+
+
+def to_text(value: Any) -> str:
+    """A parameter as MXNet writes it: ``str(value)``, dtypes by name, NumPy scalars as plain numbers.
+
+    >>> to_text((3, np.int64(3))), to_text(np.float16), to_text([1, 2]), to_text(True)
+    ('(3, 3)', 'float16', '[1, 2]', 'True')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic | int | float | bool)):
+        return str(np.dtype(value).name)
+    return str(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, tuple | list):
+        return type(value)(map(_plain, value)) if type(value) in (tuple, list) else tuple(map(_plain, value))
+    return value
+
+
+def apply(
+    op: Op,
+    name: str,
+    positional: Sequence[Entry | None] = (),
+    keyword: Mapping[str, Entry] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> Node:
+    """A new node of ``op``.
+
+    Args:
+        name: the node's name; may be empty.
+        positional: inputs in the operator's order; None means a variable is to be made.
+        keyword: inputs by their names.
+        attrs: parameters and other attributes; values that are not text are written as MXNet does.
+
+    Inputs still missing become variables ``<name>_<input>`` that carry a copy of the node's attributes.
+
+    Raises:
+        ParameterError: a parameter or an input does not fit the operator.
+    """
+    where = f"operator {op.name} ({name!r})"
+    stored = {stored_key(key, where): to_text(value) for key, value in (attrs or {}).items()}
+    keyword = keyword or {}
+    if op.variadic is not None and op.variadic not in stored:
+        stored[op.variadic] = str(len(positional) + len(keyword))
+    params = parse_interned(op, stored, node=name)
+    names = op.input_names(params)
+    node = Node(op, name, attrs=stored, params=params, created_at=caller())
+    node.inputs = _match_inputs(node, names, positional, keyword)
+    set_versions(node)
+    return node
+
+
+def _match_inputs(
+    node: Node, names: Sequence[str], positional: Sequence[Entry | None], keyword: Mapping[str, Entry]
+) -> list[Entry]:
+    assert node.op is not None
+    where = f"operator {node.op.name} ({node.name!r})"
+    if len(positional) > len(names):
+        raise ParameterError(f"{where} takes {len(names)} input(s) {list(names)}, got {len(positional)}")
+    given: dict[str, Entry] = {}
+    for input_name, entry in zip(names, positional, strict=False):
+        if entry is not None:
+            given[input_name] = entry
+    if keyword and node.op.variadic is not None and not set(keyword) <= set(names):
+        raise ParameterError(f"{where} takes any number of inputs by position, not by name {sorted(keyword)}")
+    for key, entry in keyword.items():
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ParameterError(f"{where}: no input is called {key!r}; {hint}inputs: {', '.join(names) or 'none'}")
+        if key in given:
+            raise ParameterError(f"{where}: input {key!r} is given twice, by position and by name")
+        given[key] = entry
+    return [given[n] if n in given else Entry(_auto_variable(node, n, i)) for i, n in enumerate(names)]
+
+
+def _auto_variable(node: Node, input_name: str, position: int) -> Node:
+    """The variable of a missing input; it inherits every attribute of its operator, as in MXNet."""
+    name = f"{node.name}_{input_name}" if node.name else input_name
+    return Node(None, name, attrs=dict(node.attrs), created_at=node.created_at)
+
+
+def set_versions(node: Node) -> None:
+    """Note in the entries of a fresh operator node which versions of its variables it reads and writes.
+
+    Variables that it writes also get the operator's default initializer.
+
+    Raises:
+        ParameterError: an auxiliary input is the output of another operator.
+    """
+    op = node.op
+    assert op is not None
+    for position, entry in enumerate(node.inputs):
+        variable = entry.node
+        if variable.op is not None:
+            if position in op.aux:
+                input_name = op.input_names(node.params)[position]
+                raise ParameterError(
+                    f"operator {op.name} ({node.name!r}) writes to its input {input_name!r}, so it must be a variable, "
+                    f"not an output of {variable.op.name} ({variable.name!r})"
+                )
+            continue
+        if position in op.aux:
+            variable.version += 1
+        init = op.input_init.get(position)
+        if init is not None:
+            variable.attrs.setdefault("__init__", init)
+        if entry.version != variable.version:
+            node.inputs[position] = Entry(variable, entry.index, variable.version)
+
+
+def substitute(
+    heads: Sequence[Entry], positional: Sequence[Entry], keyword: Mapping[str, Entry], what: str
+) -> list[Entry]:
+    """A copy of the graph in which variables are replaced: by position (in their order) or by name, never both.
+
+    Raises:
+        TypeError: both ways at once.
+        ParameterError: too many, or a name that no variable has.
+    """
+    if positional and keyword:
+        raise TypeError(f"composing {what}: give inputs by position or by name, not both")
+    variables = [node for node in topological_order(heads) if node.op is None]
+    if len(positional) > len(variables):
+        raise ParameterError(f"composing {what}: {len(positional)} inputs given, it has {len(variables)} variables")
+    replace: dict[Node, Entry] = dict(zip(variables, positional, strict=False))
+    by_name: dict[str, list[Node]] = {}
+    for node in variables:
+        by_name.setdefault(node.name, []).append(node)
+    for key, entry in keyword.items():
+        if key not in by_name:
+            near = difflib.get_close_matches(key, by_name, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ParameterError(
+                f"composing {what}: no variable is called {key!r}; {hint}variables: {', '.join(by_name)}"
+            )
+        replace.update(dict.fromkeys(by_name[key], entry))
+    return copy_graph(heads, replace)

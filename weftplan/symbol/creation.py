@@ -1,0 +1,70 @@
+"""Symbols without inputs (zeros, ones, arange, full) and functions of symbols or numbers (maximum, …)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.symbol import operators
+from weftplan.symbol.functions import function
+from weftplan.symbol.node import Entry
+from weftplan.symbol.symbol import Symbol, single
+
+
+def zeros(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Zeros of ``shape`` (float32 unless told otherwise)."""
+    return function("_zeros")(shape=shape, dtype=dtype or "float32", **kwargs)
+
+
+def ones(shape: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """Ones of ``shape`` (float32 unless told otherwise)."""
+    return function("_ones")(shape=shape, dtype=dtype or "float32", **kwargs)
+
+
+def full(shape: Any, val: float, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """``val`` everywhere (float32 unless told otherwise)."""
+    return function("_full")(shape=shape, dtype=dtype or "float32", value=float(val), **kwargs)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1.0,
+    repeat: int = 1,
+    infer_range: bool = False,
+    name: str | None = None,
+    dtype: Any = None,
+) -> Symbol:
+    """Numbers from ``start`` up to ``stop`` (exclusive), each ``repeat`` times."""
+    return function("_arange")(
+        start=start, stop=stop, step=step, repeat=repeat, infer_range=infer_range, name=name, dtype=dtype or "float32"
+    )
+
+
+def maximum(left: Any, right: Any) -> Any:
+    """The larger of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
+    return _either("maximum", left, right, max)
+
+
+def minimum(left: Any, right: Any) -> Any:
+    """The smaller of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
+    return _either("minimum", left, right, min)
+
+
+def power(base: Any, exp: Any) -> Any:
+    """``base ** exp`` for symbols and numbers."""
+    return _either("pow", base, exp, pow)
+
+
+def modulo(dividend: Any, divisor: Any) -> Any:
+    """``dividend % divisor`` for symbols and numbers."""
+    return _either("mod", dividend, divisor, lambda a, b: a % b)
+
+
+def _either(kind: str, left: Any, right: Any, numbers: Any) -> Any:
+    if operators.is_number(left) and operators.is_number(right):
+        return numbers(left, right)
+    sides = [single(side, kind) if isinstance(side, Symbol) else side for side in (left, right)]
+    node = operators.binary(kind, *sides)
+    if node is None:
+        raise TypeError(f"{kind} expects symbols or numbers, got {type(left).__name__} and {type(right).__name__}")
+    return Symbol([Entry(node)])

@@ -1,0 +1,31 @@
+"""What higher layers fill in, so that ``symbol.bind`` and ``symbol.plan`` work while imports only go down."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from weftplan.errors import MXNetError
+
+_hooks: dict[str, Callable[..., Any]] = {}
+
+
+def set_binder(bind: Callable[..., Any], simple_bind: Callable[..., Any]) -> None:
+    """Called once by :mod:`weftplan.executor`; both take the symbol first."""
+    _hooks["bind"] = bind
+    _hooks["simple_bind"] = simple_bind
+
+
+def set_planner(plan: Callable[..., Any]) -> None:
+    """Called once by :mod:`weftplan.planner`; ``plan`` takes the symbol first."""
+    _hooks["plan"] = plan
+
+
+def hook(name: str, package: str) -> Callable[..., Any]:
+    """The function that ``package`` registered as ``name``; the package is imported when that has not happened yet."""
+    if name not in _hooks:
+        importlib.import_module(package)
+    if name not in _hooks:
+        raise MXNetError(f"symbol.{name} is not available: {package} did not register it")
+    return _hooks[name]

@@ -1,0 +1,280 @@
+"""Shapes and dtypes of every entry of a graph, from those of some variables.
+
+Operators' rules work in both directions; the graph is walked forwards and backwards in turn until nothing changes.
+Rules are called once per distinct (operator, parameters, what is known): repeated layers cost a dictionary look-up.
+A backward node (operator with ``backward_of``) needs no rule: its outputs have the shapes of the forward inputs whose
+gradients they are; its forward node is ``control_deps[0]``.
+
+The planner uses :func:`infer_shapes` and :func:`infer_dtypes` on graphs of 10^6 nodes; nothing here recurses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError
+from weftplan.ops.params import p_dtype, p_shape
+from weftplan.ops.schema import DType, Shape
+from weftplan.symbol.node import Node
+
+Known = Mapping[str, Any] | Mapping[Node, Any]
+"""Facts about variables, by name or by node; None says nothing."""
+
+
+def is_complete(shape: Shape | None) -> bool:
+    """True when rank and every dimension are known.
+
+    >>> is_complete((2, 3)), is_complete((2, 0)), is_complete(None)
+    (True, False, False)
+    """
+    return shape is not None and 0 not in shape
+
+
+def entry_rows(nodes: Sequence[Node]) -> list[int]:
+    """Where each node's entries start in a per-entry list, and at the end its length."""
+    rows = [0]
+    total = 0
+    for node in nodes:
+        total += 1 if node.op is None else node.op.num_outputs(node.params)
+        rows.append(total)
+    return rows
+
+
+def infer_shapes(
+    nodes: Sequence[Node],
+    known: Known,
+    *,
+    rows: Sequence[int] | None = None,
+    inputs: Sequence[Sequence[int]] | None = None,
+) -> list[Shape | None]:
+    """The shape of every entry; None, or 0 for a dimension, where it stays unknown.
+
+    Args:
+        nodes: in topological order.
+        known: shapes of variables; ``()`` and None are unknown. A variable without one uses its ``__shape__``.
+        rows: :func:`entry_rows` of ``nodes``, when the caller has them.
+        inputs: entry ids that each node reads, when the caller has them.
+
+    Raises:
+        ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
+    """
+    return _Solver(nodes, rows, inputs, _SHAPES).solve(known)
+
+
+def infer_dtypes(
+    nodes: Sequence[Node],
+    known: Known,
+    *,
+    rows: Sequence[int] | None = None,
+    inputs: Sequence[Sequence[int]] | None = None,
+) -> list[DType | None]:
+    """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
+
+    Raises:
+        DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
+    """
+    return _Solver(nodes, rows, inputs, _DTYPES).solve(known)
+
+
+class _Kind:
+    """What differs between shapes and dtypes."""
+
+    __slots__ = ("complete", "error", "hint", "merge", "parse", "rule", "word")
+
+    def __init__(
+        self,
+        word: str,
+        rule: Callable[[Any], Callable[..., Any]],
+        parse: Callable[[Any], Any],
+        complete: Callable[[Any], bool],
+        merge: Callable[[Any, Any], Any],
+        error: type[MXNetError],
+    ) -> None:
+        self.word = word
+        self.rule = rule
+        self.parse = parse
+        self.hint = f"__{word}__"
+        self.complete = complete
+        self.merge = merge
+        self.error = error
+
+
+def _parse_shape(value: Any) -> Shape | None:
+    shape = p_shape(value)
+    if any(dim < 0 for dim in shape):
+        raise ValueError("dimensions must be >= 0 (0: unknown)")
+    return shape or None
+
+
+def _merge_shape(old: Shape | None, new: Shape | None) -> Shape | None:
+    """What two facts about one entry say together; raises ValueError when they clash."""
+    if old is None or old == new:
+        return new
+    if new is None:
+        return old
+    if len(old) != len(new) or any(a != b and a and b for a, b in zip(old, new, strict=True)):
+        raise ValueError(f"shape {old} does not agree with {new}")
+    return tuple(a or b for a, b in zip(old, new, strict=True))
+
+
+def _merge_dtype(old: DType | None, new: DType | None) -> DType | None:
+    if old is None or old == new:
+        return new
+    if new is None:
+        return old
+    raise ValueError(f"dtype {old} does not agree with {new}")
+
+
+_SHAPES = _Kind("shape", lambda op: op.infer_shape, _parse_shape, is_complete, _merge_shape, ShapeError)
+_DTYPES = _Kind("dtype", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, _merge_dtype, DTypeError)
+
+
+class _Solver:
+    """One inference. ``values`` holds a fact per entry; it only ever grows, so the walk ends."""
+
+    def __init__(
+        self, nodes: Sequence[Node], rows: Sequence[int] | None, inputs: Sequence[Sequence[int]] | None, kind: _Kind
+    ) -> None:
+        self.nodes = nodes
+        self.kind = kind
+        self.rows = entry_rows(nodes) if rows is None else rows
+        self.nid: dict[Node, int] = {}
+        if inputs is None or any(node.op is not None and node.op.backward_of is not None for node in nodes):
+            self.nid = {node: i for i, node in enumerate(nodes)}
+        if inputs is None:
+            first = {node: self.rows[i] for node, i in self.nid.items()}
+            inputs = [[first[entry[0]] + entry[1] for entry in node.inputs] for node in nodes]
+        self.inputs = inputs
+        self.values: list[Any] = [None] * self.rows[-1]
+        # Invariant: seen[e] is 1 when a node already visited in this pass uses entry e. A change of such an entry
+        # means that this node must be visited again.
+        self.seen = bytearray(self.rows[-1])
+        self.memo: dict[tuple[Any, ...], tuple[list[Any], list[Any], bool]] = {}
+
+    def solve(self, known: Known) -> list[Any]:
+        self._seed(known)
+        everything = range(len(self.nodes))
+        forwards = True
+        while self._walk(everything if forwards else reversed(everything)):
+            forwards = not forwards
+            self.seen = bytearray(len(self.seen))
+        return self.values
+
+    def _seed(self, known: Known) -> None:
+        kind, facts = self.kind, dict(known)
+        for i, node in enumerate(self.nodes):
+            if node.op is not None:
+                continue
+            fact = facts.get(node)
+            if fact is None:
+                fact = facts.get(node.name)
+            source = f"the {kind.word} given for variable {node.name!r}"
+            if fact is None:
+                fact = node.attrs.get(kind.hint)
+                source = f"attribute {kind.hint} of variable {node.name!r}{_made_at(node)}"
+            if fact is None or (kind is _DTYPES and fact == "-1"):
+                continue
+            try:
+                self.values[self.rows[i]] = kind.parse(fact)
+            except (ValueError, TypeError) as error:
+                raise ParameterError(f"{source} is {fact!r}: {error}") from error
+
+    def _walk(self, order: Any) -> bool:
+        """Visit every operator node once; True when a node must be visited again."""
+        nodes, rows, inputs, values, seen, memo = self.nodes, self.rows, self.inputs, self.values, self.seen, self.memo
+        again = False
+        for i in order:
+            node = nodes[i]
+            op = node.op
+            if op is None:
+                continue
+            reads = inputs[i]
+            start, end = rows[i], rows[i + 1]
+            if op.backward_of is not None and node.control_deps:
+                again |= self._backward(node, start)
+                for e in range(start, end):
+                    seen[e] = 1
+                continue
+            ins = [values[e] for e in reads]
+            outs = values[start:end]
+            key = (id(op), id(node.params), *ins, *outs)
+            result = memo.get(key)
+            if result is None:
+                result = self._rule(node, ins, outs)
+                memo[key] = result
+            new_ins, new_outs, changed = result
+            if changed:
+                for e, new in zip(reads, new_ins, strict=True):
+                    if values[e] is not new and values[e] != new:
+                        # One entry may be read twice by a node, so the rule may have learnt two different things.
+                        values[e] = self._merged(node, e, new)
+                        again |= seen[e] == 1 or values[e] != new
+                for e, new in zip(range(start, end), new_outs, strict=True):
+                    if values[e] is not new and values[e] != new:
+                        values[e] = new
+                        again |= seen[e] == 1
+            for e in reads:
+                seen[e] = 1
+            for e in range(start, end):
+                seen[e] = 1
+        return again
+
+    def _merged(self, node: Node, entry: int, new: Any) -> Any:
+        try:
+            return self.kind.merge(self.values[entry], new)
+        except ValueError as error:
+            raise self.kind.error(f"{_where(node)}: an input used twice: {error}{_made_at(node)}") from error
+
+    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], list[Any], bool]:
+        """Call the operator's rule; (inputs, outputs, whether anything is new)."""
+        op, kind = node.op, self.kind
+        assert op is not None
+        names = op.input_names(node.params)
+        if len(names) != len(ins):
+            raise FormatError(
+                f"{_where(node)} takes {len(names)} input(s) {list(names)}, but the graph gives it {len(ins)}"
+            )
+        try:
+            made_ins, made_outs = kind.rule(op)(node.params, list(ins), list(outs))
+            new_ins = [kind.merge(old, new) for old, new in zip(ins, made_ins, strict=True)]
+            new_outs = [kind.merge(old, new) for old, new in zip(outs, made_outs, strict=True)]
+        except ParameterError as error:
+            raise ParameterError(f"Error in {_where(node)}: {error}{_made_at(node)}") from error
+        except (MXNetError, ValueError, TypeError, IndexError) as error:
+            facts = [f"{n}={_show(v)}" for n, v in zip(names, ins, strict=True)]
+            facts += [
+                f"{n}={_show(v)}" for n, v in zip(op.output_names(node.params), outs, strict=True) if v is not None
+            ]
+            raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from error
+        return new_ins, new_outs, new_ins != ins or new_outs != outs
+
+    def _backward(self, node: Node, start: int) -> bool:
+        """Outputs of a backward node are like the inputs of its forward node whose gradients they are."""
+        op = node.op
+        assert op is not None
+        forward = self.nid.get(node.control_deps[0])
+        if forward is None:
+            raise FormatError(f"backward node {node.name!r}: its forward node is not in the graph")
+        source, values, again = self.inputs[forward], self.values, False
+        for k, position in enumerate(op.gradient_inputs(node.params)):
+            new = values[source[position]]
+            if new is not None and values[start + k] != new:
+                values[start + k] = new
+                again |= self.seen[start + k] == 1
+        return again
+
+
+def _where(node: Node) -> str:
+    assert node.op is not None
+    return f"operator {node.op.name} (node {node.name!r})"
+
+
+def _made_at(node: Node) -> str:
+    return f"; created at {node.created_at}" if node.created_at else ""
+
+
+def _show(value: Any) -> str:
+    return "unknown" if value is None else str(np.dtype(value) if isinstance(value, np.dtype) else value)

@@ -1,0 +1,240 @@
+"""Symbol files: the JSON text of MXNet 1.9.1, written and read; older forms are read through :mod:`upgrade`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from weftplan.errors import FormatError, UnknownOperatorError
+from weftplan.ops import registry
+from weftplan.symbol import upgrade
+from weftplan.symbol.compose import parse_interned
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import topological_order
+
+MXNET_VERSION = 10901
+"""The release whose files we write: major * 10000 + minor * 100 + patch."""
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def dumps(entries: Sequence[Entry]) -> str:
+    """The graph of ``entries`` as text, character for character as MXNet 1.9.1 writes it."""
+    nodes = topological_order(entries)
+    nid = {node: i for i, node in enumerate(nodes)}
+    rows = [0]
+    for node in nodes:
+        rows.append(rows[-1] + node.num_outputs)
+    fields = [
+        ("nodes", _array([_node_text(node, nid) for node in nodes], 1, tall=True)),
+        ("arg_nodes", _array([str(i) for i, node in enumerate(nodes) if node.op is None], 1)),
+        ("node_row_ptr", _array([str(row) for row in rows], 1)),
+        ("heads", _array([_entry_text(entry, nid) for entry in entries], 1)),
+        ("attrs", '{"mxnet_version": ["int", %d]}' % MXNET_VERSION),  # noqa: UP031 - braces
+    ]
+    return _object(fields, 0, tall=True)
+
+
+def _node_text(node: Node, nid: dict[Node, int]) -> str:
+    fields = [("op", _string("null" if node.op is None else node.op.name)), ("name", _string(node.name))]
+    if node.attrs:
+        items = [(key, _string(value)) for key, value in sorted(node.attrs.items())]
+        fields.append(("attrs", _object(items, 3, tall=len(items) > 1)))
+    fields.append(("inputs", _array([_entry_text(entry, nid) for entry in node.inputs], 3)))
+    if node.control_deps:
+        fields.append(("control_deps", _array([str(nid[dep]) for dep in node.control_deps], 3)))
+    return _object(fields, 2, tall=True)
+
+
+def _entry_text(entry: Entry, nid: dict[Node, int]) -> str:
+    return f"[{nid[entry.node]}, {entry.index}, {entry.version}]"
+
+
+def _array(items: list[str], depth: int, *, tall: bool | None = None) -> str:
+    """Lists of more than ten items, and lists of objects, get one line per item."""
+    if not items or not (len(items) > 10 if tall is None else tall):
+        return f"[{', '.join(items)}]"
+    inner = "\n" + "  " * (depth + 1)
+    return f"[{inner}{f', {inner}'.join(items)}\n{'  ' * depth}]"
+
+
+def _object(fields: list[tuple[str, str]], depth: int, *, tall: bool) -> str:
+    items = [f"{_string(key)}: {value}" for key, value in fields]
+    if not tall:
+        return f"{{{', '.join(items)}}}"
+    inner = "\n" + "  " * (depth + 1)
+    return f"{{{inner}{f', {inner}'.join(items)}\n{'  ' * depth}}}"
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+def _string(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
+    """The heads of the graph in ``text``; ``where`` names the source in messages.
+
+    Raises:
+        FormatError: the text is truncated or malformed, refers to what does not exist, or the graph has a cycle.
+        UnknownOperatorError: names the node.
+        ParameterError: an operator's parameters do not parse.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"{where}: not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
+            "the file is truncated or not a symbol"
+        ) from error
+    except RecursionError as error:
+        raise FormatError(f"{where}: nested too deeply to be a symbol") from error
+    if not isinstance(data, dict):
+        raise FormatError(f"{where}: expected an object with 'nodes' and 'heads', got {type(data).__name__}")
+    raw = _list(data, "nodes", where)
+    version = _version(data, where)
+    nodes = [_bare_node(item, f"{where}: node {i}") for i, item in enumerate(raw)]
+    for i, (node, item) in enumerate(zip(nodes, raw, strict=True)):
+        what = f"{where}: node {i} ({node.name!r})"
+        node.inputs = _entries(item.get("inputs", []), nodes, f"{what}: input")
+        node.control_deps = _deps(item.get("control_deps", []), nodes, what)
+        if node.op is None and node.inputs:
+            raise FormatError(f"{what}: a variable has {len(node.inputs)} inputs")
+    heads = _entries(_list(data, "heads", where), nodes, f"{where}: head")
+    if not heads:
+        raise FormatError(f"{where}: the graph has no heads")
+    topological_order([Entry(node) for node in nodes])  # raises when there is a cycle
+    for node in nodes:
+        for entry in node.inputs:
+            if entry.node.op is None and entry.version > entry.node.version:
+                entry.node.version = entry.version
+    for node in nodes:
+        if node.op is not None:
+            _finish(node, version, where)
+    for reader in (*nodes, None):
+        for entry in heads if reader is None else reader.inputs:
+            if entry.index >= entry.node.num_outputs:
+                by = "a head" if reader is None else f"node {reader.name!r}"
+                raise FormatError(
+                    f"{where}: {by} refers to output {entry.index} of {entry.node.name!r}, "
+                    f"which has {entry.node.num_outputs}"
+                )
+    return heads
+
+
+def _finish(node: Node, version: int, where: str) -> None:
+    """Upgrade an operator node from its file's version, parse its parameters, check its inputs."""
+    assert node.op is not None
+    kept = upgrade.hidden_keys(node)
+    if version < 905:
+        upgrade.argument_axis(node)
+    node.params = parse_interned(node.op, {k: v for k, v in node.attrs.items() if k not in kept}, node=node.name)
+    if version < 900:
+        upgrade.missing_inputs(node)
+    if version < 904:
+        upgrade.default_initializers(node)
+    names = node.op.input_names(node.params)
+    if len(names) != len(node.inputs):
+        raise FormatError(
+            f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), "
+            f"its operator takes {len(names)}: {', '.join(names) or 'none'}"
+        )
+
+
+def _bare_node(item: Any, what: str) -> Node:
+    if not isinstance(item, dict):
+        raise FormatError(f"{what}: expected an object, got {item!r}")
+    op_name, name = item.get("op"), item.get("name")
+    if not isinstance(op_name, str) or not isinstance(name, str):
+        raise FormatError(f"{what}: 'op' and 'name' must be text, got {op_name!r} and {name!r}")
+    attrs: dict[str, str] = {}
+    for key in ("param", "attr", "attrs"):  # up to 0.8 both of the first two; from 0.9 `attr`; from 1.0 `attrs`
+        found = item.get(key)
+        if found is None:
+            continue
+        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+            raise FormatError(f"{what} ({name!r}): {key!r} must be an object of texts, got {found!r}")
+        attrs.update(found)
+    if op_name == "null":
+        node = Node(None, name, attrs=attrs)
+        upgrade.variable_keys(node)
+        return node
+    try:
+        op = registry.get(op_name)
+    except UnknownOperatorError as error:
+        raise UnknownOperatorError(f"{what} ({name!r}): {error}") from None
+    return Node(op, name, attrs=attrs)
+
+
+def _entries(items: Any, nodes: Sequence[Node], what: str) -> list[Entry]:
+    if not isinstance(items, list):
+        raise FormatError(f"{what}s must be a list, got {items!r}")
+    entries = []
+    for position, item in enumerate(items):
+        if not isinstance(item, list) or len(item) not in (2, 3) or not all(type(x) is int for x in item):
+            raise FormatError(f"{what} {position}: expected [node, output] or [node, output, version], got {item!r}")
+        if not 0 <= item[0] < len(nodes) or item[1] < 0:
+            raise FormatError(f"{what} {position}: {item} refers to no node; there are {len(nodes)}")
+        version = item[2] if len(item) == 3 else 0
+        entries.append(Entry(nodes[item[0]], item[1], version))
+    return entries
+
+
+def _deps(items: Any, nodes: Sequence[Node], what: str) -> list[Node]:
+    if not isinstance(items, list) or not all(type(x) is int and 0 <= x < len(nodes) for x in items):
+        raise FormatError(f"{what}: control_deps must be a list of node numbers below {len(nodes)}, got {items!r}")
+    return [nodes[i] for i in items]
+
+
+def _list(data: dict[str, Any], key: str, where: str) -> list[Any]:
+    value = data.get(key)
+    if not isinstance(value, list):
+        raise FormatError(f"{where}: {key!r} must be a list, got {type(value).__name__}; this is not a symbol file")
+    return value
+
+
+def _version(data: dict[str, Any], where: str) -> int:
+    """The release that wrote the file; 800 when it does not say, as releases up to 0.8 did not."""
+    attrs = data.get("attrs")
+    stored = attrs.get("mxnet_version") if isinstance(attrs, dict) else None
+    if stored is None:
+        return 800
+    if not isinstance(stored, list) or len(stored) != 2 or type(stored[1]) is not int:
+        raise FormatError(f'{where}: mxnet_version must be ["int", number], got {stored!r}')
+    return stored[1]
+
+
+# ----------------------------------------------------------------------------------------------------------- debugging
+
+
+def debug_text(entries: Sequence[Entry]) -> str:
+    """MXNet's ``debug_str`` of a graph: heads, then one paragraph per node."""
+    nodes = topological_order(entries)
+    if len(nodes) == 1:
+        node = nodes[0]
+        return f"Variable:{node.name}\n" if node.op is None else f"AtomicFunctor  Op:{node.op.name}\n"
+    lines = ["Symbol Outputs:"]
+    lines += [f"\toutput[{i}]={entry.node.name}({entry.index})" for i, entry in enumerate(entries)]
+    for node in nodes:
+        lines += _debug_lines(node)
+    return "\n".join(lines) + "\n"
+
+
+def _debug_lines(node: Node) -> Iterable[str]:
+    if node.op is None:
+        return [f"Variable:{node.name}"]
+    lines = ["-" * 20, f"Op:{node.op.name}, Name={node.name}", "Inputs:"]
+    for i, entry in enumerate(node.inputs):
+        version = f" version={entry.version}" if entry.node.op is None else ""
+        lines.append(f"\targ[{i}]={entry.node.name}({entry.index}){version}")
+    if node.attrs:
+        lines += ["Attrs:", *(f"\t{key}={value}" for key, value in sorted(node.attrs.items()))]
+    if node.control_deps:
+        lines += ["Control deps:", *(f"\tcdep[{i}]={dep.name}" for i, dep in enumerate(node.control_deps))]
+    return lines

@@ -1,0 +1,64 @@
+"""Automatic names: a stack of managers per thread, each with its own counters."""
+
+from __future__ import annotations
+
+import threading
+
+
+class NameManager:
+    """Gives names such as ``fullyconnected0``; a name that the user chose is kept.
+
+    >>> with NameManager():
+    ...     [current().get(None, "fullyconnected"), current().get(None, "fullyconnected"), current().get("fc", "x")]
+    ['fullyconnected0', 'fullyconnected1', 'fc']
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[str, int] = {}
+
+    def get(self, name: str | None, hint: str) -> str:
+        """``name``, or when that is None (or empty) ``hint`` with the next number."""
+        if name:
+            return name
+        number = self._counters.get(hint, 0)
+        self._counters[hint] = number + 1
+        return f"{hint}{number}"
+
+    def __enter__(self) -> NameManager:
+        _stack().append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack().pop()
+
+
+class Prefix(NameManager):
+    """Puts ``prefix`` before every name, chosen or automatic.
+
+    >>> with Prefix("stage1_"):
+    ...     [current().get("conv", "x"), current().get(None, "activation")]
+    ['stage1_conv', 'stage1_activation0']
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def get(self, name: str | None, hint: str) -> str:
+        """The name that :class:`NameManager` would give, with the prefix."""
+        return self._prefix + super().get(name, hint)
+
+
+_local = threading.local()
+
+
+def _stack() -> list[NameManager]:
+    stack: list[NameManager] | None = getattr(_local, "stack", None)
+    if stack is None:
+        stack = _local.stack = [NameManager()]
+    return stack
+
+
+def current() -> NameManager:
+    """The innermost manager of this thread; a new thread starts with a fresh one."""
+    return _stack()[-1]

@@ -1,0 +1,26 @@
+"""Where a node was made: the first caller outside this package, for error messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import weftplan
+
+_PACKAGE = os.path.dirname(os.path.abspath(weftplan.__file__)) + os.sep
+
+
+def caller() -> str | None:
+    """``file:line`` of the innermost frame whose code is not weftplan's; None when there is none.
+
+    A fraction of a microsecond: only frames are followed, no source is read.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            return f"{code.co_filename}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None

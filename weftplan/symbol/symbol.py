@@ -1,0 +1,509 @@
+"""``Symbol``: what users hold, a list of entries of a graph."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from weftplan.errors import NotImplementedForSymbol, ParameterError
+from weftplan.ops import registry
+from weftplan.ops.schema import DType, Shape
+from weftplan.symbol import attribute, infer, json_io, operators
+from weftplan.symbol.compose import parse_interned, substitute
+from weftplan.symbol.hooks import hook
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import copy_graph, topological_order
+
+_NDARRAY_ONLY = frozenset(
+    {"wait_to_read", "wait_to_write", "asnumpy", "asscalar", "copy", "as_in_context", "detach", "backward"}
+)
+
+
+class Symbol:
+    """One or several outputs of a graph, to be composed, inspected, saved, planned and bound.
+
+    Symbols never change; the nodes behind them are shared.
+
+    Args:
+        entries: the outputs, in order.
+    """
+
+    __slots__ = ("__weakref__", "entries")
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries: list[Entry] = list(entries)
+
+    # ------------------------------------------------------------------------------------------------------- names
+
+    @property
+    def name(self) -> str | None:
+        """The node's name; None for a group of several nodes."""
+        node = self._node()
+        return None if node is None else node.name
+
+    def list_outputs(self) -> list[str]:
+        """Names of the outputs: ``<node>_<output>``, or a variable's own name."""
+        return [output_name(entry) for entry in self.entries]
+
+    def list_inputs(self) -> list[str]:
+        """Names of all variables, arguments and auxiliary states, in depth-first order."""
+        return [node.name for node in self._nodes() if node.op is None]
+
+    def list_arguments(self) -> list[str]:
+        """Names of the variables that are not auxiliary states, in depth-first order."""
+        return [node.name for node in self._variables()[0]]
+
+    def list_auxiliary_states(self) -> list[str]:
+        """Names of the variables that some operator writes to, in depth-first order."""
+        return [node.name for node in self._variables()[1]]
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs."""
+        return len(self.entries)
+
+    def _nodes(self) -> list[Node]:
+        return topological_order(self.entries)
+
+    def _node(self) -> Node | None:
+        node = self.entries[0].node
+        return node if all(entry.node is node for entry in self.entries) else None
+
+    def _variables(self) -> tuple[list[Node], list[Node]]:
+        """(arguments, auxiliary states)."""
+        nodes = self._nodes()
+        written = {node.inputs[i].node for node in nodes if node.op is not None and node.op.aux for i in node.op.aux}
+        variables = [node for node in nodes if node.op is None]
+        return [n for n in variables if n not in written], [n for n in variables if n in written]
+
+    # --------------------------------------------------------------------------------------------------- structure
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Symbol]:
+        return (Symbol([entry]) for entry in self.entries)
+
+    def __getitem__(self, index: int | str | slice) -> Symbol:
+        """One output by position or by name, or a group by slice.
+
+        Raises:
+            IndexError: no output has this position.
+            ValueError: no output, or more than one, has this name.
+        """
+        if isinstance(index, str):
+            names = self.list_outputs()
+            found = [i for i, output in enumerate(names) if output == index]
+            if len(found) != 1:
+                problem = "no output is" if not found else f"{len(found)} outputs are"
+                raise ParameterError(f"{problem} called {index!r}; outputs: {', '.join(names[:20])}")
+            return Symbol([self.entries[found[0]]])
+        if isinstance(index, slice):
+            chosen = self.entries[index]
+            if not chosen:
+                raise IndexError(f"slice {index} of a symbol with {len(self)} output(s) is empty")
+            return Symbol(chosen)
+        if not 0 <= index < len(self.entries):
+            raise IndexError(f"output {index} of a symbol with {len(self)} output(s)")
+        return Symbol([self.entries[index]])
+
+    def get_internals(self) -> Symbol:
+        """A group of every node's visible outputs, variables included, in depth-first order."""
+        return Symbol(Entry(node, i) for node in self._nodes() for i in range(node.num_visible_outputs))
+
+    def get_children(self) -> Symbol | None:
+        """A group of the direct inputs of the outputs' nodes; None when there are none."""
+        heads = dict.fromkeys(entry.node for entry in self.entries)
+        children = [entry for node in heads for entry in node.inputs]
+        return Symbol(children) if children else None
+
+    def __call__(self, *args: Symbol, **kwargs: Symbol) -> Symbol:
+        """A copy in which variables are replaced by other symbols, by position or by name.
+
+        Raises:
+            TypeError: a value is no symbol, or both ways are used.
+            ParameterError: a value has several outputs, or no variable has that name.
+        """
+        kwargs.pop("name", None)
+        what = repr(self)
+        heads = substitute(
+            self.entries,
+            [single(value, f"composing {what}: input {i}") for i, value in enumerate(args)],
+            {key: single(value, f"composing {what}: {key}") for key, value in kwargs.items()},
+            what,
+        )
+        return Symbol(heads)
+
+    def __copy__(self) -> Symbol:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Symbol:
+        return Symbol(copy_graph(self.entries))
+
+    def __reduce__(self) -> tuple[Callable[[str], Symbol], tuple[str]]:
+        return (load_json, (self.tojson(),))
+
+    def __repr__(self) -> str:
+        name = self.name
+        if name is not None:
+            return f"<Symbol {name}>"
+        shown = ", ".join(entry.node.name for entry in self.entries[:50])
+        return f"<Symbol group [{shown}{', ...' if len(self) > 50 else ''}]>"
+
+    # -------------------------------------------------------------------------------------------------- attributes
+
+    def attr(self, key: str) -> str | None:
+        """An attribute of the node: also ``name``, ``op_name`` (``"null"`` for a variable) and hidden short names."""
+        node = self._node()
+        if node is None:
+            return None
+        if key == "name":
+            return node.name
+        if key == "op_name":
+            return "null" if node.op is None else node.op.name
+        if key == "_value_index":
+            return str(self.entries[0].index)
+        value = node.attrs.get(key)
+        if value is None and key in attribute.HIDDEN_KEYS:
+            value = node.attrs.get(f"__{key}__")
+        return value
+
+    def list_attr(self, recursive: bool = False) -> dict[str, str]:
+        """The node's attributes, hidden ones under both names; empty for a group of several nodes."""
+        if recursive:
+            raise DeprecationWarning("list_attr(recursive=True) is gone from MXNet; use attr_dict()")
+        node = self._node()
+        return {} if node is None else attribute.with_short_forms(node.attrs)
+
+    def attr_dict(self) -> dict[str, dict[str, str]]:
+        """Attributes of every node that has any, by node name; hidden ones under both names."""
+        return {node.name: attribute.with_short_forms(node.attrs) for node in self._nodes() if node.attrs}
+
+    def _set_attr(self, **attributes: str) -> None:
+        """Set attributes of the one node behind this symbol; parameters are parsed again.
+
+        Raises:
+            ParameterError: a group, a value that is not text, or a parameter that does not parse.
+        """
+        node = self._node()
+        if node is None:
+            raise ParameterError(f"attributes can be set on one node only, not on {self!r}")
+        changed = dict(node.attrs)
+        for key, value in attributes.items():
+            if not isinstance(value, str):
+                raise ParameterError(f"attribute {key!r} of {node.name!r} must be text, got {value!r}")
+            if key in attribute.HIDDEN_KEYS:
+                changed[f"__{key}__"] = value
+            else:
+                changed[attribute.stored_key(key, repr(node.name))] = value
+        params = node.params if node.op is None else parse_interned(node.op, changed, node=node.name)
+        node.attrs, node.params = changed, params
+
+    # --------------------------------------------------------------------------------------------------- operators
+
+    def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> Any:
+        mine = single(self, "an arithmetic operator")
+        theirs = single(other, "an arithmetic operator") if isinstance(other, Symbol) else other
+        node = operators.binary(kind, theirs, mine) if swapped else operators.binary(kind, mine, theirs)
+        return NotImplemented if node is None else Symbol([Entry(node)])
+
+    def __add__(self, other: Any) -> Symbol:
+        return self._binary("add", other)  # type: ignore[no-any-return]
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Symbol:
+        return self._binary("sub", other)  # type: ignore[no-any-return]
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return self._binary("sub", other, swapped=True)  # type: ignore[no-any-return]
+
+    def __mul__(self, other: Any) -> Symbol:
+        return self._binary("mul", other)  # type: ignore[no-any-return]
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Symbol:
+        return self._binary("truediv", other)  # type: ignore[no-any-return]
+
+    def __rtruediv__(self, other: Any) -> Symbol:
+        return self._binary("truediv", other, swapped=True)  # type: ignore[no-any-return]
+
+    def __mod__(self, other: Any) -> Symbol:
+        return self._binary("mod", other)  # type: ignore[no-any-return]
+
+    def __rmod__(self, other: Any) -> Symbol:
+        return self._binary("mod", other, swapped=True)  # type: ignore[no-any-return]
+
+    def __pow__(self, other: Any) -> Symbol:
+        return self._binary("pow", other)  # type: ignore[no-any-return]
+
+    def __rpow__(self, other: Any) -> Symbol:
+        return self._binary("pow", other, swapped=True)  # type: ignore[no-any-return]
+
+    def __eq__(self, other: object) -> Symbol:  # type: ignore[override]
+        return self._binary("eq", other)  # type: ignore[no-any-return]
+
+    def __ne__(self, other: object) -> Symbol:  # type: ignore[override]
+        return self._binary("ne", other)  # type: ignore[no-any-return]
+
+    def __gt__(self, other: Any) -> Symbol:
+        return self._binary("gt", other)  # type: ignore[no-any-return]
+
+    def __ge__(self, other: Any) -> Symbol:
+        return self._binary("ge", other)  # type: ignore[no-any-return]
+
+    def __lt__(self, other: Any) -> Symbol:
+        return self._binary("lt", other)  # type: ignore[no-any-return]
+
+    def __le__(self, other: Any) -> Symbol:
+        return self._binary("le", other)  # type: ignore[no-any-return]
+
+    def __neg__(self) -> Symbol:
+        return Symbol([Entry(operators.negative(single(self, "-")))])
+
+    def __abs__(self) -> Symbol:
+        return Symbol([Entry(operators.absolute(single(self, "abs")))])
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise operators.no_truth_value()
+
+    def __iadd__(self, other: Any) -> Symbol:
+        raise operators.no_inplace("+")
+
+    def __isub__(self, other: Any) -> Symbol:
+        raise operators.no_inplace("-")
+
+    def __imul__(self, other: Any) -> Symbol:
+        raise operators.no_inplace("*")
+
+    def __itruediv__(self, other: Any) -> Symbol:
+        raise operators.no_inplace("/")
+
+    def __imod__(self, other: Any) -> Symbol:
+        raise operators.no_inplace("%")
+
+    def __ipow__(self, other: Any) -> Symbol:
+        raise operators.no_inplace("**")
+
+    def __getattr__(self, name: str) -> Any:
+        """Every registered operator is a method: ``x.reshape(shape=(2, 3))``."""
+        if name in _NDARRAY_ONLY:
+            return _not_for_symbols(name)
+        if not name.startswith("__"):
+            for candidate in (name, f"_{name}"):
+                if registry.contains(candidate):
+                    from weftplan.symbol.functions import function
+
+                    call = function(candidate)
+                    return lambda *args, **kwargs: call(self, *args, **kwargs)
+        raise AttributeError(f"Symbol has no attribute {name!r}, and no operator is called so")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *_NDARRAY_ONLY, *(n for n in registry.names() if not n.startswith("_"))})
+
+    def astype(self, dtype: Any) -> Symbol:
+        """The ``Cast`` of this symbol."""
+        from weftplan.symbol.functions import function
+
+        result: Symbol = function("cast")(self, dtype=dtype)
+        return result
+
+    # --------------------------------------------------------------------------------------------------- inference
+
+    def infer_shape(
+        self, *args: Shape | None, **kwargs: Shape
+    ) -> tuple[list[Shape], list[Shape], list[Shape]] | tuple[None, None, None]:
+        """Shapes of (arguments, outputs, auxiliary states) from those of some arguments.
+
+        ``(None, None, None)``, after a warning, when some argument stays unknown.
+
+        Args:
+            args: shapes in the order of ``list_arguments()``; None where unknown.
+            kwargs: shapes by argument name; 0 is an unknown dimension.
+
+        Raises:
+            ShapeError: shapes conflict; names operator, node, both shapes and the line that made the node.
+            ParameterError: no variable has this name, or both ways are used.
+        """
+        arguments, outputs, states = self._infer("shape", args, kwargs)
+        missing = [
+            (name, shape)
+            for names, shapes in ((self.list_arguments(), arguments), (self.list_auxiliary_states(), states))
+            for name, shape in zip(names, shapes, strict=True)
+            if not infer.is_complete(shape)
+        ]
+        if missing or not all(map(infer.is_complete, outputs)):
+            shown = ", ".join(f"{name}: {shape or '()'}" for name, shape in missing[:8])
+            warnings.warn(f"shapes cannot be inferred; unknown: {shown or 'outputs'}", stacklevel=2)
+            return None, None, None
+        return arguments, outputs, states
+
+    def infer_shape_partial(self, *args: Shape | None, **kwargs: Shape) -> tuple[list[Shape], list[Shape], list[Shape]]:
+        """As :meth:`infer_shape`, but what is unknown comes back as ``()``, or with 0 for a dimension."""
+        arguments, outputs, states = self._infer("shape", args, kwargs)
+        return _known(arguments), _known(outputs), _known(states)
+
+    def infer_type(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[list[DType], list[DType], list[DType]] | tuple[None, None, None]:
+        """Dtypes of (arguments, outputs, auxiliary states); ``(None, None, None)`` when some stay unknown.
+
+        Raises:
+            DTypeError: dtypes conflict; names operator, node and both dtypes.
+            ParameterError: no variable has this name, or both ways are used.
+        """
+        arguments, outputs, states = self._infer("dtype", args, kwargs)
+        if any(dtype is None for dtype in (*arguments, *outputs, *states)):
+            names = (*self.list_arguments(), *self.list_auxiliary_states())
+            unknown = [n for n, t in zip(names, (*arguments, *states), strict=True) if t is None]
+            warnings.warn(f"dtypes cannot be inferred; unknown: {', '.join(unknown[:8])}", stacklevel=2)
+            return None, None, None
+        return arguments, outputs, states
+
+    def infer_type_partial(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[list[DType | None], list[DType | None], list[DType | None]]:
+        """As :meth:`infer_type`, but None where the dtype is unknown."""
+        return self._infer("dtype", args, kwargs)
+
+    def _infer(self, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], ...]:
+        nodes = self._nodes()
+        arguments, states = self._variables()
+        if args and kwargs:
+            raise ParameterError(f"infer_{kind}: give {kind}s by position or by name, not both")
+        if len(args) > len(arguments):
+            raise ParameterError(f"infer_{kind}: {len(args)} {kind}s given for {len(arguments)} arguments")
+        by_node: dict[Node, Any] = dict(zip(arguments, args, strict=False))
+        by_name: dict[str, list[Node]] = {}
+        for node in (*arguments, *states):
+            by_name.setdefault(node.name, []).append(node)
+        for name, value in kwargs.items():
+            if name not in by_name:
+                raise ParameterError(f"infer_{kind}: no variable is called {name!r}; variables: {', '.join(by_name)}")
+            by_node.update(dict.fromkeys(by_name[name], value))
+        solve = infer.infer_shapes if kind == "shape" else infer.infer_dtypes
+        entries: list[Any] = list(solve(nodes, by_node))
+        row = infer.entry_rows(nodes)
+        first = {node: row[i] for i, node in enumerate(nodes)}
+        return (
+            [entries[first[node]] for node in arguments],
+            [entries[first[entry.node] + entry.index] for entry in self.entries],
+            [entries[first[node]] for node in states],
+        )
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    def tojson(self, remove_amp_cast: bool = True) -> str:
+        """The graph as JSON text, as MXNet 1.9.1 writes it (``remove_amp_cast`` is accepted; no such nodes exist)."""
+        return json_io.dumps(self.entries)
+
+    def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
+        """Write :meth:`tojson` to a file, whole or not at all."""
+        path = os.fspath(fname)
+        temporary = f"{path}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(self.tojson())
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+
+    def debug_str(self) -> str:
+        """The graph as text, one paragraph per node."""
+        return json_io.debug_text(self.entries)
+
+    # ---------------------------------------------------------------------------------------- higher layers' verbs
+
+    def bind(self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", **kwargs: Any) -> Any:
+        """An executor on given arrays: see :func:`weftplan.executor.bind`."""
+        return hook("bind", "weftplan.executor")(self, ctx, args, args_grad, grad_req, **kwargs)
+
+    def simple_bind(self, ctx: Any, grad_req: Any = "write", **kwargs: Any) -> Any:
+        """An executor on arrays made for it: see :func:`weftplan.executor.simple_bind`."""
+        return hook("simple_bind", "weftplan.executor")(self, ctx, grad_req, **kwargs)
+
+    def eval(self, ctx: Any = None, **kwargs: Any) -> Any:
+        """Outputs for these arrays, by name: bind once, run forward, return the outputs."""
+        from weftplan.device.context import current_context
+
+        return self.bind(ctx or current_context(), kwargs, grad_req="null").forward()
+
+    def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: Any) -> Any:
+        """The memory plan for these shapes; nothing is allocated: see :mod:`weftplan.planner`."""
+        return hook("plan", "weftplan.planner")(self, shapes or {}, **kwargs)
+
+
+def output_name(entry: Entry) -> str:
+    """A variable's name, else ``<node>_<output>`` (just the output's name for a nameless node)."""
+    node = entry.node
+    if node.op is None:
+        return node.name
+    output = node.op.output_names(node.params)[entry.index]
+    return f"{node.name}_{output}" if node.name else output
+
+
+def single(value: Any, what: str) -> Entry:
+    """The entry of a symbol with one output.
+
+    Raises:
+        TypeError: not a symbol.
+        ParameterError: a symbol with several outputs.
+    """
+    if not isinstance(value, Symbol):
+        raise TypeError(f"{what}: expected a Symbol, got {type(value).__name__}")
+    if len(value.entries) != 1:
+        raise ParameterError(
+            f"{what}: expected a symbol with one output, {value!r} has {len(value)}; pick one by index"
+        )
+    return value.entries[0]
+
+
+def Group(symbols: Iterable[Symbol]) -> Symbol:
+    """One symbol with all the outputs of several.
+
+    Raises:
+        TypeError: no symbols, or something else among them.
+    """
+    members = list(symbols)
+    if not members or not all(isinstance(member, Symbol) for member in members):
+        raise TypeError(f"Group expects a non-empty list of symbols, got {[type(m).__name__ for m in members]}")
+    return Symbol(entry for member in members for entry in member.entries)
+
+
+def load_json(text: str) -> Symbol:
+    """The symbol in a JSON text of any MXNet 1.x release or before.
+
+    Raises:
+        FormatError: truncated, malformed or cyclic.
+        UnknownOperatorError: an operator that does not exist here; names the node.
+        ParameterError: an operator's parameters do not parse.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"load_json expects text, got {type(text).__name__}")
+    return Symbol(json_io.loads(text))
+
+
+def load(fname: str | os.PathLike[str]) -> Symbol:
+    """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
+    with open(fname, encoding="utf-8") as file:
+        return Symbol(json_io.loads(file.read(), where=os.fspath(fname)))
+
+
+def _known(shapes: list[Shape | None]) -> list[Shape]:
+    return [() if shape is None else shape for shape in shapes]
+
+
+def _not_for_symbols(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedForSymbol(
+            f"{name} needs data, and a symbol has none: bind it and use the executor's outputs"
+        )
+
+    return refuse
