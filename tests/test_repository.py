@@ -1,0 +1,226 @@
+"""Rules of the whole repository: layers, root links, README and CI, public names, and words that must not appear."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weftplan
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "weftplan"
+
+LAYERS = (
+    {"cli"},
+    {"report"},
+    {"training"},
+    {"kvstore"},
+    {"models"},
+    {"executor"},
+    {"planner"},
+    {"symbol"},
+    {"profiler"},
+    {"ndarray"},
+    {"ops"},
+    {"storage", "engine"},
+    {"device"},
+    {"config"},
+    {"_variables"},
+    {"errors"},
+)
+"""From top to bottom, as ARCHITECTURE.md lists them: a module imports only from further down, or from its own part."""
+
+NEVER = {
+    "planner": {"ndarray", "engine", "storage"},
+    "kvstore": {"planner"},
+    "ops": {"ndarray", "engine", "storage", "device", "config"},
+}
+"""Imports that would go down, and are still forbidden."""
+
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+
+def modules() -> list[Path]:
+    """Every module of the package, the root ``__init__`` (which imports everything lazily) left out."""
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def part_of(path: Path) -> str:
+    """The layer of a module: its folder below the package, or its own name."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, part) for each import of weftplan in a module, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names = [f"weftplan.{alias.name}" for alias in node.names] if module == "weftplan" else [module]
+        else:
+            continue
+        for name in names:
+            head, _, rest = name.partition(".")
+            part = rest.split(".")[0]
+            if head == "weftplan" and part and not part.startswith("__"):
+                yield node.lineno, part
+
+
+def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
+    """What is wrong with the imports of one module of ``part``."""
+    wrong = []
+    for line, other in imported:
+        if other == part:
+            continue
+        if other not in LEVEL:
+            wrong.append(f"line {line}: weftplan.{other} has no place in LAYERS")
+        elif LEVEL[other] <= LEVEL[part] or other in NEVER.get(part, set()):
+            wrong.append(f"line {line}: {part} must not import {other}")
+    return wrong
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_imports_go_down(path: Path):
+    """No module imports a layer beside or above its own."""
+    part = part_of(path)
+    assert part in LEVEL, f"{part} has no place in LAYERS: add it there and to ARCHITECTURE.md"
+    assert violations(part, imports(path)) == []
+
+
+def test_the_layer_rule_can_fail(tmp_path: Path):
+    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, and of an unknown part."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import weftplan.executor\nfrom weftplan import storage, __version__\nfrom weftplan.errors import MXNetError\n"
+        "def f():\n    from weftplan.ndarray.array import NDArray\nimport weftplan.nonsense\nimport numpy\n"
+    )
+    assert violations("engine", imports(path)) == [
+        "line 1: engine must not import executor",
+        "line 2: engine must not import storage",
+        "line 6: weftplan.nonsense has no place in LAYERS",
+        "line 5: engine must not import ndarray",
+    ]
+    assert violations("planner", imports(path))[1:3] == [
+        "line 2: planner must not import storage",
+        "line 6: weftplan.nonsense has no place in LAYERS",
+    ]
+
+
+def test_layers_are_those_of_the_architecture():
+    """Each layer stands in ARCHITECTURE.md's list, in the same order."""
+    text = (ROOT / "ARCHITECTURE.md").read_text().split("```")[0]
+    listed = re.findall(r"^    ([a-z]+)(?:[ |]+([a-z]+))?  ", text, re.MULTILINE)
+    order = [part for row in listed for part in row if part in LEVEL]
+    assert len(order) >= 15
+    assert [LEVEL[part] for part in order] == sorted(LEVEL[part] for part in order)
+
+
+@pytest.mark.parametrize("name", ["engine", "planner", "kvstore"])
+def test_root_links(name: str):
+    """The three signposts at the root are relative links into the package."""
+    link = ROOT / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"weftplan/{name}"
+    assert (link / "__init__.py").is_file()
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    """`.ci/run` takes its commands from README.md, where they stand in fenced shell blocks of their own."""
+    done = subprocess.run([str(ROOT / ".ci/run"), "--commands"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    blocks = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert [block for block in blocks if block.startswith("python -m venv")] == done.stdout.splitlines()
+    assert "'.[examples]' && .venv/bin/weftplan train" in done.stdout
+    assert "'.[dev]' && .venv/bin/python -m pytest" in done.stdout
+
+
+def test_public_names_resolve():
+    """Every name in ``__all__`` is there, ``dir`` shows the lazy ones, and an unknown one is an AttributeError."""
+    for name in weftplan.__all__:
+        assert getattr(weftplan, name) is not None
+    assert set(weftplan._LAZY) <= set(dir(weftplan))
+    with pytest.raises(AttributeError, match="module 'weftplan' has no attribute 'nonsense'"):
+        _ = weftplan.nonsense
+
+
+def test_a_lazy_name_without_a_module_is_absent(monkeypatch: pytest.MonkeyPatch):
+    """A name whose module is not there is an AttributeError that says so; a broken module is not hidden."""
+    monkeypatch.setitem(weftplan._LAZY, "later", "not_written_yet")
+    assert not hasattr(weftplan, "later")
+    with pytest.raises(AttributeError, match=r"weftplan\.later is not part of this version"):
+        _ = weftplan.later
+    monkeypatch.setitem(weftplan._LAZY, "broken", "not_written_yet.inner")
+    with pytest.raises(ModuleNotFoundError):
+        _ = weftplan.broken
+
+
+def test_import_starts_nothing():
+    """`import weftplan` imports no layer above device, starts no thread and needs no optional package."""
+    code = (
+        "import sys, threading, weftplan\n"
+        "parts = {name.split('.')[1] for name in sys.modules if name.startswith('weftplan.')}\n"
+        "print(sorted(parts - {'_variables', 'config', 'device', 'errors'}), threading.active_count(),\n"
+        "      [name for name in ('cupy', 'scipy', 'matplotlib', 'mpi4py', 'numba') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n")[0] == "[] 1 []", done.stdout + done.stderr
+
+
+TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".csv", ".json", ".html", ".svg", ".txt", ".cfg", ".sh", ""}
+FORBIDDEN = {
+    # Written in pieces, so that this file does not contain them.
+    "an absolute path of one machine": r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me)/\w",
+    "a folder beside the repository": r"\.\./sh" + r"ared",
+    "a package registry": r"\b(?:files\.)?py" + r"pi\.org|py" + r"thonhosted",
+    "an issue number": r"\biss" + r"ues? #?\d",
+}
+
+
+def texts() -> Iterator[Path]:
+    """The text files of the repository: no links, caches or environments."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [
+            name
+            for name in folders
+            if (not name.startswith(".") or name == ".ci")
+            and name not in {"__pycache__", "dist", "build"}
+            and not (Path(folder) / name).is_symlink()
+        ]
+        for name in files:
+            path = Path(folder) / name
+            if path.suffix in TEXT and not path.is_symlink() and not (name.startswith(".") and name != ".gitignore"):
+                yield path
+
+
+def test_no_forbidden_words():
+    """No file names a path of one machine, a registry host or a numbered issue: they mean nothing to a reader."""
+    found = []
+    for path in texts():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for what, pattern in FORBIDDEN.items():
+            found += [
+                f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {what}: {match[0]!r}"
+                for match in re.finditer(pattern, text, re.IGNORECASE)
+            ]
+    assert found == []
+
+
+def test_text_walk_sees_the_sources():
+    """The walk behind the word check reaches every kind of place, and each pattern matches what it is meant for."""
+    seen = {path.relative_to(ROOT).as_posix() for path in texts()}
+    assert {"README.md", ".ci/run", "weftplan/config.py", "tests/test_repository.py", "docs/environment.md"} <= seen
+    samples = ("see /wo" + "rk/x", "../sh" + "ared/spec", "https://py" + "pi.org", "iss" + "ue 4")
+    for sample, pattern in zip(samples, FORBIDDEN.values(), strict=True):
+        assert re.search(pattern, sample)
+    assert not re.search(FORBIDDEN["an absolute path of one machine"], "bench/work/a and https://x.org/home/a")
