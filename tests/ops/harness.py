@@ -1,8 +1,8 @@
 """Runs operators on NumPy arrays without graph, engine or storage, and holds them to the kernel contract.
 
 Every call made here gives the kernel a workspace of exactly the declared bytes and outputs, both filled with garbage,
-read-only inputs (except auxiliary states), and None for ignored inputs. So a kernel that reads what it should not, writes
-what it should not, leaves part of an output unwritten or takes more scratch than it declared fails in any test.
+read-only inputs (except auxiliary states), and None for ignored inputs. So a kernel that reads what it should not,
+writes what it should not, leaves part of an output unwritten or takes more scratch than declared fails in any test.
 
 Tests import it as ``ops_harness`` (see conftest.py):
 
@@ -71,6 +71,8 @@ class Call:
     """Workspace bytes that the last call took."""
     hidden: int = 0
     """Peak bytes that the last call allocated behind the planner's back (only when ``trace``)."""
+    declared: int = 0
+    """Workspace bytes that the operator declares for this call."""
     outputs: list[np.ndarray | None] = field(default_factory=list)
 
     def __call__(

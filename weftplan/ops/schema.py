@@ -11,7 +11,7 @@ Kernel contract
 ---------------
 ``kernel(ctx, params, inputs, outputs)`` writes every ``outputs[k]`` that is not None (None: nobody wants it).
 Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
-declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req "add",
+declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
 gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
 (never ``np.empty`` of activation size): what :attr:`Op.workspace` promised is the most that a kernel may take.
 A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state. Callers run kernels under

@@ -1,0 +1,82 @@
+"""Makes the golden files: runs every case of ``cases_*.py`` in MXNet 1.9.1 and stores what comes out.
+
+Run it with the Python of an environment that has MXNet 1.9.1 (see README.md); weftplan is neither needed nor imported:
+
+    python tests/golden/generate.py [cases_tensor cases_nn ...]
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+
+def operator_of(mx, name):
+    """The symbol function of an operator, public or internal."""
+    for module in (mx.sym, mx.symbol._internal):
+        function = getattr(module, name, None)
+        if function is not None:
+            return function
+    raise SystemExit(f"MXNet has no operator {name}")
+
+
+def run_case(mx, case, inputs):
+    """{key: array} of one case: out<k>, grad<k> (per input), aux<k> (per auxiliary state, after the run)."""
+    arrays = inputs.case_inputs(case)
+    variables = [mx.sym.Variable(f"in{k}") for k in range(len(arrays))]
+    symbol = operator_of(mx, case["op"])(*variables, **case.get("params", {}), name="op")
+    auxiliary = symbol.list_auxiliary_states()
+    named = {f"in{k}": mx.nd.array(x, dtype=x.dtype) for k, x in enumerate(arrays)}
+    arguments = {key: value for key, value in named.items() if key not in auxiliary}
+    wanted = case.get("grad", True)
+    requests = {key: "write" if wanted is True or (wanted and int(key[2:]) in wanted) else "null" for key in arguments}
+    if not arguments:
+        requests = "null"
+    gradients = {key: mx.nd.full(value.shape, 77, dtype=value.dtype) for key, value in arguments.items()}
+    executor = symbol.bind(
+        mx.cpu(), arguments, args_grad=gradients, grad_req=requests, aux_states={key: named[key] for key in auxiliary}
+    )
+    is_train = case.get("is_train", True)
+    outputs = executor.forward(is_train=is_train)
+    result = {f"out{k}": y.asnumpy() for k, y in enumerate(outputs)}
+    if wanted and arguments:
+        executor.backward(
+            [mx.nd.array(inputs.case_ograd(case, k, y.shape, y.dtype), dtype=y.dtype) for k, y in enumerate(outputs)],
+            is_train=is_train,
+        )
+        for key in arguments:
+            if requests[key] == "write" and arguments[key].dtype in (np.float32, np.float64, np.float16):
+                result[f"grad{key[2:]}"] = gradients[key].asnumpy()
+    for key in auxiliary:
+        result[f"aux{key[2:]}"] = executor.aux_dict[key].asnumpy()
+    return result
+
+
+def main(chosen):
+    """Regenerate the files of the chosen case lists, or of all."""
+    import inputs
+    import mxnet as mx
+
+    if mx.__version__ != "1.9.1":
+        raise SystemExit(f"expected MXNet 1.9.1, this is {mx.__version__}")
+    inputs.DATA.mkdir(exist_ok=True)
+    for stem, cases in inputs.load_cases().items():
+        if chosen and stem not in chosen:
+            continue
+        stored = {}
+        for name, case in cases.items():
+            try:
+                result = run_case(mx, case, inputs)
+            except Exception as error:
+                raise SystemExit(f"{stem}: {name}: {error}") from error
+            stored[f"{name}/case"] = np.array(inputs.case_text(case))
+            stored.update({f"{name}/{key}": value for key, value in result.items()})
+        path = inputs.DATA / f"{stem}.npz"
+        np.savez_compressed(path, **stored)
+        print(f"{path.name}: {len(cases)} cases, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,71 @@
+"""Every operator case that MXNet 1.9.1 has computed once comes out the same here (see tests/golden/README.md)."""
+
+import importlib.util
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+from ops_harness import differentiate, prepare
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+
+
+def _inputs_module():
+    name = "golden_inputs"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, GOLDEN / "inputs.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+inputs = _inputs_module()
+CASES = inputs.load_cases()
+_FILES = {stem: np.load(inputs.DATA / f"{stem}.npz") for stem in CASES if (inputs.DATA / f"{stem}.npz").exists()}
+
+
+@pytest.mark.parametrize("stem", CASES)
+def test_every_case_is_stored(stem):
+    """Each case list has its file, with exactly its cases, as they read today."""
+    assert stem in _FILES, f"run tests/golden/generate.py {stem}"
+    stored = _FILES[stem]
+    texts = {key[: -len("/case")]: str(stored[key]) for key in stored.files if key.endswith("/case")}
+    assert texts == {name: inputs.case_text(case) for name, case in CASES[stem].items()}
+
+
+def _close(case, actual, expected, what):
+    assert actual.shape == expected.shape, what
+    assert actual.dtype == expected.dtype, what
+    scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))) if expected.size else 1.0
+    np.testing.assert_allclose(
+        actual.astype(np.float64),
+        expected.astype(np.float64),
+        rtol=case.get("rtol", 1e-5),
+        atol=case.get("atol", 1e-5) * scale,
+        err_msg=what,
+    )
+
+
+@pytest.mark.parametrize(("stem", "name"), [(stem, name) for stem, cases in CASES.items() for name in cases])
+def test_as_mxnet(stem, name):
+    """Outputs, gradients and auxiliary states equal MXNet's."""
+    case = CASES[stem][name]
+    stored = {key[len(name) + 1 :]: _FILES[stem][key] for key in _FILES[stem].files if key.startswith(f"{name}/")}
+    call = prepare(case["op"], inputs.case_inputs(case), case.get("params"), is_train=case.get("is_train", True))
+    outputs = call()
+    visible = call.op.num_visible_outputs(call.params)
+    assert visible == sum(key.startswith("out") for key in stored)
+    for k in range(visible):
+        _close(case, outputs[k], stored[f"out{k}"], f"output {k}")
+    wanted = [key for key in stored if key.startswith("grad")]
+    if wanted:
+        ograds = [inputs.case_ograd(case, k, s.shape, s.dtype) for k, s in enumerate(call.out_specs[:visible])]
+        ograds += [np.zeros(s.shape, s.dtype) for s in call.out_specs[visible:]]
+        found, _ = differentiate(call, ograds)
+        for key in wanted:
+            _close(case, found[int(key[4:])], stored[key], key)
+    for key in stored:
+        if key.startswith("aux"):
+            _close(case, call.inputs[int(key[3:])], stored[key], key)
