@@ -237,7 +237,7 @@ _EXECUTOR = (
 
 def _mxnet_pool(device: str, context: str) -> tuple[Variable, ...]:
     """The five pool variables of one device type, ``device`` in their names and ``context`` in Python."""
-    applies = f"pool of each {context}"
+    applies = f"pool of each {context}" + (" and sim(i)" if device == "GPU" else "")
     return (
         _storage(
             name=f"MXNET_{device}_MEM_POOL_TYPE",
