@@ -191,7 +191,7 @@ def _run(
         from weftplan.report.plan_picture import save_plan_picture
 
         for executor in module.group.executors[:1]:
-            path = save_plan_picture(executor.memory_plan, report / "memory-plan.svg", title=f"{network}: memory plan")
+            path = save_plan_picture(executor.planned, report / "memory-plan.svg", title=f"{network}: memory plan")
             console.print(f"picture of the memory plan: {path}")
         (report / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     return result

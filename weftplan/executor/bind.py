@@ -270,7 +270,9 @@ def _buffer(pool: dict[str, NDArray] | None, name: str, shape: tuple[int, ...], 
     if have is not None and have.dtype == dtype and have.context == ctx:
         if have.size >= size:
             return view_as(have, shape)
-        warnings.warn(f"shared_buffer: {name!r} has {have.size} elements, {size} are needed: it is replaced", stacklevel=3)
+        warnings.warn(
+            f"shared_buffer: {name!r} has {have.size} elements, {size} are needed: it is replaced", stacklevel=3
+        )
     pool[name] = zeros(shape, ctx=ctx, dtype=dtype)
     return pool[name]
 

@@ -105,9 +105,7 @@ class Executor:
         if training:
             bulk = bool(config.get("MXNET_EXEC_BULK_EXEC_TRAIN"))
             most = int(config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"))
-            limits = [
-                int(config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most) for way in ("FWD", "BWD")
-            ]
+            limits = [int(config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most) for way in ("FWD", "BWD")]
         else:
             bulk, limits = bool(config.get("MXNET_EXEC_BULK_EXEC_INFERENCE")), [len(steps) + 1] * 2
         self._forward_segments = make_segments(self._forward_steps, limit=limits[0], bulk=bulk)

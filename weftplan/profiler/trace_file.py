@@ -59,7 +59,9 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
             }
         )
         flow = {"name": "push", "cat": "push", "id": record.ident}
-        events.append({"ph": "X", "name": name, "cat": "push", "pid": PUSH_PID, "tid": push_tid, "ts": push, "dur": 0.5})
+        events.append(
+            {"ph": "X", "name": name, "cat": "push", "pid": PUSH_PID, "tid": push_tid, "ts": push, "dur": 0.5}
+        )
         events.append({"ph": "s", "pid": PUSH_PID, "tid": push_tid, "ts": push, **flow})
         events.append({"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": start, **flow})
         depth += [(record.push_ns, 1), (record.start_ns, -1)]

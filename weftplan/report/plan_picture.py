@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from weftplan.errors import MXNetError
-from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.plan import PlannedGraph
+from weftplan.report.plan_rows import buffer_rows, live_bytes
 
 
-def save_plan_picture(plan: MemoryPlan, path: Path, *, title: str = "memory plan", device: int = 0) -> Path:
-    """Draw ``plan`` into ``path`` (the ending says the format: svg, png, pdf); returns ``path``.
+def save_plan_picture(planned: PlannedGraph, path: Path, *, title: str = "memory plan") -> Path:
+    """Draw the plan of ``planned`` into ``path`` (the ending says the format: svg, png, pdf); returns ``path``.
 
-    Time runs to the right, one column per step of the schedule; address runs upwards. A bar is one planned buffer from
-    its first write to its last read. Blocks that are not placed in one slab are stacked.
+    Time runs to the right, one column per step of the schedule; address runs upwards (with several devices, that of the
+    first). A bar is one planned buffer from its first write to its last read.
 
     Raises:
         MXNetError: matplotlib is not installed.
@@ -26,29 +27,34 @@ def save_plan_picture(plan: MemoryPlan, path: Path, *, title: str = "memory plan
         from matplotlib.patches import Rectangle
     except ImportError as error:
         raise MXNetError("pictures need matplotlib: pip install 'weftplan[plot]'") from error
-    bars = plan.bars(device)
+    plan = planned.memory
+    rows = buffer_rows(planned)
+    device = rows[0].device if rows else ""
+    bars = [row for row in rows if row.device == device]
     unit, name = _unit(max(plan.peak, 1))
     figure = Figure(figsize=(11, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    patches = [
-        Rectangle((bar.first, bar.address / unit), bar.last - bar.first, bar.nbytes / unit) for bar in bars
-    ]
-    collection = PatchCollection(patches, edgecolor="black", linewidth=0.2)
-    collection.set_array(np.array([hash_color(bar.label) for bar in bars]))
-    collection.set_cmap("turbo")
-    axes.add_collection(collection)
-    alive = plan.timeline(device)
-    axes.step(np.arange(len(alive)), np.asarray(alive) / unit, where="post", color="black", lw=1.2, label="bytes alive")
-    axes.axhline(plan.peak / unit, color="crimson", lw=1.2, label=f"planned peak {plan.peak / unit:.2f} {name}")
-    axes.axhline(
-        plan.lower_bound / unit, color="seagreen", ls="--", lw=1.2, label=f"lower bound {plan.lower_bound / unit:.2f} {name}"
+    collection = PatchCollection(
+        [Rectangle((b.first, b.address / unit), b.last - b.first, b.nbytes / unit) for b in bars],
+        edgecolor="black",
+        linewidth=0.2,
+        cmap="turbo",
     )
-    axes.set_xlim(0, max(len(alive), 1))
-    axes.set_ylim(0, plan.peak / unit * 1.12 + 1e-9)
+    collection.set_array(np.array([hash_color(bar.operator) for bar in bars]))
+    axes.add_collection(collection)
+    steps = len(planned.order)
+    alive = np.asarray([*live_bytes(rows, steps, device), 0]) / unit
+    axes.step(np.arange(steps + 1), alive, where="post", color="black", lw=1.2, label="bytes alive")
+    peak, bound, unshared = plan.peak / unit, plan.lower_bound / unit, plan.unshared_bytes / unit
+    axes.axhline(peak, color="crimson", lw=1.2, label=f"planned peak {peak:.2f} {name}")
+    axes.axhline(bound, color="seagreen", ls="--", lw=1.2, label=f"lower bound {bound:.2f} {name}")
+    axes.set_xlim(0, max(steps, 1))
+    axes.set_ylim(0, peak * 1.15 + 1e-9)
+    axes.axvline(planned.num_forward_nodes, color="grey", lw=0.8, ls=":")
     axes.set_xlabel("step of the schedule (forward, then backward)")
     axes.set_ylabel(f"address ({name})")
-    axes.set_title(f"{title}: {plan.peak / unit:.2f} {name} planned, {plan.unshared_bytes / unit:.2f} {name} without sharing")
+    axes.set_title(f"{title}: {peak:.2f} {name} planned, {unshared:.2f} {name} without sharing")
     axes.legend(loc="upper right")
     figure.savefig(path)
     return path
