@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
+import re
 import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +26,28 @@ FLOATS = sorted(variable.name for variable in TABLE if variable.kind is float)
 BOOLS = sorted(variable.name for variable in TABLE if variable.kind is bool)
 CHOICES = sorted(variable.name for variable in TABLE if variable.kind is str)
 BY_NAME = {variable.name: variable for variable in TABLE}
+
+
+@functools.cache
+def named_by_modules() -> set[str]:
+    """Variables whose name is a string of some module, whole or put together (f-string, or ``prefix + "REST"``)."""
+    found = set()
+    for path in Path(config.__file__).parent.rglob("*.py"):
+        if path.name in {"config.py", "_variables.py"} or path.parent.name == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts = [node.value]
+            elif isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+            elif isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
+                parts = [None, node.right.value]
+            else:
+                continue
+            if re.search(r"[A-Z]{3}", "".join(str(part) for part in parts if part is not None)):
+                pattern = "".join(".*" if part is None else re.escape(str(part)) for part in parts)
+                found |= {name for name in BY_NAME if re.fullmatch(pattern, name)}
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +111,11 @@ class TestTable:
             assert config.get(f"MXNET_{device}_MEM_POOL_ROUND_LINEAR_CUTOFF") == 24
             short, long = f"MXNET_{device}_POOL_PAGE_SIZE", f"MXNET_{device}_MEM_POOL_PAGE_SIZE"
             assert config.lookup(short).variable is config.lookup(long).variable
+
+    @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
+    def test_effect_is_honest(self, variable: Variable):
+        """A variable is named by some module outside the table exactly when its row claims an effect."""
+        assert (variable.name in named_by_modules()) == variable.effective
 
     def test_thread_counts_shape_the_process(self):
         """What an engine is built from is read once; what a plan is built from is read at each bind."""

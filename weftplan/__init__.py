@@ -14,10 +14,12 @@ from weftplan.device.context import Context, cpu, cpu_pinned, current_context, g
 from weftplan.errors import MXNetError
 
 if TYPE_CHECKING:
-    from weftplan import engine, executor, kvstore, models, ndarray, planner, storage, symbol
+    from weftplan import engine, executor, kvstore, models, ndarray, planner, profiler, storage, symbol
     from weftplan import kvstore as kv
     from weftplan import ndarray as nd
     from weftplan import symbol as sym
+    from weftplan.symbol import name
+    from weftplan.symbol.attribute import AttrScope
     from weftplan.training import callbacks as callback
     from weftplan.training import initializer, io, lr_scheduler, metric, module, optimizer
     from weftplan.training import initializer as init
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Context", "MXNetError", "__version__", "callback", "config", "cpu", "cpu_pinned", "current_context", "engine",
-    "executor", "gpu", "init", "initializer", "io", "kv", "kvstore", "lr_scheduler", "metric", "mod", "models",
-    "module", "nd", "ndarray", "optimizer", "planner", "sim", "storage", "sym", "symbol",
+    "AttrScope", "Context", "MXNetError", "__version__", "callback", "config", "cpu", "cpu_pinned",
+    "current_context", "engine", "executor", "gpu", "init", "initializer", "io", "kv", "kvstore", "lr_scheduler",
+    "metric", "mod", "models", "module", "name", "nd", "ndarray", "optimizer", "planner", "profiler", "sim",
+    "storage", "sym", "symbol",
 ]  # fmt: skip
 _LAZY = {
     "AttrScope": "symbol.attribute:AttrScope",
