@@ -1,1 +1,10 @@
+"""Built-in networks, as symbols: ``models.get("resnet50")``; ``models.input_shapes("resnet50", 32)``."""
 
+from weftplan.models.catalogue import NETWORKS, digits, get, input_shapes
+
+__all__ = ["NETWORKS", "digits", "get", "input_shapes", "names"]
+
+
+def names() -> list[str]:
+    """Names of all built-in networks."""
+    return list(NETWORKS)

@@ -20,7 +20,7 @@ from weftplan.ops.params import p_dtype, p_shape
 from weftplan.ops.schema import DType, Shape
 from weftplan.symbol.node import Node
 
-Known = Mapping[str, Any] | Mapping[Node, Any]
+Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None says nothing."""
 
 
@@ -164,7 +164,8 @@ class _Solver:
         return self.values
 
     def _seed(self, known: Known) -> None:
-        kind, facts = self.kind, dict(known)
+        kind = self.kind
+        facts: dict[Any, Any] = dict(known)
         for i, node in enumerate(self.nodes):
             if node.op is not None:
                 continue

@@ -39,7 +39,7 @@ class Node:
         self.op = op
         self.name = name
         self.attrs = {} if attrs is None else attrs
-        """User-visible attributes, all strings: parameters as given, ``__key__`` attributes, ``ctx_group`` and so on."""
+        """User-visible attributes, all strings: parameters as given, ``__key__`` attributes, and so on."""
         self.params = {} if params is None else params
         """Parsed parameters (``ops.registry.parse_params``), all declared names present; empty for a variable."""
         self.inputs = [] if inputs is None else inputs

@@ -13,44 +13,32 @@ from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node
 
-_BINARY = {
-    # method: (operator for two symbols, its hint, operator for a number, its hint, for a number on the left, its hint)
-    "add": ("elemwise_add", "_plus", "_plus_scalar", "_plusscalar", "_plus_scalar", "_plusscalar"),
-    "sub": ("elemwise_sub", "_minus", "_minus_scalar", "_minusscalar", "_rminus_scalar", "_rminusscalar"),
-    "mul": ("elemwise_mul", "_mul", "_mul_scalar", "_mulscalar", "_mul_scalar", "_mulscalar"),
-    "truediv": ("elemwise_div", "_div", "_div_scalar", "_divscalar", "_rdiv_scalar", "_rdivscalar"),
-    "mod": ("_mod", "_mod", "_mod_scalar", "_modscalar", "_rmod_scalar", "_rmodscalar"),
-    "pow": ("_power", "_power", "_power_scalar", "_powerscalar", "_rpower_scalar", "_rpower_scalar"),
-    "maximum": ("_maximum", "_maximum", "_maximum_scalar", "_maximumscalar", "_maximum_scalar", "_maximumscalar"),
-    "minimum": ("_minimum", "_minimum", "_minimum_scalar", "_minimumscalar", "_minimum_scalar", "_minimumscalar"),
-    "eq": ("_equal", "_equal", "_equal_scalar", "_equal_scalar", "_equal_scalar", "_equal_scalar"),
-    "ne": (
-        "_not_equal",
-        "_not_equal",
-        "_not_equal_scalar",
-        "_not_equal_scalar",
-        "_not_equal_scalar",
-        "_not_equal_scalar",
-    ),
-    "gt": ("_greater", "_greater", "_greater_scalar", "_greater_scalar", "_lesser_scalar", "_lesser_scalar"),
-    "ge": (
-        "_greater_equal",
-        "_greater_equal",
-        "_greater_equal_scalar",
-        "_greater_equal_scalar",
-        "_lesser_equal_scalar",
-        "_lesser_equal_scalar",
-    ),
-    "lt": ("_lesser", "_lesser", "_lesser_scalar", "_lesser_scalar", "_greater_scalar", "_greater_scalar"),
-    "le": (
-        "_lesser_equal",
-        "_lesser_equal",
-        "_lesser_equal_scalar",
-        "_lesser_equal_scalar",
-        "_greater_equal_scalar",
-        "_greater_equal_scalar",
-    ),
+_Choice = tuple[str, str]
+_BINARY: dict[str, tuple[_Choice, _Choice, _Choice]] = {
+    # kind: operator of two symbols; then (operator, hint) with a number on the right, and with a number on the left
+    "add": (("elemwise_add", "_plus"), ("_plus_scalar", "_plusscalar"), ("_plus_scalar", "_plusscalar")),
+    "sub": (("elemwise_sub", "_minus"), ("_minus_scalar", "_minusscalar"), ("_rminus_scalar", "_rminusscalar")),
+    "mul": (("elemwise_mul", "_mul"), ("_mul_scalar", "_mulscalar"), ("_mul_scalar", "_mulscalar")),
+    "truediv": (("elemwise_div", "_div"), ("_div_scalar", "_divscalar"), ("_rdiv_scalar", "_rdivscalar")),
+    "mod": (("_mod", "_mod"), ("_mod_scalar", "_modscalar"), ("_rmod_scalar", "_rmodscalar")),
+    "pow": (("_power", "_power"), ("_power_scalar", "_powerscalar"), ("_rpower_scalar", "_rpower_scalar")),
 }
+for _kind in ("maximum", "minimum"):
+    _with_number = (f"_{_kind}_scalar", f"_{_kind}scalar")
+    _BINARY[_kind] = ((f"_{_kind}", f"_{_kind}"), _with_number, _with_number)
+for _kind, _word, _mirror in (
+    ("eq", "equal", "equal"),
+    ("ne", "not_equal", "not_equal"),
+    ("gt", "greater", "lesser"),
+    ("ge", "greater_equal", "lesser_equal"),
+    ("lt", "lesser", "greater"),
+    ("le", "lesser_equal", "greater_equal"),
+):
+    _BINARY[_kind] = (
+        (f"_{_word}", f"_{_word}"),
+        (f"_{_word}_scalar", f"_{_word}_scalar"),
+        (f"_{_mirror}_scalar", f"_{_mirror}_scalar"),
+    )
 
 
 def is_number(value: Any) -> bool:
@@ -60,13 +48,13 @@ def is_number(value: Any) -> bool:
 
 def binary(kind: str, left: Entry | Any, right: Entry | Any) -> Node | None:
     """The node of ``left <kind> right``, where one side may be a number; None when Python should try elsewhere."""
-    both, both_hint, scalar, hint, reverse, reverse_hint = _BINARY[kind]
+    both, scalar, reverse = _BINARY[kind]
     if isinstance(left, Entry) and isinstance(right, Entry):
-        return _node(both, both_hint, [left, right], {})
+        return _node(*both, [left, right], {})
     if isinstance(left, Entry) and is_number(right):
-        return _node(scalar, hint, [left], {"scalar": right})
+        return _node(*scalar, [left], {"scalar": right})
     if isinstance(right, Entry) and is_number(left):
-        return _node(reverse, reverse_hint, [right], {"scalar": left})
+        return _node(*reverse, [right], {"scalar": left})
     return None
 
 

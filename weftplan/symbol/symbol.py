@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from weftplan.errors import NotImplementedForSymbol, ParameterError
@@ -294,13 +295,10 @@ class Symbol:
         """Every registered operator is a method: ``x.reshape(shape=(2, 3))``."""
         if name in _NDARRAY_ONLY:
             return _not_for_symbols(name)
-        if not name.startswith("__"):
-            for candidate in (name, f"_{name}"):
-                if registry.contains(candidate):
-                    from weftplan.symbol.functions import function
+        if not name.startswith("__") and registry.contains(name):
+            from weftplan.symbol.functions import function  # functions make symbols, so they are above this module
 
-                    call = function(candidate)
-                    return lambda *args, **kwargs: call(self, *args, **kwargs)
+            return partial(function(name), self)
         raise AttributeError(f"Symbol has no attribute {name!r}, and no operator is called so")
 
     def __dir__(self) -> list[str]:
@@ -371,7 +369,9 @@ class Symbol:
         """As :meth:`infer_type`, but None where the dtype is unknown."""
         return self._infer("dtype", args, kwargs)
 
-    def _infer(self, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], ...]:
+    def _infer(
+        self, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
         nodes = self._nodes()
         arguments, states = self._variables()
         if args and kwargs:
@@ -459,9 +459,7 @@ def single(value: Any, what: str) -> Entry:
     if not isinstance(value, Symbol):
         raise TypeError(f"{what}: expected a Symbol, got {type(value).__name__}")
     if len(value.entries) != 1:
-        raise ParameterError(
-            f"{what}: expected a symbol with one output, {value!r} has {len(value)}; pick one by index"
-        )
+        raise ParameterError(f"{what}: expected one output, {value!r} has {len(value)}; pick one by index")
     return value.entries[0]
 
 
@@ -502,8 +500,6 @@ def _known(shapes: list[Shape | None]) -> list[Shape]:
 
 def _not_for_symbols(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedForSymbol(
-            f"{name} needs data, and a symbol has none: bind it and use the executor's outputs"
-        )
+        raise NotImplementedForSymbol(f"{name} needs data, which a symbol has not: bind it, use the executor's outputs")
 
     return refuse

@@ -1,0 +1,108 @@
+"""The table of built-in networks: how each is built, and its usual input."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from weftplan.errors import ParameterError
+from weftplan.models import lstm as language
+from weftplan.models.classic import alexnet, lenet, lenet_small, mlp, vgg16
+from weftplan.models.densenet import densenet121
+from weftplan.models.inception import inception_v3
+from weftplan.models.mobilenet import mobilenet
+from weftplan.models.resnet import DEPTHS, resnet, resnet_small
+from weftplan.symbol import NameManager, Symbol
+
+DIGITS = (1, 8, 8)
+"""Channels, height, width of the small handwritten digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One entry: builder, usual image (or feature) shape without batch, usual number of classes.
+
+    ``small`` builds the form for images of fewer than ``small_below`` pixels a side.
+    """
+
+    build: Callable[[int], Symbol]
+    image_shape: tuple[int, ...]
+    classes: int = 1000
+    small: Callable[[int], Symbol] | None = None
+    small_below: int = 0
+
+
+_IMAGE = (3, 224, 224)
+NETWORKS: dict[str, Network] = {
+    "mlp": Network(mlp, (784,), 10),
+    "lenet": Network(lenet, (1, 28, 28), 10, small=lenet_small, small_below=16),
+    "alexnet": Network(alexnet, _IMAGE),
+    "vgg16": Network(vgg16, _IMAGE),
+    **{
+        f"resnet{depth}": Network(
+            partial(resnet, depth), _IMAGE, small=partial(resnet, depth, thumbnail=True), small_below=64
+        )
+        for depth in DEPTHS
+    },
+    "inception_v3": Network(inception_v3, (3, 299, 299)),
+    "densenet121": Network(densenet121, _IMAGE),
+    "mobilenet": Network(mobilenet, _IMAGE),
+    "lstm": Network(language.lstm, (35,), 10_000),
+    "resnet": Network(resnet_small, DIGITS, 10),
+}
+
+
+def find(name: str) -> Network:
+    """The entry called ``name``; raises ParameterError listing the names."""
+    network = NETWORKS.get(name)
+    if network is None:
+        near = difflib.get_close_matches(name, NETWORKS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ParameterError(f"no built-in network is called {name!r}; {hint}there are {', '.join(NETWORKS)}")
+    return network
+
+
+def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] | None = None) -> Symbol:
+    """The symbol of a built-in network, ending in a SoftmaxOutput called ``softmax``.
+
+    Args:
+        name: one of :data:`NETWORKS`.
+        num_classes: size of the softmax (for ``lstm``, of the vocabulary); default: as in the literature.
+        image_shape: shape of one sample; small images get a small first layer where the network has one.
+
+    Raises:
+        ParameterError: no such network.
+        ShapeError: the network does not fit samples of this shape.
+
+    >>> get("mlp").list_arguments()[:3]
+    ['data', 'fc1_weight', 'fc1_bias']
+    """
+    network = find(name)
+    build = network.build
+    if image_shape is not None and network.small is not None and max(image_shape[1:], default=0) < network.small_below:
+        build = network.small
+    with NameManager():  # names do not depend on what else was built
+        symbol = build(network.classes if num_classes is None else num_classes)
+    if image_shape is not None:
+        symbol.infer_shape_partial(data=(1, *image_shape))
+    return symbol
+
+
+def input_shapes(name: str, batch: int = 32, image_shape: tuple[int, ...] | None = None) -> dict[str, tuple[int, ...]]:
+    """Shapes of everything that is fed to a network, by argument name.
+
+    >>> input_shapes("lenet", 64)
+    {'data': (64, 1, 28, 28), 'softmax_label': (64,)}
+    """
+    network = find(name)
+    data = (batch, *(network.image_shape if image_shape is None else image_shape))
+    if name == "lstm":
+        return {"data": data, "softmax_label": data, **language.begin_states(batch)}
+    return {"data": data, "softmax_label": (batch,)}
+
+
+def digits(name: str, num_classes: int = 10) -> Symbol:
+    """``mlp``, ``lenet`` or ``resnet`` for 8x8 images of one channel."""
+    return get(name, num_classes, DIGITS)
