@@ -1,1 +1,103 @@
+"""Arrays whose every access goes through the engine: ``mx.nd``.
 
+``nd.<Operator>(...)`` exists for every registered operator; see :func:`weftplan.ndarray.invoke.call` for how arguments
+are
+read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
+"""
+
+from typing import Any
+
+from weftplan.ndarray import random
+from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.creation import (
+    add,
+    arange,
+    array,
+    concatenate,
+    divide,
+    empty,
+    equal,
+    eye,
+    full,
+    greater,
+    greater_equal,
+    lesser,
+    lesser_equal,
+    linspace,
+    maximum,
+    minimum,
+    modulo,
+    moveaxis,
+    multiply,
+    not_equal,
+    ones,
+    ones_like,
+    power,
+    stack,
+    subtract,
+    true_divide,
+    waitall,
+    zeros,
+    zeros_like,
+)
+from weftplan.ndarray.exchange import from_dlpack, from_numpy
+from weftplan.ndarray.invoke import invoke
+from weftplan.ndarray.serialize import load, load_frombuffer, save
+
+__all__ = [
+    "Chunk",
+    "NDArray",
+    "add",
+    "arange",
+    "array",
+    "concatenate",
+    "divide",
+    "empty",
+    "equal",
+    "eye",
+    "from_dlpack",
+    "from_numpy",
+    "full",
+    "greater",
+    "greater_equal",
+    "invoke",
+    "lesser",
+    "lesser_equal",
+    "linspace",
+    "load",
+    "load_frombuffer",
+    "maximum",
+    "minimum",
+    "modulo",
+    "moveaxis",
+    "multiply",
+    "not_equal",
+    "ones",
+    "ones_like",
+    "power",
+    "random",
+    "save",
+    "stack",
+    "subtract",
+    "true_divide",
+    "waitall",
+    "zeros",
+    "zeros_like",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from weftplan.ndarray.operators import function
+
+    value = function(name)
+    if value is None:
+        raise AttributeError(f"module 'weftplan.ndarray' has no attribute or operator {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    from weftplan.ndarray.operators import names
+
+    return sorted({*globals(), *names()})

@@ -1,0 +1,227 @@
+"""Operators between arrays and numbers, pushed straight to NumPy or CuPy functions.
+
+They give what the operators of the same meaning give (``elemwise_add``, ``_plus_scalar``, ``broadcast_add``, …) without
+parsing and inference, which would cost more than the work on small arrays. As in MXNet 1.9.1: both arrays must have one
+dtype; a number is converted to the array's dtype first; integers divide towards zero; comparisons give 0 and 1 in the
+dtype of the operands; and a division by zero says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weftplan import device, engine
+from weftplan.errors import DeviceError, DTypeError, ShapeError
+from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray.chunk import Chunk
+
+if TYPE_CHECKING:
+    from weftplan.ndarray.array import NDArray
+
+Kernel = Callable[[Any, Any, Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """One operator: the array module's function, and one for integers where that differs."""
+
+    name: str
+    ufunc: str
+    integer: Callable[[Any, Any, Any, Any], object] | None = None
+
+
+def _int_divide(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """Towards zero, unlike ``//``; 0 where the divisor is 0."""
+    quotient = xp.floor_divide(a, b)
+    negative = (xp.less(a, 0) != xp.less(b, 0)) & (quotient * b != a)
+    out[...] = quotient + negative
+
+
+def _int_power(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """Through float64, because the exponent may be negative; cut towards zero."""
+    out[...] = xp.power(xp.asarray(a, np.float64), b)
+
+
+ADD = Binary("add", "add")
+SUB = Binary("subtract", "subtract")
+MUL = Binary("multiply", "multiply")
+DIV = Binary("divide", "true_divide", _int_divide)
+FLOORDIV = Binary("floor_divide", "floor_divide")
+MOD = Binary("mod", "remainder")
+POW = Binary("power", "power", _int_power)
+MAX = Binary("maximum", "maximum")
+MIN = Binary("minimum", "minimum")
+EQ = Binary("equal", "equal")
+NE = Binary("not_equal", "not_equal")
+LT = Binary("lesser", "less")
+LE = Binary("lesser_equal", "less_equal")
+GT = Binary("greater", "greater")
+GE = Binary("greater_equal", "greater_equal")
+
+_COMPARISONS = frozenset({EQ.name, NE.name, LT.name, LE.name, GT.name, GE.name})
+_kernels: dict[tuple[str, str, str], Kernel] = {}
+"""(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""
+
+
+def kernel_for(op: Binary, kind: str, xp: Any) -> Kernel:
+    """The function for operands of a dtype kind on an array module."""
+    kernel = _kernels.get((op.name, kind, xp.__name__))
+    if kernel is None:
+        kernel = _make_kernel(op, kind, xp)
+        _kernels[op.name, kind, xp.__name__] = kernel
+    return kernel
+
+
+def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
+    run: Kernel
+    if kind != "f" and op.integer is not None:
+        run = partial(op.integer, xp)
+    else:
+        run = getattr(xp, op.ufunc)
+    if xp is not np:
+        return run
+
+    def quiet(a: Any, b: Any, out: Any) -> None:
+        with np.errstate(all="ignore"):
+            run(a, b, out)
+
+    return quiet
+
+
+def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:
+    """``lhs op= rhs``: pushed as one operation that writes ``lhs``; returns ``lhs``.
+
+    Raises:
+        ShapeError: ``rhs`` does not broadcast to the shape of ``lhs``.
+        DTypeError: the dtypes differ, or ``rhs`` is neither an array nor a number.
+        DeviceError: the arrays are on different contexts.
+    """
+    chunk = lhs.chunk
+    kind = lhs.dtype.kind
+    reads: tuple[Any, ...] = ()
+    rhs_class = rhs.__class__
+    operand: Any
+    if kind == "f" and (rhs_class is float or rhs_class is int):
+        operand = rhs
+    else:
+        other = _operand(op, lhs, rhs)
+        if isinstance(other, lhs.__class__):
+            if other.shape != lhs.shape and _broadcast(op, lhs.shape, other.shape) != lhs.shape:
+                raise ShapeError(
+                    f"{op.name}: shape {other.shape} does not broadcast to {lhs.shape}, which is written in place"
+                )
+            operand = other.raw()
+            if other.chunk is not chunk:
+                reads = (other.chunk.var,)
+        else:
+            operand = other
+    target = lhs.raw()
+    _push(op, kind, target, operand, target, reads, chunk)
+    return lhs
+
+
+def binary(op: Binary, lhs: NDArray, rhs: Any, *, swapped: bool = False) -> NDArray:
+    """``lhs op rhs`` (``rhs op lhs`` when swapped) as a new array; raises as :func:`inplace` does."""
+    other = _operand(op, lhs, rhs)
+    shape = lhs.shape
+    array = other.__class__ is lhs.__class__
+    if array and other.shape != shape:
+        shape = _broadcast(op, shape, other.shape)
+    dtype = lhs.dtype
+    if dtype.kind == "b" and op.name not in _COMPARISONS:
+        dtype = np.dtype(np.int64)
+    out = lhs.__class__(Chunk(lhs.chunk.context, math.prod(shape) * dtype.itemsize, name=op.name), shape, dtype)
+    reads: tuple[Any, ...] = (lhs.chunk.var,)
+    first, second = lhs.raw(), other
+    if array:
+        second = other.raw()
+        if other.chunk is not lhs.chunk:
+            reads = (lhs.chunk.var, other.chunk.var)
+    if swapped:
+        first, second = second, first
+    _push(op, lhs.dtype.kind, first, second, out.raw(), reads, out.chunk)
+    return out
+
+
+def unary(name: str, array: NDArray) -> NDArray:
+    """``xp.<name>`` of every element, as a new array."""
+    out = array.__class__(Chunk(array.context, array.nbytes, name=name), array.shape, array.dtype)
+    fn = partial(getattr(device.get(array.context).xp, name), array.raw(), out.raw())
+    chunks.push(fn, (array.var,), (out.var,), array.context, name=name)
+    return out
+
+
+def _push(op: Binary, kind: str, a: Any, b: Any, out: Any, reads: tuple[Any, ...], chunk: Chunk) -> None:
+    """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
+    if chunks._dead:
+        chunks.drain()
+    context = chunk.context
+    fn: Callable[[], object]
+    if context.device_type == "cpu":
+        fn = partial(kernel_for(op, kind, np), a, b, out)
+    else:
+        place = device.get(context)
+        fn = partial(kernel_for(op, kind, place.xp), a, b, out)
+        if place.asynchronous:
+            fn = partial(place.launch, fn)
+    engine.get().push(fn, reads, (chunk.var,), context, name=op.name)
+
+
+def _operand(op: Binary, lhs: NDArray, rhs: Any) -> Any:
+    """``rhs`` as an array that fits ``lhs``, or as a number of its dtype."""
+    cls = lhs.__class__
+    if rhs.__class__ is not cls:
+        if isinstance(rhs, bool | int | float | np.number | np.bool_):
+            return scalar_as(lhs.dtype, rhs)
+        if not isinstance(rhs, np.ndarray):
+            raise DTypeError(
+                f"{op.name}: type {type(rhs).__name__} is not supported beside an NDArray; give an NDArray or a number"
+            )
+        from weftplan.ndarray.array import from_host
+
+        rhs = from_host(rhs.astype(lhs.dtype), lhs.context)
+    if rhs.dtype != lhs.dtype:
+        raise DTypeError(f"{op.name}: dtypes {lhs.dtype} and {rhs.dtype} differ; cast one of them with astype")
+    if rhs.chunk.context != lhs.chunk.context:
+        raise DeviceError(
+            f"{op.name}: operands are on {lhs.context} and {rhs.context}; copy one with as_in_context({lhs.context})"
+        )
+    return rhs
+
+
+def scalar_as(dtype: np.dtype[Any], value: Any) -> Any:
+    """``value`` as a Python number that ``dtype`` holds: cut towards zero, wrapped around, as a C cast does.
+
+    >>> scalar_as(np.dtype("int32"), 1.5), scalar_as(np.dtype("uint8"), 300), scalar_as(np.dtype("float32"), 1)
+    (1, 44, 1.0)
+    """
+    if dtype.kind == "f":
+        return float(value)
+    if dtype.kind == "b":
+        return int(value)
+    try:
+        whole = int(value)
+    except (ValueError, OverflowError) as error:  # not finite
+        raise DTypeError(
+            f"{value!r} cannot be used with an array of {dtype}; cast the array to a float dtype"
+        ) from error
+    bits = 8 * dtype.itemsize
+    whole &= (1 << bits) - 1
+    if dtype.kind == "i" and whole >> (bits - 1):
+        whole -= 1 << bits
+    return whole
+
+
+def _broadcast(op: Binary, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ShapeError(
+            f"{op.name}: shapes {a} and {b} do not broadcast: from the right, dimensions must be equal or 1"
+        ) from None

@@ -1,0 +1,183 @@
+"""Chunks: one allocation joined to one engine var.
+
+A chunk's memory may go back to storage only when every operation that was pushed on its var has run, so it is freed by
+the
+engine: ``delete_variable(var, free)``. A chunk is collected at moments nobody chooses, possibly inside a lock of the
+engine or of storage; its finalizer therefore only appends to a deque, which the next push or new chunk empties.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan import device, engine, storage
+from weftplan.device.context import Context
+from weftplan.engine import FnProperty
+from weftplan.errors import EngineError, MXNetError, OutOfMemoryError
+
+_dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
+"""(engine, var, context, what to do when the var is idle) of collected chunks."""
+_delay_lock = threading.Lock()
+
+
+class Chunk:
+    """Bytes on one context, and the var that orders access to them.
+
+    Args:
+        ctx: where.
+        nbytes: how many, at least 0.
+        delay_alloc: take the memory at first use of :attr:`raw` instead of now.
+        name: shown in out-of-memory reports and by the engine.
+
+    Attributes:
+        var: the engine var; every operation on the bytes declares it.
+        engine: the engine that made the var.
+
+    Raises:
+        OutOfMemoryError: storage cannot serve the request, even after freeing what is dead.
+    """
+
+    __slots__ = ("__weakref__", "_raw", "_release", "context", "engine", "name", "nbytes", "var")
+
+    def __init__(self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None) -> None:
+        if _dead:
+            drain()
+        self._release: Callable[[], object] | None = None
+        self._raw: Any = None
+        self.context = ctx
+        self.nbytes = nbytes
+        self.name = name
+        if not delay_alloc:
+            self._allocate()
+        self.engine = engine.get()
+        self.var: Any = self.engine.new_variable(name)
+
+    def _allocate(self) -> None:
+        resource = storage.get(self.context)
+        try:
+            allocation = resource.allocate(self.nbytes, name=self.name)
+        except OutOfMemoryError:
+            # Chunks that died since the last push still hold memory.
+            if not _dead:
+                raise
+            drain()
+            allocation = resource.allocate(self.nbytes, name=self.name)
+        self._release = partial(resource.free, allocation)
+        self._raw = allocation.raw
+
+    @property
+    def raw(self) -> Any:
+        """Flat uint8 array of exactly ``nbytes``: only for operations that declared the var, or after a wait."""
+        if self._raw is None:
+            with _delay_lock:
+                if self._raw is None:
+                    self._allocate()
+        return self._raw
+
+    @property
+    def allocated(self) -> bool:
+        """False for a delayed chunk that nobody has used yet."""
+        return self._raw is not None
+
+    @classmethod
+    def wrap(cls, ctx: Context, raw: Any, *, name: str | None = None) -> Chunk:
+        """A chunk over memory that somebody else owns; ``raw`` (flat uint8) is kept alive until the var is idle."""
+        return cls._over(ctx, raw, raw, name)
+
+    def part(self, offset: int, nbytes: int) -> Chunk:
+        """A chunk over ``nbytes`` bytes from ``offset`` of this one, with a var of its own.
+
+        It keeps this chunk's memory alive. The engine sees no relation between the two vars: whoever uses parts that
+        overlap, or a part and the whole, must order them.
+
+        Raises:
+            MXNetError: the part does not lie within this chunk.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise MXNetError(f"part [{offset}, {offset + nbytes}) does not lie within {self!r}")
+        return Chunk._over(self.context, self.raw[offset : offset + nbytes], self, self.name)
+
+    @classmethod
+    def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Chunk:
+        if _dead:
+            drain()
+        chunk = cls.__new__(cls)
+        # The reference to the owner lives in the release, so it ends only after the var's last operation.
+        chunk._release = partial(_let_go, owner)
+        chunk._raw = raw
+        chunk.context = ctx
+        chunk.nbytes = int(raw.nbytes)
+        chunk.name = name
+        chunk.engine = engine.get()
+        chunk.var = chunk.engine.new_variable(name)
+        return chunk
+
+    def __del__(self) -> None:
+        # Only append: this may run inside any lock. A chunk whose construction failed has no var.
+        with suppress(AttributeError):
+            _dead.append((self.engine, self.var, self.context, self._release or _nothing))
+
+    def __repr__(self) -> str:
+        return f"<Chunk {self.name or ''} of {self.nbytes:,} bytes on {self.context}>"
+
+
+def _let_go(owner: Any) -> None:
+    """Hold ``owner`` until called."""
+
+
+def _nothing() -> None:
+    """The release of a chunk that never had memory."""
+
+
+def drain() -> None:
+    """Hand every collected chunk's var to the engine for deletion; cheap when there are none."""
+    while _dead:
+        try:
+            owner, var, context, release = _dead.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        try:
+            owner.delete_variable(var, release, context)
+        except EngineError:
+            # The engine has stopped for good: nothing can be pending.
+            release()
+
+
+def push(
+    fn: Callable[[], object],
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    ctx: Context,
+    *,
+    prop: FnProperty = FnProperty.NORMAL,
+    priority: int = 0,
+    name: str | None = None,
+) -> None:
+    """Push ``fn``, launched on the device of ``ctx``, with duplicates among the vars settled.
+
+    Args:
+        reads, writes: vars; one in both counts as written.
+    """
+    if _dead:
+        drain()
+    place = device.get(ctx)
+    if place.asynchronous:
+        fn = partial(place.launch, fn)
+    if len(reads) + len(writes) > 1:
+        reads, writes = engine.dedupe(reads, writes)
+    engine.get().push(fn, reads, writes, ctx, prop=prop, priority=priority, name=name)
+
+
+def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """The bytes of flat ``raw`` from ``offset`` as an array of ``shape`` and ``dtype``."""
+    nbytes = dtype.itemsize
+    for dim in shape:
+        nbytes *= dim
+    return raw[offset : offset + nbytes].view(dtype).reshape(shape)

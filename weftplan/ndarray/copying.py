@@ -1,0 +1,83 @@
+"""Copies between arrays, on one context or between two.
+
+Which queue a copy runs in follows MXNet 1.9.1: host to device goes to the device's copy-to queue, device to host and
+device
+to device to the source's copy-from queue; all else is a normal operation of the source's context.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weftplan import device
+from weftplan.device.context import Context
+from weftplan.engine import FnProperty
+from weftplan.errors import ShapeError
+from weftplan.ndarray.chunk import push
+
+if TYPE_CHECKING:
+    from weftplan.ndarray.array import NDArray
+
+
+def copy_into(source: NDArray, target: NDArray, *, priority: int = 0) -> None:
+    """Push a copy of ``source`` into ``target``, cast to its dtype; copying an array onto itself does nothing.
+
+    Raises:
+        ShapeError: the shapes differ.
+    """
+    if source.shape != target.shape:
+        raise ShapeError(f"copyto: the source has shape {source.shape}, the target {target.shape}; they must be equal")
+    same_start = source.chunk is target.chunk and source.offset == target.offset
+    if source.size == 0 or (same_start and source.dtype == target.dtype):
+        return
+    prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
+    reads = () if source.var is target.var else (source.var,)
+    if prop == FnProperty.NORMAL:
+        push(partial(_cast, target.raw(), source.raw()), reads, (target.var,), context, priority=priority, name="copy")
+        return
+    fn = partial(_transfer, device.get(_device_end(source.context, target.context)), target.raw(), source.raw())
+    # No launch around it: Device.copy enqueues by itself.
+    from weftplan import engine
+
+    engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name="copy")
+
+
+def route(source: Context, target: Context, *, same_dtype: bool = True) -> tuple[FnProperty, Context]:
+    """(queue, context to run on) of a copy from ``source`` to ``target``."""
+    from_device, to_device = is_device(source), is_device(target)
+    if from_device:
+        if to_device and source == target and not same_dtype:
+            return FnProperty.NORMAL, source
+        return (FnProperty.NORMAL if source == target else FnProperty.COPY_FROM_GPU), source
+    return (FnProperty.COPY_TO_GPU, target) if to_device else (FnProperty.NORMAL, source)
+
+
+def is_device(context: Context) -> bool:
+    """True for contexts with streams of their own: ``gpu`` and ``sim``."""
+    return context.device_type in ("gpu", "sim")
+
+
+def _device_end(source: Context, target: Context) -> Context:
+    return source if is_device(source) else target
+
+
+def _cast(target: Any, source: Any) -> None:
+    """Copy on one array module, casting."""
+    if isinstance(target, np.ndarray):
+        with np.errstate(all="ignore"):
+            np.copyto(target, source, casting="unsafe")
+    else:
+        target[...] = source
+
+
+def _transfer(place: Any, target: Any, source: Any) -> None:
+    """Copy between contexts; a cast happens where the source is, through a temporary."""
+    if source.dtype == target.dtype:
+        place.copy(target, source)
+    elif isinstance(source, np.ndarray) and isinstance(target, np.ndarray):
+        place.launch(partial(_cast, target, source))
+    else:
+        place.copy(target, source.astype(target.dtype))

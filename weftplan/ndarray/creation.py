@@ -1,0 +1,260 @@
+"""Functions that make arrays, and the few that have no operator: ``nd.array``, ``nd.zeros``, ``nd.arange``, …"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan import device, engine
+from weftplan.device.context import Context, current_context
+from weftplan.errors import DTypeError, ParameterError, ShapeError
+from weftplan.ndarray import arithmetic
+from weftplan.ndarray.array import NDArray, check_dtype, from_host
+from weftplan.ndarray.chunk import Chunk, drain, push
+
+
+def array(source: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """An array with a copy of ``source``: numbers, nested lists, NumPy arrays or NDArrays.
+
+    ``dtype`` defaults to that of an NDArray, else to float32, also for NumPy arrays of other dtypes (as in MXNet
+    1.9.1).
+
+    Raises:
+        DTypeError: ``source`` is no array of numbers, or the dtype is not supported.
+    """
+    context = current_context() if ctx is None else ctx
+    if isinstance(source, NDArray):
+        wanted = source.dtype if dtype is None else check_dtype(dtype)
+        out = empty(source.shape, context, wanted)
+        return source.copyto(out)
+    wanted = check_dtype(dtype)
+    try:
+        values = np.asarray(source)
+        if values.dtype.kind not in "biuf":
+            raise TypeError(f"elements of dtype {values.dtype}")
+        with np.errstate(all="ignore"):
+            values = values.astype(wanted, copy=False)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DTypeError(f"array: expected numbers of one shape, got {type(source).__name__}: {error}") from error
+    return from_host(values, context)
+
+
+def empty(shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """An array of undefined values, float32 unless told otherwise.
+
+    Raises:
+        ShapeError: a dimension is negative or not an integer.
+    """
+    dims = check_shape(shape)
+    wanted = check_dtype(dtype)
+    context = current_context() if ctx is None else ctx
+    return NDArray(Chunk(context, math.prod(dims) * wanted.itemsize), dims, wanted)
+
+
+def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
+    """An array filled with one number."""
+    target = empty(shape, ctx, dtype) if out is None else out
+    value = arithmetic.scalar_as(target.dtype, val)
+    push(partial(target.raw().fill, value), (), (target.var,), target.context, name="full")
+    return target
+
+
+def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
+    """An array of zeros."""
+    return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs))
+
+
+def ones(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
+    """An array of ones."""
+    return full(shape, 1, ctx, dtype, _only_out("ones", kwargs))
+
+
+def zeros_like(data: NDArray, **kwargs: Any) -> NDArray:
+    """Zeros with the shape, dtype and context of ``data``."""
+    return full(data.shape, 0, data.context, data.dtype, _only_out("zeros_like", kwargs))
+
+
+def ones_like(data: NDArray, **kwargs: Any) -> NDArray:
+    """Ones with the shape, dtype and context of ``data``."""
+    return full(data.shape, 1, data.context, data.dtype, _only_out("ones_like", kwargs))
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1.0,
+    repeat: int = 1,
+    ctx: Context | None = None,
+    dtype: Any = None,
+) -> NDArray:
+    """Numbers from ``start`` (0 when only one bound is given) below ``stop``, each ``repeat`` times.
+
+    Raises:
+        ParameterError: ``step`` is 0 or ``repeat`` below 1.
+    """
+    if stop is None:
+        start, stop = 0, start
+    if step == 0 or repeat < 1:
+        raise ParameterError(f"arange: step must not be 0 and repeat at least 1, got step={step}, repeat={repeat}")
+    values = np.repeat(np.arange(start, stop, step, dtype=np.float64), repeat)
+    return array(values, ctx, check_dtype(dtype))
+
+
+def linspace(
+    start: float, stop: float, num: int, endpoint: bool = True, ctx: Context | None = None, dtype: Any = None
+) -> NDArray:
+    """``num`` evenly spaced numbers from ``start`` to ``stop``."""
+    return array(np.linspace(start, stop, num, endpoint=endpoint), ctx, check_dtype(dtype))
+
+
+def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """Ones on diagonal ``k`` of an ``N`` by ``M`` (0: ``N``) matrix of zeros."""
+    return array(np.eye(N, M or N, k), ctx, check_dtype(dtype))
+
+
+def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
+    """Arrays joined along ``axis``; a single one is returned itself with ``always_copy=False``.
+
+    Raises:
+        ShapeError: shapes that differ in another axis.
+        DTypeError: dtypes that differ, or nothing to join.
+    """
+    if not arrays:
+        raise DTypeError("concatenate needs at least one array")
+    first = arrays[0]
+    if len(arrays) == 1 and not always_copy:
+        return first
+    axis = _axis(axis, first.ndim, "concatenate")
+    for other in arrays:
+        rest = other.shape[:axis] + other.shape[axis + 1 :]
+        if other.ndim != first.ndim or rest != first.shape[:axis] + first.shape[axis + 1 :]:
+            raise ShapeError(f"concatenate: shapes {first.shape} and {other.shape} differ outside axis {axis}")
+        if other.dtype != first.dtype:
+            raise DTypeError(f"concatenate: dtypes {first.dtype} and {other.dtype} differ; use astype")
+    shape = list(first.shape)
+    shape[axis] = sum(other.shape[axis] for other in arrays)
+    parts = [other.as_in_context(first.context) for other in arrays]
+    out = empty(tuple(shape), first.context, first.dtype)
+    xp = device.get(first.context).xp
+    raws = [part.raw() for part in parts]
+    push(
+        partial(xp.concatenate, raws, axis=axis, out=out.raw()),
+        [part.var for part in parts],
+        (out.var,),
+        first.context,
+        name="concatenate",
+    )
+    return out
+
+
+def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
+    """Arrays of one shape joined along a new axis.
+
+    Raises:
+        ShapeError: shapes that differ.
+    """
+    parts = list(arrays[0]) if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else list(arrays)
+    if any(part.shape != parts[0].shape for part in parts):
+        raise ShapeError(f"stack: shapes must be equal, got {', '.join(str(part.shape) for part in parts)}")
+    axis = _axis(axis, parts[0].ndim + 1, "stack")
+    shape = (*parts[0].shape[:axis], 1, *parts[0].shape[axis:])
+    return concatenate([part.reshape(shape) if part.shape else part.detach().reshape((1,)) for part in parts], axis)
+
+
+def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:
+    """A copy with axes moved to new positions, the others in their old order."""
+    order = np.moveaxis(np.empty((1,) * tensor.ndim), source, destination)  # checks the arguments
+    del order
+    sources = [source] if isinstance(source, int) else list(source)
+    destinations = [destination] if isinstance(destination, int) else list(destination)
+    axes = [axis for axis in range(tensor.ndim) if axis not in [s % tensor.ndim for s in sources]]
+    for to, axis in sorted(zip([d % tensor.ndim for d in destinations], sources, strict=True)):
+        axes.insert(to, axis % tensor.ndim)
+    return tensor.transpose(axes)
+
+
+def maximum(lhs: Any, rhs: Any) -> Any:
+    """The larger of two operands, element by element; arrays or numbers."""
+    return _either(arithmetic.MAX, lhs, rhs, max)
+
+
+def minimum(lhs: Any, rhs: Any) -> Any:
+    """The smaller of two operands, element by element; arrays or numbers."""
+    return _either(arithmetic.MIN, lhs, rhs, min)
+
+
+def _either(op: arithmetic.Binary, lhs: Any, rhs: Any, scalar: Any) -> Any:
+    if isinstance(lhs, NDArray):
+        return arithmetic.binary(op, lhs, rhs)
+    return arithmetic.binary(op, rhs, lhs) if isinstance(rhs, NDArray) else scalar(lhs, rhs)
+
+
+def _operator_function(op: arithmetic.Binary) -> Any:
+    def function(lhs: Any, rhs: Any) -> NDArray:
+        if isinstance(lhs, NDArray):
+            return arithmetic.binary(op, lhs, rhs)
+        return arithmetic.binary(op, rhs, lhs, swapped=True)
+
+    function.__name__ = op.name
+    function.__doc__ = (
+        f"``{op.name}`` of two operands, element by element, with broadcasting; at least one is an array."
+    )
+    return function
+
+
+add = _operator_function(arithmetic.ADD)
+subtract = _operator_function(arithmetic.SUB)
+multiply = _operator_function(arithmetic.MUL)
+divide = _operator_function(arithmetic.DIV)
+true_divide = divide
+modulo = _operator_function(arithmetic.MOD)
+power = _operator_function(arithmetic.POW)
+equal = _operator_function(arithmetic.EQ)
+not_equal = _operator_function(arithmetic.NE)
+greater = _operator_function(arithmetic.GT)
+greater_equal = _operator_function(arithmetic.GE)
+lesser = _operator_function(arithmetic.LT)
+lesser_equal = _operator_function(arithmetic.LE)
+
+
+def waitall() -> None:
+    """Block until everything pushed so far has run; raises what operations raised and nobody was told yet."""
+    drain()
+    engine.get().wait_for_all()
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """``shape`` (an integer or a sequence) as a tuple of ints >= 0; raises ShapeError."""
+    dims = (shape,) if isinstance(shape, int | np.integer) else shape
+    try:
+        checked = tuple(int(dim) if isinstance(dim, int | np.integer) else _refuse(dim) for dim in dims)
+    except TypeError as error:
+        raise ShapeError(f"a shape is an integer or a sequence of integers, got {shape!r}") from error
+    if any(dim < 0 for dim in checked):
+        raise ShapeError(f"a shape has no negative dimensions, got {shape!r}")
+    return checked
+
+
+def _refuse(dim: Any) -> int:
+    raise TypeError(f"{dim!r} is no dimension")
+
+
+def _axis(axis: int, ndim: int, name: str) -> int:
+    if not -ndim <= axis < ndim:
+        raise ShapeError(f"{name}: axis {axis} is out of range for {ndim} dimensions")
+    return axis % ndim
+
+
+def _only_out(name: str, kwargs: dict[str, Any]) -> NDArray | None:
+    """``out`` from keyword arguments (``stype="default"`` is accepted too)."""
+    out: NDArray | None = kwargs.pop("out", None)
+    if kwargs.pop("stype", "default") not in (None, "default"):
+        raise ParameterError(f"{name}: only dense arrays (stype='default') are supported")
+    kwargs.pop("name", None)
+    if kwargs:
+        raise ParameterError(f"{name}: unknown arguments {', '.join(kwargs)}")
+    return out

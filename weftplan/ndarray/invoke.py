@@ -1,0 +1,316 @@
+"""Calling a registered operator on arrays: ``nd.FullyConnected(x, w, b, num_hidden=10)``.
+
+Parameters, shapes and dtypes are settled on the calling thread, so their errors are raised at the call; what was
+settled is
+kept per (operator, parameters, shapes, dtypes). Then one engine operation is pushed that reads the inputs and writes
+the
+outputs and auxiliary inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan import device, engine, storage
+from weftplan.device.context import Context, current_context
+from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
+from weftplan.ndarray import random
+from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.chunk import Chunk, push
+from weftplan.ops import registry
+from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Shape, TensorSpec
+
+_MOST_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """Everything about a call that depends only on operator, parameters, shapes and dtypes."""
+
+    params: Mapping[str, Any]
+    outputs: tuple[TensorSpec, ...]
+    visible: int
+    ignored: frozenset[int]
+    inplace: tuple[InplacePair, ...]
+    workspace: int
+
+
+_plans: dict[Any, CallPlan] = {}
+
+
+def invoke(
+    op: str | Op,
+    inputs: Sequence[NDArray],
+    params: Mapping[str, Any] | None = None,
+    out: NDArray | Sequence[NDArray] | None = None,
+    *,
+    ctx: Context | None = None,
+    is_train: bool = False,
+) -> list[NDArray]:
+    """Push one call of an operator; returns its visible outputs.
+
+    Args:
+        op: the operator or its name.
+        inputs: arrays, in the operator's order, auxiliary states included.
+        params: parameters as text or Python values.
+        out: arrays to write instead of new ones, one per visible output; they may be inputs.
+        ctx: where an operator without inputs runs (default: the current context).
+        is_train: training behaviour of operators that have one.
+
+    Raises:
+        UnknownOperatorError, ParameterError: bad operator or parameters, or the wrong number of inputs or outputs.
+        ShapeError, DTypeError: inputs that do not fit, or shapes that cannot be inferred.
+        DeviceError: inputs on different contexts.
+    """
+    if not isinstance(op, Op):
+        op = registry.get(op)
+    context = _context_of(op, inputs, ctx)
+    targets = [] if out is None else [out] if isinstance(out, NDArray) else list(out)
+    plan = _plan(op, inputs, params or {}, targets)
+    if not targets:
+        outputs = [NDArray(Chunk(context, s.nbytes, name=op.name), s.shape, s.dtype) for s in plan.outputs]
+        final: list[tuple[Any, Any]] = []
+    else:
+        outputs, final = _outputs_into(op, plan, inputs, targets, context)
+    place = device.get(context)
+    raw_in: list[Any] = [None if i in plan.ignored else a.raw() for i, a in enumerate(inputs)]
+    if engine.debug_enabled():
+        raw_in = [a if i in op.aux else _read_only(a) for i, a in enumerate(raw_in)]
+    reads = [a.var for i, a in enumerate(inputs) if i not in plan.ignored]
+    writes = [a.var for a in outputs] + [inputs[i].var for i in op.aux]
+    if targets:
+        writes += [target.var for target in targets]
+    workspace: Any = None
+    if plan.workspace and place.asynchronous:
+        # Kept by a chunk, so that it is freed only after the device has finished with it.
+        chunk = Chunk(context, plan.workspace, name=f"{op.name} workspace")
+        workspace = chunk.raw
+        writes.append(chunk.var)
+    key = random.next_key(context) if op.random else (0, 0)
+    raw_out = [a.raw() for a in outputs]
+    fn = partial(_run, op, plan, place, raw_in, raw_out, final, workspace, key, is_train)
+    push(fn, reads, writes, context, name=op.name)
+    return targets if targets else outputs[: plan.visible]
+
+
+def _run(
+    op: Op,
+    plan: CallPlan,
+    place: Any,
+    raw_in: list[Any],
+    raw_out: list[Any],
+    final: list[tuple[Any, Any]],
+    workspace: Any,
+    key: tuple[int, int],
+    is_train: bool,
+) -> None:
+    """The work of one call, on a worker."""
+    borrowed = None
+    if plan.workspace and workspace is None:
+        resource = storage.get(place.context)
+        borrowed = resource.allocate(plan.workspace, name=f"{op.name} workspace")
+        workspace = borrowed.raw
+    try:
+        op.forward(
+            OpContext(place.xp, is_train=is_train, workspace=workspace, random_key=key), plan.params, raw_in, raw_out
+        )
+        for target, value in final:
+            target[...] = value
+    finally:
+        if borrowed is not None:
+            resource.free(borrowed)
+
+
+def _read_only(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None) -> Context:
+    for position, array in enumerate(inputs):
+        if not isinstance(array, NDArray):
+            raise DTypeError(f"{op.name}: input {position} must be an NDArray, got {type(array).__name__}")
+    if not inputs:
+        return current_context() if ctx is None else ctx
+    context = inputs[0].context
+    for array in inputs:
+        if array.context != context:
+            where = ", ".join(str(a.context) for a in inputs)
+            raise DeviceError(f"{op.name}: all inputs must be on one context, they are on {where}; use as_in_context")
+    return context
+
+
+def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
+    key: Any = (
+        op.name,
+        tuple((name, params[name], params[name].__class__) for name in sorted(params)),
+        tuple((a.shape, a.dtype) for a in inputs),
+        tuple((a.shape, a.dtype) for a in targets) if targets else None,
+    )
+    try:
+        plan = _plans.get(key)
+    except TypeError:  # a parameter that cannot be hashed, such as a list
+        key, plan = None, None
+    if plan is None:
+        plan = _settle(op, inputs, params, targets)
+        if key is not None:
+            if len(_plans) >= _MOST_PLANS:
+                _plans.clear()
+            _plans[key] = plan
+    return plan
+
+
+def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
+    if op.variadic is not None and op.variadic not in params:
+        params = {**params, op.variadic: len(inputs)}
+    parsed = registry.parse_params(op, params)
+    names = op.input_names(parsed)
+    if len(inputs) != len(names):
+        raise ParameterError(
+            f"{op.name}: expected {len(names)} inputs ({', '.join(names) or 'none'}), got {len(inputs)}"
+        )
+    for name, array in zip(names, inputs, strict=True):
+        if 0 in array.shape:
+            raise ShapeError(f"{op.name}: input {name} has shape {array.shape}; operators do not take empty arrays")
+    count, visible = op.num_outputs(parsed), op.num_visible_outputs(parsed)
+    if targets and len(targets) not in (visible, count):
+        raise ParameterError(f"{op.name}: out= needs {visible} arrays, got {len(targets)}")
+    given: list[Shape | None] = [a.shape for a in inputs]
+    kinds: list[DType | None] = [a.dtype for a in inputs]
+    known = [*(t.shape for t in targets), *[None] * (count - len(targets))]
+    known_kinds = [*(t.dtype for t in targets), *[None] * (count - len(targets))]
+    try:
+        ins, outs = op.infer_shape(parsed, list(given), list(known))
+        in_kinds, out_kinds = op.infer_dtype(parsed, list(kinds), list(known_kinds))
+    except (ShapeError, DTypeError) as error:
+        shown = ", ".join(f"{name}: {a.shape} {a.dtype}" for name, a in zip(names, inputs, strict=True))
+        raise type(error)(f"{op.name}({shown}): {error}") from error
+    for name, array, shape, dtype in zip(names, inputs, ins, in_kinds, strict=True):
+        if shape is not None and shape != array.shape:
+            raise ShapeError(f"{op.name}: input {name} must have shape {shape}, got {array.shape}")
+        if dtype is not None and dtype != array.dtype:
+            raise DTypeError(f"{op.name}: input {name} must be {dtype}, got {array.dtype}; use astype")
+    specs = []
+    for name, shape, dtype in zip(op.output_names(parsed), outs, out_kinds, strict=True):
+        if shape is None or 0 in shape:
+            raise ShapeError(f"{op.name}: the shape of output {name} cannot be told from the inputs (known: {shape})")
+        specs.append(TensorSpec(tuple(shape), np.dtype(np.float32) if dtype is None else np.dtype(dtype)))
+    for target, spec in zip(targets, specs, strict=False):
+        if target.shape != spec.shape or target.dtype != spec.dtype:
+            raise ShapeError(f"{op.name}: out has {target.shape} {target.dtype}, the result {spec.shape} {spec.dtype}")
+    sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
+    return CallPlan(
+        params=parsed,
+        outputs=tuple(specs),
+        visible=visible,
+        ignored=frozenset(op.ignored(parsed)),
+        inplace=tuple(op.inplace_pairs(parsed)),
+        workspace=op.workspace_bytes(parsed, sources, specs),
+    )
+
+
+def _outputs_into(
+    op: Op, plan: CallPlan, inputs: Sequence[NDArray], targets: Sequence[NDArray], context: Context
+) -> tuple[list[NDArray], list[tuple[Any, Any]]]:
+    """Arrays for the kernel to write, and (target, value) copies to do after it.
+
+    A target that shares memory with an input the kernel may still read is written through a temporary, unless the
+    operator
+    declares that pair as inplace.
+    """
+    outputs: list[NDArray] = []
+    final: list[tuple[Any, Any]] = []
+    for k, spec in enumerate(plan.outputs):
+        if k >= len(targets):
+            outputs.append(NDArray(Chunk(context, spec.nbytes, name=op.name), spec.shape, spec.dtype))
+            continue
+        target = targets[k]
+        if target.context != context:
+            raise DeviceError(f"{op.name}: out is on {target.context}, the inputs on {context}; use as_in_context")
+        if all(_may_share(plan, i, k, array, target) for i, array in enumerate(inputs)):
+            outputs.append(target)
+        else:
+            made = NDArray(Chunk(context, spec.nbytes, name=op.name), spec.shape, spec.dtype)
+            outputs.append(made)
+            final.append((target.raw(), made.raw()))
+    return outputs, final
+
+
+def _may_share(plan: CallPlan, i: int, k: int, array: NDArray, target: NDArray) -> bool:
+    """True when writing ``target`` as output ``k`` cannot spoil input ``i``."""
+    if i in plan.ignored or array.chunk is not target.chunk:
+        return True
+    if array.offset >= target.offset + target.nbytes or target.offset >= array.offset + array.nbytes:
+        return True
+    same = array.offset == target.offset and array.nbytes == target.nbytes
+    return same and any(pair.input == i and pair.output == k for pair in plan.inplace)
+
+
+def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``nd.<name>(*args, **kwargs)``: one array, or a list when there are several visible outputs.
+
+    Leading arrays are the inputs (a list of arrays counts as its elements where the operator takes any number), then
+    parameters follow in the order in which the operator declares them; inputs may also be given by name. ``out``,
+    ``ctx``,
+    ``is_train`` and ``name`` (ignored) are understood for every operator.
+    """
+    op = registry.get(name)
+    named = dict(kwargs)
+    out = named.pop("out", None)
+    named.pop("name", None)
+    is_train = bool(named.pop("is_train", False))
+    declared = [param.name for param in op.params]
+    ctx = None if "ctx" in declared else named.pop("ctx", None)
+    inputs: list[Any] = []
+    rest = list(args)
+    if op.variadic is not None and len(rest) >= 1 and isinstance(rest[0], list | tuple):
+        rest[:1] = list(rest[0])
+    while rest and isinstance(rest[0], NDArray):
+        inputs.append(rest.pop(0))
+    while rest and rest[0] is None:  # an optional input left out
+        rest.pop(0)
+    for parameter in declared:
+        if not rest:
+            break
+        if parameter not in named and parameter != op.variadic:
+            named[parameter] = rest.pop(0)
+    if rest:
+        raise ParameterError(f"{op.name}: {len(rest)} positional arguments too many: {rest!r}")
+    given = {key: named.pop(key) for key in list(named) if isinstance(named[key], NDArray) and key not in declared}
+    named = {key: value for key, value in named.items() if value is not None or key in declared}
+    if given:
+        inputs = _named_inputs(op, inputs, given, named)
+    results = invoke(
+        op, inputs, named, out, ctx=Context(*_parse_ctx(ctx)) if isinstance(ctx, str) else ctx, is_train=is_train
+    )
+    return results[0] if len(results) == 1 else results
+
+
+def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: Mapping[str, Any]) -> list[Any]:
+    """Positional inputs followed by the named ones, in the operator's order."""
+    filled = dict(params)
+    if op.variadic is not None:
+        filled.setdefault(op.variadic, len(inputs) + len(given))
+    names = op.input_names(registry.parse_params(op, filled))
+    placed = dict(zip(names, inputs, strict=False))
+    for key, array in given.items():
+        if key not in names or key in placed:
+            raise ParameterError(f"{op.name}: unknown or repeated input {key!r}; the inputs are {', '.join(names)}")
+        placed[key] = array
+    missing = [name for name in names if name not in placed]
+    if missing:
+        raise ParameterError(f"{op.name}: missing inputs {', '.join(missing)}")
+    return [placed[name] for name in names]
+
+
+def _parse_ctx(text: str) -> tuple[str, int]:
+    kind, _, index = text.rstrip(")").partition("(")
+    return kind, int(index or 0)
