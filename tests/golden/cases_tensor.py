@@ -131,3 +131,87 @@ _add("stack", (2, 3), (2, 3), params={"axis": -1})
 _add("SliceChannel", (2, 6, 3), params={"num_outputs": 3})
 _add("SliceChannel", (2, 3), params={"num_outputs": 2, "axis": 0, "squeeze_axis": True})
 _add("SliceChannel", (2, 4), params={"num_outputs": 1, "axis": -1})
+
+for _params in ({}, {"axes": (1, 2, 0)}):
+    _add("transpose", (2, 3, 4), params=_params)
+_add("SwapAxis", (2, 3, 4), params={"dim1": 0, "dim2": 2})
+_add("SwapAxis", (2, 3, 4), params={"dim1": -1, "dim2": 1})
+for _a, _b, _params in (
+    ((2, 3), (3, 4), {}),
+    ((3, 2), (3, 4), {"transpose_a": True}),
+    ((2, 3), (4, 3), {"transpose_b": True}),
+    ((3, 2), (4, 3), {"transpose_a": True, "transpose_b": True}),
+    ((3,), (3,), {}),
+    ((3,), (3, 4), {}),
+    ((2, 3), (3,), {}),
+    ((2, 3, 4), (4, 5), {}),
+    ((4, 3, 2), (4, 5), {"transpose_a": True}),
+    ((2, 3, 4), (5, 6, 4), {"transpose_b": True}),
+):
+    _add("dot", _a, _b, params=_params)
+for _ta in (False, True):
+    for _tb in (False, True):
+        _a, _b = ((2, 4, 3) if _ta else (2, 3, 4)), ((2, 5, 4) if _tb else (2, 4, 5))
+        _add("batch_dot", _a, _b, params={"transpose_a": _ta, "transpose_b": _tb})
+        _add("linalg_gemm2", _a, _b, params={"transpose_a": _ta, "transpose_b": _tb, "alpha": 0.5})
+_add("linalg_gemm2", (3, 4), (4, 5))
+
+_add("clip", WIDE, params={"a_min": -1.0, "a_max": 1.5})
+_add("clip", {"value": [-2.0, -1.0, 0.0, 1.5, 2.0]}, params={"a_min": -1.0, "a_max": 1.5})
+_add("clip", INTS, params={"a_min": -1.5, "a_max": 3.7}, grad=False)
+_add("broadcast_to", (2, 1, 3), params={"shape": (2, 4, 3)})
+_add("broadcast_to", (2, 1, 1), params={"shape": (0, 4, 3)})
+_add("broadcast_axis", (2, 1, 1), params={"axis": (1, 2), "size": (4, 3)})
+_add("broadcast_like", (2, 1, 3), (2, 4, 3))
+_add("broadcast_like", (1, 2, 1), (4, 5), params={"lhs_axes": (0, 2), "rhs_axes": (1, 0)})
+_add("repeat", (2, 3), params={"repeats": 2})
+_add("repeat", (2, 3), params={"repeats": 3, "axis": 0})
+_add("repeat", (2, 3), params={"repeats": 3, "axis": -1})
+_add("tile", (2, 3), params={"reps": (2,)})
+_add("tile", (2, 3), params={"reps": (2, 2)})
+_add("tile", (2, 3), params={"reps": (2, 1, 3)})
+for _mode in ("constant", "edge", "reflect"):
+    _add("Pad", (2, 1, 4, 5), params={"mode": _mode, "pad_width": (0, 0, 0, 0, 1, 2, 3, 1), "constant_value": 0.5})
+_add("slice", (4, 5), params={"begin": (1, 2), "end": (3, 5)})
+_add("slice", (4, 5), params={"begin": (1,), "end": (None,)})
+_add("slice", (4, 5), params={"begin": (None, 4), "end": (None, 0), "step": (2, -2)})
+_add("slice", (4, 5), params={"begin": (-3, -4), "end": (-1, -1)})
+_add("slice_axis", (4, 5), params={"axis": 1, "begin": 1, "end": 4})
+_add("slice_axis", (4, 5), params={"axis": -1, "begin": -3, "end": "None"})
+_add("slice_axis", (4, 5), params={"axis": 0, "begin": 0, "end": -1})
+_add("slice_like", (4, 5), (2, 3))
+_add("slice_like", (4, 5), (2, 3), params={"axes": (1,)})
+_add("slice_like", (4, 5), (2, 3), params={"axes": (-1,)})
+_add("reverse", (2, 3, 4), params={"axis": (1,)})
+_add("reverse", (2, 3, 4), params={"axis": (0, 2)})
+_INDEX = {"value": [[0, 3, 1], [7, -2, 3]]}
+for _mode in ("clip", "wrap"):
+    _add("take", (4, 2), _INDEX, params={"mode": _mode}, grad=(0,))
+    _add("take", (2, 4, 3), _INDEX, params={"axis": 1, "mode": _mode}, grad=(0,))
+    _add("pick", (3, 4), {"value": [1, 7, -1]}, params={"mode": _mode}, grad=(0,))
+_add("take", (5, 20), {"value": [1, 1, 4, 1], "dtype": "int32"}, grad=(0,))
+_add("pick", (3, 4), {"value": [[1], [3], [0]]}, params={"keepdims": True}, grad=(0,))
+_add("pick", (3, 4), {"value": [1, 0, 2, 1]}, params={"axis": 0}, grad=(0,))
+_add("pick", (2, 3, 4), {"value": [[1, 0, 2, 1], [0, 0, 2, 2]]}, params={"axis": 1}, grad=(0,))
+_add("one_hot", {"value": [0, 2, -1, 5]}, params={"depth": 3}, grad=False)
+_add(
+    "one_hot",
+    {"value": [[0, 2], [1, 1]], "dtype": "int32"},
+    params={"depth": 3, "on_value": 8.5, "off_value": -1.5, "dtype": "int32"},
+    grad=False,
+)
+_add("where", {"value": [[1, 0, 2], [0, 0, -1]]}, (2, 3), (2, 3), grad=(1, 2))
+_add("where", {"value": [1, 0]}, (2, 3), (2, 3), grad=(1, 2))
+
+for _params in ({"lr": 0.1}, {"lr": 0.1, "wd": 0.01, "rescale_grad": 0.5, "clip_gradient": 0.2}):
+    _add("sgd_update", (3, 4), (3, 4), params=_params, imperative=True)
+    _add("sgd_mom_update", (3, 4), (3, 4), (3, 4), params={"momentum": 0.9, **_params}, imperative=True)
+    _add(
+        "adam_update",
+        (3, 4),
+        (3, 4),
+        (3, 4),
+        {"shape": (3, 4), "low": 0.1, "high": 1.0},
+        params={"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, **_params},
+        imperative=True,
+    )

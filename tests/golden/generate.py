@@ -25,6 +25,8 @@ def operator_of(mx, name):
 def run_case(mx, case, inputs):
     """{key: array} of one case: out<k>, grad<k> (per input), aux<k> (per auxiliary state, after the run)."""
     arrays = inputs.case_inputs(case)
+    if case.get("imperative"):
+        return run_imperative(mx, case, arrays)
     variables = [mx.sym.Variable(f"in{k}") for k in range(len(arrays))]
     symbol = operator_of(mx, case["op"])(*variables, **case.get("params", {}), name="op")
     auxiliary = symbol.list_auxiliary_states()
@@ -51,6 +53,17 @@ def run_case(mx, case, inputs):
                 result[f"grad{key[2:]}"] = gradients[key].asnumpy()
     for key in auxiliary:
         result[f"aux{key[2:]}"] = executor.aux_dict[key].asnumpy()
+    return result
+
+
+def run_imperative(mx, case, arrays):
+    """The same for operators that only NDArrays have (optimizer steps); aux<k>: inputs that the operator changed."""
+    given = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
+    outputs = getattr(mx.nd, case["op"])(*given, **case.get("params", {}))
+    result = {f"out{k}": y.asnumpy() for k, y in enumerate(outputs if isinstance(outputs, list) else [outputs])}
+    for k, (before, after) in enumerate(zip(arrays, given)):  # noqa: B905  (MXNet's Python may be 3.8)
+        if not np.array_equal(before, after.asnumpy()):
+            result[f"aux{k}"] = after.asnumpy()
     return result
 
 

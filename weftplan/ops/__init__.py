@@ -4,10 +4,17 @@ The table is :mod:`weftplan.ops.registry`; the contract of a kernel is :mod:`wef
 """
 
 import weftplan.ops.binary
+import weftplan.ops.clip
+import weftplan.ops.expand
 import weftplan.ops.filling
+import weftplan.ops.indexing
 import weftplan.ops.join
+import weftplan.ops.matrix
 import weftplan.ops.nn
+import weftplan.ops.random
 import weftplan.ops.reduce
 import weftplan.ops.scalar
 import weftplan.ops.shape
-import weftplan.ops.unary  # noqa: F401
+import weftplan.ops.slicing
+import weftplan.ops.unary
+import weftplan.ops.update  # noqa: F401
