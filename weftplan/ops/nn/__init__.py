@@ -1,0 +1,1 @@
+"""Neural-network operators. Importing this package registers all of them."""
