@@ -1,0 +1,84 @@
+"""Networks built alike by MXNet 1.9.1 and by weftplan: each case is a function of the symbol module.
+
+Nothing is imported here, so both sides can load this file.
+"""
+
+
+def arithmetic(mx):
+    """Every Python operator with a symbol and with a number on either side."""
+    sym = mx.sym
+    a, b = sym.Variable("a"), sym.Variable("b")
+    x = (a + b) * 2 - (1 - a) / (b + 3)
+    x = x + 2**a + b**2 + a**b + 7 / b + a % 3 + 5 % b - a / b + (-a) - (a - 0.5)
+    x = x + (a > b) + (a >= 1) + (a < b) + (a <= 1) + (a == b) + (a != 1) + (2 > a)  # noqa: SIM300
+    x = x + sym.maximum(a, b) + sym.minimum(a, 0.75) + abs(a - b)
+    return sym.Group([x, sym.exp(a, name="e"), a * b])
+
+
+def shapes(mx):
+    """Operators that move data: reshape, transpose, slice, split, concatenate, reduce, broadcast."""
+    sym = mx.sym
+    a = sym.Variable("a", shape=(2, 3, 4))
+    x = sym.transpose(a, axes=(0, 2, 1))
+    x = sym.Reshape(x, shape=(0, -1))
+    y = a.reshape(shape=(-3, 0)).expand_dims(axis=0)
+    parts = sym.SliceChannel(a, num_outputs=3, axis=1, squeeze_axis=True)
+    z = sym.Concat(*[parts[i] for i in range(3)], dim=0, name="joined")
+    w = sym.broadcast_add(sym.sum(a, axis=(1, 2), keepdims=True), a)
+    v = sym.slice_axis(w, axis=2, begin=1, end=None).mean(axis=1)
+    return sym.Group([x, y, z, v, sym.Flatten(a), sym.clip(a, -0.5, 0.5), parts[1]])
+
+
+def mlp(mx):
+    """Fully connected layers with batch normalisation and attributes of every kind."""
+    sym = mx.sym
+    x = sym.Variable("data")
+    with mx.AttrScope(ctx_group="first", __note__='quotes " and \\ and\ttabs'):
+        x = sym.FullyConnected(x, num_hidden=16, name="fc1", lr_mult="0.5")
+        x = sym.BatchNorm(x, fix_gamma=False, eps=1e-4, name="bn1")
+    x = sym.Activation(x, act_type="relu")
+    x = sym.Dropout(x, p=0.3)
+    x = sym.LeakyReLU(x, act_type="prelu", name="slope")
+    weight = sym.Variable("shared_weight", shape=(4, 16), lr_mult=2.0, init='["one", {}]')
+    x = sym.FullyConnected(data=x, weight=weight, num_hidden=4, no_bias=True, name="fc2")
+    return sym.SoftmaxOutput(x, name="softmax")
+
+
+def convnet(mx):
+    """Convolutions, poolings, a residual connection."""
+    sym = mx.sym
+    x = sym.Variable("data")
+    x = sym.Convolution(x, kernel=(3, 3), num_filter=6, pad=(1, 1), name="conv1")
+    y = sym.Activation(sym.BatchNorm(x), act_type="relu", name="act1")
+    y = sym.Convolution(y, kernel=(3, 3), num_filter=6, pad=(1, 1), num_group=2, no_bias=True, name="conv2")
+    x = sym.Pooling(x + y, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    x = sym.Pooling(x, kernel=(1, 1), global_pool=True, pool_type="avg")
+    x = sym.FullyConnected(sym.Flatten(x), num_hidden=5)
+    return sym.softmax(x, axis=-1, name="out")
+
+
+def recurrent(mx):
+    """Two steps of a gated cell with shared weights, and a list of more than ten inputs."""
+    sym = mx.sym
+    data, weight, bias = sym.Variable("data"), sym.Variable("w"), sym.Variable("b")
+    h = sym.Variable("h0", shape=(0, 3), __layout__="NC")
+    outputs = []
+    for t, x in enumerate(sym.split(data, num_outputs=12, axis=1, squeeze_axis=True)):
+        gates = sym.FullyConnected(x, weight, bias, num_hidden=6, name=f"t{t}")
+        left, right = sym.split(gates, num_outputs=2, name=f"s{t}")
+        h = sym.sigmoid(left) * sym.tanh(right) + h * 0.5
+        outputs.append(sym.expand_dims(h, axis=1))
+    return sym.Group([sym.Concat(*outputs, dim=1), sym.add_n(*outputs), sym.BlockGrad(h)])
+
+
+CASES = {
+    "arithmetic": (arithmetic, {"a": (2, 3), "b": (2, 3)}),
+    "shapes": (shapes, {}),
+    "mlp": (mlp, {"data": (5, 7)}),
+    "convnet": (convnet, {"data": (2, 3, 6, 6)}),
+    "recurrent": (recurrent, {"data": (2, 12, 4)}),
+}
+"""Name -> (builder, shapes that inference needs)."""
+
+OURS = {"lenet": {"data": (2, 1, 8, 8)}, "resnet": {"data": (2, 1, 8, 8)}, "mlp": {"data": (2, 64)}}
+"""Built-in networks for the digits, whose JSON we write and MXNet reads -> shapes."""

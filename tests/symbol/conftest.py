@@ -1,0 +1,72 @@
+"""Shared by the symbol tests: an interpreter of graphs on NumPy, fresh names for every test."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.symbol import Symbol, infer
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def fresh_names() -> Iterator[None]:
+    """Automatic names start from 0 in every test."""
+    with sym.NameManager():
+        yield
+
+
+@pytest.fixture(scope="session")
+def interchange_cases() -> ModuleType:
+    """``tests/golden/interchange_cases.py``."""
+    spec = importlib.util.spec_from_file_location("interchange_cases", GOLDEN / "interchange_cases.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def mx() -> Any:
+    """What the interchange cases need of the package."""
+    return SimpleNamespace(sym=sym, AttrScope=sym.AttrScope)
+
+
+@pytest.fixture
+def interpret() -> Callable[[Symbol, Mapping[str, np.ndarray]], list[np.ndarray]]:
+    """Run a symbol's kernels in topological order, without planner, executor or engine."""
+    return run
+
+
+def run(symbol: Symbol, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs of ``symbol`` in inference mode for these variables."""
+    nodes = sym.topological_order(symbol.entries)
+    shapes = infer.infer_shapes(nodes, {name: array.shape for name, array in arrays.items()})
+    dtypes = infer.infer_dtypes(nodes, {name: array.dtype for name, array in arrays.items()})
+    values: dict[tuple[Any, int], np.ndarray] = {}
+    eid = 0
+    for node in nodes:
+        count = node.num_outputs
+        if node.op is None:
+            values[node, 0] = arrays[node.name].copy()
+        else:
+            inputs = [values[entry.node, entry.index] for entry in node.inputs]
+            outputs = [np.full(shapes[eid + k], 77, dtypes[eid + k]) for k in range(count)]
+            specs = [[TensorSpec(a.shape, a.dtype) for a in side] for side in (inputs, outputs)]
+            workspace = np.empty(node.op.workspace_bytes(node.params, *specs), np.uint8)
+            given = [None if i in node.op.ignored(node.params) else a for i, a in enumerate(inputs)]
+            node.op.forward(OpContext(np, workspace=workspace), node.params, given, outputs)
+            for k, output in enumerate(outputs):
+                values[node, k] = output
+        eid += count
+    return [values[entry.node, entry.index] for entry in symbol.entries]

@@ -1,0 +1,228 @@
+"""Composing symbols: inputs, automatic variables, names, groups, structure."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.errors import NotImplementedForSymbol, ParameterError, UnknownOperatorError
+from weftplan.symbol import Symbol
+
+
+def net() -> Symbol:
+    """data -> fc1 -> relu -> fc2."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=8, name="fc1")
+    x = sym.Activation(x, act_type="relu", name="relu1")
+    return sym.FullyConnected(x, num_hidden=2, name="fc2")
+
+
+def test_missing_inputs_become_variables() -> None:
+    """Weight and bias that are not given are made, in depth-first order."""
+    assert net().list_arguments() == ["data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"]
+    assert net().list_outputs() == ["fc2_output"]
+    assert net().list_auxiliary_states() == []
+
+
+def test_inputs_by_position_and_by_name() -> None:
+    """Symbols fill inputs in order or by keyword; no_bias drops one."""
+    a, w = sym.Variable("a"), sym.Variable("w")
+    one = sym.FullyConnected(a, w, num_hidden=2, no_bias=True, name="x")
+    two = sym.FullyConnected(weight=w, data=a, num_hidden=2, no_bias=True, name="x")
+    assert one.list_arguments() == ["a", "w"]
+    assert one.tojson() == two.tojson()
+
+
+def test_auxiliary_states_are_not_arguments() -> None:
+    """BatchNorm's moving statistics are auxiliary; only one of its three outputs is visible."""
+    x = sym.BatchNorm(sym.Variable("data"), name="bn")
+    assert x.list_arguments() == ["data", "bn_gamma", "bn_beta"]
+    assert x.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
+    assert x.list_inputs() == ["data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
+    assert x.list_outputs() == ["bn_output"]
+    assert x.attr_dict()["bn_moving_var"]["__init__"] == '["one", {}]'
+    assert "bn_gamma" not in x.attr_dict()
+
+
+def test_a_state_must_be_a_variable() -> None:
+    """An operator cannot write into another operator's output."""
+    with pytest.raises(ParameterError, match=r"moving_mean.*must be a variable"):
+        sym.BatchNorm(sym.Variable("x"), moving_mean=sym.Variable("y") + 1)
+
+
+def test_versions_count_writers() -> None:
+    """Two BatchNorms that share a moving mean write versions 1 and 2 of it."""
+    mean = sym.Variable("mean")
+    x = sym.BatchNorm(sym.Variable("x"), moving_mean=mean, name="one")
+    y = sym.BatchNorm(x, moving_mean=mean, name="two")
+    assert [node.inputs[3].version for node in sym.topological_order(y.entries) if node.op] == [1, 2]
+
+
+def test_input_errors_name_operator_and_inputs() -> None:
+    """Too many inputs, unknown ones, and one given twice."""
+    a = sym.Variable("a")
+    with pytest.raises(ParameterError, match=r"Activation .*takes 1 input\(s\) \['data'\], got 2|by position"):
+        sym.Activation(a, a, act_type="relu")
+    with pytest.raises(ParameterError, match="no input is called 'weigth'; did you mean 'weight'"):
+        sym.FullyConnected(a, weigth=a, num_hidden=1)
+    with pytest.raises(ParameterError, match="'data' is given twice"):
+        sym.FullyConnected(a, data=a, num_hidden=1)
+    with pytest.raises(ParameterError, match="expected one output"):
+        sym.exp(sym.Group([a, a]))
+
+
+def test_parameters_are_parsed_at_once() -> None:
+    """Unknown, missing or malformed parameters raise where the node is made."""
+    a = sym.Variable("a")
+    with pytest.raises(ParameterError, match=r"FullyConnected.*'num_hiden'; did you mean 'num_hidden'"):
+        sym.FullyConnected(a, num_hiden=3)
+    with pytest.raises(ParameterError, match=r"FullyConnected.*'num_hidden' is missing"):
+        sym.FullyConnected(a)
+    with pytest.raises(ParameterError, match="act_type"):
+        sym.Activation(a, act_type="reluu")
+
+
+def test_parameters_by_position_follow_the_inputs() -> None:
+    """``clip(x, 0, 1)`` and the method form give the same node."""
+    a = sym.Variable("a")
+    x = sym.clip(a, 0, 1, name="c")
+    assert x.list_attr() == {"a_min": "0", "a_max": "1"}
+    assert a.clip(0, 1, name="c").tojson() == x.tojson()
+    assert a.reshape((2, 3)).list_attr() == {"shape": "(2, 3)"}
+    assert sym.slice_axis(a, 0, 1, None).list_attr() == {"axis": "0", "begin": "1", "end": "None"}
+
+
+def test_unknown_operator_lists_near_names() -> None:
+    """Of the module and of a symbol."""
+    with pytest.raises(UnknownOperatorError, match=r"'FullyConected'.*did you mean 'FullyConnected'"):
+        sym.FullyConected  # noqa: B018
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        sym.Variable("a").no_such_thing  # noqa: B018
+    assert "FullyConnected" in dir(sym)
+    assert "reshape" in dir(sym.Variable("a"))
+
+
+def test_automatic_names_follow_the_spelling() -> None:
+    """Counters per hint; aliases have their own."""
+    a = sym.Variable("a")
+    names = [
+        sym.exp(a).name,
+        sym.exp(a).name,
+        sym.Concat(a, a).name,
+        sym.concat(a, a).name,
+        sym.cast(a, dtype="float16").name,
+    ]
+    assert names == ["exp0", "exp1", "concat0", "concat1", "cast0"]
+    assert [(a + a).name, (a + 1).name, (2**a).name, (a > a).name] == [
+        "_plus0",
+        "_plusscalar0",
+        "_rpower_scalar0",
+        "_greater0",
+    ]
+
+
+def test_prefix_and_threads() -> None:
+    """Prefix changes every name inside; a new thread counts from 0."""
+    a = sym.Variable("a")
+    with sym.Prefix("p_"):
+        assert [sym.exp(a).name, sym.exp(a, name="n").name] == ["p_exp0", "p_n"]
+    sym.exp(a)
+    names: list[str | None] = []
+    thread = threading.Thread(target=lambda: names.append(sym.exp(a).name))
+    thread.start()
+    thread.join()
+    assert names == ["exp0"]
+
+
+def test_indexing_and_iteration() -> None:
+    """By number, by name, by slice; out of range ends iteration."""
+    x = sym.SliceChannel(sym.Variable("a"), num_outputs=3, name="s")
+    assert len(x) == x.num_outputs == 3
+    assert [part.list_outputs() for part in x] == [["s_output0"], ["s_output1"], ["s_output2"]]
+    assert x["s_output1"].list_outputs() == x[1].list_outputs() == ["s_output1"]
+    assert x[1:].list_outputs() == ["s_output1", "s_output2"]
+    assert x[1].attr("_value_index") == "1"
+    with pytest.raises(IndexError, match="output 3"):
+        x[3]
+    with pytest.raises(ValueError, match="no output is called 'nope'"):
+        x["nope"]
+    with pytest.raises(ValueError, match="2 outputs are called"):
+        sym.Group([x[0], x[0]])["s_output0"]
+
+
+def test_group() -> None:
+    """A group has all outputs and no name; an empty or mixed list is refused."""
+    a, b = sym.Variable("a"), sym.Variable("b")
+    x = sym.Group([a + b, b])
+    assert x.list_outputs() == ["_plus0_output", "b"]
+    assert x.name is None
+    assert repr(x) == "<Symbol group [_plus0, b]>"
+    for bad in ([], [a, 1]):
+        with pytest.raises(TypeError, match="non-empty list of symbols"):
+            sym.Group(bad)
+
+
+def test_internals_and_children() -> None:
+    """Internals are all visible outputs in order; children are the inputs of the heads."""
+    x = net()
+    internals = x.get_internals()
+    assert internals.list_outputs() == [
+        "data", "fc1_weight", "fc1_bias", "fc1_output", "relu1_output", "fc2_weight", "fc2_bias", "fc2_output",
+    ]  # fmt: skip
+    assert internals["relu1_output"].list_arguments() == ["data", "fc1_weight", "fc1_bias"]
+    children = x.get_children()
+    assert children is not None
+    assert children.list_outputs() == ["relu1_output", "fc2_weight", "fc2_bias"]
+    assert sym.Variable("a").get_children() is None
+
+
+def test_composing_symbols_replaces_variables() -> None:
+    r"""``net(data=other)`` is a copy: the two nets and ``other`` stay as they were.
+
+        data -> fc1 -> relu -> fc2        z -> exp -\
+                                           (data) -> fc1 -> relu -> fc2
+    """
+    x, other = net(), sym.exp(sym.Variable("z"))
+    y = x(data=other)
+    assert y.list_arguments() == ["z", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"]
+    assert x.list_arguments()[0] == "data"
+    assert x(other).tojson() == y.tojson()
+    assert sym.Variable("v")(v=other).list_arguments() == ["z"]
+    with pytest.raises(TypeError, match="by position or by name"):
+        x(other, fc1_weight=other)
+    with pytest.raises(ParameterError, match="no variable is called 'dta'; did you mean 'data'"):
+        x(dta=other)
+    with pytest.raises(TypeError, match="expected a Symbol, got int"):
+        x(data=3)
+
+
+def test_what_symbols_refuse() -> None:
+    """Truth, in-place operators, and methods that need data."""
+    a = sym.Variable("a")
+    with pytest.raises(NotImplementedForSymbol, match="no truth value"):
+        bool(a)
+    with pytest.raises(NotImplementedForSymbol, match=r"x = x \+ y"):
+        a += 1
+    for name in ("asnumpy", "asscalar", "wait_to_read", "copy", "as_in_context", "detach", "backward"):
+        with pytest.raises(NotImplementedForSymbol, match=name):
+            getattr(sym.Variable("b"), name)()
+    with pytest.raises(TypeError):
+        sym.Variable("b") + "text"
+
+
+def test_created_at_is_the_callers_line() -> None:
+    """Operators, Python operators and variables know the user's line, not weftplan's."""
+    for x in (sym.Variable("a"), sym.exp(sym.Variable("a")), sym.Variable("a") + 1):
+        assert (x.entries[0].node.created_at or "").startswith(__file__ + ":")
+
+
+def test_creation_functions() -> None:
+    """zeros, ones, full, arange: no inputs, MXNet's attributes."""
+    assert sym.zeros((2, 3)).list_attr() == {"shape": "(2, 3)", "dtype": "float32"}
+    assert sym.full((2,), 3, dtype="int32").list_attr() == {"shape": "(2,)", "dtype": "int32", "value": "3.0"}
+    assert sym.arange(0, 5, 1.5).infer_shape()[1] == [(4,)]
+    assert sym.ones((4, 1)).infer_shape()[1] == [(4, 1)]
+    assert sym.maximum(2, 3) == 3
+    with pytest.raises(TypeError, match="symbols or numbers"):
+        sym.maximum("a", 1)

@@ -1,0 +1,156 @@
+"""Inference of shapes and dtypes, both directions, errors that name everything."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.errors import DTypeError, ParameterError, ShapeError
+from weftplan.ops import registry
+from weftplan.symbol import Entry, Node, infer
+
+
+def mlp() -> sym.Symbol:
+    """data -> fc1(1000) -> relu -> fc2(10) -> softmax."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=1000, name="fc1")
+    x = sym.FullyConnected(sym.Activation(x, act_type="relu"), num_hidden=10, name="fc2")
+    return sym.SoftmaxOutput(x, name="softmax")
+
+
+def test_forward_from_the_data() -> None:
+    """Weights, biases and the label follow from the data."""
+    args, outs, aux = mlp().infer_shape(data=(100, 100))
+    assert args == [(100, 100), (1000, 100), (1000,), (10, 1000), (10,), (100,)]
+    assert outs == [(100, 10)]
+    assert aux == []
+    assert mlp().infer_shape((100, 100)) == (args, outs, aux)
+
+
+def test_backward_from_a_weight() -> None:
+    """A weight tells the width of the data; with the batch from the label's side unknown it stays 0."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc")
+    assert x.infer_shape_partial(fc_weight=(3, 7))[0] == [(), (3, 7), (3,)]
+    assert x.infer_shape_partial(data=(0, 7))[0] == [(0, 7), (3, 7), (3,)]
+
+
+def test_both_directions_in_turn() -> None:
+    """The far end of a chain reaches the near end, and from there another branch.
+
+    a -> +1 -> +1 -> ... -> (+) <- b (known)
+    a -> exp
+    """
+    a, b = sym.Variable("a"), sym.Variable("b")
+    x = a
+    for _ in range(50):
+        x = x + 1
+    y = sym.Group([sym.exp(a), x + b])
+    assert y.infer_shape(b=(2, 3)) == ([(2, 3), (2, 3)], [(2, 3), (2, 3)], [])
+
+
+def test_partial_knowledge_meets() -> None:
+    """Two half-known shapes of one tensor make a whole one."""
+    x = sym.Variable("a", shape=(0, 3)) + sym.Variable("b", shape=(2, 0))
+    assert x.infer_shape()[1] == [(2, 3)]
+
+
+def test_unknown_gives_none_with_a_warning() -> None:
+    """infer_shape gives up as a whole and names what is missing; the partial form returns what it has."""
+    with pytest.warns(UserWarning, match=r"unknown: data: \(\)"):
+        assert mlp().infer_shape() == (None, None, None)
+    assert mlp().infer_shape_partial()[0][2] == (1000,)
+    with pytest.warns(UserWarning, match="dtypes"):
+        assert (sym.Variable("a") + 1).infer_type() == (None, None, None)
+
+
+def test_explicit_shape_beats_the_attribute() -> None:
+    """``__shape__`` counts only where nothing is given."""
+    x = sym.Variable("a", shape=(2, 3)) + 1
+    assert x.infer_shape()[1] == [(2, 3)]
+    assert x.infer_shape(a=(5,))[1] == [(5,)]
+
+
+def test_conflict_names_everything() -> None:
+    """Operator, node, both shapes, and the line that made the node; also in the partial form."""
+    x = sym.Variable("a") + sym.Variable("b")
+    for method in (x.infer_shape, x.infer_shape_partial):
+        with pytest.raises(ShapeError) as caught:
+            method(a=(2, 3), b=(4, 3))
+        text = str(caught.value)
+        for part in ("elemwise_add", "'_plus0'", "(2, 3)", "(4, 3)", f"created at {__file__}:"):
+            assert part in text, text
+
+
+def test_conflict_with_a_given_weight() -> None:
+    """A weight that does not fit the data: the fully connected layer is named."""
+    with pytest.raises(ShapeError, match=r"FullyConnected.*'fc1'.*\(1000, 99\)"):
+        mlp().infer_shape(data=(100, 100), fc1_weight=(1000, 99))
+
+
+def test_one_variable_two_shapes() -> None:
+    """A weight shared by layers of different widths conflicts at the second."""
+    w, d = sym.Variable("w"), sym.Variable("d")
+    x = sym.FullyConnected(d, w, num_hidden=4, no_bias=True, name="one")
+    y = sym.FullyConnected(x, w, num_hidden=4, no_bias=True, name="two")
+    with pytest.raises(ShapeError, match="two"):
+        y.infer_shape(d=(2, 3))
+    assert y.infer_shape(d=(2, 4))[0] == [(2, 4), (4, 4)]
+
+
+def test_wrong_names_and_mixtures() -> None:
+    """Unknown argument names, both ways at once, too many."""
+    with pytest.raises(ParameterError, match="no variable is called 'dta'"):
+        mlp().infer_shape(dta=(1, 2))
+    with pytest.raises(ParameterError, match="not both"):
+        mlp().infer_shape((1, 2), data=(1, 2))
+    with pytest.raises(ParameterError, match="3 shapes given for 1"):
+        sym.exp(sym.Variable("a")).infer_shape((1,), (1,), (1,))
+    with pytest.raises(ParameterError, match=r"variable 'a' is \(-1, 2\)"):
+        sym.exp(sym.Variable("a")).infer_shape(a=(-1, 2))
+
+
+def test_dtypes() -> None:
+    """Dtypes flow both ways; ``__dtype__`` is a hint; a conflict names both."""
+    x = sym.Variable("a") + sym.Variable("b")
+    assert x.infer_type(b="float16") == ([np.dtype("float16")] * 2, [np.dtype("float16")], [])
+    assert (sym.Variable("a", dtype="float64") * 2).infer_type()[1] == [np.dtype("float64")]
+    assert sym.cast(sym.Variable("a"), dtype="int8").infer_type_partial()[1] == [np.dtype("int8")]
+    with pytest.raises(DTypeError, match=r"elemwise_add.*'_plus0'.*float16.*float32"):
+        x.infer_type(a=np.float16, b=np.float32)
+
+
+def test_backward_nodes_take_shapes_from_their_forward_node() -> None:
+    """Output k of a backward operator is like forward input grad_inputs[k], whatever its own inputs say."""
+    x = sym.FullyConnected(sym.Variable("d"), num_hidden=3, name="fc")
+    forward = x.entries[0].node
+    op = registry.get("_backward_FullyConnected")
+    head = Node(None, "head")
+    back = Node(
+        op, "fc_backward", params=forward.params, inputs=[Entry(head), *forward.inputs[:2]], control_deps=[forward]
+    )
+    nodes = sym.topological_order([Entry(forward), Entry(back)])
+    shapes = infer.infer_shapes(nodes, {"d": (5, 4)})
+    assert shapes[-3:] == [(5, 4), (3, 4), (3,)]
+
+
+def test_repeated_layers_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules are called per distinct question, not per node; and 20,000 nodes take well under a second."""
+    x = sym.Variable("x")
+    for _ in range(20_000):
+        x = x + 1
+    calls = 0
+    nodes = sym.topological_order(x.entries)
+    original = infer._Solver._rule
+
+    def counted(self: object, *args: object) -> object:
+        nonlocal calls
+        calls += 1
+        return original(self, *args)
+
+    monkeypatch.setattr(infer._Solver, "_rule", counted)
+    start = time.perf_counter()
+    assert infer.infer_shapes(nodes, {"x": (2, 2)})[-1] == (2, 2)
+    assert time.perf_counter() - start < 1.0
+    assert calls == 1

@@ -1,0 +1,236 @@
+"""Symbol files: what we write, what we read, what we refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.errors import FormatError, MXNetError, ParameterError, UnknownOperatorError
+
+
+def network() -> sym.Symbol:
+    """A bit of everything: hidden outputs, auxiliary states, attributes."""
+    with sym.AttrScope(ctx_group="dev1"):
+        x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc1")
+        x = sym.BatchNorm(x, name="bn")
+    return sym.Group([sym.Dropout(x, p=0.5, name="drop"), sym.exp(x, name="e")])
+
+
+def edited(change: Any) -> str:
+    """The JSON of :func:`network` after ``change(data)``."""
+    data = json.loads(network().tojson())
+    change(data)
+    return json.dumps(data)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    """Text, file, and every list survive."""
+    x = network()
+    x.save(tmp_path / "net-symbol.json")
+    for y in (sym.load_json(x.tojson()), sym.load(tmp_path / "net-symbol.json")):
+        assert y.tojson() == x.tojson()
+        assert y.list_arguments() == x.list_arguments()
+        assert y.list_auxiliary_states() == x.list_auxiliary_states()
+        assert y.attr_dict() == x.attr_dict()
+        assert y.debug_str() == x.debug_str()
+        assert y.infer_shape(data=(2, 3)) == x.infer_shape(data=(2, 3))
+    assert [p.name for p in tmp_path.iterdir()] == ["net-symbol.json"]
+
+
+def test_structure() -> None:
+    """Row pointers count hidden outputs; the version is MXNet 1.9.1's; aux inputs carry version 1."""
+    data = json.loads(network().tojson())
+    names = [node["name"] for node in data["nodes"]]
+    assert data["attrs"] == {"mxnet_version": ["int", 10901]}
+    row = data["node_row_ptr"]
+    assert row[names.index("bn") + 1] - row[names.index("bn")] == 3
+    assert row[names.index("drop") + 1] - row[names.index("drop")] == 2
+    assert len(row) == len(names) + 1
+    assert [names[i] for i in data["arg_nodes"]] == network().list_inputs()
+    assert [entry[2] for entry in data["nodes"][names.index("bn")]["inputs"]] == [0, 0, 0, 1, 1]
+
+
+def test_save_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that breaks half way neither damages the file nor leaves another."""
+    path = tmp_path / "x.json"
+    network().save(path)
+    before = path.read_text()
+
+    def fail(*args: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        sym.Variable("other").save(path)
+    assert path.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_truncated(cut: float, tmp_path: Path) -> None:
+    """Any prefix of a file is a FormatError that names the file and the place."""
+    text = network().tojson()
+    path = tmp_path / "cut-symbol.json"
+    path.write_text(text[: int(cut * len(text))])
+    with pytest.raises(FormatError, match=r"cut-symbol\.json: not valid JSON at line \d+"):
+        sym.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("nodes"), "'nodes' must be a list"),
+        (lambda d: d.update(heads=[]), "no heads"),
+        (lambda d: d.update(heads=[[99, 0, 0]]), r"\[99, 0, 0\] refers to no node"),
+        (lambda d: d.update(heads=[[3, 7, 0]]), "output 7 of 'fc1', which has 1"),
+        (lambda d: d["nodes"][3].update(inputs=[[0, 0, 0]]), r"'fc1' \(FullyConnected\) has 1 input"),
+        (lambda d: d["nodes"][3].update(inputs=[[0]]), r"expected \[node, output\]"),
+        (lambda d: d["nodes"][3]["inputs"].__setitem__(0, [3, 0, 0]), "cycle through node 'fc1'"),
+        (lambda d: d["nodes"][0].update(inputs=[[1, 0, 0]]), "a variable has 1 inputs"),
+        (lambda d: d["nodes"][0].pop("name"), "node 0: 'op' and 'name' must be text"),
+        (lambda d: d["nodes"].__setitem__(1, 7), "node 1: expected an object"),
+        (lambda d: d["nodes"][3].update(attrs={"num_hidden": 4}), "object of texts"),
+        (lambda d: d["nodes"][3].update(control_deps=[500]), "control_deps"),
+        (lambda d: d["attrs"].update(mxnet_version="1.9"), "mxnet_version"),
+    ],
+)
+def test_malformed(change: Any, message: str) -> None:
+    """Each kind of damage is a FormatError that says what is wrong and where."""
+    with pytest.raises(FormatError, match=message):
+        sym.load_json(edited(change))
+
+
+def test_not_a_symbol() -> None:
+    """JSON that is something else."""
+    for text in ("[]", "3", "{}", '{"nodes": {}}'):
+        with pytest.raises(FormatError):
+            sym.load_json(text)
+    with pytest.raises(FormatError, match="nested too deeply"):
+        sym.load_json("[" * 200_000)
+    with pytest.raises(TypeError, match="expects text"):
+        sym.load_json(b"{}")
+
+
+def test_a_long_cycle_is_found_without_recursion() -> None:
+    """A ring of 50,000 nodes."""
+    count = 50_000
+    nodes = [{"op": "exp", "name": f"n{i}", "inputs": [[(i + 1) % count, 0, 0]]} for i in range(count)]
+    with pytest.raises(FormatError, match="cycle"):
+        sym.load_json(json.dumps({"nodes": nodes, "heads": [[0, 0, 0]], "arg_nodes": []}))
+
+
+def test_unknown_operator_names_the_node() -> None:
+    """Operator and node are named, with near names."""
+    with pytest.raises(
+        UnknownOperatorError, match=r"node 3 \('fc1'\): unknown operator 'FullyConected'.*FullyConnected"
+    ):
+        sym.load_json(edited(lambda d: d["nodes"][3].update(op="FullyConected")))
+
+
+def test_bad_parameter_names_the_node() -> None:
+    """A parameter that does not parse."""
+    with pytest.raises(ParameterError, match=r"FullyConnected.*'fc1'.*num_hidden='four'"):
+        sym.load_json(edited(lambda d: d["nodes"][3]["attrs"].update(num_hidden="four")))
+
+
+def test_random_damage_never_escapes() -> None:
+    """Every single-character deletion of a file gives a symbol or one of our errors."""
+    text = json.dumps(json.loads(sym.FullyConnected(sym.Variable("d"), num_hidden=4, name="f").tojson()))
+    for i in range(len(text)):
+        with contextlib.suppress(MXNetError):
+            sym.load_json(text[:i] + text[i + 1 :])
+
+
+OLD = {
+    "nodes": [
+        {"op": "null", "param": {}, "name": "data", "inputs": [], "backward_source_id": -1},
+        {"op": "null", "param": {}, "name": "fc_weight", "inputs": [], "backward_source_id": -1},
+        {
+            "op": "null",
+            "param": {},
+            "name": "fc_bias",
+            "inputs": [],
+            "backward_source_id": -1,
+            "attr": {"lr_mult": "2"},
+        },
+        {
+            "op": "FullyConnected",
+            "param": {"no_bias": "False", "num_hidden": "3"},
+            "name": "fc",
+            "inputs": [[0, 0], [1, 0], [2, 0]],
+            "backward_source_id": -1,
+            "attr": {"ctx_group": "dev1", "weight_lr_mult": "1.2"},
+        },
+        {"op": "null", "param": {}, "name": "bn_gamma", "inputs": [], "backward_source_id": -1},
+        {"op": "null", "param": {}, "name": "bn_beta", "inputs": [], "backward_source_id": -1},
+        {
+            "op": "BatchNorm",
+            "param": {"eps": "0.001", "fix_gamma": "True", "momentum": "0.9"},
+            "name": "bn",
+            "inputs": [[3, 0], [4, 0], [5, 0]],
+            "backward_source_id": -1,
+        },
+        {"op": "argmax", "param": {"axis": "-1"}, "name": "best", "inputs": [[6, 0]], "backward_source_id": -1},
+    ],
+    "arg_nodes": [0, 1, 2, 4, 5],
+    "heads": [[7, 0]],
+}
+"""What releases before 0.9 wrote."""
+
+
+def test_files_before_0_9() -> None:
+    """Two-number entries, param and attr, no auxiliary states, bare hidden names, axis -1 for none."""
+    x = sym.load_json(json.dumps(OLD))
+    assert x.list_arguments() == ["data", "fc_weight", "fc_bias", "bn_gamma", "bn_beta"]
+    assert x.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
+    attrs = x.attr_dict()
+    assert attrs["fc"]["__ctx_group__"] == "dev1"
+    assert attrs["fc_weight"]["__lr_mult__"] == "1.2"
+    assert "weight_lr_mult" not in attrs["fc"]
+    assert attrs["fc_bias"]["__lr_mult__"] == "2"
+    assert attrs["bn_moving_var"]["__init__"] == '["one", {}]'
+    assert "best" not in attrs
+    assert x.infer_shape(data=(2, 5))[1] == [(1,)]
+    assert sym.load_json(x.tojson()).tojson() == x.tojson()
+
+
+def test_files_of_0_9_to_1_0() -> None:
+    """``attr`` instead of ``attrs``; from 0.9.5 on, axis -1 means the last axis."""
+    data: dict[str, Any] = {
+        "nodes": [
+            {"op": "null", "name": "d", "inputs": []},
+            {"op": "argmax", "name": "best", "attr": {"axis": "-1"}, "inputs": [[0, 0, 0]]},
+        ],
+        "arg_nodes": [0],
+        "node_row_ptr": [0, 1, 2],
+        "heads": [[1, 0, 0]],
+        "attrs": {"mxnet_version": ["int", 905]},
+    }
+    assert sym.load_json(json.dumps(data)).infer_shape(d=(2, 3))[1] == [(2,)]
+    data["attrs"]["mxnet_version"][1] = 904
+    assert sym.load_json(json.dumps(data)).infer_shape(d=(2, 3))[1] == [(1,)]
+
+
+def test_strings_survive() -> None:
+    """Quotes, backslashes, control characters and other alphabets in names and attributes."""
+    odd = 'a"b\\c\n\t\r ü 日本'
+    x = sym.Variable(odd, attr={"__k__": odd})
+    assert sym.load_json(x.tojson()).tojson() == x.tojson()
+    assert json.loads(x.tojson())["nodes"][0]["name"] == odd
+
+
+def test_debug_text() -> None:
+    """A variable alone, and a small graph."""
+    a = sym.Variable("a")
+    assert a.debug_str() == "Variable:a\n"
+    text = sym.FullyConnected(a, num_hidden=2, no_bias=True, name="fc").debug_str()
+    assert text == (
+        "Symbol Outputs:\n\toutput[0]=fc(0)\nVariable:a\nVariable:fc_weight\n--------------------\n"
+        "Op:FullyConnected, Name=fc\nInputs:\n\targ[0]=a(0) version=0\n\targ[1]=fc_weight(0) version=0\n"
+        "Attrs:\n\tno_bias=True\n\tnum_hidden=2\n"
+    )
