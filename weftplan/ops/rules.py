@@ -77,9 +77,9 @@ def merge_dim(a: int, b: int, what: str) -> int:
 
 def merge_dtype(a: DType | None, b: DType | None, what: str) -> DType | None:
     """The dtype that both sides agree on; DTypeError naming both when they differ."""
-    if a is None or a == b:
-        return b
-    if b is None:
+    if a is None or b is None:  # first: NumPy holds float64 and None to be equal
+        return b if a is None else a
+    if a == b:
         return a
     raise DTypeError(f"{what}: dtypes {a} and {b} differ; cast one of them (Cast)")
 
