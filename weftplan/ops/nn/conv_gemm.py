@@ -19,16 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.kernels import accumulator
 from weftplan.ops.schema import OpContext, Shape, aligned
 
 TILE_BYTES = 4 << 20
 """Columns beyond the size of a cache gain nothing, so a tile stays below this even when ``workspace`` allows more."""
-
-
-def accumulator(dtype: Any) -> np.dtype[Any]:
-    """The dtype in which sums over ``dtype`` are made: float32 for float16, else the dtype itself."""
-    dtype = np.dtype(dtype)
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) -> int:

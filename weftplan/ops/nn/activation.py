@@ -1,0 +1,143 @@
+"""Activation: relu, sigmoid, tanh, softrelu, softsign; every gradient needs the output only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan.ops.kernels import BOOL, block_bytes, blocks, scratch_dtype
+from weftplan.ops.params import p_enum
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
+
+Step = Callable[..., None]
+
+_PARAMS = (Param("act_type", p_enum("relu", "sigmoid", "softrelu", "softsign", "tanh"), doc="The function."),)
+
+
+def _sigmoid(xp: Any, x: Any, out: Any, t: Any) -> None:
+    xp.negative(x, out=t)
+    xp.minimum(t, 700.0 if t.dtype.itemsize == 8 else 87.0, out=t)  # exp stays finite; sigmoid is below 1e-37 there
+    xp.exp(t, out=t)
+    xp.add(t, 1.0, out=t)
+    xp.divide(1.0, t, out=out, casting="same_kind")
+
+
+def _softrelu(xp: Any, x: Any, out: Any, t: Any) -> None:
+    xp.absolute(x, out=t)
+    xp.negative(t, out=t)
+    xp.exp(t, out=t)
+    xp.log1p(t, out=t)
+    xp.maximum(x, 0, out=out)
+    xp.add(out, t, out=out, casting="same_kind")
+
+
+def _softsign(xp: Any, x: Any, out: Any, t: Any) -> None:
+    xp.absolute(x, out=t)
+    xp.add(t, 1.0, out=t)
+    xp.divide(x, t, out=out, casting="same_kind")
+
+
+def _relu_gradient(xp: Any, g: Any, y: Any, out: Any, mask: Any) -> None:
+    xp.greater(y, 0, out=mask)
+    xp.multiply(g, mask, out=out)
+
+
+def _sigmoid_gradient(xp: Any, g: Any, y: Any, out: Any, t: Any) -> None:
+    xp.subtract(1, y, out=t)
+    xp.multiply(t, y, out=t)
+    xp.multiply(g, t, out=out, casting="same_kind")
+
+
+def _tanh_gradient(xp: Any, g: Any, y: Any, out: Any, t: Any) -> None:
+    xp.multiply(y, y, out=t)
+    xp.subtract(1.0, t, out=t)
+    xp.multiply(g, t, out=out, casting="same_kind")
+
+
+def _softrelu_gradient(xp: Any, g: Any, y: Any, out: Any, t: Any) -> None:
+    # y = log(1 + exp(x)), so the derivative exp(x) / (1 + exp(x)) is 1 - exp(-y).
+    xp.negative(y, out=t)
+    xp.expm1(t, out=t)
+    xp.negative(t, out=t)
+    xp.multiply(g, t, out=out, casting="same_kind")
+
+
+def _softsign_gradient(xp: Any, g: Any, y: Any, out: Any, t: Any) -> None:
+    # 1 - |y| is 1 / (1 + |x|), and the derivative is its square.
+    xp.absolute(y, out=t)
+    xp.subtract(1.0, t, out=t)
+    xp.multiply(t, t, out=t)
+    xp.multiply(g, t, out=out, casting="same_kind")
+
+
+_FORWARD: dict[str, Step] = {"sigmoid": _sigmoid, "softrelu": _softrelu, "softsign": _softsign}
+_GRADIENT: dict[str, Step] = {
+    "relu": _relu_gradient,
+    "sigmoid": _sigmoid_gradient,
+    "tanh": _tanh_gradient,
+    "softrelu": _softrelu_gradient,
+    "softsign": _softsign_gradient,
+}
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    kind = params["act_type"]
+    if kind == "relu":
+        ctx.xp.maximum(inputs[0], 0, out=out)
+    elif kind == "tanh":
+        ctx.xp.tanh(inputs[0], out=out)
+    else:
+        for x, y, scratch in blocks(ctx, (inputs[0], out), (scratch_dtype("float", out.dtype),)):
+            _FORWARD[kind](ctx.xp, x, y, scratch)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    data = inputs[0]
+    if params["act_type"] in ("relu", "tanh"):
+        return 0
+    return block_bytes(data.nbytes // data.dtype.itemsize, [scratch_dtype("float", data.dtype)])
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    kind = params["act_type"]
+    scratch = BOOL if kind == "relu" else scratch_dtype("float", out.dtype)
+    step = _GRADIENT[kind]
+    for block in blocks(ctx, (inputs[0], inputs[1], out), (scratch,)):
+        step(ctx.xp, *block)
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    data = outputs[0]
+    scratch = BOOL if params["act_type"] == "relu" else scratch_dtype("float", data.dtype)
+    return block_bytes(data.nbytes // data.dtype.itemsize, [scratch])
+
+
+register(
+    Op(
+        name="Activation",
+        forward=_forward,
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        params=_PARAMS,
+        gradient=grad("_backward_Activation", "g0", "y0"),
+        inplace=UNARY_INPLACE,
+        workspace=_workspace,
+        doc="One of five elementwise nonlinear functions.",
+    )
+)
+backward(
+    "Activation",
+    _backward,
+    ("ograd", "output"),
+    params=_PARAMS,
+    inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+    workspace=_backward_workspace,
+)

@@ -1,0 +1,182 @@
+"""Convolution over one, two or three spatial axes, channels first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.nn.conv_gemm import Geometry, adjoint, correlate, geometry, output_extent
+from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+
+LAYOUTS = ("NCW", "NCHW", "NCDHW")
+
+
+def convolution_params(workspace: int, *, no_bias: bool) -> tuple[Param, ...]:
+    """Parameters that Convolution and Deconvolution share."""
+    return (
+        Param("kernel", p_shape, doc="Extents of the kernel; their number is the number of spatial axes."),
+        Param("num_filter", p_int, doc="Channels of the output."),
+        Param("stride", p_shape, (), "Steps between windows (default 1)."),
+        Param("dilate", p_shape, (), "Steps between kernel positions (default 1)."),
+        Param("pad", p_shape, (), "Zeros on either side of each axis (default 0)."),
+        Param("num_group", p_int, 1, "Groups of channels that are convolved apart."),
+        Param("workspace", p_int, workspace, "MiB that the column matrix of one tile may take at most."),
+        Param("no_bias", p_bool, no_bias, "True: no bias input."),
+        Param("cudnn_tune", p_optional(p_enum("fastest", "limited_workspace", "off")), None, "Accepted, no effect."),
+        Param("cudnn_off", p_bool, False, "Accepted, no effect."),
+        Param("layout", p_optional(p_enum(*LAYOUTS, "NHWC", "NDHWC")), None, "Channels first only."),
+    )
+
+
+_PARAMS = convolution_params(1024, no_bias=False)
+
+
+def window(params: Params, what: str) -> tuple[Shape, Shape, Shape, Shape]:
+    """Kernel, stride, dilate and pad with their defaults filled in.
+
+    Raises:
+        ParameterError: a length or value that makes no convolution, or a layout with channels last.
+    """
+    kernel: Shape = params["kernel"]
+    rank = len(kernel)
+    if not 1 <= rank <= 3 or min(kernel) < 1:
+        raise ParameterError(f"{what}: kernel={kernel}: expected one to three positive extents")
+    filled = []
+    for name, default, least in (("stride", 1, 1), ("dilate", 1, 1), ("pad", 0, 0)):
+        value = params[name] or (default,) * rank
+        if len(value) != rank or min(value) < least:
+            raise ParameterError(f"{what}: {name}={value}: expected {rank} numbers of at least {least}, as {kernel=}")
+        filled.append(value)
+    if params["layout"] is not None and params["layout"] != LAYOUTS[rank - 1]:
+        raise ParameterError(f"{what}: layout={params['layout']}: expected {LAYOUTS[rank - 1]} for {kernel=}")
+    filters, groups = params["num_filter"], params["num_group"]
+    if filters < 1 or groups < 1 or filters % groups:
+        raise ParameterError(f"{what}: num_filter={filters} is not a positive multiple of num_group={groups}")
+    if params["workspace"] < 0:
+        raise ParameterError(f"{what}: workspace={params['workspace']}: expected MiB of at least 0")
+    return kernel, filled[0], filled[1], filled[2]
+
+
+def check_channels(channels: int, groups: int, data: Shape, what: str) -> None:
+    """ShapeError unless the channels of ``data`` divide into ``groups`` (0: not known yet)."""
+    if channels % groups:
+        raise ShapeError(f"{what}: data {data} has {channels} channels, not a multiple of num_group={groups}")
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    return ("data", "weight") if params["no_bias"] else ("data", "weight", "bias")
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    kernel, stride, dilate, pad = window(params, "Convolution")
+    filters, groups = params["num_filter"], params["num_group"]
+    rank = len(kernel)
+    data = merge_shape((0,) * (rank + 2), ins[0], f"Convolution: data with {rank} spatial axes (kernel={kernel})")
+    out = merge_shape((0, filters, *(0,) * rank), outs[0], f"Convolution: output with num_filter={filters}")
+    weight = merge_shape((filters, 0, *kernel), ins[1], "Convolution: weight (num_filter, channels / group, *kernel)")
+    assert data is not None
+    assert out is not None
+    assert weight is not None
+    check_channels(data[1], groups, data, "Convolution")
+    weight = merge_shape(
+        (filters, data[1] // groups, *kernel), weight, f"Convolution: weight needed for data {data}, and given"
+    )
+    assert weight is not None
+    extents, grid = [], []
+    for axis in range(rank):
+        extent, size = data[axis + 2], out[axis + 2]
+        span = dilate[axis] * (kernel[axis] - 1) + 1
+        if extent == 0 and size and stride[axis] == 1:
+            extent = max(0, size + span - 1 - 2 * pad[axis])
+        if extent:
+            if extent + 2 * pad[axis] < span:
+                raise ShapeError(
+                    f"Convolution: kernel {kernel} dilated by {dilate} spans {span} on spatial axis {axis}, "
+                    f"more than data {data} with padding {pad}"
+                )
+            size = output_extent(extent, kernel[axis], stride[axis], pad[axis], dilate[axis])
+        extents.append(extent)
+        grid.append(size)
+    batch = data[0] or out[0]
+    new_out = merge_shape((batch, filters, *grid), out, f"Convolution: output for data {data}, and given")
+    new: Shapes = [(batch, data[1] or weight[1] * groups, *extents), weight]
+    if not params["no_bias"]:
+        new.append(merge_shape((filters,), ins[2], "Convolution: bias (num_filter,), and given"))
+    known = ins[0] is not None or outs[0] is not None
+    return ([new[0] if known else None, *new[1:]], [new_out if known else outs[0]])
+
+
+def _geometry(params: Params, data: TensorSpec, out: Shape) -> Geometry:
+    kernel, stride, dilate, pad = window(params, "Convolution")
+    return geometry(
+        data.shape,
+        params["num_filter"],
+        kernel,
+        stride,
+        dilate,
+        pad,
+        out[2:],
+        params["num_group"],
+        data.dtype,
+        params["workspace"],
+    )
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    data, weight = inputs[:2]
+    geo = _geometry(params, TensorSpec(data.shape, data.dtype), out.shape)
+    correlate(ctx, geo, data, weight, None if params["no_bias"] else inputs[2], out)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return _geometry(params, inputs[0], outputs[0].shape).forward_nbytes()
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    ograd, data, weight = inputs
+    if not params["no_bias"] and outputs[2] is not None:
+        ctx.xp.sum(
+            ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=outputs[2], keepdims=False
+        )
+    geo = _geometry(params, TensorSpec(data.shape, data.dtype), ograd.shape)
+    adjoint(ctx, geo, data, ograd, weight, outputs[0], outputs[1])
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return _geometry(params, inputs[1], inputs[0].shape).backward_nbytes()
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_Convolution", [builder.ograd(), builder.input(0), builder.input(1)])
+
+
+register(
+    Op(
+        name="Convolution",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=same_dtype,
+        params=_PARAMS,
+        inputs=_inputs,
+        gradient=_gradient,
+        workspace=_workspace,
+        aliases=("Convolution_v1",),
+        doc="Cross-correlation of data with weight (num_filter, channels / num_group, *kernel), plus bias.",
+    )
+)
+backward(
+    "Convolution",
+    _backward,
+    ("ograd", "data", "weight"),
+    grad_inputs=lambda params: tuple(range(len(_inputs(params)))),
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)

@@ -1,0 +1,159 @@
+"""FullyConnected: one matrix product and a bias."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.params import p_bool, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, merge_dim, merge_shape, same_dtype, take_bytes
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_PARAMS = (
+    Param("num_hidden", p_int, doc="Columns of the output."),
+    Param("no_bias", p_bool, False, "True: no bias input."),
+    Param("flatten", p_bool, True, "True: all axes but the first form the row; False: only the last one."),
+)
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    return ("data", "weight") if params["no_bias"] else ("data", "weight", "bias")
+
+
+def _columns(shape: Shape, params: Params) -> int:
+    """Length of a row of the data; 0 when not known."""
+    if not params["flatten"]:
+        return shape[-1]
+    return math.prod(shape[1:])
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    hidden = params["num_hidden"]
+    data, weight, out = ins[0], ins[1], outs[0]
+    weight = merge_shape((hidden, 0), weight, "FullyConnected: weight (num_hidden, columns of data)")
+    assert weight is not None
+    if data is not None:
+        if len(data) == 0:
+            raise ShapeError("FullyConnected: data has shape (), expected at least one dimension")
+        lead = data[:1] if params["flatten"] else data[:-1]
+        out = merge_shape((*lead, hidden), out, f"FullyConnected: output for data {data}, num_hidden={hidden}")
+        assert out is not None
+        lead = out[:-1]
+        if params["flatten"]:
+            data = (*lead, *data[1:])
+            if len(data) == 2 and data[1] == 0:
+                data = (*lead, weight[1])
+        else:
+            data = (*lead, data[-1] or weight[1])
+        columns = _columns(data, params)
+        weight = merge_shape((hidden, columns), weight, f"FullyConnected: weight needed for data {data}, and given")
+    elif out is not None and out[-1:] not in ((hidden,), (0,)):
+        raise ShapeError(f"FullyConnected: output has shape {out}, expected last dimension num_hidden={hidden}")
+    new: Shapes = [data, weight]
+    if not params["no_bias"]:
+        new.append(merge_shape((hidden,), ins[2], "FullyConnected: bias (num_hidden,), and given"))
+        merge_dim(hidden, new[2][0] if new[2] else 0, "FullyConnected: bias")
+    return new, [out]
+
+
+def _wide_bytes(specs: Sequence[TensorSpec]) -> int:
+    """Scratch for float32 copies of float16 operands."""
+    dtype = specs[0].dtype
+    acc = accumulator(dtype)
+    return 0 if acc == dtype else take_bytes(*((shape, acc) for shape, _ in specs))
+
+
+def _widen(ctx: OpContext, array: Any) -> Any:
+    """``array``, or its float32 copy in workspace when it is float16."""
+    acc = accumulator(array.dtype)
+    if acc == array.dtype:
+        return array
+    wide = ctx.take(array.shape, acc)
+    wide[...] = array
+    return wide
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return _wide_bytes((*inputs[:2], outputs[0]))
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    data, weight = inputs[:2]
+    hidden = params["num_hidden"]
+    rows = _widen(ctx, data).reshape(-1, weight.shape[1])
+    matrix = _widen(ctx, weight)
+    acc = accumulator(out.dtype)
+    wide = out if acc == out.dtype else ctx.take(out.shape, acc)
+    flat = wide.reshape(-1, hidden)
+    xp.matmul(rows, matrix.T, out=flat)
+    if not params["no_bias"]:
+        xp.add(flat, inputs[2], out=out.reshape(-1, hidden), casting="same_kind")
+    elif wide is not out:
+        xp.copyto(out, wide, casting="same_kind")
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return _wide_bytes((*inputs[:3], *outputs[:2]))
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    ograd, data, weight = inputs
+    dgrad, wgrad = outputs[:2]
+    bgrad = None if params["no_bias"] else outputs[2]
+    acc = accumulator(ograd.dtype)
+    rows = ograd.reshape(-1, params["num_hidden"])
+    if bgrad is not None:
+        xp.sum(rows, axis=0, dtype=acc, out=bgrad)
+    if dgrad is None and wgrad is None:
+        return
+    wide_rows = _widen(ctx, rows)
+    # The weight's gradient first: the data gradient may take the memory of the data.
+    if wgrad is not None:
+        columns = _widen(ctx, data).reshape(rows.shape[0], -1)
+        target = wgrad if acc == wgrad.dtype else ctx.take(wgrad.shape, acc)
+        xp.matmul(wide_rows.T, columns, out=target)
+        if target is not wgrad:
+            xp.copyto(wgrad, target, casting="same_kind")
+    if dgrad is not None:
+        matrix = _widen(ctx, weight)
+        target = dgrad if acc == dgrad.dtype else ctx.take(dgrad.shape, acc)
+        xp.matmul(wide_rows, matrix, out=target.reshape(rows.shape[0], -1))
+        if target is not dgrad:
+            xp.copyto(dgrad, target, casting="same_kind")
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_FullyConnected", [builder.ograd(), builder.input(0), builder.input(1)])
+
+
+register(
+    Op(
+        name="FullyConnected",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=same_dtype,
+        params=_PARAMS,
+        inputs=_inputs,
+        gradient=_gradient,
+        workspace=_workspace,
+        doc="data · weightᵀ + bias; weight has shape (num_hidden, columns of data).",
+    )
+)
+backward(
+    "FullyConnected",
+    _backward,
+    ("ograd", "data", "weight"),
+    grad_inputs=lambda params: tuple(range(len(_inputs(params)))),
+    params=_PARAMS,
+    inplace=(InplacePair(1, 0),),
+    workspace=_backward_workspace,
+)
