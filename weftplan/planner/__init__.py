@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.pipeline import plan_symbol
 from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
 
-__all__ = ["IndexedGraph", "Kind", "MemoryPlan", "PlanOptions", "PlannedGraph"]
+__all__ = ["IndexedGraph", "Kind", "MemoryPlan", "PlanOptions", "PlannedGraph", "plan_symbol"]

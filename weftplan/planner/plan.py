@@ -90,7 +90,10 @@ class MemoryPlan:
     lower_bound: int
     """Most bytes live at once, summed over devices: no placement of these buffers in this order can need less."""
     unshared_bytes: int
-    """Bytes if every entry and every workspace had memory of its own."""
+    """Bytes if every entry that is made had memory of its own, with one workspace per device."""
+    reported_bytes: int
+    """What MXNet prints as "Total … allocated" for this plan: storages of entries as the option ``sizes`` counts them,
+    workspaces left out. For the ``arena`` strategy, whose storages overlap, the same as :attr:`peak`."""
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -119,15 +122,6 @@ class MemoryPlan:
     def num_slabs(self) -> int:
         """Number of allocations."""
         return len(self.slab_nbytes)
-
-    @cached_property
-    def entry_bytes(self) -> int:
-        """Bytes of the storages that hold entries: what MXNet prints as "Total … allocated" (workspaces left out).
-
-        With the ``arena`` strategy storages overlap and this sum means little; use :attr:`peak` there.
-        """
-        used = np.unique(self.entry_storage[self.entry_storage >= 0])
-        return int(self.storage_nbytes[used].sum())
 
     def storage_context(self, storage: int) -> Context:
         """Device of a storage."""

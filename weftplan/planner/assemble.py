@@ -1,0 +1,250 @@
+"""From an assignment of storages to a finished :class:`~weftplan.planner.plan.MemoryPlan`.
+
+:func:`blocks` gives every storage a slab of its own and every device one workspace per colour; :func:`arena` gives
+every group of in-place entries and every workspace an offset in one slab per device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weftplan.device.context import Context
+from weftplan.planner.graph import IntArray
+from weftplan.planner.inplace import Assignment
+from weftplan.planner.liveness import Facts, lifetimes, live_bytes
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.workspace import with_added_outputs
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Groups and workspaces as buffers with lifetimes: what has to be placed."""
+
+    facts: Facts
+    found: Assignment
+    options: PlanOptions
+    entry_first: IntArray = field(init=False)
+    entry_last: IntArray = field(init=False)
+    entry_nbytes: IntArray = field(init=False)
+    entry_group: IntArray = field(init=False)
+    first: IntArray = field(init=False)
+    """Per buffer: the groups that have entries, then one per node with scratch."""
+    last: IntArray = field(init=False)
+    nbytes: IntArray = field(init=False)
+    device: IntArray = field(init=False)
+    num_groups: int = field(init=False)
+    workspace: dict[int, int] = field(init=False)
+    """Scratch bytes per node that runs."""
+    workspace_nodes: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Measure groups and workspaces."""
+        facts, found = self.facts, self.found
+        starts, ends = lifetimes(facts)
+        self.entry_first = np.array(starts, dtype=np.int64)
+        self.entry_last = np.array(ends, dtype=np.int64)
+        self.entry_nbytes = np.array(facts.nbytes, dtype=np.int64)
+        group = np.array(found.group, dtype=np.int64)
+        held = np.flatnonzero(group >= 0)
+        # Some groups may have lost their entries to partial sums: renumber the rest, keeping their order.
+        used, renumbered = np.unique(group[held], return_inverse=True)
+        self.num_groups = len(used)
+        group[held] = renumbered
+        self.entry_group = group
+        members = group[held]
+        steps = len(facts.order)
+        first = np.full(self.num_groups, steps, dtype=np.int64)
+        last = np.zeros(self.num_groups, dtype=np.int64)
+        nbytes = np.zeros(self.num_groups, dtype=np.int64)
+        device = np.zeros(self.num_groups, dtype=np.int64)
+        np.minimum.at(first, members, self.entry_first[held])
+        np.maximum.at(last, members, self.entry_last[held])
+        np.maximum.at(nbytes, members, self.entry_nbytes[held])
+        device[members] = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[held]]
+        workspace: dict[int, int] = {}
+        if self.options.workspaces:
+            workspace = with_added_outputs(facts.workspaces, facts.graph, facts.nbytes, (*facts.added, *found.added))
+            workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
+        self.workspace = workspace
+        where = {nid: step for step, nid in enumerate(facts.order) if nid in workspace}
+        self.workspace_nodes = list(where)
+        moments = np.array(list(where.values()), dtype=np.int64)
+        self.first = np.concatenate([first, moments])
+        self.last = np.concatenate([last, moments + 1])
+        self.nbytes = np.concatenate([nbytes, np.array([workspace[nid] for nid in where], dtype=np.int64)])
+        self.device = np.concatenate([device, np.array([facts.device[nid] for nid in where], dtype=np.int64)])
+
+    def live(self) -> IntArray:
+        """Bytes alive per device and step."""
+        return live_bytes(
+            self.first, self.last, self.nbytes, self.device, len(self.facts.contexts), len(self.facts.order)
+        )
+
+    def lower_bound(self) -> int:
+        """Most bytes alive at once, summed over devices."""
+        live = self.live()
+        return int(live.max(axis=1).sum()) if live.shape[1] else 0
+
+    def unshared(self) -> int:
+        """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
+        facts = self.facts
+        planned = np.array(self.found.group, dtype=np.int64) >= 0
+        total = int(self.entry_nbytes[planned].sum())
+        largest = [0] * len(facts.contexts)
+        for nid, nbytes in self.workspace.items():
+            largest[facts.device[nid]] = max(largest[facts.device[nid]], nbytes)
+        return total + sum(largest)
+
+
+def blocks(buffers: Buffers, strategy: str, reported_bytes: int, color: Sequence[int] = ()) -> MemoryPlan:
+    """The plan in which every storage of the assignment is an allocation of its own."""
+    facts, found = buffers.facts, buffers.found
+    storage = np.array(found.storage, dtype=np.int64)
+    held = np.flatnonzero(storage >= 0)
+    used, renumbered = np.unique(storage[held], return_inverse=True)
+    storage[held] = renumbered
+    nbytes = np.zeros(len(used), dtype=np.int64)
+    device = np.zeros(len(used), dtype=np.int64)
+    np.maximum.at(nbytes, renumbered, buffers.entry_nbytes[held])
+    device[renumbered] = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[held]]
+    # One workspace per device and colour, as large as its largest user needs.
+    pools: dict[tuple[int, int], int] = {}
+    sizes: list[int] = []
+    workspace_storage = np.full(facts.graph.num_nodes, -1, dtype=np.int32)
+    for nid in buffers.workspace_nodes:
+        key = (facts.device[nid], color[nid] if color else 0)
+        pool = pools.setdefault(key, len(pools))
+        if pool == len(sizes):
+            sizes.append(0)
+        sizes[pool] = max(sizes[pool], buffers.workspace[nid])
+        workspace_storage[nid] = len(used) + pool
+    nbytes = np.concatenate([nbytes, np.array(sizes, dtype=np.int64)])
+    device = np.concatenate([device, np.array([key[0] for key in pools], dtype=np.int64)])
+    count = len(nbytes)
+    return _finish(
+        buffers,
+        strategy,
+        storage=storage,
+        workspace_storage=workspace_storage,
+        storage_slab=np.arange(count),
+        storage_offset=np.zeros(count, dtype=np.int64),
+        storage_nbytes=nbytes,
+        slab_device=device,
+        slab_nbytes=nbytes,
+        after=(np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
+        reported_bytes=reported_bytes,
+    )
+
+
+def arena(buffers: Buffers, *, effort: str = "normal") -> MemoryPlan:
+    """The plan in which every buffer has an offset in one slab per device."""
+    from weftplan.planner.packing import pack, reuse_edges
+
+    facts = buffers.facts
+    count = len(buffers.nbytes)
+    offset = np.zeros(count, dtype=np.int64)
+    slab_of = np.full(len(facts.contexts), -1, dtype=np.int64)
+    slab_device: list[int] = []
+    slab_nbytes: list[int] = []
+    later: list[NDArray[np.int64]] = []
+    earlier: list[NDArray[np.int64]] = []
+    for index, context in enumerate(facts.contexts):
+        mine = np.flatnonzero((buffers.device == index) & (buffers.nbytes > 0))
+        if not len(mine):
+            if not np.any(buffers.device == index):
+                continue
+            slab_of[index] = len(slab_device)
+            slab_device.append(index)
+            slab_nbytes.append(0)
+            continue
+        alignment = buffers.options.alignment or alignment_of(context)
+        lower, upper, size = buffers.first[mine], buffers.last[mine], buffers.nbytes[mine]
+        packed = pack(lower, upper, size, alignment=alignment, effort=effort)
+        offset[mine] = packed.offsets
+        slab_of[index] = len(slab_device)
+        slab_device.append(index)
+        slab_nbytes.append(int(packed.peak))
+        pointers, rows = reuse_edges(lower, upper, size, packed.offsets)
+        later.append(mine[np.repeat(np.arange(len(mine)), np.diff(pointers))])
+        earlier.append(mine[rows])
+    workspace_storage = np.full(facts.graph.num_nodes, -1, dtype=np.int32)
+    workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
+    return _finish(
+        buffers,
+        "arena",
+        storage=buffers.entry_group,
+        workspace_storage=workspace_storage,
+        storage_slab=slab_of[buffers.device] if count else np.zeros(0, dtype=np.int64),
+        storage_offset=offset,
+        storage_nbytes=buffers.nbytes,
+        slab_device=np.array(slab_device, dtype=np.int64),
+        slab_nbytes=np.array(slab_nbytes, dtype=np.int64),
+        after=_rows(later, earlier, count),
+        reported_bytes=sum(slab_nbytes),
+    )
+
+
+def alignment_of(context: Context) -> int:
+    """Bytes to which offsets on a device are aligned."""
+    return 64 if context.is_host else 256
+
+
+def _rows(
+    later: list[NDArray[np.int64]], earlier: list[NDArray[np.int64]], count: int
+) -> tuple[IntArray, NDArray[np.int32]]:
+    """Compressed rows of the pairs (later, earlier), ascending."""
+    if not later:
+        return np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    rows, values = np.concatenate(later), np.concatenate(earlier)
+    order = np.lexsort((values, rows))
+    pointers = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=count), out=pointers[1:])
+    return pointers, values[order].astype(np.int32)
+
+
+def _finish(
+    buffers: Buffers,
+    strategy: str,
+    *,
+    storage: IntArray,
+    workspace_storage: NDArray[np.int32],
+    storage_slab: IntArray,
+    storage_offset: IntArray,
+    storage_nbytes: IntArray,
+    slab_device: IntArray,
+    slab_nbytes: IntArray,
+    after: tuple[IntArray, NDArray[np.int32]],
+    reported_bytes: int,
+) -> MemoryPlan:
+    facts, found = buffers.facts, buffers.found
+    workspace_nbytes = np.zeros(facts.graph.num_nodes, dtype=np.int64)
+    for nid, nbytes in buffers.workspace.items():
+        workspace_nbytes[nid] = nbytes
+    return MemoryPlan(
+        strategy=strategy,
+        options=buffers.options,
+        contexts=facts.contexts,
+        entry_storage=storage.astype(np.int32),
+        entry_nbytes=buffers.entry_nbytes,
+        entry_kind=np.frombuffer(bytes(found.kind), dtype=np.int8).copy(),
+        entry_first=buffers.entry_first.astype(np.int32),
+        entry_last=buffers.entry_last.astype(np.int32),
+        entry_inplace=np.array(found.inplace, dtype=np.int32),
+        storage_slab=storage_slab.astype(np.int32),
+        storage_offset=storage_offset,
+        storage_nbytes=storage_nbytes,
+        slab_device=slab_device.astype(np.int32),
+        slab_nbytes=slab_nbytes,
+        workspace_nbytes=workspace_nbytes,
+        workspace_storage=workspace_storage,
+        after_ptr=after[0],
+        after_storages=after[1],
+        lower_bound=buffers.lower_bound(),
+        unshared_bytes=buffers.unshared(),
+        reported_bytes=reported_bytes,
+    )

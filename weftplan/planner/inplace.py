@@ -1,0 +1,161 @@
+"""The walk that gives every entry a storage: in place of an input where allowed, else from an allocator.
+
+All strategies share this walk and differ in the allocator: one that hands out released blocks again (match range), or
+one that always makes a new storage, which is then placed at an offset. So every strategy merges the same entries in
+place, and their plans have one lower bound.
+
+Per node, in execution order: outputs take inputs' storages by the operator's inplace pairs; the other outputs are
+allocated, largest first; then the inputs are released. Releasing last means that a node never gets as output a block
+that only it is about to free, except by the first rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weftplan.planner.liveness import Facts
+from weftplan.planner.plan import Kind
+
+Allocate = Callable[[int, int, int], int]
+"""(entry, device, node) -> storage id: a released one, or the next new number."""
+Release = Callable[[int, int], None]
+"""(storage, node): every content of the storage is dead after ``node``."""
+
+
+@dataclass(slots=True)
+class Assignment:
+    """Storage, group, kind and inplace input of every entry."""
+
+    storage: list[int]
+    group: list[int]
+    """Entries of one group are computed in place of each other; groups of one storage follow each other in time."""
+    kind: bytearray
+    inplace: list[int]
+    num_storages: int
+    num_groups: int
+    skipped: set[int]
+    """Nodes that must not run: see :func:`add_in_place`."""
+    added: set[int]
+    """Entries whose makers add to a partial sum."""
+
+
+def assign(
+    facts: Facts, allocate: Allocate, release: Release, *, enable_inplace: bool = True, keep_unused: bool = False
+) -> Assignment:
+    """Run the walk. ``keep_unused`` gives memory also to outputs that nobody reads, as MXNet does."""
+    graph, row, refs = facts.graph, facts.graph.row, facts.refs
+    inputs, reads, pairs, external = graph.inputs, facts.reads, facts.pairs, facts.external
+    elements, dtypes, device = facts.elements, facts.dtypes, facts.device
+    entry_node: list[int] = graph.entry_node.tolist()
+    storage = [-1] * graph.num_entries
+    group = [-1] * graph.num_entries
+    num_groups = 0
+    inplace = [-1] * graph.num_entries
+    kind = bytearray(external)
+    own, shared, in_place, unused, outside = map(int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL))
+    for e in range(graph.num_entries):
+        kind[e] = outside if external[e] else unused
+    live: list[int] = []  # per storage, reads still to come of all entries in it
+
+    for nid in facts.order:
+        start, end = row[nid], row[nid + 1]
+        if enable_inplace and pairs[nid]:
+            for pair in pairs[nid]:
+                i, out = pair.input, start + pair.output
+                source = inputs[nid][i]
+                block = storage[source]
+                if (
+                    block < 0
+                    or storage[out] >= 0
+                    or external[out]
+                    or not refs[out]
+                    or elements[out] != elements[source]
+                    or device[entry_node[source]] != device[nid]
+                    or any(inplace[o] == i for o in range(start, end))
+                ):
+                    continue
+                same_dtype = dtypes[out] == dtypes[source]
+                if not same_dtype and dtypes[out].itemsize != dtypes[source].itemsize:
+                    continue
+                # An identity may share while others still read: both contents are equal, and whoever writes next
+                # waits for the readers of all of them.
+                if live[block] == 1 or (pair.identity and same_dtype):
+                    storage[out] = block
+                    live[block] += refs[out]
+                    inplace[out] = i
+                    kind[out] = in_place
+                    group[out] = group[source]
+        todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keep_unused)]
+        if len(todo) > 1:
+            todo.sort(key=lambda e: (-elements[e], -e))
+        for e in todo:
+            block = allocate(e, device[nid], nid)
+            if block == len(live):
+                live.append(refs[e])
+                kind[e] = own
+            else:
+                live[block] = refs[e]
+                kind[e] = shared
+            storage[e] = block
+            group[e] = num_groups
+            num_groups += 1
+        for e in reads[nid]:
+            block = storage[e]
+            if block >= 0:
+                live[block] -= 1
+                if not live[block]:
+                    release(block, nid)
+        for e in range(start, end):
+            if not refs[e] and storage[e] >= 0:
+                kind[e] = unused
+                release(storage[e], nid)
+    return Assignment(storage, group, kind, inplace, len(live), num_groups, set(), set())
+
+
+def add_in_place(facts: Facts, found: Assignment) -> None:
+    """Turn partial gradient sums into additions by whoever makes the term; changes ``found``.
+
+    For ``out = _grad_add(total, term)`` with ``out`` in place of ``total``: the maker of ``term`` adds straight to
+    ``total`` and the ``_grad_add`` is skipped. Conditions: ``term`` has no other reader and is made after ``total``, on
+    the same device; nobody reads what ``total`` holds between the two nodes, for it changes early.
+    """
+    graph, row = facts.graph, facts.graph.row
+    sums = [n for n in facts.order if (op := graph.nodes[n].op) is not None and op.name == "_grad_add"]
+    if not sums:
+        return
+    position = {nid: step for step, nid in enumerate(facts.order)}
+    entry_node: list[int] = graph.entry_node.tolist()
+    readers: dict[int, list[int]] = {}
+    interesting = {found.group[row[n]] for n in sums}
+    for step, nid in enumerate(facts.order):
+        for e in facts.reads[nid]:
+            if found.group[e] in interesting:
+                readers.setdefault(found.group[e], []).append(step)
+    for nid in sums:
+        total, term = graph.inputs[nid]
+        out = row[nid]
+        group = found.group[out]
+        maker, before = entry_node[term], entry_node[total]
+        if (
+            group < 0
+            or found.group[total] != group
+            or found.group[term] < 0
+            or found.group[term] == group
+            or maker not in position
+            or before not in position
+            or facts.refs[term] != 1
+            or position[before] >= position[maker]
+            or facts.device[maker] != facts.device[nid]
+            or maker in found.skipped
+            or term in found.added
+            or facts.dtypes[term] != facts.dtypes[total]
+            or any(position[maker] < step < position[nid] for step in readers.get(group, ()))
+        ):
+            continue
+        found.storage[term] = found.storage[out]
+        found.group[term] = group
+        found.inplace[term] = -1
+        found.kind[term] = Kind.ADDTO
+        found.added.add(term)
+        found.skipped.add(nid)

@@ -1,0 +1,154 @@
+"""What a memory strategy has to know about a graph, and when bytes are alive.
+
+:class:`Facts` is the common input of all strategies. Steps are positions in the execution order; an entry is alive from
+the step that writes it up to, not including, the step after its last reader; an output of the graph stays alive to the
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import PlanError
+from weftplan.ops.schema import DType, InplacePair, Shape
+from weftplan.planner.graph import IndexedGraph, IntArray
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """A placed graph with sizes, in an execution order. Lists are indexed by node id or entry id."""
+
+    graph: IndexedGraph
+    order: list[int]
+    """Operator nodes as they run."""
+    shapes: list[Shape]
+    dtypes: list[DType]
+    elements: list[int]
+    nbytes: list[int]
+    contexts: tuple[Context, ...]
+    device: list[int]
+    """Per node, an index of ``contexts``."""
+    external: bytearray
+    """Per entry: 1 when its memory is the caller's (variables, gradients)."""
+    added: frozenset[int]
+    """Gradient entries that are added to their arrays."""
+    reads: list[list[int]]
+    """Per node: entries whose values it reads, one per slot (ignored inputs left out)."""
+    refs: list[int]
+    """Per entry: slots that read it, plus times it is an output of the graph."""
+    pairs: list[Sequence[InplacePair]]
+    """Per node: inplace pairs whose input is not ignored, in the order in which they are tried."""
+    workspaces: dict[int, int]
+    """Per node: declared scratch bytes (absent: none)."""
+
+
+def collect(
+    graph: IndexedGraph,
+    order: list[int],
+    shapes: list[Shape],
+    dtypes: list[DType],
+    elements: IntArray,
+    nbytes: IntArray,
+    contexts: tuple[Context, ...],
+    device: list[int],
+    gradients: Sequence[int],
+    added: frozenset[int],
+    workspaces: dict[int, int],
+) -> Facts:
+    """Gather what operators declare.
+
+    Raises:
+        PlanError: an operator writes to an input that is not a variable.
+    """
+    external = bytearray(graph.num_entries)
+    external_view = np.frombuffer(external, dtype=np.uint8)
+    external_view[graph.row_ptr[:-1][graph.is_variable]] = 1
+    external_view[list(gradients)] = 1
+    none: list[int] = []
+    nothing: tuple[InplacePair, ...] = ()
+    reads: list[list[int]] = []
+    pairs: list[Sequence[InplacePair]] = []
+    for nid, node in enumerate(graph.nodes):
+        op = node.op
+        inputs = graph.inputs[nid]
+        if op is None:
+            reads.append(none)
+            pairs.append(nothing)
+            continue
+        if op.aux:
+            _check_states(graph, nid)
+        ignored = op.ignored_inputs(node.params) if callable(op.ignored_inputs) else op.ignored_inputs
+        inplace = op.inplace(node.params) if callable(op.inplace) else op.inplace
+        if ignored:
+            reads.append([e for i, e in enumerate(inputs) if i not in ignored])
+            pairs.append(tuple(pair for pair in inplace if pair.input not in ignored))
+        else:
+            reads.append(inputs)
+            pairs.append(inplace)
+    refs = [0] * graph.num_entries
+    for read in reads:
+        for e in read:
+            refs[e] += 1
+    for e in graph.outputs.tolist():
+        refs[e] += 1
+    return Facts(
+        graph=graph,
+        order=order,
+        shapes=shapes,
+        dtypes=dtypes,
+        elements=elements.tolist(),
+        nbytes=nbytes.tolist(),
+        contexts=contexts,
+        device=device,
+        external=external,
+        added=added,
+        reads=reads,
+        refs=refs,
+        pairs=pairs,
+        workspaces=workspaces,
+    )
+
+
+def lifetimes(facts: Facts) -> tuple[list[int], list[int]]:
+    """(first, last) step per entry, half-open; variables and gradient arrays too, though they need no planned memory.
+
+    A variable starts at 0. An entry that nobody reads lives for the one step that makes it.
+    """
+    graph, row = facts.graph, facts.graph.row
+    end = len(facts.order)
+    first = [0] * graph.num_entries
+    last = [0] * graph.num_entries
+    for step, nid in enumerate(facts.order):
+        for e in facts.reads[nid]:
+            last[e] = step + 1
+        for e in range(row[nid], row[nid + 1]):
+            first[e] = step
+            last[e] = step + 1
+    for e in graph.outputs.tolist():
+        last[e] = end
+    return first, last
+
+
+def live_bytes(
+    first: IntArray, last: IntArray, nbytes: IntArray, device: IntArray, num_devices: int, num_steps: int
+) -> IntArray:
+    """Bytes alive at each step, one row per device, of buffers with these half-open lifetimes."""
+    change = np.zeros((num_devices, num_steps + 1), dtype=np.int64)
+    np.add.at(change, (device, first), nbytes)
+    np.subtract.at(change, (device, last), nbytes)
+    return np.cumsum(change, axis=1)[:, :num_steps]
+
+
+def _check_states(graph: IndexedGraph, nid: int) -> None:
+    node = graph.nodes[nid]
+    assert node.op is not None
+    for i in node.op.aux:
+        if not node.inputs[i].node.is_variable:
+            raise PlanError(
+                f"operator {node.op.name} ({node.name!r}) writes to its input {i}, which must be a variable but is an "
+                f"output of {node.inputs[i].node.name!r}"
+            )

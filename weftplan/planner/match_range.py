@@ -1,0 +1,95 @@
+"""MXNet's sharing: whole blocks, reused by entries of similar size.
+
+A released block of ``b`` bytes may serve a request of ``s`` bytes when ``s // R <= b <= s * R`` (R: the match range).
+The smallest block that is large enough is taken; failing that the largest that is too small, which then grows. With
+more than one colour a block passes only between nodes of one colour (see :func:`colors`), so that reuse does not chain
+independent branches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from weftplan.planner.liveness import Facts
+
+
+class BlockPool:
+    """The allocator of the match-range strategy.
+
+    Args:
+        facts: the graph.
+        sizes: bytes requested per entry.
+        match_range: R; 0 never reuses.
+        color: per node; empty: one colour.
+    """
+
+    def __init__(self, facts: Facts, sizes: Sequence[int], match_range: int, color: Sequence[int] = ()) -> None:
+        self.sizes = sizes
+        self.match_range = match_range
+        self.color = color
+        self.block_bytes: list[int] = []
+        self._home: list[int] = []
+        # Per (device, colour) the free blocks as (bytes when released, order of release, block), ascending.
+        self._free: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self._released = 0
+
+    def allocate(self, entry: int, device: int, node: int) -> int:
+        """A free block within range, or a new one."""
+        size, match_range = self.sizes[entry], self.match_range
+        if match_range:
+            free = self._free.get((device, self.color[node] if self.color else 0))
+            if free:
+                at = bisect_left(free, (size,))
+                if at == len(free) or free[at][0] > size * match_range:
+                    at -= 1
+                    if at >= 0 and free[at][0] < size // match_range:
+                        at = -1
+                if at >= 0:
+                    block = free.pop(at)[2]
+                    if self.block_bytes[block] < size:
+                        self.block_bytes[block] = size
+                    return block
+        self.block_bytes.append(size)
+        self._home.append(device)
+        return len(self.block_bytes) - 1
+
+    def release(self, block: int, node: int) -> None:
+        """Offer ``block`` to later nodes (of the colour of ``node``)."""
+        if self.match_range:
+            key = (self._home[block], self.color[node] if self.color else 0)
+            insort(self._free.setdefault(key, []), (self.block_bytes[block], self._released, block))
+            self._released += 1
+
+
+def colors(facts: Facts, count: int) -> list[int]:
+    """A colour below ``count`` for every node: the longest paths of operators one after the other, then the rest.
+
+    Repeatedly the path with most uncoloured operators gets the next colour; what remains after ``count - 1`` paths gets
+    the last one.
+    """
+    graph = facts.graph
+    if count <= 1:
+        return []
+    nodes = graph.num_nodes
+    weight = [0 if node.op is None else 1 for node in graph.nodes]
+    color = [count - 1] * nodes
+    makers = [[graph.entry_node[e].item() for e in ins] for ins in graph.inputs]
+    for shade in range(count - 1):
+        best = [0] * nodes
+        follow = [-1] * nodes
+        start = -1
+        for nid in range(nodes - 1, -1, -1):
+            best[nid] += weight[nid]
+            if best[nid] > (best[start] if start >= 0 else 0):
+                start = nid
+            for source in (*makers[nid], *graph.controls[nid]):
+                if best[nid] > best[source]:
+                    best[source], follow[source] = best[nid], nid
+        if start < 0:
+            break
+        while start >= 0:
+            if weight[start]:
+                color[start], weight[start] = shade, 0
+            start = follow[start]
+    return color

@@ -1,0 +1,77 @@
+"""Common-subexpression elimination: nodes that compute the same from the same become one.
+
+Two operator nodes are merged when operator, input entries and attributes (all of them, so also the device group) are
+equal, and running once or twice makes no difference: the operator is not random, mutates no input, and is no loss (two
+equal losses count twice in the gradient). Names do not matter; the first node in depth-first order stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weftplan.ops import registry
+from weftplan.planner.graph import depth_first_order
+from weftplan.symbol.node import Entry, Node
+
+
+def eliminate(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+    """(entries of a graph without repeated work, number of nodes removed); unchanged entries when there is none.
+
+    Nodes are never changed in place: users of a removed node are copied. Two outputs that become one entry stay
+    distinct through a ``_copy`` node.
+    """
+    order, _ = depth_first_order(entry.node for entry in entries)
+    twin: dict[Node, Node] = {}
+    table: dict[tuple[object, ...], list[Node]] = {}
+    removed = 0
+    for node in order:
+        op = node.op
+        if op is None:
+            continue
+        kept = node
+        if twin:
+            kept = twin[node] = _rewired(node, twin)
+        if not node.inputs or op.random or op.aux or op.loss:
+            continue
+        key = (op.name, *[(e[0], e[1]) for e in kept.inputs])
+        same = table.setdefault(key, [])
+        for other in same:
+            if other.attrs == kept.attrs:
+                extra = [dep for dep in kept.control_deps if dep not in other.control_deps]
+                if extra:
+                    continue
+                twin[node] = other
+                removed += 1
+                break
+        else:
+            same.append(kept)
+    if not removed:
+        return list(entries), 0
+    result: list[Entry] = []
+    owner: dict[tuple[Node, int], tuple[Node, int]] = {}
+    for k, entry in enumerate(entries):
+        moved = Entry(twin.get(entry.node, entry.node), entry.index, entry.version)
+        source = (entry.node, entry.index)
+        # The same entry listed twice was one array before and may stay one; two entries that became one may not.
+        if owner.setdefault((moved.node, moved.index), source) != source:
+            op = registry.get("_copy")
+            moved = Entry(Node(op, f"{moved.node.name}_{k}_copy", params=registry.parse_params(op, {}), inputs=[moved]))
+        result.append(moved)
+    return result, removed
+
+
+def _rewired(node: Node, twin: dict[Node, Node]) -> Node:
+    """``node``, or a copy of it when something it needs was replaced."""
+    get = twin.get
+    if all(get(e[0], e[0]) is e[0] for e in node.inputs) and all(get(dep, dep) is dep for dep in node.control_deps):
+        return node
+    return Node(
+        node.op,
+        node.name,
+        attrs=node.attrs,
+        params=node.params,
+        inputs=[Entry(get(e[0], e[0]), e[1], e[2]) for e in node.inputs],
+        control_deps=[get(dep, dep) for dep in node.control_deps],
+        created_at=node.created_at,
+        mirror_of=node.mirror_of,
+    )

@@ -1,0 +1,316 @@
+"""Reverse mode on graphs: adds the nodes that compute gradients of outputs with respect to variables.
+
+Needs the heads of a forward graph; gives one entry per wanted variable. Shapes are not needed: zeros are made by
+operators that take their shape from another entry.
+
+A gradient that is zero is represented by absence: a rule returns None for it, an entry that nobody differentiates has
+no terms. Zeros are only made where a rule asks for an outgoing gradient that has none, or for a wanted variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from weftplan.errors import PlanError
+from weftplan.ops import registry
+from weftplan.ops.schema import EntryRef, Op, Params
+from weftplan.planner.graph import depth_first_order
+from weftplan.symbol.node import Entry, Node
+
+ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
+INHERITED = ("__ctx_group__", "ctx_group")
+"""Attributes that gradient nodes take over from their forward node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What the gradient pass gives."""
+
+    entries: list[Entry]
+    """The gradient of each wanted variable, in the order wanted; no two are the same entry, none is a forward entry."""
+    heads: list[Node]
+    """Variable ``_head_grad_<i>`` of each output; not part of the graph when no gradient reads it."""
+
+
+def add_gradients(
+    outputs: Sequence[Entry],
+    wanted: Sequence[Node],
+    *,
+    sum_cap: int = 8,
+    accumulated: Collection[Node] = (),
+    mirror: Callable[[Node], bool] | None = None,
+    like_mxnet: bool = False,
+) -> Gradients:
+    """Gradient entries of ``outputs`` with respect to the variables ``wanted``.
+
+    Args:
+        outputs: heads of the forward graph. An entry listed twice receives the sum of both head gradients.
+        wanted: variables.
+        sum_cap: sums of this many terms or more become a chain of ``_grad_add``, which can run in place.
+        accumulated: variables whose gradient is added to (grad_req add): their gradient entry has no other reader.
+        mirror: forward nodes for which it is true are computed again for the gradient nodes (copies ``<name>_mirror``).
+        like_mxnet: pass head gradients through ``_identity_with_attr_like_rhs``, as MXNet 1.9.1 does.
+
+    Raises:
+        PlanError: a wanted variable is not reachable, an operator on the way is not differentiable, or a gradient rule
+            returns the wrong number of gradients.
+    """
+    return _Pass(outputs, sum_cap, mirror, like_mxnet).run(wanted, accumulated)
+
+
+class _Pass:
+    """State of one run of the pass."""
+
+    def __init__(
+        self, outputs: Sequence[Entry], sum_cap: int, mirror: Callable[[Node], bool] | None, like_mxnet: bool
+    ) -> None:
+        self.outputs = outputs
+        self.sum_cap = max(2, sum_cap)
+        self.order, self.nid = depth_first_order(entry.node for entry in outputs)
+        self.mirrors = {} if mirror is None else self._make_mirrors(mirror)
+        self.like_mxnet = like_mxnet
+        self.terms: dict[tuple[Node, int], list[Entry]] = {}
+        self.when: dict[Node, int] = {}
+        """Made nodes, and during which visit (0: before the first); see :meth:`_chain`."""
+        self.visit = 0
+        self._ops: dict[str, Op] = {}
+        self._no_params: dict[str, dict[str, Any]] = {}
+
+    def run(self, wanted: Sequence[Node], accumulated: Collection[Node]) -> Gradients:
+        for variable in wanted:
+            if variable not in self.nid:
+                raise PlanError(
+                    f"argument {variable.name!r} is unreachable from the outputs: it has no gradient; "
+                    f"give it grad_req 'null'"
+                )
+        needed = self._needed(wanted)
+        heads = self._head_gradients()
+        for position in range(len(self.order) - 1, -1, -1):
+            node = self.order[position]
+            if node.op is not None and needed[position]:
+                self.visit += 1
+                self._visit(node, node.op, needed)
+        entries = [self._gradient_of(variable) for variable in wanted]
+        self._separate(entries, wanted, accumulated)
+        return Gradients(entries, heads)
+
+    def _needed(self, wanted: Sequence[Node]) -> bytearray:
+        """1 for every node that some wanted variable feeds: gradients elsewhere would be thrown away."""
+        nid = self.nid
+        needed = bytearray(len(self.order))
+        for variable in wanted:
+            needed[nid[variable]] = 1
+        for position, node in enumerate(self.order):
+            for entry in node.inputs:
+                if needed[nid[entry[0]]]:
+                    needed[position] = 1
+                    break
+        return needed
+
+    def _head_gradients(self) -> list[Node]:
+        heads = []
+        for i, output in enumerate(self.outputs):
+            variable = Node(None, f"_head_grad_{i}")
+            heads.append(variable)
+            entry = Entry(variable)
+            if self.like_mxnet:
+                entry = self.make(
+                    "_identity_with_attr_like_rhs", f"_head_grad_{i}_id", [entry, Entry(output.node, output.index)], {}
+                )[0]
+            self.terms.setdefault((output.node, output.index), []).append(entry)
+        return heads
+
+    def _visit(self, node: Node, op: Op, needed: bytearray) -> None:
+        """Ask the gradient rule of ``node`` and hand its answers to the producers of the inputs."""
+        if not op.loss and not any((node, k) in self.terms for k in range(node.num_outputs)):
+            return
+        if op.gradient is None:
+            raise PlanError(
+                f"operator {op.name} ({node.name!r}) is not differentiable, but gradients flow into it; put BlockGrad "
+                f"behind it, or set grad_req 'null' for the arguments before it"
+                + (f" (created at {node.created_at})" if node.created_at else "")
+            )
+        answers = op.gradient(_Builder(self, node))
+        if len(answers) != len(node.inputs):
+            raise PlanError(
+                f"gradient rule of operator {op.name} ({node.name!r}) returned {len(answers)} gradients "
+                f"for {len(node.inputs)} inputs"
+            )
+        terms, nid = self.terms, self.nid
+        for source, answer in zip(node.inputs, answers, strict=True):
+            if answer is None or not needed[nid[source[0]]]:
+                continue
+            entry = cast(Entry, answer)
+            maker = entry[0].op
+            if maker is not None and maker.name in ZERO_OPS:
+                continue
+            key = (source[0], source[1])
+            if key in terms:
+                terms[key].append(entry)
+            else:
+                terms[key] = [entry]
+
+    def aggregate(self, node: Node, index: int) -> Entry | None:
+        """The sum of the terms of one entry, made once; None when there are none."""
+        terms = self.terms.get((node, index))
+        if not terms:
+            return None
+        if len(terms) > 1:
+            name = f"{node.name}_sum_grad" if index == 0 else f"{node.name}_{index}_sum_grad"
+            if len(terms) < self.sum_cap:
+                total = self.make("add_n", name, terms, {"num_args": len(terms)})[0]
+            else:
+                total = self._chain(name, terms)
+            self.terms[node, index] = terms = [total]
+        return terms[0]
+
+    def _chain(self, name: str, terms: list[Entry]) -> Entry:
+        """terms[0] + terms[1] + …, one at a time; each term is computed after the sum of those before it."""
+        when, now = self.when, self.visit
+        total = terms[0]
+        latest = when.get(total.node, -1)
+        for i in range(1, len(terms)):
+            term = terms[i].node
+            moment = when.get(term, -1)
+            # Without this edge all terms could be computed first, and all be alive at once. It closes no cycle: sort
+            # nodes by the visit that made them, a partial sum counting as made with its last term. All other edges
+            # lead to nodes of the same visit or an earlier one, and this one to a strictly earlier one.
+            if moment > latest:
+                term.control_deps.append(total.node)
+            latest = max(latest, moment)
+            self.visit = latest
+            total = self.make("_grad_add", f"{name}_{i}", [total, terms[i]], {})[0]
+        final = self.make("_copy", f"{name}_final", [total], {})[0]
+        self.visit = now
+        return final
+
+    def _gradient_of(self, variable: Node) -> Entry:
+        entry = self.aggregate(variable, 0)
+        if entry is None:
+            entry = self.make("zeros_like", f"{variable.name}_backward", [Entry(variable)], {})[0]
+        return entry
+
+    def _separate(self, entries: list[Entry], wanted: Sequence[Node], accumulated: Collection[Node]) -> None:
+        """Give every gradient an entry of its own, because each is written to an array of its own.
+
+        A gradient that is added to its array must not be read by other nodes either: they would see old terms.
+        """
+        used: set[tuple[Node, int]] = set()
+        read: set[tuple[Node, int]] = set()
+        if accumulated:
+            read = {(entry[0], entry[1]) for node in self.when for entry in node.inputs}
+        for i, (entry, variable) in enumerate(zip(entries, wanted, strict=True)):
+            key = (entry[0], entry[1])
+            foreign = entry.node.op is None or entry.node in self.nid
+            if foreign or key in used or (variable in accumulated and key in read):
+                entries[i] = self.make("_copy", f"{entry.node.name}_{i}_copy", [entry], {})[0]
+            else:
+                used.add(key)
+
+    def _make_mirrors(self, mirror: Callable[[Node], bool]) -> dict[Node, Node]:
+        mirrors: dict[Node, Node] = {}
+        for node in self.order:
+            if node.op is not None and mirror(node):
+                mirrors[node] = Node(
+                    node.op,
+                    f"{node.name}_mirror",
+                    attrs=node.attrs,
+                    params=node.params,
+                    inputs=[Entry(mirrors.get(e.node, e.node), e.index, e.version) for e in node.inputs],
+                    control_deps=[mirrors.get(dep, dep) for dep in node.control_deps],
+                    created_at=node.created_at,
+                    mirror_of=node,
+                )
+        return mirrors
+
+    def make(
+        self,
+        op_name: str,
+        name: str,
+        inputs: Sequence[Entry],
+        params: Mapping[str, Any],
+        *,
+        forward: Node | None = None,
+        parsed: dict[str, Any] | None = None,
+    ) -> list[Entry]:
+        """A new node; all its outputs."""
+        op = self._ops.get(op_name)
+        if op is None:
+            op = self._ops[op_name] = registry.get(op_name)
+        if parsed is None:
+            if params:
+                parsed = registry.parse_params(op, params, node=name)
+            else:
+                parsed = self._no_params.get(op_name)
+                if parsed is None:
+                    parsed = self._no_params[op_name] = registry.parse_params(op, {}, node=name)
+        attrs: dict[str, str] = {key: str(value) for key, value in params.items()} if params else {}
+        controls: list[Node] = []
+        created_at = None
+        if forward is not None:
+            for key in INHERITED:
+                if key in forward.attrs:
+                    attrs[key] = forward.attrs[key]
+            controls.append(forward)
+            created_at = forward.created_at
+        node = Node(
+            op, name, attrs=attrs, params=parsed, inputs=list(inputs), control_deps=controls, created_at=created_at
+        )
+        self.when[node] = self.visit
+        return [Entry(node, k) for k in range(node.num_outputs)]
+
+
+class _Builder:
+    """What a gradient rule sees of one forward node (:class:`weftplan.ops.schema.GradientBuilder`)."""
+
+    __slots__ = ("_forward", "_pass", "_seen")
+
+    def __init__(self, owner: _Pass, forward: Node) -> None:
+        self._pass = owner
+        self._forward = forward
+        self._seen = owner.mirrors.get(forward, forward)
+
+    @property
+    def params(self) -> Params:
+        """Parsed parameters of the forward node."""
+        return self._forward.params
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of forward inputs."""
+        return len(self._forward.inputs)
+
+    def input(self, index: int) -> EntryRef:
+        """Forward input, of the recomputed twin where there is one."""
+        return cast(EntryRef, self._seen.inputs[index])
+
+    def output(self, index: int) -> EntryRef:
+        """Forward output, of the recomputed twin where there is one."""
+        return cast(EntryRef, Entry(self._seen, index))
+
+    def ograd(self, index: int = 0) -> EntryRef:
+        """Aggregated gradient of output ``index``; zeros when there is none."""
+        entry = self._pass.aggregate(self._forward, index)
+        if entry is None:
+            name = f"{self._forward.name}_out{index}_zero"
+            entry = self._pass.make("zeros_like", name, [Entry(self._forward, index)], {}, forward=self._forward)[0]
+            # Remembered, so that a second request gets the same node.
+            self._pass.terms[self._forward, index] = [entry]
+        return cast(EntryRef, entry)
+
+    def node(
+        self, op: str, inputs: Sequence[EntryRef], params: Mapping[str, Any] | None = None, *, suffix: str = "backward"
+    ) -> Sequence[EntryRef]:
+        """A new node ``<forward name>_<suffix>``, which comes after its forward node."""
+        forward = self._forward
+        made = self._pass.make(
+            op,
+            f"{forward.name}_{suffix}",
+            cast("Sequence[Entry]", inputs),
+            {} if params is None else params,
+            forward=self._seen if self._pass.like_mxnet else forward,
+            parsed=forward.params if params is None else None,
+        )
+        return cast("Sequence[EntryRef]", made)

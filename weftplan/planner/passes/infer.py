@@ -1,0 +1,124 @@
+"""Shapes and dtypes of every entry of a whole graph, complete and checked; needs nothing, gives sizes.
+
+The rules live with the operators and are solved by :mod:`weftplan.symbol.infer`; this pass adds what planning demands:
+nothing may stay unknown, and sizes must fit machine integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DTypeError, ShapeError
+from weftplan.ops.schema import DType, Shape
+from weftplan.planner.graph import IndexedGraph, IntArray
+from weftplan.symbol import infer
+
+MAX_BYTES = (1 << 63) - 1
+FLOAT32 = np.dtype(np.float32)
+
+
+def complete_shapes(graph: IndexedGraph, known: Mapping[Any, Any]) -> list[Shape]:
+    """The shape of every entry, from shapes of variables by name (or by node).
+
+    Raises:
+        ShapeError: a given shape is malformed, shapes conflict, or one stays unknown; the message names the argument
+            and an operator that needs it.
+    """
+    for name, shape in known.items():
+        _check_given(name, shape)
+    shapes = infer.infer_shapes(graph.nodes, known, rows=graph.row, inputs=graph.inputs)
+    for eid, shape in enumerate(shapes):
+        if shape is None or 0 in shape:
+            raise ShapeError(_unknown(graph, eid, shapes, "shape"))
+    return shapes  # type: ignore[return-value]  # every None was refused above
+
+
+def complete_dtypes(graph: IndexedGraph, known: Mapping[Any, Any]) -> list[DType]:
+    """The dtype of every entry; variables of which nothing is known are float32.
+
+    Raises:
+        DTypeError: dtypes conflict, or one cannot be inferred.
+    """
+    dtypes = infer.infer_dtypes(graph.nodes, known, rows=graph.row, inputs=graph.inputs)
+    row = graph.row
+    open_variables = [nid for nid in graph.variables() if dtypes[row[nid]] is None]
+    if open_variables:
+        completed = dict(known)
+        completed.update({graph.nodes[nid]: FLOAT32 for nid in open_variables})
+        dtypes = infer.infer_dtypes(graph.nodes, completed, rows=graph.row, inputs=graph.inputs)
+    for eid, dtype in enumerate(dtypes):
+        if dtype is None:
+            raise DTypeError(_unknown(graph, eid, dtypes, "dtype"))
+    return dtypes  # type: ignore[return-value]  # every None was refused above
+
+
+def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) -> tuple[IntArray, IntArray]:
+    """(elements, bytes) of every entry.
+
+    Raises:
+        ShapeError: an entry, or all of them together, exceed 2^63 - 1 bytes.
+    """
+    counted: dict[Shape, int] = {}
+    widths: dict[DType, int] = {}
+    elements: list[int] = []
+    nbytes: list[int] = []
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        count = counted.get(shape)
+        if count is None:
+            count = 1
+            for dim in shape:
+                count *= dim
+            counted[shape] = count
+        width = widths.get(dtype)
+        if width is None:
+            width = widths[dtype] = dtype.itemsize
+        elements.append(count)
+        nbytes.append(count * width)
+    if sum(nbytes) > MAX_BYTES:
+        largest = max(range(len(nbytes)), key=nbytes.__getitem__)
+        raise ShapeError(
+            f"the graph needs {sum(nbytes)} bytes without sharing, more than 2^63 - 1; the largest entry is "
+            f"{graph.entry_name(largest)!r}, shape {shapes[largest]}, {dtypes[largest]}"
+        )
+    return np.array(elements, dtype=np.int64), np.array(nbytes, dtype=np.int64)
+
+
+def _check_given(name: Any, shape: Any) -> None:
+    label = getattr(name, "name", name)
+    if shape is None:
+        return
+    if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__"):
+        raise ShapeError(f"shape of {label!r} must be a tuple of integers, got {shape!r}")
+    for dim in shape:
+        if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
+            raise ShapeError(f"shape of {label!r} must be a tuple of integers, got {tuple(shape)!r}")
+        if dim < 0:
+            raise ShapeError(f"shape of {label!r} is {tuple(shape)}: dimensions must be positive (0 means unknown)")
+
+
+def _unknown(graph: IndexedGraph, eid: int, facts: list[Any], what: str) -> str:
+    """Which variable lacks a fact, and who needs it."""
+    row = graph.row
+
+    def open_(e: int) -> bool:
+        fact = facts[e]
+        return fact is None or (what == "shape" and 0 in fact)
+
+    arguments = [nid for nid in graph.variables() if open_(row[nid])]
+    if not arguments:
+        node = graph.entry(eid).node
+        op = "variable" if node.op is None else f"operator {node.op.name}"
+        return f"{what} of {graph.entry_name(eid)!r} ({op}) cannot be inferred: {facts[eid]}"
+    nid = arguments[0]
+    reader = next((n for n, ins in enumerate(graph.inputs) if row[nid] in ins), None)
+    text = f"{what} of argument {graph.nodes[nid].name!r} is {facts[row[nid]] or 'unknown'} and cannot be inferred"
+    if reader is not None:
+        node = graph.nodes[reader]
+        assert node.op is not None
+        text += f"; operator {node.op.name} ({node.name!r}) needs it"
+        text += f", created at {node.created_at}" if node.created_at else ""
+    others = [graph.nodes[n].name for n in arguments[1:5]]
+    return text + (f" (as do {', '.join(map(repr, others))})" if others else "") + f"; give its {what}"

@@ -1,0 +1,218 @@
+"""From a symbol to a planned graph: the passes in their order.
+
+1. merge common sub-expressions; 2. add gradients; 3. place nodes on devices, with copies; 4. number the graph;
+5. infer shapes and dtypes; 6. choose the order; 7. plan memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import PlanError
+from weftplan.ops.schema import DType, Req, Shape
+from weftplan.planner.graph import IndexedGraph, depth_first_order
+from weftplan.planner.inplace import Assignment
+from weftplan.planner.liveness import collect
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.passes.cse import eliminate
+from weftplan.planner.passes.gradient import Gradients, add_gradients
+from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
+from weftplan.planner.passes.place import place
+from weftplan.planner.plan import Kind, PlannedGraph
+from weftplan.planner.strategies import plan_memory
+from weftplan.planner.workspace import operator_workspaces
+from weftplan.symbol.node import Entry, Node
+
+GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
+
+
+def plan_symbol(
+    symbol: Any,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any] | None = None,
+    *,
+    grad_req: str | Mapping[str, str] = "null",
+    context: Context | None = None,
+    group2ctx: Mapping[str, Context] | None = None,
+    variable_contexts: Mapping[str, Context] | None = None,
+    options: PlanOptions | None = None,
+    mirror: Callable[[Node], bool] | None = None,
+) -> PlannedGraph:
+    """Plan a symbol (or a sequence of entries) without allocating anything.
+
+    Args:
+        symbol: a Symbol, or its entries.
+        shapes: shapes of variables by name: enough of them that the rest can be inferred.
+        dtypes: dtypes by name; what cannot be inferred is float32.
+        grad_req: ``null``, ``write`` or ``add`` for every argument, or a dictionary by name (missing: null).
+        context: the device, ``cpu(0)`` by default.
+        group2ctx: device of each ``ctx_group`` attribute.
+        variable_contexts: devices of the caller's arrays by variable name (with their gradients); wins over groups.
+        options: how to plan; default: from the environment.
+        mirror: forward nodes for which it is true are computed again for the backward part.
+
+    Raises:
+        PlanError: the graph is cyclic or malformed, not differentiable, or an option is illegal.
+        ShapeError, DTypeError: something conflicts or cannot be inferred.
+        BindError: a group has no device.
+    """
+    chosen = PlanOptions.from_environment() if options is None else options
+    like_mxnet = chosen.compat == "mxnet"
+    default = Context("cpu", 0) if context is None else context
+    heads: list[Entry] = list(getattr(symbol, "entries", symbol))
+    if not heads:
+        raise PlanError("there is nothing to plan: the symbol has no outputs")
+    arguments, states = _variables(heads)
+    reqs = _requests(grad_req, arguments)
+    notes: list[str] = []
+
+    if chosen.eliminate_common_expr:
+        heads, removed = eliminate(heads)
+        if removed:
+            notes.append(f"merged {removed} node(s) that compute the same as others")
+    wanted = [name for name in arguments if reqs[name] != Req.NULL]
+    gradients = Gradients([], [])
+    if wanted:
+        gradients = add_gradients(
+            heads,
+            [arguments[name] for name in wanted],
+            sum_cap=chosen.inplace_grad_sum_cap,
+            accumulated={arguments[name] for name in wanted if reqs[name] == Req.ADD},
+            mirror=mirror,
+            like_mxnet=like_mxnet,
+        )
+    homes = {
+        len(heads) + i: home
+        for i, name in enumerate(wanted)
+        if (home := _home(arguments[name], default, group2ctx, variable_contexts)) is not None
+    }
+    entries, placed, _ = place([*heads, *gradients.entries], default, group2ctx, variable_contexts, homes)
+    graph = IndexedGraph(entries)
+    head_grads = [graph.nid.get(variable, -1) for variable in gradients.heads] or [-1] * len(heads)
+
+    sizes = _infer(graph, entries[: len(heads)], gradients.heads, shapes, dtypes or {})
+    elements, nbytes = byte_sizes(graph, *sizes)
+    outputs = graph.outputs[: len(heads)].tolist()
+    gradient_ids = graph.outputs[len(heads) :].tolist()
+    boundary = max(int(graph.entry_node[e]) for e in outputs) + 1
+    order = np.flatnonzero(~graph.is_variable).tolist()
+    forward = sum(1 for nid in order if nid < boundary)
+    contexts = tuple(dict.fromkeys(placed[node] for node in graph.nodes))
+    index = {ctx: i for i, ctx in enumerate(contexts)}
+    facts = collect(
+        graph,
+        order,
+        sizes[0],
+        sizes[1],
+        elements,
+        nbytes,
+        contexts,
+        [index[placed[node]] for node in graph.nodes],
+        gradient_ids,
+        frozenset(e for e, name in zip(gradient_ids, wanted, strict=True) if reqs[name] == Req.ADD),
+        operator_workspaces(graph, *sizes),
+    )
+    memory, found = plan_memory(facts, chosen)
+    gradient_of = dict(zip(wanted, gradient_ids, strict=True))
+    return PlannedGraph(
+        graph=graph,
+        order=facts.order,
+        num_forward_nodes=forward,
+        shapes=sizes[0],
+        dtypes=sizes[1],
+        devices=[placed[node] for node in graph.nodes],
+        requests=_entry_requests(found, {e: reqs[name] for name, e in gradient_of.items()}),
+        skipped=frozenset(found.skipped),
+        outputs=outputs,
+        gradients=gradient_of,
+        grad_req=reqs,
+        head_grads=head_grads,
+        arguments={name: graph.nid.get(node, -1) for name, node in arguments.items()},
+        aux={name: graph.nid.get(node, -1) for name, node in states.items()},
+        memory=memory,
+        notes=tuple(notes),
+    )
+
+
+def _variables(heads: Sequence[Entry]) -> tuple[dict[str, Node], dict[str, Node]]:
+    """(arguments, auxiliary states) by name, in MXNet's order."""
+    order, _ = depth_first_order(entry.node for entry in heads)
+    written = {node.inputs[i].node for node in order if node.op is not None for i in node.op.aux}
+    arguments: dict[str, Node] = {}
+    states: dict[str, Node] = {}
+    for node in order:
+        if node.op is None:
+            if node.name in arguments or node.name in states:
+                raise PlanError(f"two different variables are called {node.name!r}: rename one of them")
+            (states if node in written else arguments)[node.name] = node
+    return arguments, states
+
+
+def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) -> dict[str, Req]:
+    if isinstance(grad_req, str):
+        given: Mapping[str, str] = dict.fromkeys(arguments, grad_req)
+    else:
+        given = grad_req
+        unknown = [name for name in given if name not in arguments and given[name] != "null"]
+        if unknown:
+            raise PlanError(f"grad_req names {unknown[0]!r}, which is no argument; the arguments are {list(arguments)}")
+    reqs = {}
+    for name in arguments:
+        text = given.get(name, "null")
+        if text not in GRAD_REQS:
+            raise PlanError(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {text!r}")
+        reqs[name] = GRAD_REQS[text]
+    return reqs
+
+
+def _home(
+    variable: Node,
+    default: Context,
+    group2ctx: Mapping[str, Context] | None,
+    variable_contexts: Mapping[str, Context] | None,
+) -> Context | None:
+    """Where the array of an argument's gradient is; None when everything is on one device."""
+    if not group2ctx and not variable_contexts:
+        return None
+    if variable_contexts and variable.name in variable_contexts:
+        return variable_contexts[variable.name]
+    group = variable.attrs.get("__ctx_group__") or variable.attrs.get("ctx_group")
+    if group2ctx and group is not None:
+        return group2ctx.get(group, default)
+    return default
+
+
+def _infer(
+    graph: IndexedGraph,
+    heads: Sequence[Entry],
+    head_grads: Sequence[Node],
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any],
+) -> tuple[list[Shape], list[DType]]:
+    """Shapes and dtypes of all entries. Head gradients are like their outputs, which are inferred first."""
+    known_shapes: dict[Any, Any] = dict(shapes)
+    known_dtypes: dict[Any, Any] = dict(dtypes)
+    if any(variable in graph.nid for variable in head_grads):
+        forward = IndexedGraph(heads)
+        forward_shapes = complete_shapes(forward, shapes)
+        forward_dtypes = complete_dtypes(forward, dtypes)
+        for nid in forward.variables():
+            known_shapes[forward.nodes[nid]] = forward_shapes[forward.row[nid]]
+            known_dtypes[forward.nodes[nid]] = forward_dtypes[forward.row[nid]]
+        for eid, variable in zip(forward.outputs.tolist(), head_grads, strict=True):
+            known_shapes[variable] = forward_shapes[eid]
+            known_dtypes[variable] = forward_dtypes[eid]
+    return complete_shapes(graph, known_shapes), complete_dtypes(graph, known_dtypes)
+
+
+def _entry_requests(found: Assignment, gradients: Mapping[int, Req]) -> list[Req]:
+    by_kind = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}
+    table = [by_kind.get(kind, Req.WRITE) for kind in Kind]
+    requests = [table[kind] for kind in found.kind]
+    for eid, req in gradients.items():
+        requests[eid] = req
+    return requests

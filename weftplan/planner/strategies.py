@@ -1,0 +1,85 @@
+"""Strategies behind one interface: facts and options in, the memory plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+
+from weftplan.planner.assemble import Buffers, arena, blocks
+from weftplan.planner.inplace import Assignment, add_in_place, assign
+from weftplan.planner.liveness import Facts
+from weftplan.planner.match_range import BlockPool, colors
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.plan import MemoryPlan
+
+
+def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
+    """The plan of the chosen strategy, and the assignment behind it (which nodes are skipped, which entries added to).
+
+    ``auto`` is the smallest of the plans of all strategies; equal peaks prefer whole blocks, which need no extra edges.
+    """
+    best: tuple[MemoryPlan, Assignment] | None = None
+    for plan, found in _candidates(facts, options):
+        if best is None or plan.peak < best[0].peak:
+            best = plan, found
+        if options.strategy == "auto" and best[0].peak == best[0].lower_bound:
+            break
+    assert best is not None
+    return best
+
+
+def _candidates(facts: Facts, options: PlanOptions) -> Iterator[tuple[MemoryPlan, Assignment]]:
+    strategy = options.strategy
+    if strategy == "auto" and not options.match_range:
+        # Range 0 is MXNet's switch for "no sharing", which the user wants from every strategy.
+        strategy = "none"
+    like_mxnet = options.compat == "mxnet"
+    color = colors(facts, options.num_temp)
+    pool, plain = _whole_blocks(facts, options, 0 if strategy == "none" else options.match_range, color)
+    reported = sum(pool.block_bytes)
+    variants = [plain]
+    if options.enable_inplace:
+        summed = replace(
+            plain,
+            storage=list(plain.storage),
+            group=list(plain.group),
+            kind=bytearray(plain.kind),
+            inplace=list(plain.inplace),
+            skipped=set(),
+            added=set(),
+        )
+        add_in_place(facts, summed)
+        if summed.skipped:
+            # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
+            variants = [summed] if like_mxnet else [plain, summed]
+    for found in variants:
+        buffers = Buffers(facts, found, options)
+        if strategy in ("auto", "match_range", "none"):
+            yield blocks(buffers, "none" if strategy == "none" else "match_range", reported, color), found
+        if strategy == "arena" or (strategy == "auto" and find_spec("weftplan.planner.packing")):
+            yield arena(buffers), found
+
+
+def _whole_blocks(
+    facts: Facts, options: PlanOptions, match_range: int, color: list[int]
+) -> tuple[BlockPool, Assignment]:
+    """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total."""
+    sizes = [4 * n for n in facts.elements] if options.sizes == "mxnet" else facts.nbytes
+    ranges = [match_range]
+    if options.auto_search and match_range:
+        ranges = [1 << k for k in range(match_range.bit_length())]
+    best: tuple[BlockPool, Assignment] | None = None
+    for candidate in ranges:
+        pool = BlockPool(facts, sizes, candidate, color)
+        found = assign(
+            facts,
+            pool.allocate,
+            pool.release,
+            enable_inplace=options.enable_inplace,
+            keep_unused=options.compat == "mxnet",
+        )
+        if best is None or sum(pool.block_bytes) < sum(best[0].block_bytes):
+            best = pool, found
+    assert best is not None
+    return best
