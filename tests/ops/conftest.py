@@ -1,13 +1,17 @@
-"""Makes the operator harness importable as ``ops_harness`` from every test of this folder."""
+"""Makes the helper modules of this folder importable from its tests: ``ops_harness`` and ``ops_tensor_cases``."""
 
 import importlib.util
 import pathlib
 import sys
 
-_NAME = "ops_harness"
 
-if _NAME not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(_NAME, pathlib.Path(__file__).with_name("harness.py"))
-    _module = importlib.util.module_from_spec(_spec)
-    sys.modules[_NAME] = _module
-    _spec.loader.exec_module(_module)
+def _provide(name, file):
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name(file))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+
+
+_provide("ops_harness", "harness.py")
+_provide("ops_tensor_cases", "tensor_cases.py")

@@ -94,7 +94,7 @@ class Call:
                 inputs.append(array if k in aux and alias is None else np.array(array, order="C"))
             else:
                 view = np.ascontiguousarray(array).reshape(array.shape).view()
-                view.flags.writeable = False
+                view.flags.writeable = trace  # NumPy's argmax copies what is read-only
                 inputs.append(view)
         outputs: list[np.ndarray | None] = [
             garbage(spec) if wanted is None or wanted[k] else None for k, spec in enumerate(self.out_specs)

@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.expand import like_dtype
-from weftplan.ops.kernels import BLOCK, BOOL, INDEX, block_bytes, blocks, gather, to_index
+from weftplan.ops.kernels import BOOL, INDEX, block_bytes, blocks, gather, rows_per_block, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -234,10 +234,6 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-def _rows(depth: int, count: int) -> int:
-    return min(count, max(1, BLOCK // max(1, depth)))
-
-
 def _one_hot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     if outputs[0] is None:
         return
@@ -245,7 +241,7 @@ def _one_hot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     depth = params["depth"]
     index = inputs[0].reshape(-1)
     out = outputs[0].reshape(index.size, depth)
-    rows = _rows(depth, index.size)
+    rows = rows_per_block((index.size, depth))
     classes = _count_up(xp, ctx.take((depth,), INDEX))
     whole = ctx.take((rows, 1), INDEX)
     hot = ctx.take((rows, depth), BOOL)
@@ -260,7 +256,7 @@ def _one_hot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 
 def _one_hot_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     depth = params["depth"]
-    rows = _rows(depth, math.prod(inputs[0].shape))
+    rows = rows_per_block((math.prod(inputs[0].shape), depth))
     return take_bytes(((depth,), INDEX), ((rows, 1), INDEX), ((rows, depth), BOOL))
 
 

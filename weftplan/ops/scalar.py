@@ -105,6 +105,7 @@ def _scalar_op(
     scratch: tuple[Kind, ...] = (),
     gradient: GradientRule | None = None,
     forward_scratch: tuple[Kind, ...] = (),
+    params: tuple[Param, ...] = SCALAR,
 ) -> None:
     if derivative is not None:
         gradient = grad(f"_backward_{name.lstrip('_')}", "g0", uses)
@@ -112,7 +113,7 @@ def _scalar_op(
             name,
             _backward_kernel(derivative, scratch),
             ("ograd", "data" if uses == "x0" else "output"),
-            params=SCALAR,
+            params=params,
             inplace=(InplacePair(0, 0), InplacePair(1, 0)),
             workspace=block_workspace(*scratch) if scratch else None,
         )
@@ -122,7 +123,7 @@ def _scalar_op(
             forward=forward,
             infer_shape=same_shape,
             infer_dtype=same_dtype,
-            params=SCALAR,
+            params=params,
             gradient=gradient,
             inplace=UNARY_INPLACE,
             workspace=block_workspace(*forward_scratch) if forward_scratch else None,
@@ -284,6 +285,7 @@ _scalar_op(
     derivative=_smooth_l1,
     scratch=_V,
     forward_scratch=(None, BOOL),
+    params=SCALAR[:1],
 )
 for _name, _old, _ufunc, _what in (
     ("_equal_scalar", "_EqualScalar", "equal", "data == scalar"),

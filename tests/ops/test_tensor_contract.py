@@ -1,0 +1,144 @@
+"""What holds for every tensor operator: numeric gradients, in-place pairs, None outputs, exact workspace, dtypes."""
+
+import numpy as np
+import pytest
+from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare, run
+from ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
+
+from weftplan.ops import kernels, registry
+
+CONSTANT = {"take": (0,), "pick": (0,), "where": (1, 2), "reshape_like": (0,), "_identity_with_attr_like_rhs": (0,)}
+
+
+def _listed():
+    return {registry.get(op).name for op, _, _ in CASES + NO_GRADIENT + UPDATES}
+
+
+def test_every_tensor_operator_has_a_case():
+    """No tensor operator of this package is left out of the lists below."""
+    missing = set()
+    for name in registry.names(aliases=False):
+        op = registry.get(name)
+        module = getattr(op.forward, "__module__", "")
+        if op.backward_of is None and module.startswith("weftplan.ops.") and ".nn" not in module:
+            covered = name in _listed() or name.startswith(
+                ("broadcast_", "_logical", "_equal", "_not_equal", "_greater")
+            )
+            if not covered and not name.startswith(("_lesser", "argm")):
+                missing.add(name)
+    assert not missing
+
+
+@pytest.mark.parametrize("case", CASES, ids=ident)
+def test_gradient(case):
+    """The gradient rule agrees with central differences in float64."""
+    op, arrays, params = case
+    check_gradient(op, arrays, params, wrt=CONSTANT.get(op))
+
+
+@pytest.mark.parametrize("case", CASES + NO_GRADIENT + UPDATES, ids=ident)
+def test_contract(case):
+    """Forward and backward calls honour in-place pairs, None outputs and their declared workspace."""
+    op, arrays, params = case
+    if registry.get(op).gradient is None:
+        assert op.endswith("_update")
+    check_contract(op, arrays, params)
+
+
+@pytest.mark.parametrize("case", CASES + UPDATES, ids=ident)
+def test_contract_in_small_blocks(case, monkeypatch):
+    """The same with blocks of 4 elements, so that every loop over blocks runs more than once; results agree."""
+    op, arrays, params = case
+    call = prepare(op, arrays, params)
+    call.inputs = [x.copy() for x in call.inputs]
+    whole = [y.copy() for y in call()]
+    monkeypatch.setattr(kernels, "BLOCK", 4)
+    check_contract(op, arrays, params)
+    for expected, actual in zip(whole, run(op, [x.copy() for x in arrays], params), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    if registry.get(op).gradient is not None:
+        check_gradient(op, arrays, params, wrt=CONSTANT.get(op))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "Cast"], ids=ident)
+def test_dtype(case, dtype):
+    """float16 and float32 stay what they are, forward and backward, and lie near the float64 result."""
+    op, arrays, params = case
+    exact = prepare(op, arrays, params)
+    narrow = prepare(op, [x.astype(dtype) if x.dtype == np.float64 else x for x in arrays], params)
+    rtol = 1e-4 if dtype == "float32" else 3e-2
+    if op.endswith(("mod", "mod_scalar")):
+        pytest.skip("rounding moves values over the steps of a remainder")
+    ograds = [np.full(s.shape, 0.5, s.dtype) for s in exact.out_specs]
+    pairs = list(zip(narrow(), exact(), strict=True))
+    pairs += zip(
+        differentiate(narrow, [g.astype(dtype) for g in ograds])[0], differentiate(exact, ograds)[0], strict=True
+    )
+    for got, want in pairs:
+        assert got.dtype == (dtype if want.dtype == np.float64 else want.dtype)
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("case", NO_GRADIENT, ids=ident)
+def test_zero_gradient(case):
+    """Rounding, comparing and filling let no gradient through."""
+    op, arrays, params = case
+    call = prepare(op, arrays, params)
+    call()
+    found, builder = differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
+    assert not builder.calls
+    assert not any(g.any() for g in found)
+
+
+BIG = np.linspace(0.1, 2.0, 1 << 20, dtype=np.float32)
+WIDE = BIG.reshape(1024, 1024)
+LARGE = [
+    *(
+        (op, [BIG], {})
+        for op in ("exp", "tanh", "relu", "softsign", "erf", "log1p", "rsqrt", "round", "sigmoid", "abs")
+    ),
+    *((op, [BIG], {"scalar": 1.5}) for op in ("_rdiv_scalar", "_power_scalar", "_maximum_scalar", "_greater_scalar")),
+    *((f"broadcast_{op}", [WIDE, WIDE[:1]], {}) for op in BINARY),
+    *((f"broadcast_{op}", [WIDE[:, :1], WIDE], {}) for op in BINARY),
+    *((op, [WIDE], {"axis": axis}) for op in ("sum", "mean", "max", "norm") for axis in (0, 1)),
+    ("elemwise_div", [BIG, BIG], {}),
+    ("_power", [BIG, BIG], {}),
+    ("add_n", [BIG] * 3, {}),
+    ("argmax", [WIDE], {"axis": 1}),
+    ("argmax", [WIDE], {"axis": 0}),
+    ("transpose", [WIDE], {}),
+    ("Concat", [WIDE, WIDE], {}),
+    ("SliceChannel", [WIDE], {"num_outputs": 2}),
+    ("Cast", [BIG], {"dtype": "float64"}),
+    ("Cast", [BIG], {"dtype": "uint8"}),
+    ("clip", [BIG], {"a_min": 0.5, "a_max": 1.0}),
+    ("where", [BIG > 1, BIG, BIG], {}),
+    ("slice_axis", [WIDE], {"axis": 1, "begin": 1, "end": 900}),
+    ("take", [WIDE, np.arange(1000, dtype=np.float32)], {}),
+    ("pick", [WIDE, np.arange(1024, dtype=np.float32)], {}),
+    ("one_hot", [np.arange(1024, dtype=np.float32)], {"depth": 1024}),
+    ("repeat", [WIDE], {"repeats": 2, "axis": 1}),
+    ("tile", [WIDE], {"reps": (2, 2)}),
+    ("Pad", [WIDE], {"mode": "edge", "pad_width": (2, 2, 3, 3)}),
+    ("dot", [WIDE[:64], WIDE], {}),
+    ("dot", [WIDE[:, :64], WIDE], {"transpose_a": True}),
+    ("_arange", [], {"start": 1000000}),
+    ("_random_normal", [], {"shape": (1000, 1000), "dtype": "float16"}),
+    ("adam_update", [BIG, BIG, BIG, BIG], {"lr": 0.1}),
+]
+
+
+@pytest.mark.parametrize("case", LARGE, ids=ident)
+def test_no_hidden_memory(case):
+    """On 4 MB arrays, forward and backward allocate next to nothing outside their workspace, itself small."""
+    op, arrays, params = case
+    call = prepare(op, [np.ascontiguousarray(x) for x in arrays], params)
+    check_hidden(call, 400_000)
+    calls = [call]
+    if call.op.gradient is not None:
+        calls += differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])[1].calls
+    for each in calls:
+        check_hidden(each, 400_000)
+        if not (op == "argmax" and params["axis"] == 0) and op != "Pad":
+            assert each.declared <= 1_600_000, f"{each.op.name} declares {each.declared} bytes"
