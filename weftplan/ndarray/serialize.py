@@ -235,7 +235,11 @@ class _Reader:
         kind, device_id, code = self.unpack("<iii", f"context and dtype of {what}")
         aux = [(self._dtype(c, what), self._aux_shape(what)) for c in self._aux_codes(sparse, what)]
         dtype = self._dtype(code, what)
-        values = self.take(math.prod(storage_shape if sparse else shape) * dtype.itemsize, f"data of {what}")
+        if sparse:
+            # The last auxiliary array has one index per stored row or element. MXNet 1.9.1 may write an older storage
+            # shape.
+            stored = (*aux[-1][1], *storage_shape[1:])
+        values = self.take(math.prod(stored if sparse else shape) * dtype.itemsize, f"data of {what}")
         for aux_dtype, aux_shape in aux:
             self.take(math.prod(aux_shape) * aux_dtype.itemsize, f"auxiliary data of {what}")
         if sparse:

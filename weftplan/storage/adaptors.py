@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.storage.base import Allocation, Resource, Statistics, report
+from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, report
 
 
 class Adaptor(Resource):
@@ -151,6 +151,7 @@ class LimitResource(StatisticsResource):
         self._promised = 0
 
     def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        nbytes = checked_size(nbytes, self.context)
         with self._lock:
             now = self._settled()
             # Promised bytes are on their way through the upstream in other threads and not yet counted.

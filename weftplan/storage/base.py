@@ -159,7 +159,7 @@ class Ledger(Resource):
 
     def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
         if nbytes.__class__ is not int or nbytes < 0:
-            nbytes = _checked(nbytes, self.context)
+            nbytes = checked_size(nbytes, self.context)
         with self._lock:
             if self._returned:
                 self._drain()
@@ -301,7 +301,7 @@ def report(
     )
 
 
-def _checked(nbytes: Any, context: Context) -> int:
+def checked_size(nbytes: Any, context: Context) -> int:
     """``nbytes`` as an int >= 0 (NumPy integers are welcome); raises MXNetError."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 0:
         raise MXNetError(f"{context}: the size of an allocation must be an integer >= 0, got {nbytes!r}")

@@ -1,0 +1,201 @@
+"""What every storage resource promises, run on every one of them."""
+
+import gc
+import threading
+
+import pytest
+
+from weftplan import device
+from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.storage import LimitResource, NaivePool, PoisonResource, RawResource, RoundPool, StatisticsResource
+
+MAKERS = {
+    "raw": RawResource,
+    "naive": NaivePool,
+    "round": RoundPool,
+    "limit": lambda place: LimitResource(NaivePool(place), 1 << 30),
+    "poison": lambda place: PoisonResource(NaivePool(place)),
+    "statistics": lambda place: StatisticsResource(RoundPool(place)),
+    "stack": lambda place: LimitResource(PoisonResource(StatisticsResource(RawResource(place))), 1 << 30),
+}
+
+
+class FailingDevice:
+    """The host, but its allocations after the first ``allowed`` fail; counts what is out."""
+
+    def __init__(self, allowed=None):
+        self._host = device.get(device.cpu())
+        self.context = self._host.context
+        self.xp = self._host.xp
+        self.allowed = allowed
+        self.out = 0
+        self.asked = 0
+
+    def allocate(self, nbytes):
+        self.asked += 1
+        if self.allowed is not None and self.out >= self.allowed:
+            raise OutOfMemoryError(f"no more than {self.allowed} blocks")
+        self.out += 1
+        return self._host.allocate(nbytes)
+
+    def free(self, raw):
+        self.out -= 1
+        self._host.free(raw)
+
+    def memory_info(self):
+        return 1 << 40, 1 << 40
+
+
+@pytest.fixture(params=MAKERS)
+def make(request):
+    return MAKERS[request.param]
+
+
+@pytest.fixture
+def resource(make):
+    return make(FailingDevice())
+
+
+def test_gives_exactly_the_bytes_and_keeps_them_apart(resource):
+    """Two live allocations never share a byte, and each has as many as were asked for."""
+    held = [resource.allocate(n) for n in (1, 63, 64, 4096, 4097, 100_000)]
+    for value, allocation in enumerate(held):
+        assert allocation.raw.dtype == "uint8"
+        assert allocation.raw.shape == (allocation.nbytes,)
+        assert allocation.raw.__array_interface__["data"][0] % 64 == 0
+        allocation.raw.fill(value)
+    for value, allocation in enumerate(held):
+        assert (allocation.raw == value).all()
+
+
+def test_zero_bytes_are_legal_and_take_nothing(resource):
+    """An empty allocation needs no memory, and is freed like any other."""
+    empty = resource.allocate(0)
+    assert empty.raw.size == 0
+    assert resource.statistics().allocated_bytes == 0
+    resource.free(empty)
+    assert resource.statistics().live == 0
+
+
+def test_statistics_follow_what_is_live(resource):
+    """Requested and allocated bytes rise and fall with the allocations; peaks stay."""
+    first, second = resource.allocate(1000), resource.allocate(5000)
+    now = resource.statistics()
+    assert (now.live, now.requested_bytes, now.allocations) == (2, 6000, 2)
+    assert 6000 <= now.allocated_bytes <= now.reserved_bytes
+    resource.free(first)
+    now = resource.statistics()
+    assert (now.live, now.requested_bytes, now.peak_requested_bytes) == (1, 5000, 6000)
+    resource.free(second)
+    resource.empty_cache()
+    now = resource.statistics()
+    assert (now.live, now.requested_bytes, now.allocated_bytes, now.reserved_bytes) == (0, 0, 0, 0)
+    assert now.peak_allocated_bytes >= 6000
+    assert now.failures == 0
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "8", None, True])
+def test_a_bad_size_is_refused_and_changes_nothing(resource, size):
+    """Sizes are integers from 0 up; anything else names the value."""
+    with pytest.raises(MXNetError, match="integer >= 0"):
+        resource.allocate(size)
+    assert resource.statistics().live == 0
+
+
+def test_freeing_twice_is_an_error(resource):
+    """The second free raises and takes nothing back a second time."""
+    allocation = resource.allocate(10)
+    resource.free(allocation)
+    with pytest.raises(MXNetError, match="freed before"):
+        resource.free(allocation)
+    assert resource.statistics().live == 0
+
+
+def test_memory_of_another_resource_is_refused(make):
+    """An allocation goes back to where it came from."""
+    ours, theirs = make(FailingDevice()), make(FailingDevice())
+    allocation = theirs.allocate(10)
+    with pytest.raises(MXNetError, match="freed before, or d"):
+        ours.free(allocation)
+    theirs.free(allocation)
+
+
+def test_free_never_waits_for_the_lock(resource):
+    """Free succeeds at once while another thread is inside allocate and holds the lock.
+
+    thread 1:  [lock ............ unlock]
+    this one:        free -> deque           the next call takes it back
+    """
+    bottom = resource
+    while hasattr(bottom, "upstream"):
+        bottom = bottom.upstream
+    allocation = resource.allocate(1000)
+    with bottom._lock:
+        done = threading.Event()
+        thread = threading.Thread(target=lambda: (resource.free(allocation), done.set()))
+        thread.start()
+        assert done.wait(10)
+    thread.join()
+    assert resource.statistics().requested_bytes == 0
+
+
+def test_a_finalizer_inside_allocate_may_free(make):
+    """A free that runs inside the device's allocate, lock held by this very thread, does not hang."""
+    place = FailingDevice()
+    resource = make(place)
+    old = resource.allocate(100)
+    inner = place.allocate
+
+    def allocate(nbytes):
+        resource.free(old)  # as a finalizer would, at the worst moment
+        place.allocate = inner
+        return inner(nbytes)
+
+    place.allocate = allocate
+    new = resource.allocate(50_000_000)
+    assert resource.statistics().live == 1
+    resource.free(new)
+    assert resource.statistics().live == 0
+
+
+@pytest.mark.parametrize("allowed", range(5))
+def test_failing_anywhere_leaves_no_leak_and_a_usable_resource(make, allowed):
+    """The nth system allocation fails: earlier memory is intact, the report says what was asked, and all comes back."""
+    place = FailingDevice(allowed)
+    resource = make(place)
+    held = [resource.allocate(70_000 + step, name=f"array {step}") for step in range(allowed)]
+    with pytest.raises(OutOfMemoryError, match=r"out of memory on cpu\(0\): 90,000 bytes requested") as caught:
+        resource.allocate(90_000)
+    if held:
+        assert f"array {allowed - 1}: {70_000 + allowed - 1:,}" in str(caught.value)
+    assert resource.statistics().failures == 1
+    for allocation in held:
+        resource.free(allocation)
+    resource.empty_cache()
+    assert place.out == 0
+    place.allowed = None
+    resource.free(resource.allocate(70_000))
+    assert resource.statistics().live == 0
+
+
+def test_many_threads_never_share_memory(resource):
+    """Threads allocate, mark, check and free at once; every mark survives until its owner frees."""
+    wrong = []
+
+    def work(mark):
+        for step in range(150):
+            allocation = resource.allocate(64 + (step * 37) % 5000)
+            allocation.raw.fill(mark)
+            if not (allocation.raw == mark).all():
+                wrong.append((mark, step))
+            resource.free(allocation)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert not wrong
+    assert resource.statistics().live == 0
+    assert resource.statistics().requested_bytes == 0

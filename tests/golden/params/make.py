@@ -1,0 +1,58 @@
+"""Regenerate the golden ``.params`` files beside this script. Run it with a Python that has MXNet 1.9.1 and NumPy <
+1.24.
+
+MXNet writes versions 2 and 3; the older versions are assembled here by hand, and MXNet must read each with the right
+values
+before it is kept.
+"""
+
+import struct
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+HERE = Path(__file__).parent
+DTYPES = "float32 float64 float16 uint8 int32 int8 int64".split()  # noqa: SIM905
+
+
+def ramp(dtype: str) -> np.ndarray:
+    """Six values of a dtype, negative ones where it has them."""
+    return (np.arange(6).reshape(2, 3) - (0 if dtype == "uint8" else 2)).astype(dtype)
+
+
+def record(version: int, array: np.ndarray, code: int) -> bytes:
+    """One array of on-disk version 0 or 1."""
+    dims = array.shape
+    head = struct.pack(f"<I{len(dims)}I", len(dims), *dims)
+    if version == 1:
+        head = struct.pack(f"<Ii{len(dims)}q", 0xF993FAC8, len(dims), *dims)
+    return head + struct.pack("<iii", 1, 0, code) + array.tobytes()
+
+
+def listed(records: list, names: list) -> bytes:
+    """A file of records and names."""
+    named = b"".join(struct.pack("<Q", len(name)) + name.encode() for name in names)
+    return struct.pack("<QQQ", 0x112, 0, len(records)) + b"".join(records) + struct.pack("<Q", len(names)) + named
+
+
+def main() -> None:
+    """Write every file."""
+    mx.nd.save(str(HERE / "dtypes.params"), {f"arg:{name}": mx.nd.array(ramp(name), dtype=name) for name in DTYPES})
+    mx.nd.save(str(HERE / "list.params"), [mx.nd.array([1.5, -2]), mx.nd.array([[3]])])
+    mx.nd.save(str(HERE / "single.params"), mx.nd.array([1.5, -2]))
+    dense = mx.nd.array([[0, 0], [1, 2], [0, 0]])
+    mx.nd.save(str(HERE / "row_sparse.params"), {"dense": dense, "embedding": dense.tostype("row_sparse")})
+    mx.nd.save(str(HERE / "csr.params"), {"matrix": dense.tostype("csr")})
+    for version in (0, 1):
+        path = HERE / f"version{version}.params"
+        path.write_bytes(listed([record(version, ramp("float32"), 0), record(version, ramp("int32"), 4)], ["w", "i"]))
+        loaded = mx.nd.load(str(path))
+        assert np.array_equal(loaded["w"].asnumpy(), ramp("float32")), version
+        assert np.array_equal(loaded["i"].asnumpy(), ramp("int32")), version
+    mx.npx.set_np()
+    mx.npx.save(str(HERE / "version3.params"), {"scalar": mx.np.array(2.5), "row": mx.np.array([1.0, 2.0])})
+
+
+if __name__ == "__main__":
+    main()

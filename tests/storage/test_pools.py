@@ -1,0 +1,209 @@
+"""MXNet's pools: sizes, reuse, the reserve, and the environment that configures them."""
+
+import pytest
+
+from weftplan import config, device, storage
+from weftplan.errors import ConfigError, OutOfMemoryError
+from weftplan.storage import LimitResource, NaivePool, PoisonResource, RawResource, RoundPool, StatisticsResource
+from weftplan.storage import registry as storage_registry
+
+MIB = 1 << 20
+
+
+class Tight:
+    """A device with little memory that reports it truthfully."""
+
+    def __init__(self, total):
+        host = device.get(device.cpu())
+        self.context, self.xp, self._host = host.context, host.xp, host
+        self.total, self.used = total, 0
+
+    def allocate(self, nbytes):
+        if self.used + nbytes > self.total:
+            raise OutOfMemoryError("device full")
+        self.used += nbytes
+        return self._host.allocate(nbytes)
+
+    def free(self, raw):
+        self.used -= raw.nbytes
+
+    def memory_info(self):
+        return self.total - self.used, self.total
+
+
+def test_naive_sizes():
+    """4095 and 4096 bytes share a block size; 2 MiB + 1 and 3 MiB both take 4 MiB."""
+    pool = NaivePool(device.get(device.cpu()))
+    sizes = [pool.rounded(n) for n in (1, 4095, 4096, 4097, 2 * MIB, 2 * MIB + 1, 3 * MIB)]
+    assert sizes == [4096, 4096, 4096, 8192, 2 * MIB, 4 * MIB, 4 * MIB]
+
+
+def test_round_sizes():
+    """Powers of two up to the cutoff, multiples of it beyond."""
+    pool = RoundPool(device.get(device.cpu()), cutoff=20)
+    sizes = [pool.rounded(n) for n in (1, 32, 4095, 4097, MIB, MIB + 1, 2097153, 3145728, 3145729)]
+    assert sizes == [4096, 4096, 4096, 8192, MIB, 2 * MIB, 3 * MIB, 3 * MIB, 4 * MIB]
+
+
+def test_the_last_block_freed_is_the_first_reused():
+    """Last in, first out, per size: the warmest memory comes back first."""
+    pool = NaivePool(device.get(device.cpu()))
+    first, second = pool.allocate(100), pool.allocate(200)
+    address = second.raw.__array_interface__["data"][0]
+    pool.free(first)
+    pool.free(second)
+    again = pool.allocate(4096)
+    assert again.raw.__array_interface__["data"][0] == address
+    assert pool.statistics().hits == 1
+    assert pool.statistics().reserved_bytes == 8192
+
+
+def test_other_sizes_do_not_hit():
+    """A cached block serves its own rounded size only."""
+    pool = NaivePool(device.get(device.cpu()))
+    pool.free(pool.allocate(100_000))
+    pool.allocate(100)
+    assert pool.statistics().hits == 0
+    assert pool.statistics().cached_bytes == 102_400
+
+
+def test_cached_blocks_go_back_before_the_reserve_is_touched():
+    """With 5 % to keep free, a new size empties the cache first; without cached blocks it may use the reserve."""
+    place = Tight(100 * 4096)
+    pool = NaivePool(place, reserve=5)
+    pool.free(pool.allocate(50 * 4096))
+    pool.allocate(47 * 4096)
+    assert place.used == 47 * 4096
+    pool.allocate(50 * 4096)
+    assert place.used == 97 * 4096
+
+
+def test_a_refusal_empties_the_cache_and_tries_once_more():
+    """The device is full of cached blocks of another size: they make room, and nobody sees an error."""
+    place = Tight(10 * 4096)
+    pool = NaivePool(place, reserve=0)
+    pool.free(pool.allocate(8 * 4096))
+    place.memory_info = lambda: (1 << 40, 1 << 40)  # a driver that promises too much
+    allocation = pool.allocate(5 * 4096)
+    assert place.used == 5 * 4096
+    assert pool.statistics().failures == 0
+    pool.free(allocation)
+
+
+def test_the_report_of_a_full_device():
+    """Out of memory tells what was asked, what is live, the largest free block, the holders and what to change."""
+    place = Tight(10 * 4096)
+    pool = NaivePool(place, reserve=0)
+    pool.allocate(4 * 4096, name="weights")
+    pool.allocate(10, name="bias")
+    with pytest.raises(OutOfMemoryError) as caught:
+        pool.allocate(8 * 4096)
+    text = str(caught.value)
+    assert "32,768 bytes requested. device full" in text
+    assert "live: 16,394 bytes in 2 allocations (20,480 after rounding)" in text
+    assert "largest holders: weights: 16,384; bias: 10" in text
+    assert "smaller batch" in text
+
+
+def test_empty_cache_returns_the_bytes_and_keeps_live_memory():
+    """Only cached blocks go back."""
+    pool = RoundPool(device.get(device.cpu()))
+    kept, dropped = pool.allocate(5000), pool.allocate(9000)
+    kept.raw.fill(7)
+    pool.free(dropped)
+    assert pool.empty_cache() == 16384
+    assert pool.empty_cache() == 0
+    assert (kept.raw == 7).all()
+    assert pool.statistics().reserved_bytes == 8192
+
+
+@pytest.mark.parametrize(
+    "bad", [{"page": 16}, {"large": 0}, {"reserve": 101}, {"reserve": -1}], ids=["page", "large", "reserve", "negative"]
+)
+def test_naive_pool_refuses_bad_options(bad):
+    """Each message names the option's legal range."""
+    with pytest.raises(ConfigError, match=r"at least 32|above 0|0 to 100"):
+        NaivePool(device.get(device.cpu()), **bad)
+
+
+@pytest.mark.parametrize("bad", [{"page": 48}, {"cutoff": 19}, {"cutoff": 35}, {"page": 1 << 21, "cutoff": 20}])
+def test_round_pool_refuses_bad_options(bad):
+    """The page is a power of two, the cutoff 20 to 34 and not below the page."""
+    with pytest.raises(ConfigError, match=r"power of two|20 to 34"):
+        RoundPool(device.get(device.cpu()), **bad)
+
+
+@pytest.fixture
+def fresh_environment(monkeypatch):
+    config._reset_for_tests()
+    yield monkeypatch
+    config._reset_for_tests()
+
+
+@pytest.mark.parametrize(("kind", "cls"), [("Naive", NaivePool), ("Round", RoundPool), ("Unpooled", RawResource)])
+def test_the_environment_chooses_the_pool(fresh_environment, kind, cls):
+    """MXNET_CPU_MEM_POOL_TYPE and its page size reach the resource of a context."""
+    fresh_environment.setenv("MXNET_CPU_MEM_POOL_TYPE", kind)
+    fresh_environment.setenv("MXNET_CPU_MEM_POOL_PAGE_SIZE", "8192")
+    resource = storage_registry.build(device.cpu(5))
+    assert type(resource) is cls
+    assert kind == "Unpooled" or resource.rounded(1) == 8192
+
+
+def test_an_unknown_pool_is_refused(fresh_environment):
+    """The message names the variable and what is legal."""
+    fresh_environment.setenv("MXNET_CPU_MEM_POOL_TYPE", "Buddy")
+    with pytest.raises(ConfigError, match="MXNET_CPU_MEM_POOL_TYPE"):
+        storage_registry.build(device.cpu(5))
+
+
+def test_each_context_has_one_resource():
+    """get() gives the same object again, and another for another context."""
+    assert storage.get(device.cpu(0)) is storage.get(device.cpu(0))
+    assert storage.get(device.cpu(0)) is not storage.get(device.cpu(1))
+
+
+def test_using_replaces_and_restores():
+    """Inside the block get() gives the replacement, afterwards the old resource, also after an error."""
+    before = storage.get(device.cpu(0))
+    other = RawResource(device.get(device.cpu(0)))
+    with storage.using(other):
+        assert storage.get(device.cpu(0)) is other
+    assert storage.get(device.cpu(0)) is before
+    with pytest.raises(ZeroDivisionError), storage.using(other):
+        1 // 0  # noqa: B018
+    assert storage.get(device.cpu(0)) is before
+
+
+def test_a_limit_is_exact_and_comes_back():
+    """Exactly the limit fits, one byte more does not, and freeing makes room."""
+    resource = LimitResource(RawResource(device.get(device.cpu())), 1000)
+    first = resource.allocate(600)
+    resource.allocate(400)
+    with pytest.raises(OutOfMemoryError, match="limit of this resource is 1,000 bytes"):
+        resource.allocate(1)
+    resource.allocate(0)
+    resource.free(first)
+    resource.allocate(600)
+    assert resource.statistics().failures == 1
+
+
+def test_poison_marks_fresh_and_returned_memory():
+    """Reading before the first write gives the poison, and so does a view kept too long."""
+    resource = PoisonResource(NaivePool(device.get(device.cpu())))
+    allocation = resource.allocate(64)
+    assert (allocation.raw == 0xFF).all()
+    allocation.raw.fill(1)
+    stale = allocation.raw
+    resource.free(allocation)
+    assert (stale == 0xFF).all()
+
+
+def test_statistics_of_one_user_leave_out_the_others():
+    """Two users of one pool see their own bytes."""
+    pool = NaivePool(device.get(device.cpu()))
+    ours, theirs = StatisticsResource(pool), StatisticsResource(pool)
+    ours.allocate(100)
+    theirs.allocate(5000)
+    assert (ours.statistics().requested_bytes, theirs.statistics().requested_bytes) == (100, 5000)
+    assert pool.statistics().requested_bytes == 5100
