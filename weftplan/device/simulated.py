@@ -173,15 +173,15 @@ class SimDevice:
     alignment = ALIGNMENT
     asynchronous = True
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, order: str = "lazy", seed: int = 0) -> None:
         self.context = context
         self.xp: ModuleType = np
         self.capacity = 4 << 30
         self.cost = CostModel()
-        self.order = "lazy"
+        self.order = order
         self.used = 0
         """Bytes allocated and not freed."""
-        self._random = random.Random(0)
+        self._random = random.Random(seed)
         self._streams: list[SimStream] = []
         self._default = self.new_stream()
 

@@ -1,0 +1,184 @@
+"""The simulated device: ordering bugs show, always, and the virtual clock adds up."""
+
+import numpy as np
+import pytest
+
+from weftplan import device
+from weftplan.device import simulated
+from weftplan.device.simulated import CostModel, SimDevice
+from weftplan.errors import DeviceError, OutOfMemoryError
+
+
+@pytest.fixture(params=["lazy", "random"])
+def place(request):
+    return SimDevice(device.sim(90), order=request.param)
+
+
+def test_work_of_a_stream_runs_in_order_and_late(place):
+    """Nothing runs at the call; synchronising runs it in the order of the calls."""
+    stream, log = place.new_stream(), []
+    with stream:
+        for step in range(4):
+            place.launch(lambda step=step: log.append(step))
+    assert log == []
+    assert stream.pending == 4
+    stream.synchronize()
+    assert log == [0, 1, 2, 3]
+    assert stream.pending == 0
+
+
+def write_then_read(place, *, wait):
+    """stream a: x = 1, record e;   stream b: [wait e], y = x.   Returns what b read."""
+    x, y = np.zeros(1), np.full(1, -1.0)
+    a, b = place.new_stream(), place.new_stream()
+    with a:
+        place.launch(lambda: x.fill(1))
+    event = a.record()
+    if wait:
+        b.wait(event)
+    with b:
+        place.copy(y, x)
+    b.synchronize()
+    place.synchronize()
+    return y[0]
+
+
+def test_an_event_orders_two_streams(place):
+    """With the event, the read always sees the write."""
+    assert [write_then_read(place, wait=True) for _ in range(20)] == [1] * 20
+
+
+def test_a_missing_event_is_a_wrong_value_every_time():
+    """Lazy order: without the event the read never sees the write."""
+    lazy = SimDevice(device.sim(91))
+    assert [write_then_read(lazy, wait=False) for _ in range(20)] == [0] * 20
+
+
+def test_a_missing_event_shows_in_random_order_the_same_way_per_seed():
+    """Random order: some runs go wrong, and the seed decides which."""
+
+    def runs(seed):
+        place = SimDevice(device.sim(92), order="random", seed=seed)
+        return [write_then_read(place, wait=False) for _ in range(20)]
+
+    assert runs(1) == runs(1)
+    assert set(runs(1)) == {0, 1}
+
+
+def test_the_write_after_read_race_shows_too():
+    """Stream b overwrites x before stream a has read it, unless b waits for a."""
+    results = {}
+    for wait in (False, True):
+        place = SimDevice(device.sim(93))
+        x, y = np.ones(1), np.zeros(1)
+        a, b = place.new_stream(), place.new_stream()
+        with a:
+            place.copy(y, x)
+        if wait:
+            b.wait(a.record())
+        with b:
+            place.launch(lambda x=x: x.fill(9))
+        b.synchronize()
+        a.synchronize()
+        results[wait] = y[0]
+    assert results == {False: 9, True: 1}
+
+
+def test_streams_that_wait_for_each_other_are_an_error_not_a_hang():
+    """a waits for b's event and b for a's, both recorded behind the waits."""
+    place = SimDevice(device.sim(94))
+    a, b = place.new_stream(), place.new_stream()
+    first, second = simulated.SimEvent(a), simulated.SimEvent(b)
+    a.wait(second)
+    b.wait(first)
+    with pytest.raises(DeviceError, match="can never complete"):
+        a.synchronize()
+
+
+def test_memory_given_back_is_poisoned_at_once():
+    """A copy still pending from freed memory delivers NaN."""
+    place = SimDevice(device.sim(95))
+    raw = place.allocate(16)
+    values = raw.view(np.float32)
+    values.fill(1)
+    out, stream = np.zeros(4, np.float32), place.new_stream()
+    with stream:
+        place.copy(out, values)
+    place.free(raw)
+    stream.synchronize()
+    assert np.isnan(out).all()
+    assert np.isnan(place.allocate(16).view(np.float32)).all()
+
+
+def test_capacity_is_enforced_and_comes_back():
+    """A device of 1,000 bytes holds 1,000 bytes."""
+    place = simulated.configure(96, capacity=1000)
+    raw = place.allocate(600)
+    with pytest.raises(OutOfMemoryError, match=r"sim\(96\): 500 bytes requested, 400 of 1,000 free"):
+        place.allocate(500)
+    with pytest.raises(DeviceError, match="below the 600 bytes in use"):
+        simulated.configure(96, capacity=599)
+    place.free(raw)
+    assert place.memory_info() == (1000, 1000)
+
+
+def test_configure_changes_what_is_given():
+    """Order, seed and cost reach the device behind sim(i); an unknown order is refused with the legal ones."""
+    cost = CostModel(launch=2.0)
+    place = simulated.configure(89, order="random", seed=3, cost=cost)
+    assert (place.order, place.cost, place is device.get(device.sim(89))) == ("random", cost, True)
+    with pytest.raises(DeviceError, match="'lazy' or 'random'"):
+        simulated.configure(96, order="fifo")
+
+
+def test_work_without_a_stream_waits_for_everything():
+    """Like CUDA's default stream: what was enqueued before runs first, and the call returns finished."""
+    place = SimDevice(device.sim(97))
+    log, stream = [], place.new_stream()
+    with stream:
+        place.launch(lambda: log.append("stream"))
+    place.launch(lambda: log.append("default"))
+    assert log == ["stream", "default"]
+
+
+def test_the_clock_follows_the_cost_model():
+    """Streams overlap in virtual time; an event carries its time over."""
+    place = SimDevice(device.sim(98))
+    place.cost = CostModel(launch=1.0, latency=0.5, bandwidth=8.0)
+    a, b = place.new_stream(), place.new_stream()
+    with a:
+        place.launch(int)
+        place.copy(np.zeros(16, np.uint8), np.zeros(16, np.uint8))
+    with b:
+        place.launch(int)
+    place.synchronize()
+    assert (a.time, b.time, place.clock) == (3.5, 1.0, 3.5)
+    b.wait(a.record())
+    b.enqueue(int, seconds=2.0)
+    place.synchronize()
+    assert b.time == 5.5
+
+
+def test_an_exception_is_raised_once_at_synchronisation(place):
+    """Work that raises does not stop the stream; the first error comes out at the next wait, once."""
+    stream, log = place.new_stream(), []
+    with stream:
+        place.launch(lambda: 1 // 0)
+        place.launch(lambda: log.append("after"))
+    with pytest.raises(ZeroDivisionError):
+        stream.synchronize()
+    assert log == ["after"]
+    stream.synchronize()
+
+
+def test_polling_an_event_ends(place):
+    """A loop on query() makes progress."""
+    stream = place.new_stream()
+    for _ in range(5):
+        stream.enqueue(int)
+    event = stream.record()
+    polls = 0
+    while not event.query():
+        polls += 1
+        assert polls < 50
+    assert event.query()
