@@ -20,6 +20,8 @@ from weftplan.ops.params import p_dtype, p_shape
 from weftplan.ops.schema import DType, Shape
 from weftplan.symbol.node import Node
 
+_News = list[tuple[int, Any]]
+"""(position, fact) of each input or output of which a rule learnt something."""
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None says nothing."""
 
@@ -111,9 +113,9 @@ def _parse_shape(value: Any) -> Shape | None:
 
 def _merge_shape(old: Shape | None, new: Shape | None) -> Shape | None:
     """What two facts about one entry say together; raises ValueError when they clash."""
-    if old is None or old == new:
-        return new
-    if new is None:
+    if old is None or new is None:
+        return new if old is None else old
+    if old == new:
         return old
     if len(old) != len(new) or any(a != b and a and b for a, b in zip(old, new, strict=True)):
         raise ValueError(f"shape {old} does not agree with {new}")
@@ -121,9 +123,9 @@ def _merge_shape(old: Shape | None, new: Shape | None) -> Shape | None:
 
 
 def _merge_dtype(old: DType | None, new: DType | None) -> DType | None:
-    if old is None or old == new:
-        return new
-    if new is None:
+    if old is None or new is None:
+        return new if old is None else old
+    if old == new:
         return old
     raise ValueError(f"dtype {old} does not agree with {new}")
 
@@ -152,7 +154,7 @@ class _Solver:
         # Invariant: seen[e] is 1 when a node already visited in this pass uses entry e. A change of such an entry
         # means that this node must be visited again.
         self.seen = bytearray(self.rows[-1])
-        self.memo: dict[tuple[Any, ...], tuple[list[Any], list[Any], bool]] = {}
+        self.memo: dict[tuple[Any, ...], tuple[_News, _News]] = {}
 
     def solve(self, known: Known) -> list[Any]:
         self._seed(known)
@@ -196,8 +198,7 @@ class _Solver:
             start, end = rows[i], rows[i + 1]
             if op.backward_of is not None and node.control_deps:
                 again |= self._backward(node, start)
-                for e in range(start, end):
-                    seen[e] = 1
+                seen[start:end] = b"\1" * (end - start)
                 continue
             ins = [values[e] for e in reads]
             outs = values[start:end]
@@ -206,21 +207,21 @@ class _Solver:
             if result is None:
                 result = self._rule(node, ins, outs)
                 memo[key] = result
-            new_ins, new_outs, changed = result
-            if changed:
-                for e, new in zip(reads, new_ins, strict=True):
-                    if values[e] is not new and values[e] != new:
-                        # One entry may be read twice by a node, so the rule may have learnt two different things.
-                        values[e] = self._merged(node, e, new)
-                        again |= seen[e] == 1 or values[e] != new
-                for e, new in zip(range(start, end), new_outs, strict=True):
-                    if values[e] is not new and values[e] != new:
-                        values[e] = new
-                        again |= seen[e] == 1
+            new_ins, new_outs = result
+            for position, new in new_ins:
+                e = reads[position]
+                # One entry may be read twice by a node, so the rule may have learnt two different things.
+                values[e] = self._merged(node, e, new)
+                again |= seen[e] == 1 or _differ(values[e], new)
+            for position, new in new_outs:
+                values[start + position] = new
+                again |= seen[start + position] == 1
             for e in reads:
                 seen[e] = 1
-            for e in range(start, end):
-                seen[e] = 1
+            if end - start == 1:
+                seen[start] = 1
+            else:
+                seen[start:end] = b"\1" * (end - start)
         return again
 
     def _merged(self, node: Node, entry: int, new: Any) -> Any:
@@ -229,8 +230,8 @@ class _Solver:
         except ValueError as error:
             raise self.kind.error(f"{_where(node)}: an input used twice: {error}{_made_at(node)}") from error
 
-    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any], list[Any], bool]:
-        """Call the operator's rule; (inputs, outputs, whether anything is new)."""
+    def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> tuple[_News, _News]:
+        """Call the operator's rule; what it learnt of the inputs and of the outputs."""
         op, kind = node.op, self.kind
         assert op is not None
         names = op.input_names(node.params)
@@ -250,7 +251,7 @@ class _Solver:
                 f"{n}={_show(v)}" for n, v in zip(op.output_names(node.params), outs, strict=True) if v is not None
             ]
             raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from error
-        return new_ins, new_outs, new_ins != ins or new_outs != outs
+        return _news(ins, new_ins), _news(outs, new_outs)
 
     def _backward(self, node: Node, start: int) -> bool:
         """Outputs of a backward node are like the inputs of its forward node whose gradients they are."""
@@ -262,10 +263,19 @@ class _Solver:
         source, values, again = self.inputs[forward], self.values, False
         for k, position in enumerate(op.gradient_inputs(node.params)):
             new = values[source[position]]
-            if new is not None and values[start + k] != new:
+            if new is not None and _differ(values[start + k], new):
                 values[start + k] = new
                 again |= self.seen[start + k] == 1
         return again
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """True when two facts are not the same; NumPy holds ``dtype("float64")`` and None to be equal."""
+    return old is not new and (old is None or new is None or bool(old != new))
+
+
+def _news(old: list[Any], new: list[Any]) -> _News:
+    return [(i, fact) for i, fact in enumerate(new) if _differ(old[i], fact)]
 
 
 def _where(node: Node) -> str:
