@@ -2,4 +2,5 @@
 
 import weftplan.ops.nn.activation
 import weftplan.ops.nn.convolution
-import weftplan.ops.nn.fully_connected  # noqa: F401
+import weftplan.ops.nn.fully_connected
+import weftplan.ops.nn.pooling  # noqa: F401
