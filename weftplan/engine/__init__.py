@@ -1,1 +1,55 @@
+"""The dependency engine: functions run when what they read and write allows.
 
+>>> from weftplan import engine
+>>> e = engine.create("ThreadedEngine")
+>>> a, b = e.new_variable("a"), e.new_variable("b")
+>>> out = []
+>>> e.push(lambda: out.append("write a"), [], [a])
+>>> e.push(lambda: out.append("read a, write b"), [a], [b])
+>>> e.wait_for_var(b)
+>>> out
+['write a', 'read a, write b']
+>>> e.stop()
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from weftplan.engine.core import Engine, Tracer
+from weftplan.engine.factory import create, debug_enabled, get, set_engine, set_tracer, using
+from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
+from weftplan.engine.simulator import Simulator
+from weftplan.engine.statistics import QueueStatistics, Statistics
+from weftplan.engine.var import Var
+
+__all__ = [
+    "Engine",
+    "FnProperty",
+    "Operator",
+    "OprBlock",
+    "QueueStatistics",
+    "Simulator",
+    "Statistics",
+    "Tracer",
+    "Var",
+    "bulk",
+    "create",
+    "debug_enabled",
+    "dedupe",
+    "get",
+    "set_bulk_size",
+    "set_engine",
+    "set_tracer",
+    "using",
+]
+
+
+def set_bulk_size(size: int) -> int:
+    """Set the calling thread's bulk size on the process-wide engine; returns the old one."""
+    return get().set_bulk_size(size)
+
+
+def bulk(size: int) -> AbstractContextManager[None]:
+    """``with engine.bulk(15):`` collects up to 15 plain pushes of this thread into one operation."""
+    return get().bulk(size)

@@ -1,0 +1,78 @@
+"""Bulk: several pushes of one thread run as one operation, each with its own fate.
+
+MXNet loses unrelated members of a bulk when one fails; here a member that fails spreads its failure to the vars it
+writes, members that need those are skipped, and all others run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weftplan.engine.failure import Failure
+from weftplan.engine.operation import OprBlock, Site, dedupe
+
+if TYPE_CHECKING:
+    from weftplan.device.context import Context
+    from weftplan.engine.core import Engine
+    from weftplan.engine.var import Var
+
+
+@dataclass(slots=True)
+class BulkMember:
+    """One push that was absorbed."""
+
+    fn: Any
+    reads: Sequence[Var]
+    writes: Sequence[Var]
+    ctx: Context
+    name: str | None
+    site: Site
+
+
+class BulkState(threading.local):
+    """Per thread: the bulk size (0: off) and what was absorbed since the last flush."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.members: list[BulkMember] = []
+
+
+class BulkRun:
+    """The function of a flushed bulk; returns the failure (or None) of every var written, or None when all went well."""
+
+    __slots__ = ("engine", "members", "op", "reads", "writes")
+
+    def __init__(self, engine: Engine, members: list[BulkMember]) -> None:
+        self.engine = engine
+        self.members = members
+        self.reads, self.writes = dedupe(
+            [var for m in members for var in m.reads], [var for m in members for var in m.writes]
+        )
+        self.op: OprBlock | None = None
+
+    def __call__(self) -> dict[Var, Failure | None] | None:
+        assert self.op is not None
+        seq = self.op.seq
+        fate: dict[Var, Failure | None] = {var: var.failure for var in self.writes}
+        careful = self.engine._any_failure
+        failed = False
+        for member in self.members:
+            blocked: Failure | None = None
+            if careful or failed:
+                blocked = next((f for v in member.reads if (f := fate.get(v, v.failure)) is not None), None)
+                if blocked is None:
+                    blocked = next((f for v in member.writes if (f := fate[v]) is not None and f.blocks(seq)), None)
+            if blocked is None:
+                try:
+                    member.fn()
+                except BaseException as error:
+                    label = member.name or getattr(member.fn, "__qualname__", type(member.fn).__name__)
+                    blocked = Failure(error, label, member.site, seq)
+            if blocked is not None:
+                failed = True
+            for var in member.writes:
+                fate[var] = blocked
+        return fate if failed or careful else None

@@ -1,0 +1,155 @@
+"""Making engines, and the one that the process uses."""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from weftplan import config
+from weftplan.engine.core import Engine, Tracer, live_engines
+from weftplan.engine.naive import NaiveEngine
+from weftplan.engine.per_device import ThreadedEnginePerDevice
+from weftplan.engine.simulator import Simulator
+from weftplan.engine.threaded import ThreadedEngine
+from weftplan.errors import ConfigError, EngineError
+
+KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
+EXIT_PATIENCE_S = 5.0
+"""How long the end of the process waits for operations that run; then it names them and goes."""
+
+_lock = threading.Lock()
+_current: Engine | None = None
+_in_child = False
+
+
+def create(
+    kind: str = "ThreadedEnginePerDevice",
+    *,
+    cpu_workers: int | None = None,
+    priority_workers: int | None = None,
+    gpu_workers: int | None = None,
+    copy_workers: int | None = None,
+    **options: Any,
+) -> Engine:
+    """A new engine.
+
+    Args:
+        kind: ``NaiveEngine``, ``ThreadedEngine``, ``ThreadedEnginePerDevice`` or ``Simulator``.
+        cpu_workers, priority_workers, gpu_workers, copy_workers: thread counts; default: MXNET_CPU_WORKER_NTHREADS,
+            MXNET_CPU_PRIORITY_NTHREADS, MXNET_GPU_WORKER_NTHREADS, MXNET_GPU_COPY_NTHREADS. ``ThreadedEngine`` has 16 workers unless
+            ``cpu_workers`` is given.
+        options: ``seed`` and ``choose`` of the simulator.
+
+    Raises:
+        ConfigError: an unknown kind, or a thread count below 1.
+    """
+    given = {"cpu_workers": cpu_workers, "priority_workers": priority_workers}
+    given |= {"gpu_workers": gpu_workers, "copy_workers": copy_workers}
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
+    if options and kind != "Simulator":
+        raise EngineError(f"engine.create: {kind} has no options {sorted(options)}")
+    if kind == "NaiveEngine":
+        return NaiveEngine()
+    if kind == "Simulator":
+        return Simulator(**options)
+    if kind == "ThreadedEngine":
+        return ThreadedEngine(workers=cpu_workers or 16, copy_workers=copy_workers or 1)
+    if kind == "ThreadedEnginePerDevice":
+        workers = "MXNET_MP_WORKER_NTHREADS" if _in_child else "MXNET_CPU_WORKER_NTHREADS"
+        return ThreadedEnginePerDevice(
+            cpu_workers=cpu_workers or config.process(workers),
+            priority_workers=priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
+            gpu_workers=gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
+            copy_workers=copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
+        )
+    near = difflib.get_close_matches(kind, [*KINDS, "Simulator"], n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}")
+
+
+def get() -> Engine:
+    """The process-wide engine, made at first use; MXNET_ENGINE_TYPE says which kind.
+
+    Raises:
+        ConfigError: MXNET_ENGINE_TYPE names no engine.
+    """
+    engine = _current
+    return engine if engine is not None else _make()
+
+
+def _make() -> Engine:
+    global _current
+    with _lock:
+        if _current is None:
+            _current = create(config.process("MXNET_ENGINE_TYPE"))
+        return _current
+
+
+def set_engine(engine: Engine | None) -> Engine | None:
+    """Make ``engine`` the process-wide one (None: made anew at next use); returns the one before. Meant for tests."""
+    global _current
+    with _lock:
+        before, _current = _current, engine
+    return before
+
+
+@contextmanager
+def using(engine: Engine) -> Iterator[Engine]:
+    """Make ``engine`` the process-wide one for the block of a ``with``; its work is finished at the end."""
+    before = set_engine(engine)
+    try:
+        yield engine
+        engine.wait_for_all()
+    finally:
+        set_engine(before)
+
+
+def set_tracer(tracer: Tracer | None) -> None:
+    """Give the process-wide engine a tracer, or take it away."""
+    get().tracer = tracer
+
+
+def debug_enabled() -> bool:
+    """True when WEFTPLAN_ENGINE_DEBUG asks for checks that cost time (read-only views of what an operation reads)."""
+    return bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
+
+
+def _at_exit() -> None:
+    """Let running work end, run deletes, report what nobody waited for."""
+    for engine in list(live_engines):
+        engine.notify_shutdown()
+        if not engine._wait_idle(EXIT_PATIENCE_S):
+            print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
+        for failure in engine.unobserved_failures():
+            print(
+                f"weftplan: an engine operation failed and nobody waited for it: {failure.describe()}", file=sys.stderr
+            )
+
+
+atexit.register(_at_exit)
+
+
+def _before_fork() -> None:
+    for engine in list(live_engines):
+        engine.stop()
+
+
+def _in_forked_child() -> None:
+    """Threads are gone, and so were all operations: stop() waited for them. A new process-wide engine uses MP workers."""
+    global _in_child, _current, _lock
+    _in_child = True
+    _lock = threading.Lock()
+    for engine in list(live_engines):
+        engine._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)

@@ -1,0 +1,58 @@
+"""What is kept of an operation that failed, and how it reaches the user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weftplan.engine.operation import Site, site_text
+
+if TYPE_CHECKING:
+    from weftplan.engine.operation import OprBlock
+    from weftplan.engine.var import Var
+
+
+class Failure:
+    """One failed operation. Stored on every var that it should have written and on those of skipped dependants.
+
+    ``observed_seq`` is None until a wait has raised the error; then it is the number of the last operation pushed before
+    that. Operations with a larger number may write the var again and heal it: so what heals depends on the order of the
+    program, never on timing.
+    """
+
+    __slots__ = ("error", "label", "observed_seq", "seq", "site", "vars")
+
+    def __init__(self, error: BaseException, label: str, site: Site, seq: int) -> None:
+        self.error = error
+        self.label = label
+        self.site = site
+        self.seq = seq
+        self.observed_seq: int | None = None
+        self.vars: list[Var] | None = None
+        """Vars that hold it; kept only where raising must heal them all (WEFTPLAN_ERRORS=mxnet)."""
+        self._explain()
+
+    @classmethod
+    def of(cls, op: OprBlock, error: BaseException) -> Failure:
+        """The failure of ``op`` with ``error``."""
+        return cls(error, op.label, op.site, op.seq)
+
+    def _explain(self) -> None:
+        note = f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}"
+        if note not in getattr(self.error, "__notes__", ()):
+            self.error.add_note(note)
+
+    def describe(self) -> str:
+        """One line: error, operation, line of the push."""
+        kind = type(self.error).__name__
+        return f"{kind}: {self.error} (operation {self.label!r}, pushed at {site_text(self.site)})"
+
+    def blocks(self, seq: int) -> bool:
+        """True when the operation numbered ``seq`` may not overwrite what failed."""
+        return self.observed_seq is None or seq <= self.observed_seq
+
+    def heal_everywhere(self) -> None:
+        """MXNet's raise-once rule: every var that holds this failure is readable again."""
+        for var in self.vars or ():
+            if var.failure is self:
+                var.failure = None
+        self.vars = None

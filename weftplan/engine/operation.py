@@ -1,0 +1,190 @@
+"""Operations: what is pushed, and one scheduled execution of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from weftplan.errors import DuplicateVarError, EngineError
+
+if TYPE_CHECKING:
+    from weftplan.device.context import Context
+    from weftplan.engine.core import Engine
+    from weftplan.engine.failure import Failure
+    from weftplan.engine.var import Var
+
+
+class FnProperty(IntEnum):
+    """What kind of work an operation is: it decides the queue (MXNet's numbers)."""
+
+    NORMAL = 0
+    COPY_FROM_GPU = 1
+    COPY_TO_GPU = 2
+    CPU_PRIORITIZED = 3
+    ASYNC = 4
+    """The function only starts asynchronous work; it may run on the pushing thread."""
+    DELETE_VAR = 5
+    """Destruction of a var: jumps queues, is never skipped, runs during shutdown too."""
+    GPU_PRIORITIZED = 6
+    NO_SKIP = 7
+    """Runs even when an input has failed."""
+
+
+Site = tuple[CodeType, int] | None
+"""Where an operation was pushed: code object and instruction offset; turned into file and line only when needed."""
+
+
+class OprBlock:
+    """One scheduled execution. Guarded by the engine's lock until it is dispatched, then owned by its worker.
+
+    ``wait`` counts the grants that are missing. An operation is dispatched by whoever brings it to 0, exactly once:
+    while vars are being registered it is held above 0, so a grant in between cannot dispatch it early.
+    """
+
+    __slots__ = (
+        "asynchronous",
+        "ctx",
+        "failure",
+        "fn",
+        "name",
+        "priority",
+        "prop",
+        "push_ns",
+        "queue",
+        "reads",
+        "seq",
+        "site",
+        "wait",
+        "writes",
+    )
+
+    def __init__(
+        self,
+        fn: Any,
+        reads: Sequence[Var],
+        writes: Sequence[Var],
+        ctx: Context | None,
+        prop: int,
+        priority: int,
+        name: str | None,
+        site: Site,
+    ) -> None:
+        self.fn = fn
+        self.reads = reads
+        self.writes = writes
+        self.ctx = ctx
+        self.prop = prop
+        self.priority = priority
+        self.name = name
+        self.site = site
+        self.wait = 0
+        self.seq = 0
+        self.failure: Failure | None = None
+        self.asynchronous = False
+        self.queue: Any = None
+        self.push_ns = 0
+
+    @property
+    def label(self) -> str:
+        """Its name, or its function's."""
+        return self.name or getattr(self.fn, "__qualname__", None) or type(self.fn).__name__
+
+    def where(self) -> str:
+        """``file:line`` of the push, or ``an unknown line``."""
+        return site_text(self.site)
+
+    def __repr__(self) -> str:
+        return f"<operation {self.label!r} #{self.seq} pushed at {self.where()}, waits for {self.wait}>"
+
+    def __lt__(self, other: OprBlock) -> bool:
+        """Larger priority first, then push order: the order of a priority queue."""
+        return (-self.priority, self.seq) < (-other.priority, other.seq)
+
+
+def site_text(site: Site) -> str:
+    """``file:line`` of a site.
+
+    >>> site_text(None)
+    'an unknown line'
+    """
+    if site is None:
+        return "an unknown line"
+    code, lasti = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= lasti < end and number is not None:
+            line = number
+            break
+    return f"{code.co_filename}:{line}"
+
+
+class Operator:
+    """A reusable operation, checked once: ``engine.push(operator)`` schedules it."""
+
+    __slots__ = ("deleted", "engine", "fn", "name", "prop", "reads", "writes")
+
+    def __init__(
+        self,
+        engine: Engine,
+        fn: Callable[[], Any],
+        reads: Sequence[Var],
+        writes: Sequence[Var],
+        prop: FnProperty,
+        name: str | None,
+    ) -> None:
+        self.engine = engine
+        self.fn = fn
+        self.reads = reads
+        self.writes = writes
+        self.prop = prop
+        self.name = name
+        self.deleted = False
+
+    def __repr__(self) -> str:
+        return f"<Operator {self.name!r}: {len(self.reads)} reads, {len(self.writes)} writes>"
+
+
+def dedupe(reads: Sequence[Var], writes: Sequence[Var]) -> tuple[list[Var], list[Var]]:
+    """Each var once; a var that is read and written counts as written. Order of first appearance is kept."""
+    kept = dict.fromkeys(writes)
+    return [var for var in dict.fromkeys(reads) if var not in kept], list(kept)
+
+
+def checked_vars(
+    engine: Engine, const_vars: Sequence[Var], mutable_vars: Sequence[Var], name: str | None
+) -> tuple[Sequence[Var], Sequence[Var]]:
+    """Reads without duplicates, and writes; the slow, complete check behind the fast one in ``push``.
+
+    Raises:
+        DuplicateVarError: a var is written twice, or read and written.
+        EngineError: something is no var, belongs to another engine, or was deleted.
+    """
+    what = f"operation {name!r}" if name else "the operation"
+    for var in (*const_vars, *mutable_vars):
+        owner = getattr(var, "engine", None)
+        if owner is None:
+            raise EngineError(f"{what}: expected vars made by engine.new_variable(), got {type(var).__name__}")
+        if owner is not engine:
+            raise EngineError(
+                f"{what}: {var!r} belongs to {owner!r}, the operation was pushed to {engine!r}; make the var with this "
+                f"engine's new_variable()"
+            )
+        if var.deleted:
+            raise EngineError(f"{what}: {var!r} has been deleted; make a new var")
+    reads = list(dict.fromkeys(const_vars))
+    writes = list(dict.fromkeys(mutable_vars))
+    if len(writes) != len(mutable_vars):
+        twice = next(v for i, v in enumerate(mutable_vars) if v in mutable_vars[:i])
+        raise DuplicateVarError(
+            f"{what} writes {twice!r} twice, so it would wait for itself; list each var once "
+            f"(weftplan.engine.dedupe(const_vars, mutable_vars) does)"
+        )
+    both = [var for var in reads if var in set(writes)]
+    if both:
+        raise DuplicateVarError(
+            f"{what} lists {both[0]!r} as read and as written, so it would wait for itself; list it in mutable_vars only "
+            f"(weftplan.engine.dedupe(const_vars, mutable_vars) does)"
+        )
+    return reads, writes

@@ -1,0 +1,62 @@
+"""``ThreadedEnginePerDevice``, the default: pools of their own for every device and kind of work.
+
+    CPU(i), CPU_PRIORITIZED   one priority queue for the process
+    CPU(i), anything else     first in, first out, one per index; a delete goes to the front
+    GPU(i), copies            a priority queue per GPU
+    GPU(i), GPU_PRIORITIZED   a priority queue per GPU
+    GPU(i), anything else     first in, first out, per GPU; a delete goes to the front
+
+``sim(i)`` is routed like a GPU; pinned memory belongs to the CPU of its index.
+"""
+
+from __future__ import annotations
+
+from weftplan.device.context import Context
+from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.threaded import ThreadedBase, context_of
+from weftplan.engine.workers import WorkerQueue
+
+_COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
+
+
+class ThreadedEnginePerDevice(ThreadedBase):
+    """Worker, copy and priority threads per device."""
+
+    kind = "ThreadedEnginePerDevice"
+
+    def __init__(self, *, cpu_workers: int, priority_workers: int, gpu_workers: int, copy_workers: int) -> None:
+        super().__init__()
+        self._cpu_workers = cpu_workers
+        self._priority_workers = priority_workers
+        self._gpu_workers = gpu_workers
+        self._copy_workers = copy_workers
+
+    def _route(self, op: OprBlock) -> WorkerQueue:
+        ctx = context_of(op)
+        kind, index = ctx.device_type, ctx.device_id
+        key = (kind, index, op.prop)
+        queue = self._by_route.get(key)
+        if queue is None:
+            queue = self._by_route[key] = self._choose(kind, index, op.prop)
+            if key == ("cpu", 0, FnProperty.NORMAL):
+                self._default = queue
+        return queue
+
+    def _choose(self, kind: str, index: int, prop: int) -> WorkerQueue:
+        if kind in ("cpu", "cpu_pinned"):
+            if prop == FnProperty.CPU_PRIORITIZED:
+                return self._queue(None, "priority", self._priority_workers, by_priority=True)
+            return self._queue(Context("cpu", index), "worker", self._cpu_workers)
+        where = Context(kind, index)
+        if prop in _COPIES:
+            return self._queue(where, "copy", self._copy_workers, by_priority=True)
+        if prop in (FnProperty.GPU_PRIORITIZED, FnProperty.CPU_PRIORITIZED):
+            return self._queue(where, "priority", self._gpu_workers, by_priority=True)
+        return self._queue(where, "worker", self._gpu_workers)
+
+    def _queue(self, ctx: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
+        key = ("queue", ctx, name)
+        queue = self._by_route.get(key)
+        if queue is None:
+            queue = self._by_route[key] = WorkerQueue(self, ctx, name, threads, by_priority=by_priority)
+        return queue

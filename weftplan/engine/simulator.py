@@ -1,0 +1,73 @@
+"""The simulator: the same core on one thread, with a seeded choice of the next ready operation. For tests.
+
+Nothing runs at a push; a wait runs operations until what it waits for is done. With ``choose`` a test decides itself and
+can walk through every order of a small program.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan.engine.core import WAITER, Engine, running
+from weftplan.engine.operation import OprBlock
+from weftplan.engine.var import Var
+
+Choose = Callable[[Sequence[OprBlock]], int]
+
+
+class Simulator(Engine):
+    """One thread, any legal order.
+
+    Args:
+        seed: of the choices; the same seed and program give the same order.
+        choose: gets the ready operations (in the order in which they became ready), returns the index of the next.
+    """
+
+    kind = "Simulator"
+
+    def __init__(self, *, seed: int = 0, choose: Choose | None = None) -> None:
+        super().__init__()
+        rng = random.Random(seed)
+        self._choose: Choose = choose or (lambda ready: rng.randrange(len(ready)))
+        self._ready: list[OprBlock] = []
+        self.history: list[int] = []
+        """Numbers of the operations in the order in which they ran."""
+
+    def _enqueue(self, op: OprBlock) -> Any:
+        if op.queue is WAITER:
+            op.fn()
+            for ready in self._finish(op, None):
+                self._enqueue(ready)
+        else:
+            self._ready.append(op)
+        return None
+
+    def step(self) -> bool:
+        """Run one ready operation; False when there is none."""
+        with self._lock:
+            if not self._ready:
+                return False
+            op = self._ready.pop(self._choose(tuple(self._ready)))
+            self.history.append(op.seq)
+        if op.asynchronous:
+            self._start_async(op, lambda failure: self._complete(op, failure))
+            return True
+        outer = getattr(running, "engine", None)
+        running.engine = self
+        try:
+            failure = self._execute(op)
+        finally:
+            running.engine = outer
+        self._complete(op, failure)
+        return True
+
+    def _complete(self, op: OprBlock, failure: Any) -> None:
+        with self._lock:
+            for ready in self._finish(op, failure):
+                self._enqueue(ready)
+
+    def _before_wait(self, var: Var | None = None) -> None:
+        while (var is None or var.write is not None) and self.step():
+            pass
