@@ -1,0 +1,462 @@
+"""An independent judge of plans: replays the schedule on a model of memory and watches who overwrites whom.
+
+It shares no code with the strategies. For every slab it keeps which content each byte range holds; a node's reads must
+find their contents whole, and its writes may hit nothing that it still reads itself. What a plan claims (sizes,
+lifetimes, devices, alignment, requests, order edges, totals) is recomputed from the graph.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from weftplan.errors import PlanError
+from weftplan.ops.schema import Op, Req
+from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
+
+
+class ByteMap:
+    """Which content each byte range of one slab holds: disjoint ascending ranges, no content where nobody wrote."""
+
+    __slots__ = ("contents", "ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.contents: list[tuple[int, int]] = []
+
+    def overlapping(self, start: int, end: int) -> list[tuple[int, int, tuple[int, int]]]:
+        """(start, end, content) of the ranges that meet [start, end), clipped to it."""
+        low = bisect_right(self.ends, start)
+        found = []
+        while low < len(self.starts) and self.starts[low] < end:
+            found.append((max(start, self.starts[low]), min(end, self.ends[low]), self.contents[low]))
+            low += 1
+        return found
+
+    def write(self, start: int, end: int, content: tuple[int, int]) -> None:
+        """Put ``content`` into [start, end)."""
+        if start >= end:
+            return
+        low = bisect_right(self.ends, start)
+        high = low
+        pieces: list[tuple[int, int, tuple[int, int]]] = []
+        while high < len(self.starts) and self.starts[high] < end:
+            if self.starts[high] < start:
+                pieces.append((self.starts[high], start, self.contents[high]))
+            if self.ends[high] > end:
+                pieces.append((end, self.ends[high], self.contents[high]))
+            high += 1
+        pieces.append((start, end, content))
+        pieces.sort()
+        self.starts[low:high] = [p[0] for p in pieces]
+        self.ends[low:high] = [p[1] for p in pieces]
+        self.contents[low:high] = [p[2] for p in pieces]
+
+
+def validate(planned: PlannedGraph) -> None:
+    """Check ``planned`` from end to end; returns when nothing is wrong.
+
+    Raises:
+        PlanError: the plan is wrong; the message names the entries that clash, their storage and the step.
+    """
+    _Replay(planned).run()
+
+
+class _Replay:
+    """One validation. A content is (value, storage): ``value`` is the entry whose bytes these are, or -1 - node for
+    scratch; entries that hold the same bytes (identities in place) share a value."""
+
+    def __init__(self, planned: PlannedGraph) -> None:
+        self.planned = planned
+        self.graph = planned.graph
+        self.plan: MemoryPlan = planned.memory
+        self.slabs = [ByteMap() for _ in range(self.plan.num_slabs)]
+        self.value = list(range(self.graph.num_entries))
+        self.gradients = set(planned.gradients.values())
+        self.external = {int(self.graph.row[n]) for n in self.graph.variables()} | self.gradients
+        self.storage_of = self.plan.entry_storage.tolist()
+        self.started: set[int] = set()
+        self.sums = {self.graph.inputs[n][1]: n for n in planned.skipped if len(self.graph.inputs[n]) == 2}
+
+    def run(self) -> None:
+        self._check_shape_of_plan()
+        self._check_order()
+        readers = self._readers()
+        self._check_entries(readers)
+        boundary = self.planned.num_forward_nodes
+        for step, nid in enumerate(self.planned.order):
+            if step == boundary:
+                self._check_outputs(step)
+            self._run_node(step, nid)
+        self._check_outputs(len(self.planned.order))
+        self._check_totals()
+
+    # ------------------------------------------------------------------------------------------------ static checks
+
+    def _check_shape_of_plan(self) -> None:
+        plan, graph = self.plan, self.graph
+        for name, expected in (
+            ("entry_storage", graph.num_entries),
+            ("entry_nbytes", graph.num_entries),
+            ("entry_kind", graph.num_entries),
+            ("entry_first", graph.num_entries),
+            ("entry_last", graph.num_entries),
+            ("entry_inplace", graph.num_entries),
+            ("workspace_nbytes", graph.num_nodes),
+            ("workspace_storage", graph.num_nodes),
+            ("storage_slab", plan.num_storages),
+            ("storage_offset", plan.num_storages),
+            ("slab_device", plan.num_slabs),
+            ("after_ptr", plan.num_storages + 1),
+        ):
+            if len(getattr(plan, name)) != expected:
+                raise PlanError(f"plan field {name} has {len(getattr(plan, name))} items, expected {expected}")
+        for storage in range(plan.num_storages):
+            slab = int(plan.storage_slab[storage])
+            offset, nbytes = int(plan.storage_offset[storage]), int(plan.storage_nbytes[storage])
+            if not 0 <= slab < plan.num_slabs:
+                raise PlanError(f"storage {storage} is in slab {slab}, but there are {plan.num_slabs}")
+            if offset < 0 or nbytes < 0 or offset + nbytes > plan.slab_nbytes[slab]:
+                raise PlanError(
+                    f"storage {storage} at bytes {offset} to {offset + nbytes} is outside slab {slab} of "
+                    f"{int(plan.slab_nbytes[slab])} bytes"
+                )
+            context = plan.contexts[int(plan.slab_device[slab])]
+            alignment = plan.options.alignment or (64 if context.is_host else 256)
+            if offset % alignment:
+                raise PlanError(
+                    f"storage {storage} at offset {offset} on {context} is not aligned to {alignment} bytes"
+                )
+
+    def _check_order(self) -> None:
+        graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes
+        position = {nid: step for step, nid in enumerate(order)}
+        operators = [n for n in range(graph.num_nodes) if graph.nodes[n].op is not None]
+        if len(position) != len(order) or sorted(order) != operators:
+            raise PlanError(f"the order has {len(order)} steps; expected each of {len(operators)} operator nodes once")
+        for step, nid in enumerate(order):
+            needs = [int(graph.entry_node[e]) for e in graph.inputs[nid]] + graph.controls[nid]
+            for other in needs:
+                before = position.get(other, -1)
+                if before >= step:
+                    raise PlanError(
+                        f"step {step}: {graph.nodes[nid].name!r} runs before {graph.nodes[other].name!r} "
+                        f"(step {before}), which it needs"
+                    )
+        for eid in self.planned.outputs:
+            if position.get(int(graph.entry_node[eid]), -1) >= boundary:
+                raise PlanError(f"output {graph.entry_name(eid)!r} is made after the forward part of {boundary} steps")
+
+    def _readers(self) -> list[list[int]]:
+        """Steps that read each entry's value."""
+        readers: list[list[int]] = [[] for _ in range(self.graph.num_entries)]
+        for step, nid in enumerate(self.planned.order):
+            for e in self._reads(nid):
+                readers[e].append(step)
+        return readers
+
+    def _reads(self, nid: int) -> list[int]:
+        op = self._op(nid)
+        ignored = op.ignored(self.graph.nodes[nid].params)
+        return [e for i, e in enumerate(self.graph.inputs[nid]) if i not in ignored]
+
+    def _op(self, nid: int) -> Op:
+        op = self.graph.nodes[nid].op
+        assert op is not None
+        return op
+
+    def _check_entries(self, readers: list[list[int]]) -> None:
+        plan, graph, planned = self.plan, self.graph, self.planned
+        heads = set(planned.outputs) | self.gradients
+        end = len(planned.order)
+        position = {nid: step for step, nid in enumerate(planned.order)}
+        for eid in range(graph.num_entries):
+            name, storage = graph.entry_name(eid), self.storage_of[eid]
+            nbytes = planned.dtypes[eid].itemsize
+            for dim in planned.shapes[eid]:
+                nbytes *= dim
+            if int(plan.entry_nbytes[eid]) != nbytes:
+                raise PlanError(
+                    f"entry {name!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
+                    f"{planned.shapes[eid]} of {planned.dtypes[eid]} has {nbytes}"
+                )
+            kind, request = Kind(int(plan.entry_kind[eid])), planned.requests[eid]
+            if (eid in self.external) != (kind is Kind.EXTERNAL):
+                raise PlanError(f"entry {name!r} has kind {kind.name}, but only variables and gradients are external")
+            wanted = bool(readers[eid]) or eid in heads
+            if kind is Kind.EXTERNAL:
+                if storage >= 0:
+                    raise PlanError(f"entry {name!r} is the caller's, but the plan puts it into storage {storage}")
+            elif storage < 0:
+                if wanted:
+                    raise PlanError(f"entry {name!r} is read, but has no memory")
+                if request != Req.NULL:
+                    raise PlanError(f"entry {name!r} has no memory, but its request is {request.name}")
+            if kind is Kind.UNUSED and wanted:
+                raise PlanError(f"entry {name!r} is marked unused, but it is read")
+            if storage >= 0:
+                if not 0 <= storage < plan.num_storages:
+                    raise PlanError(f"entry {name!r} is in storage {storage}, but there are {plan.num_storages}")
+                if nbytes > int(plan.storage_nbytes[storage]):
+                    raise PlanError(
+                        f"entry {name!r} of {nbytes} bytes does not fit storage {storage} of "
+                        f"{int(plan.storage_nbytes[storage])}"
+                    )
+                if plan.storage_context(storage) != planned.entry_device(eid):
+                    raise PlanError(
+                        f"entry {name!r} is made on {planned.entry_device(eid)}, but its storage {storage} is on "
+                        f"{plan.storage_context(storage)}"
+                    )
+                first = position[int(graph.entry_node[eid])]
+                last = end if eid in heads else max([first, *readers[eid]]) + 1
+                if (int(plan.entry_first[eid]), int(plan.entry_last[eid])) != (first, last):
+                    raise PlanError(
+                        f"entry {name!r} lives from step {first} to {last}, but the plan says "
+                        f"{int(plan.entry_first[eid])} to {int(plan.entry_last[eid])}"
+                    )
+        for nid in position:
+            self._check_scratch(nid)
+
+    def _check_scratch(self, nid: int) -> None:
+        plan, graph = self.plan, self.graph
+        nbytes, storage = int(plan.workspace_nbytes[nid]), int(plan.workspace_storage[nid])
+        if nbytes == 0:
+            return
+        name = graph.nodes[nid].name
+        if not 0 <= storage < plan.num_storages:
+            raise PlanError(f"node {name!r} needs {nbytes} bytes of workspace, but has no storage for it")
+        if nbytes > int(plan.storage_nbytes[storage]):
+            raise PlanError(
+                f"node {name!r} needs {nbytes} bytes of workspace; storage {storage} has "
+                f"{int(plan.storage_nbytes[storage])}"
+            )
+        if plan.storage_context(storage) != self.planned.devices[nid]:
+            raise PlanError(f"node {name!r} is on {self.planned.devices[nid]}, its workspace storage {storage} is not")
+
+    # -------------------------------------------------------------------------------------------------------- replay
+
+    def _range(self, storage: int, nbytes: int) -> tuple[int, int, int]:
+        offset = int(self.plan.storage_offset[storage])
+        return int(self.plan.storage_slab[storage]), offset, offset + nbytes
+
+    def _of_entry(self, eid: int) -> tuple[int, int, int]:
+        return self._range(self.storage_of[eid], int(self.plan.entry_nbytes[eid]))
+
+    def _expect(self, eid: int, step: int, reader: str) -> None:
+        """The bytes of ``eid`` must all be there."""
+        if self.storage_of[eid] < 0:
+            return
+        slab, start, end = self._of_entry(eid)
+        at = start
+        for low, high, (value, storage) in self.slabs[slab].overlapping(start, end):
+            if value != self.value[eid] or low != at:
+                culprit = self._content_name(value) if value != self.value[eid] else "nothing"
+                raise PlanError(
+                    f"step {step}: {reader} reads {self.graph.entry_name(eid)!r} in storage {self.storage_of[eid]} "
+                    f"(slab {slab}, bytes {start} to {end}), but bytes {low} to {high} hold {culprit} "
+                    f"(storage {storage})"
+                )
+            at = high
+        if at < end:
+            raise PlanError(
+                f"step {step}: {reader} reads {self.graph.entry_name(eid)!r} in storage {self.storage_of[eid]}, but "
+                f"nobody wrote bytes {at} to {end} of slab {slab}"
+            )
+
+    def _content_name(self, value: int) -> str:
+        return repr(self.graph.entry_name(value)) if value >= 0 else f"scratch of {self.graph.nodes[-1 - value].name!r}"
+
+    def _run_node(self, step: int, nid: int) -> None:
+        planned, graph, row = self.planned, self.graph, self.graph.row
+        node, op = graph.nodes[nid], self._op(nid)
+        outs = range(row[nid], row[nid + 1])
+        who = f"{op.name} ({node.name!r})"
+        if nid in planned.skipped:
+            self._skip(step, nid)
+            return
+        reads = self._reads(nid)
+        for e in reads:
+            self._expect(e, step, who)
+        written: list[tuple[str, int, int, int]] = []
+        for e in outs:
+            kind, request = Kind(int(self.plan.entry_kind[e])), planned.requests[e]
+            if self.storage_of[e] < 0 or request == Req.NULL:
+                continue
+            allowed = None
+            if kind is Kind.INPLACE:
+                allowed = self._inplace_source(e, nid, step)
+            elif request not in (Req.WRITE, Req.ADD) or (request == Req.ADD) != (kind is Kind.ADDTO):
+                raise PlanError(f"entry {graph.entry_name(e)!r} has kind {kind.name} but request {request.name}")
+            slab, start, end = self._of_entry(e)
+            if kind is not Kind.ADDTO:
+                self._apart(step, who, graph.entry_name(e), (slab, start, end), reads, allowed, written)
+            written.append((graph.entry_name(e), slab, start, end))
+        scratch = int(self.plan.workspace_nbytes[nid])
+        if scratch:
+            place = self._range(int(self.plan.workspace_storage[nid]), scratch)
+            self._apart(step, who, "its workspace", place, reads, None, written)
+            self._claim(step, int(self.plan.workspace_storage[nid]))
+            self.slabs[place[0]].write(place[1], place[2], (-1 - nid, int(self.plan.workspace_storage[nid])))
+        self._room_for_sums(nid, outs, scratch)
+        for e in outs:
+            if self.storage_of[e] >= 0 and planned.requests[e] != Req.NULL:
+                self._write(step, e, nid)
+
+    def _inplace_source(self, eid: int, nid: int, step: int) -> int:
+        """The input entry that an in-place output replaces, after checking that the operator allows it."""
+        plan, graph, planned = self.plan, self.graph, self.planned
+        node, op = graph.nodes[nid], self._op(nid)
+        index = int(plan.entry_inplace[eid])
+        name = graph.entry_name(eid)
+        pair = next(
+            (p for p in op.inplace_pairs(node.params) if p.input == index and p.output == eid - graph.row[nid]),
+            None,
+        )
+        if pair is None or index in op.ignored(node.params):
+            raise PlanError(f"step {step}: {op.name} cannot compute {name!r} in place of its input {index}")
+        source = graph.inputs[nid][index]
+        if self.storage_of[source] != self.storage_of[eid]:
+            raise PlanError(
+                f"step {step}: {name!r} claims to be in place of {graph.entry_name(source)!r}, but they are in "
+                f"storages {self.storage_of[eid]} and {self.storage_of[source]}"
+            )
+        if plan.entry_nbytes[source] != plan.entry_nbytes[eid]:
+            raise PlanError(f"step {step}: {name!r} and {graph.entry_name(source)!r} share memory but differ in size")
+        if pair.identity and planned.dtypes[source] == planned.dtypes[eid]:
+            self.value[eid] = self.value[source]
+        return source
+
+    def _apart(
+        self,
+        step: int,
+        who: str,
+        what: str,
+        place: tuple[int, int, int],
+        reads: list[int],
+        allowed: int | None,
+        written: list[tuple[str, int, int, int]],
+    ) -> None:
+        """A write may meet neither what the node reads (but the input it replaces) nor what else it writes."""
+        slab, start, end = place
+        slots = 0
+        for e in reads:
+            if self.storage_of[e] < 0:
+                continue
+            other, low, high = self._of_entry(e)
+            if other == slab and low < end and start < high:
+                slots += 1
+                if e != allowed or (slots > 1 and (low, high) == (start, end)):
+                    raise PlanError(
+                        f"step {step}: {who} writes {what} over its own input {self.graph.entry_name(e)!r} "
+                        f"(slab {slab}, storage {self.storage_of[e]})"
+                    )
+        for name, other, low, high in written:
+            if other == slab and low < end and start < high:
+                raise PlanError(f"step {step}: {who} writes {what} and {name!r} to overlapping bytes of slab {slab}")
+
+    def _room_for_sums(self, nid: int, outs: range, scratch: int) -> None:
+        if not self.plan.options.workspaces:
+            return
+        need = sum(-(-int(self.plan.entry_nbytes[e]) // 64) * 64 for e in outs if self.planned.requests[e] == Req.ADD)
+        if need > scratch:
+            raise PlanError(
+                f"node {self.graph.nodes[nid].name!r} adds {need} bytes to its destinations, but has {scratch} "
+                f"bytes of workspace"
+            )
+
+    def _write(self, step: int, eid: int, nid: int) -> None:
+        storage = self.storage_of[eid]
+        slab, start, end = self._of_entry(eid)
+        if Kind(int(self.plan.entry_kind[eid])) is Kind.ADDTO:
+            total, out = self._sum_of(eid, step)
+            self._expect(total, step, f"the sum into {self.graph.entry_name(eid)!r}")
+            self.value[eid] = self.value[out]
+        else:
+            self._claim(step, storage)
+        self.slabs[slab].write(start, end, (self.value[eid], storage))
+
+    def _sum_of(self, term: int, step: int) -> tuple[int, int]:
+        """(partial sum before, after) of the skipped node that would have added ``term``."""
+        nid = self.sums.get(term)
+        if nid is None or self.storage_of[self.graph.inputs[nid][0]] != self.storage_of[term]:
+            raise PlanError(
+                f"step {step}: {self.graph.entry_name(term)!r} is added to a sum, but no skipped _grad_add in its "
+                f"storage reads it"
+            )
+        return self.graph.inputs[nid][0], self.graph.row[nid]
+
+    def _skip(self, step: int, nid: int) -> None:
+        graph = self.graph
+        if self._op(nid).name != "_grad_add":
+            raise PlanError(f"step {step}: {graph.nodes[nid].name!r} is skipped, but only _grad_add may be")
+        out = graph.row[nid]
+        term = graph.inputs[nid][1]
+        if Kind(int(self.plan.entry_kind[term])) is not Kind.ADDTO:
+            raise PlanError(f"step {step}: {graph.nodes[nid].name!r} is skipped, but nobody added its second input")
+        self._expect(out, step, f"skipped sum {graph.nodes[nid].name!r}")
+
+    def _claim(self, step: int, storage: int) -> None:
+        """The first write to a storage must be ordered after whoever used its bytes before."""
+        if storage in self.started:
+            return
+        self.started.add(storage)
+        slab, start, end = self._range(storage, int(self.plan.storage_nbytes[storage]))
+        for _, _, (value, before) in self.slabs[slab].overlapping(start, end):
+            if before != storage and not self._ordered(before, storage):
+                raise PlanError(
+                    f"step {step}: storage {storage} reuses bytes of storage {before}, which held "
+                    f"{self._content_name(value)}, but no order edge keeps them apart"
+                )
+
+    def _ordered(self, earlier: int, later: int) -> bool:
+        stack, seen = [later], {later}
+        while stack:
+            for before in self.plan.after(stack.pop()).tolist():
+                if before == earlier:
+                    return True
+                if before not in seen:
+                    seen.add(before)
+                    stack.append(before)
+        return False
+
+    def _check_outputs(self, step: int) -> None:
+        for eid in self.planned.outputs:
+            if eid not in self.external:
+                self._expect(eid, step, "the caller")
+
+    def _check_totals(self) -> None:
+        plan = self.plan
+        bound = self._live_peak()
+        if plan.lower_bound != bound:
+            raise PlanError(f"the plan claims a lower bound of {plan.lower_bound} bytes, but {bound} are alive at once")
+        if plan.peak < bound:
+            raise PlanError(f"the plan claims a peak of {plan.peak} bytes, but {bound} are alive at once")
+
+    def _live_peak(self) -> int:
+        """Most bytes alive at once, summed over devices, from scratch: runs of overlapping lifetimes per storage."""
+        plan, steps = self.plan, len(self.planned.order)
+        in_storage: dict[int, list[tuple[int, int, int]]] = {}
+        for eid, storage in enumerate(self.storage_of):
+            if storage >= 0:
+                life = (int(plan.entry_first[eid]), int(plan.entry_last[eid]), int(plan.entry_nbytes[eid]))
+                in_storage.setdefault(storage, []).append(life)
+        change = [[0] * (steps + 1) for _ in plan.contexts]
+        for storage, lives in in_storage.items():
+            lives.sort()
+            row = change[int(plan.slab_device[plan.storage_slab[storage]])]
+            first, last, nbytes = lives[0]
+            for start, end, size in [*lives[1:], (steps + 1, steps + 1, 0)]:
+                if start < last:
+                    last, nbytes = max(last, end), max(nbytes, size)
+                else:
+                    row[first] += nbytes
+                    row[last] -= nbytes
+                    first, last, nbytes = start, end, size
+        for step, nid in enumerate(self.planned.order):
+            scratch = int(plan.workspace_nbytes[nid])
+            if scratch:
+                row = change[plan.contexts.index(self.planned.devices[nid])]
+                row[step] += scratch
+                row[step + 1] -= scratch
+        return sum(max(accumulate(row)) for row in change)
