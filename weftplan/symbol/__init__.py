@@ -12,6 +12,8 @@ from weftplan.symbol.creation import arange, full, maximum, minimum, modulo, one
 from weftplan.symbol.functions import function
 from weftplan.symbol.hooks import set_binder, set_planner
 from weftplan.symbol.name import NameManager, Prefix
+from weftplan.symbol.namespaces import contrib, linalg, random
+from weftplan.symbol.namespaces import internal as _internal  # noqa: F401 - MXNet's name
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Group, Symbol, load, load_json
 from weftplan.symbol.traversal import topological_order
@@ -30,7 +32,9 @@ __all__ = [
     "Symbol",
     "Variable",
     "arange",
+    "contrib",
     "full",
+    "linalg",
     "load",
     "load_json",
     "maximum",
@@ -39,6 +43,7 @@ __all__ = [
     "ones",
     "pow",
     "power",
+    "random",
     "set_binder",
     "set_planner",
     "topological_order",

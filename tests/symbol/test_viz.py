@@ -1,0 +1,69 @@
+"""Tables and pictures of networks, and the shorter names of operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.errors import ShapeError, UnknownOperatorError
+from weftplan.report.viz import plot_network, print_summary
+
+
+def net() -> sym.Symbol:
+    """data -> fc1(8) -> relu -> fc2(2) -> softmax."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=8, name="fc1")
+    x = sym.FullyConnected(sym.Activation(x, act_type="relu", name="relu"), num_hidden=2, name="fc2")
+    return sym.SoftmaxOutput(x, name="softmax")
+
+
+def test_summary_counts_parameters() -> None:
+    """Weights and biases are counted once, data and label are not: 8*3+8 + 2*8+2 = 50."""
+    lines: list[str] = []
+    assert print_summary(net(), {"data": (4, 3)}, echo=lines.append) == 50
+    text = "\n".join(lines)
+    assert "fc1 (FullyConnected)" in text
+    assert next(line for line in lines if line.startswith("fc1")).split() == [
+        "fc1",
+        "(FullyConnected)",
+        "8",
+        "32",
+        "data",
+    ]
+    assert "Total params: 50" in text
+    assert "label" not in text
+
+
+def test_shared_weights_count_once() -> None:
+    """One weight used by two layers."""
+    w, x = sym.Variable("w"), sym.Variable("x")
+    for i in range(2):
+        x = sym.FullyConnected(x, w, num_hidden=3, no_bias=True, name=f"fc{i}")
+    assert print_summary(x, {"x": (1, 3)}, echo=lambda line: None) == 9
+
+
+def test_picture(tmp_path: Path) -> None:
+    """A box per operator, weights hidden unless asked for, shapes on arrows, a file to save."""
+    dot = plot_network(net(), title="mine", shape={"data": (4, 3)})
+    assert "fc1_weight" not in dot.source
+    assert 'label="4x3"' in dot.source
+    assert "num_hidden=8" in dot.source
+    assert "fc1_weight" in plot_network(net(), hide_weights=False).source
+    assert Path(dot.save(str(tmp_path / "x.gv"))).read_text() == str(dot)
+
+
+def test_bad_shapes() -> None:
+    """A wrong name, and too little."""
+    with pytest.raises(ShapeError, match="no variable is called dta"):
+        print_summary(net(), {"dta": (1, 2)})
+    with pytest.raises(ShapeError, match="cannot be inferred"):
+        plot_network(net(), shape={"softmax_label": (4,)})
+
+
+def test_namespaces() -> None:
+    """``_internal`` reaches every operator, others say what they lack."""
+    a = sym.Variable("a")
+    assert sym._internal._plus(a, a).entries[0].node.op is sym.elemwise_add(a, a).entries[0].node.op
+    with pytest.raises(UnknownOperatorError, match="mx.sym.linalg has no operator 'nope'"):
+        sym.linalg.nope  # noqa: B018

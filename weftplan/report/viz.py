@@ -1,0 +1,213 @@
+"""``mx.viz``: a network as a table of layers, and as a picture in Graphviz's language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.schema import Shape
+from weftplan.symbol import Entry, Node, Symbol, infer, topological_order
+
+_COLOURS = {
+    "null": "#8dd3c7",
+    "FullyConnected": "#fb8072",
+    "Convolution": "#fb8072",
+    "Deconvolution": "#fb8072",
+    "BatchNorm": "#bebada",
+    "Activation": "#ffffb3",
+    "LeakyReLU": "#ffffb3",
+    "Pooling": "#80b1d3",
+    "Concat": "#fdb462",
+    "Flatten": "#fdb462",
+    "Reshape": "#fdb462",
+    "SoftmaxOutput": "#b3de69",
+    "softmax": "#b3de69",
+}
+_OTHER = "#fccde5"
+_SHOWN = ("kernel", "stride", "pad", "num_filter", "num_group", "num_hidden", "act_type", "pool_type", "p", "scalar")
+
+
+def print_summary(
+    symbol: Symbol,
+    shape: Mapping[str, Shape] | None = None,
+    line_length: int = 120,
+    positions: tuple[float, ...] = (0.44, 0.64, 0.74, 1.0),
+    *,
+    echo: Callable[[str], None] = print,
+) -> int:
+    """Print one line per layer: name and operator, output shape, parameters, previous layers. Returns the parameters.
+
+    Args:
+        shape: shapes of the inputs, by name; without it, the columns that need shapes are empty.
+        positions: where each column ends, as a fraction of ``line_length``.
+        echo: called with every line.
+
+    Raises:
+        ShapeError: ``shape`` is given but some shape cannot be inferred from it.
+    """
+    nodes = topological_order(symbol.entries)
+    shapes = _output_shapes(nodes, shape)
+    inputs, data = set(shape or ()), _data(nodes)
+    stops = [int(line_length * p) for p in positions]
+    _row(("Layer (type)", "Output Shape", "Param #", "Previous Layer"), stops, "=" * line_length, echo)
+    total = 0
+    counted: set[Node] = set()
+    for node in nodes:
+        if node.op is None and node.name not in inputs and node not in data:
+            continue
+        parameters = [e.node for e in node.inputs if e.node.op is None and e.node.name not in inputs]
+        fresh = [n for n in dict.fromkeys(parameters) if n not in counted and not _is_label(node, n)]
+        counted.update(fresh)
+        count = sum(_size(shapes.get(Entry(n))) for n in fresh)
+        total += count
+        previous = [e.node.name for e in node.inputs if e.node not in fresh and not _is_label(node, e.node)]
+        kind = "null" if node.op is None else node.op.name
+        output = shapes.get(Entry(node))
+        _row(
+            (f"{node.name} ({kind})", "" if output is None else "x".join(map(str, output[1:])), str(count), *previous),
+            stops,
+            "_" * line_length,
+            echo,
+        )
+    echo(f"Total params: {total}")
+    echo("_" * line_length)
+    return total
+
+
+class Dot:
+    """Text in Graphviz's language. Jupyter shows it with Graphviz installed; ``save`` writes it anywhere."""
+
+    def __init__(self, source: str, title: str) -> None:
+        self.source = source
+        self.title = title
+
+    def save(self, filename: str | None = None) -> str:
+        """Write the text to ``<title>.gv`` or to ``filename``; returns the name."""
+        name = filename or f"{self.title}.gv"
+        with open(name, "w", encoding="utf-8") as file:
+            file.write(self.source)
+        return name
+
+    def __str__(self) -> str:
+        return self.source
+
+
+def plot_network(
+    symbol: Symbol,
+    title: str = "plot",
+    shape: Mapping[str, Shape] | None = None,
+    node_attrs: Mapping[str, str] | None = None,
+    hide_weights: bool = True,
+) -> Dot:
+    """The graph as Graphviz text: a box per operator, an arrow (with its shape, if ``shape`` is given) per entry.
+
+    Args:
+        node_attrs: more Graphviz attributes for every box.
+        hide_weights: leave out variables that are parameters of a layer.
+
+    Raises:
+        ShapeError: ``shape`` is given but some shape cannot be inferred from it.
+
+    >>> from weftplan import symbol as sym
+    >>> print(plot_network(sym.exp(sym.Variable("a"), name="e"), shape={"a": (2, 3)}))
+    digraph "plot" {
+      node [fixedsize="false", shape="box", style="filled"];
+      n0 [label="a", fillcolor="#8dd3c7", shape="oval"];
+      n1 [label="exp\\ne", fillcolor="#fccde5"];
+      n1 -> n0 [dir="back", arrowtail="open", label="2x3"];
+    }
+    """
+    nodes = topological_order(symbol.entries)
+    shapes = _output_shapes(nodes, shape)
+    number = {node: i for i, node in enumerate(nodes)}
+    style = {"shape": "box", "fixedsize": "false", "style": "filled", **(node_attrs or {})}
+    lines = [f'digraph "{_escape(title)}" {{', f"  node [{_attributes(dict(sorted(style.items())))}];"]
+    shown = _data(nodes) | {entry.node for entry in symbol.entries}
+    hidden = {node for node in nodes if hide_weights and node.op is None and node not in shown}
+    for node in nodes:
+        if node in hidden:
+            continue
+        kind = "null" if node.op is None else node.op.name
+        look = {"label": _label(node), "fillcolor": _COLOURS.get(kind, _OTHER)}
+        if node.op is None:
+            look["shape"] = "oval"
+        lines.append(f"  n{number[node]} [{_attributes(look)}];")
+    for node in nodes:
+        for entry in node.inputs:
+            if entry.node in hidden:
+                continue
+            arrow = {"dir": "back", "arrowtail": "open"}
+            found = shapes.get(Entry(entry.node, entry.index))
+            if found is not None:
+                arrow["label"] = "x".join(map(str, found))
+            lines.append(f"  n{number[node]} -> n{number[entry.node]} [{_attributes(arrow)}];")
+    return Dot("\n".join([*lines, "}"]), title)
+
+
+def _output_shapes(nodes: list[Node], known: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
+    """Shapes of all entries; empty without ``known``."""
+    if known is None:
+        return {}
+    missing = sorted(set(known) - {node.name for node in nodes if node.op is None})
+    if missing:
+        raise ShapeError(f"no variable is called {', '.join(missing)}")
+    values = infer.infer_shapes(nodes, known)
+    shapes: dict[Entry, Shape] = {}
+    rows = infer.entry_rows(nodes)
+    for node, start in zip(nodes, rows, strict=False):
+        for k in range(node.num_outputs):
+            shape = values[start + k]
+            if shape is None or not infer.is_complete(shape):
+                raise ShapeError(f"the shape of {node.name!r} cannot be inferred from {dict(known)}; give more shapes")
+            shapes[Entry(node, k)] = shape
+    return shapes
+
+
+def _data(nodes: list[Node]) -> set[Node]:
+    """Variables that are the first input of some node: what flows through the network."""
+    return {node.inputs[0].node for node in nodes if node.inputs}
+
+
+def _is_label(node: Node, variable: Node) -> bool:
+    """True for the label of a loss."""
+    return (
+        node.op is not None
+        and node.op.loss
+        and any(e.node is variable for e in node.inputs[1:])
+        and variable.op is None
+    )
+
+
+def _size(shape: Shape | None) -> int:
+    size = 1
+    for dim in shape or (0,):
+        size *= dim
+    return size
+
+
+def _row(cells: tuple[str, ...], stops: list[int], rule: str, echo: Callable[[str], None]) -> None:
+    """One table row; extra cells go under the last column, one per line."""
+    first, rest = cells[:4], cells[4:]
+    line = ""
+    for cell, stop in zip(first, stops, strict=False):
+        line = (line + cell)[: stop - 1].ljust(stop)
+    echo(line.rstrip())
+    for cell in rest:
+        echo(" " * stops[2] + cell)
+    echo(rule)
+
+
+def _label(node: Node) -> str:
+    if node.op is None:
+        return node.name
+    facts = [f"{key}={node.attrs[key]}" for key in _SHOWN if key in node.attrs]
+    return "\n".join([node.op.name, node.name, *([", ".join(facts)] if facts else [])])
+
+
+def _escape(text: Any) -> str:
+    return str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _attributes(items: Mapping[str, str]) -> str:
+    return ", ".join(f'{key}="{_escape(value)}"' for key, value in items.items())

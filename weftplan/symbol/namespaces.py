@@ -1,0 +1,39 @@
+"""``mx.sym.random``, ``mx.sym.linalg``, ``mx.sym.contrib``, ``mx.sym._internal``: operators under shorter names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weftplan.errors import UnknownOperatorError
+from weftplan.ops import registry
+from weftplan.symbol.functions import function
+from weftplan.symbol.symbol import Symbol
+
+
+class Namespace:
+    """Operators whose registered names are one of ``prefixes`` and the name asked for.
+
+    >>> Namespace("linalg", "_linalg_").nope
+    Traceback (most recent call last):
+    weftplan.errors.UnknownOperatorError: mx.sym.linalg has no operator 'nope'
+    """
+
+    def __init__(self, name: str, *prefixes: str) -> None:
+        self._name = name
+        self._prefixes = prefixes
+
+    def __getattr__(self, name: str) -> Callable[..., Symbol]:
+        if not name.startswith("__"):
+            for prefix in self._prefixes:
+                if registry.contains(prefix + name):
+                    return function(prefix + name)
+        raise UnknownOperatorError(f"mx.sym.{self._name} has no operator {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted(n.removeprefix(p) for n in registry.names() for p in self._prefixes if n.startswith(p))
+
+
+random = Namespace("random", "_random_", "_sample_", "random_", "sample_")
+linalg = Namespace("linalg", "linalg_", "_linalg_")
+contrib = Namespace("contrib", "_contrib_", "contrib_")
+internal = Namespace("_internal", "")
