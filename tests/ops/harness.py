@@ -108,7 +108,14 @@ class Call:
         in_specs = [spec_of(x) for x in self.inputs]
         size = op.workspace_bytes(self.params, in_specs, self.out_specs)
         workspace = np.full(size, 0xA5, np.uint8) if size else None
-        ctx = OpContext(np, is_train=self.is_train, workspace=workspace, random_key=self.key, recompute=self.recompute)
+        ctx = OpContext(
+            np,
+            is_train=self.is_train,
+            workspace=workspace,
+            random_key=self.key,
+            recompute=self.recompute,
+            output_shapes=() if wanted is None else [spec.shape for spec in self.out_specs],
+        )
         with np.errstate(all="ignore"):
             if trace:
                 tracemalloc.start()

@@ -1,5 +1,7 @@
 """What holds for every tensor operator: numeric gradients, in-place pairs, None outputs, exact workspace, dtypes."""
 
+import re
+
 import numpy as np
 import pytest
 from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare, run
@@ -8,6 +10,9 @@ from ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
 from weftplan.ops import kernels, registry
 
 CONSTANT = {"take": (0,), "pick": (0,), "where": (1, 2), "reshape_like": (0,), "_identity_with_attr_like_rhs": (0,)}
+
+UNSTEADY = re.compile("Cast|mod")
+"""Not comparable across dtypes: rounding moves values over the steps of a remainder."""
 
 
 def _listed():
@@ -61,15 +66,13 @@ def test_contract_in_small_blocks(case, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "Cast"], ids=ident)
+@pytest.mark.parametrize("case", [c for c in CASES if not UNSTEADY.search(c[0])], ids=ident)
 def test_dtype(case, dtype):
     """float16 and float32 stay what they are, forward and backward, and lie near the float64 result."""
     op, arrays, params = case
     exact = prepare(op, arrays, params)
     narrow = prepare(op, [x.astype(dtype) if x.dtype == np.float64 else x for x in arrays], params)
     rtol = 1e-4 if dtype == "float32" else 3e-2
-    if op.endswith(("mod", "mod_scalar")):
-        pytest.skip("rounding moves values over the steps of a remainder")
     ograds = [np.full(s.shape, 0.5, s.dtype) for s in exact.out_specs]
     pairs = list(zip(narrow(), exact(), strict=True))
     pairs += zip(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import BOOL, INDEX, accumulator, collapse, reduce_to, rows_per_block
+from weftplan.ops.kernels import BOOL, INDEX, Workspace, accumulator, collapse, reduce_to, rows_per_block
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -104,13 +104,17 @@ def _mean(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
     out = outputs[0]
     if out is None:
         return
-    x = inputs[0]
-    if out.dtype == "float16":  # the sum of a mean that fits may not fit
-        axes, view = _views(params, x, out)
-        ctx.xp.mean(x, axis=axes, dtype="float32", out=view, keepdims=True)
-        return
-    _sum(ctx, params, inputs, outputs)
-    ctx.xp.divide(out, x.size // max(1, out.size), out=out, casting="unsafe")
+    total = out
+    if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
+        total = ctx.take(out.shape, accumulator(out.dtype))
+    _sum(ctx, params, inputs, [total])
+    ctx.xp.divide(total, inputs[0].size // max(1, out.size), out=out, casting="unsafe")
+
+
+def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = outputs[0]
+    work = accumulator(dtype)
+    return 0 if work == dtype else take_bytes((shape, work))
 
 
 def _spread(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -179,6 +183,7 @@ def _reducer(
     *,
     uses: tuple[str, ...] = (),
     masked: bool = False,
+    workspace: Workspace | None = None,
     aliases: tuple[str, ...] = (),
 ) -> None:
     register(
@@ -189,6 +194,7 @@ def _reducer(
             infer_dtype=same_dtype,
             params=_AXES,
             gradient=grad(f"_backward_{name}", "g0", *uses),
+            workspace=workspace,
             aliases=aliases,
             doc=doc,
         )
@@ -205,7 +211,7 @@ def _reducer(
 
 _XY = ("x0", "y0")
 _reducer("sum", _sum, _spread, "Sum over axes.", aliases=("sum_axis",))
-_reducer("mean", _mean, _spread_mean, "Mean over axes.")
+_reducer("mean", _mean, _spread_mean, "Mean over axes.", workspace=_mean_workspace)
 _reducer("prod", _reduction("prod"), _rowwise(_prod_gradient, False), "Product over axes.", uses=_XY)
 for _name in ("max", "min"):
     _reducer(

@@ -1,0 +1,286 @@
+"""Particular behaviour of single tensor operators that the general tests do not see."""
+
+import math
+
+import numpy as np
+import pytest
+from ops_harness import differentiate, gradients, prepare, run
+
+from weftplan.errors import MXNetError, ParameterError, UnknownOperatorError
+from weftplan.ops import kernels, registry
+from weftplan.ops.schema import OpContext
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("_plus", "elemwise_add"), ("_Plus", "elemwise_add"), ("_minus", "elemwise_sub"), ("_mul", "elemwise_mul"),
+        ("_div", "elemwise_div"), ("_PlusScalar", "_plus_scalar"), ("_RDivScalar", "_rdiv_scalar"),
+        ("broadcast_plus", "broadcast_add"), ("broadcast_minus", "broadcast_sub"), ("ElementWiseSum", "add_n"),
+        ("identity", "_copy"), ("reshape", "Reshape"), ("flatten", "Flatten"), ("concat", "Concat"),
+        ("split", "SliceChannel"), ("swapaxes", "SwapAxis"), ("cast", "Cast"), ("pad", "Pad"), ("flip", "reverse"),
+        ("sum_axis", "sum"), ("max_axis", "max"), ("min_axis", "min"), ("uniform", "_random_uniform"),
+        ("random_normal", "_random_normal"), ("linalg_gemm2", "_linalg_gemm2"), ("broadcast_axes", "broadcast_axis"),
+        ("crop", "slice"),
+    ],
+)  # fmt: skip
+def test_alias(alias, name):
+    """MXNet's other names lead to the same operator."""
+    assert registry.get(alias) is registry.get(name)
+    assert registry.get(alias).name == name
+
+
+def test_unknown_operator_suggests():
+    """A misspelt operator names near ones."""
+    with pytest.raises(UnknownOperatorError, match="'broadcast_add'"):
+        registry.get("brodcast_add")
+
+
+def test_add_makes_no_gradient_node():
+    """The gradient of an elementwise sum is the incoming entry itself, twice."""
+    call = prepare("elemwise_add", [np.ones(3), np.ones(3)])
+    call()
+    ograd = np.arange(3.0)
+    found, builder = differentiate(call, [ograd])
+    assert found[0] is ograd
+    assert found[1] is ograd
+    assert not builder.calls
+
+
+@pytest.mark.parametrize(
+    ("op", "kept"),
+    [
+        ("relu", "y"), ("tanh", "y"), ("sigmoid", "y"), ("sqrt", "y"), ("exp", "y"), ("log", "x"), ("square", "x"),
+        ("abs", "x"), ("Flatten", ""), ("negative", ""), ("_plus_scalar", ""), ("_mul_scalar", ""), ("sum", ""),
+        ("transpose", ""), ("clip", "x"), ("_rpower_scalar", "y"), ("max", "xy"), ("Cast", ""),
+    ],
+)  # fmt: skip
+def test_gradient_keeps_alive(op, kept):
+    """Gradients reference the forward input (x), the output (y), both or neither: what has to stay in memory."""
+    params = {"clip": {"a_min": 0, "a_max": 1}, "Cast": {"dtype": "float64"}}.get(op, {})
+    call = prepare(op, [np.full((2, 2), 0.5)], params)
+    call()
+    _, builder = differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
+    used = [x for made in builder.calls for k, x in enumerate(made.inputs) if k not in made.op.ignored(made.params)]
+    assert any(x is call.inputs[0] for x in used) == ("x" in kept)
+    assert any(x is call.outputs[0] for x in used) == ("y" in kept)
+
+
+def test_identity_pairs():
+    """Renaming operators and their gradients say that the output may be the input even while others read it."""
+    for name in ("Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"):
+        for op in (registry.get(name), registry.get(f"_backward_{name}")):
+            assert [tuple(p) for p in op.inplace_pairs({})] == [(0, 0, True)]
+    assert not registry.get("Cast").inplace_pairs({})[0].identity
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "expected"),
+    [
+        ("round", [0.5, 1.5, 2.5, -0.5, -1.5, NAN], [1, 2, 3, -1, -2, NAN]),
+        ("rint", [0.5, 1.5, 2.5, -0.5, -1.5, 0.6], [0, 1, 2, -1, -2, 1]),
+        ("relu", [NAN, -1, 2], [NAN, 0, 2]),
+        ("sigmoid", [-1000, 1000, 0, NAN], [0, 1, 0.5, NAN]),
+        ("erf", [INF, -INF, 0, NAN, 8], [1, -1, 0, NAN, 1]),
+        ("log", [0, -1, INF], [-INF, NAN, INF]),
+        ("reciprocal", [0, INF], [INF, 0]),
+        ("tanh", [-INF, INF], [-1, 1]),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_special_values(op, x, expected, dtype):
+    """Infinities, NaN and halves come out as IEEE 754 and MXNet say, in every float dtype."""
+    (actual,) = run(op, [np.array(x, dtype)])
+    np.testing.assert_array_equal(actual, np.array(expected, dtype))
+
+
+@pytest.mark.parametrize(("dtype", "ulps"), [("float64", 40), ("float32", 8), ("float16", 1)])
+def test_erf_accuracy(dtype, ulps):
+    """erf is exact to a few units in the last place over its whole range, and odd."""
+    x = np.concatenate([np.linspace(-7, 7, 5001), np.geomspace(1e-7, 1, 500)]).astype(dtype)
+    (y,) = run("erf", [x])
+    exact = np.array([math.erf(float(v)) for v in x])
+    assert (
+        np.abs((y.astype(np.float64) - exact) / np.spacing(np.abs(exact).astype(dtype)).astype(np.float64)).max()
+        <= ulps
+    )
+    np.testing.assert_array_equal(run("erf", [-x])[0], -y)
+
+
+def test_erf_blocks():
+    """erf of more elements than a block is erf of each."""
+    x = np.linspace(-3, 3, kernels.BLOCK + 7)
+    (y,) = run("erf", [x])
+    np.testing.assert_array_equal(y[-9:], run("erf", [x[-9:]])[0])
+
+
+@pytest.mark.parametrize(
+    ("op", "scalar", "x", "expected"),
+    [
+        ("_plus_scalar", 1.9, [1, -7], [2, -6]),
+        ("_div_scalar", 2, [1, -7], [0, -3]),
+        ("_rdiv_scalar", 7, [2, -2], [3, -3]),
+        ("_power_scalar", 2, [3, -7], [9, 49]),
+        ("_mod_scalar", 3, [7, -7], [1, 2]),
+        ("_mod_scalar", 0, [7, -7], [0, 0]),
+        ("_rmod_scalar", 7, [0, -4], [0, -1]),
+        ("_greater_scalar", 1.5, [1, 2], [0, 1]),
+    ],
+)
+def test_integers_stay_integers(op, scalar, x, expected):
+    """A scalar is cut to the array's integer dtype, and quotients drop their fraction."""
+    (y,) = run(op, [np.array(x, np.int32)], {"scalar": scalar})
+    assert y.dtype == np.int32
+    assert y.tolist() == expected
+
+
+def test_unsigned_scalars_wrap():
+    """uint8 arithmetic wraps, whatever the sign of the scalar."""
+    x = np.array([250, 1], np.uint8)
+    assert run("_plus_scalar", [x], {"scalar": 10})[0].tolist() == [4, 11]
+    assert run("_plus_scalar", [x], {"scalar": -2})[0].tolist() == [248, 255]
+    assert run("sum", [x], {})[0].tolist() == [251]
+
+
+def test_maximum_ties_go_left():
+    """Of equal operands the left one gets the gradient of maximum and minimum."""
+    for op in ("_maximum", "_minimum", "broadcast_maximum"):
+        left, right = gradients(op, [np.ones(2), np.ones(2)], [np.ones(2)])
+        assert left.tolist() == [1, 1]
+        assert right.tolist() == [0, 0]
+
+
+def test_max_gradient_goes_to_every_tie():
+    """Every element that equals the maximum gets the whole gradient, as in MXNet."""
+    assert gradients("max", [np.array([1.0, 3.0, 3.0])], [np.array([2.0])])[0].tolist() == [0, 2, 2]
+
+
+def test_argmax_takes_the_first():
+    """The first of equal values wins; the dtype is the data's."""
+    (y,) = run("argmax", [np.array([[1, 3, 3], [2, 2, 0]], np.float32)], {"axis": 1})
+    assert y.tolist() == [1, 0]
+    assert y.dtype == np.float32
+
+
+def test_half_sums_run_in_single():
+    """Sums of float16 do not stop growing at 2048, on any axis, and means do not overflow."""
+    x = np.ones((4096, 3), np.float16)
+    assert run("sum", [x], {"axis": 0})[0].tolist() == [4096] * 3
+    assert run("norm", [x], {"axis": 0, "ord": 1})[0].tolist() == [4096] * 3
+    assert run("mean", [np.full(70000, 2.0, np.float16)])[0].tolist() == [2]
+    _, right = gradients("broadcast_mul", [x, np.ones((1, 3), np.float16)], [x])
+    assert right.tolist() == [[4096] * 3]
+
+
+def test_broadcast_gradient_is_independent_of_memory_layout_of_blocks():
+    """Summing a large gradient in blocks equals the exact sum."""
+    x = np.arange(300_000, dtype=np.float64).reshape(1000, 300)
+    _, small = gradients("broadcast_mul", [x, np.ones((1, 300))], [np.ones_like(x)])
+    np.testing.assert_allclose(small[0], x.sum(0), rtol=1e-13)
+    _, column = gradients("broadcast_mul", [x, np.ones((1000, 1))], [np.ones_like(x)])
+    np.testing.assert_allclose(column[:, 0], x.sum(1), rtol=1e-13)
+
+
+@pytest.mark.parametrize("wanted", [(1,), (0, 3), (1, 2), (0, 2, 3), (2,)])
+def test_concat_gradient_with_unwanted_outputs(wanted):
+    """With the shapes of all outputs known, any of them may be unwanted."""
+    arrays = [np.zeros((2, k + 1)) for k in range(4)]
+    call = prepare("Concat", arrays)
+    call()
+    g = np.arange(20.0).reshape(2, 10)
+    _, builder = differentiate(call, [g])
+    actual = builder.calls[0](wanted=[k in wanted for k in range(4)])
+    for k, part in enumerate(np.split(g, [1, 3, 6], axis=1)):
+        if k in wanted:
+            np.testing.assert_array_equal(actual[k], part)
+        else:
+            assert actual[k] is None
+
+
+def test_concat_gradient_without_shapes():
+    """Without the shapes, outputs at the ends are placed from the ends; one in between cannot be, and that is said."""
+    op = registry.get("_backward_Concat")
+    g = np.arange(6.0).reshape(1, 6)
+    params = {"num_args": 3, "dim": 1}
+    first, last = np.empty((1, 1)), np.empty((1, 3))
+    op.forward(OpContext(np), params, [g], [first, None, last])
+    assert first.tolist() == [[0]]
+    assert last.tolist() == [[3, 4, 5]]
+    with pytest.raises(MXNetError, match="output_shapes"):
+        op.forward(OpContext(np), params, [g], [None, np.empty((1, 2)), None])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_random_depends_on_the_key_alone(dtype):
+    """The same key draws the same numbers, another key others; the moments are right."""
+    for op, mean, deviation in (
+        ("_random_uniform", 2.0, 4 / math.sqrt(12)),
+        ("_random_normal", 2.0, 3.0),
+    ):
+        params = {"shape": (200, 500), "dtype": dtype}
+        params.update({"low": 0, "high": 4} if "uniform" in op else {"loc": 2, "scale": 3})
+        one, again, other = (run(op, [], params, key=key)[0] for key in ((1, 2), (1, 2), (1, 3)))
+        assert one.dtype == dtype
+        np.testing.assert_array_equal(one, again)
+        assert (one != other).mean() > 0.9
+        assert one.astype(np.float64).mean() == pytest.approx(mean, abs=0.05)
+        assert one.astype(np.float64).std() == pytest.approx(deviation, abs=0.05)
+        assert registry.get(op).random
+
+
+def test_random_refuses_integers():
+    """Uniform and normal numbers are floats."""
+    with pytest.raises(ParameterError, match="expected float16, float32, float64 or None"):
+        run("_random_normal", [], {"shape": (2,), "dtype": "int32"})
+
+
+def test_take_raise_mode():
+    """In mode raise an index out of range is an error that names the range."""
+    x = np.arange(3.0)
+    assert run("take", [x, np.array([2, 0])], {"mode": "raise"})[0].tolist() == [2, 0]
+    with pytest.raises(MXNetError, match="from -1 to 3 exceed the 3 rows"):
+        run("take", [x, np.array([3, -1])], {"mode": "raise"})
+
+
+def test_arange_across_blocks():
+    """A range longer than a block has no seam."""
+    (y,) = run("_arange", [], {"start": 0, "stop": 2 * kernels.BLOCK + 5, "dtype": "int32"})
+    np.testing.assert_array_equal(y, np.arange(2 * kernels.BLOCK + 5))
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (65537,), (3, 1, 5, 1, 2, 1, 2)])
+def test_odd_shapes(shape):
+    """Single elements, sizes next to a block, many axes of size 1."""
+    x = np.random.RandomState(0).uniform(0.5, 1.5, shape)
+    np.testing.assert_allclose(run("tanh", [x])[0], np.tanh(x), rtol=1e-14)
+    np.testing.assert_allclose(gradients("tanh", [x], [np.ones(shape)])[0], 1 - np.tanh(x) ** 2, rtol=1e-12)
+    np.testing.assert_allclose(run("sum", [x])[0], [x.sum()], rtol=1e-12)
+    np.testing.assert_allclose(run("norm", [x])[0], [np.sqrt((x * x).sum())], rtol=1e-12)
+    row = x[..., :1]
+    np.testing.assert_allclose(gradients("broadcast_mul", [x, row], [np.ones(shape)])[0], np.broadcast_to(row, shape))
+
+
+@pytest.mark.parametrize(
+    "op", ["exp", "relu", "erf", "elemwise_mul", "_plus_scalar", "broadcast_div", "Flatten", "add_n"]
+)
+def test_empty_arrays(op):
+    """Kernels accept arrays without elements, forward and backward."""
+    found = registry.get(op)
+    params = registry.parse_params(found, {found.variadic: 2} if found.variadic else {})
+    empty = np.empty((0, 3), np.float32)
+    out = np.empty((0, 3), np.float32)
+    names = found.input_names(params)
+    scratch = found.workspace_bytes(params, *([kernels.TensorSpec((0, 3), empty.dtype)] * n for n in (len(names), 1)))
+    found.forward(OpContext(np, workspace=np.empty(scratch, np.uint8)), params, [empty] * len(names), [out])
+
+
+def test_sgd_matches_its_formula():
+    """sgd_mom_update in place: the weight's memory is reused and the velocity is updated where it lies."""
+    w, g, mom = (np.random.RandomState(k).uniform(-1, 1, 70_000) for k in range(3))
+    call = prepare("sgd_mom_update", [w, g, mom.copy()], {"lr": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5})
+    velocity = 0.9 * mom - 0.1 * (0.5 * g + 0.01 * w)
+    (out,) = call(alias=None)
+    np.testing.assert_allclose(out, w + velocity, rtol=1e-12)
+    np.testing.assert_allclose(call.inputs[2], velocity, rtol=1e-12)
