@@ -136,6 +136,25 @@ def test_integers_stay_integers(op, scalar, x, expected):
     assert y.tolist() == expected
 
 
+def test_large_relu():
+    """relu of large arrays takes another path: NaN stays, infinity too, nothing becomes -0."""
+    x = np.tile(np.array([NAN, -1, 2, -INF, INF, -0.0], np.float32), 2000)
+    (y,) = run("relu", [x])
+    np.testing.assert_array_equal(y[:6], np.array([NAN, 0, 2, 0, INF, 0], np.float32))
+    np.testing.assert_array_equal(y.reshape(-1, 6), np.broadcast_to(y[:6], (2000, 6)))
+
+
+def test_where_keeps_nan_apart():
+    """The branch that is not chosen leaves no trace, be it NaN or infinite, in values and gradients."""
+    condition, x, y = np.array([1, 0, 1, 0]), np.array([1, NAN, NAN, -0.0]), np.array([INF, 2, 3, -0.0])
+    (chosen,) = run("where", [condition, x, y])
+    np.testing.assert_array_equal(chosen, [1, 2, NAN, -0.0])
+    assert np.signbit(chosen[3])
+    _, left, right = gradients("where", [condition, x, y], [np.array([NAN, 5, 6, INF])])
+    np.testing.assert_array_equal(left, [NAN, 0, 6, 0])
+    np.testing.assert_array_equal(right, [0, 5, 0, INF])
+
+
 def test_unsigned_scalars_wrap():
     """uint8 arithmetic wraps, whatever the sign of the scalar."""
     x = np.array([250, 1], np.uint8)

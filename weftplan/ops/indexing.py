@@ -28,7 +28,7 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _count_up(xp: Any, out: Any) -> Any:
@@ -301,55 +301,75 @@ def _where_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [ins[0], dtype, dtype], [dtype]
 
 
-def _mask(ctx: OpContext, condition: Any, like: Any) -> Any:
-    """Per-row condition as a mask that broadcasts to ``like``."""
-    mask = ctx.take(condition.shape, BOOL)
-    ctx.xp.not_equal(condition, 0, out=mask)
-    return mask.reshape((condition.size,) + (1,) * (like.ndim - 1))
+# A selection by mask is done on the bits, y ^ ((x ^ y) & -condition): several times faster than copyto(where=…) when
+# the mask has no pattern, and it keeps NaN and -0.0.
+
+
+def _integer(dtype: DType) -> DType:
+    """The signed integer dtype of the same size."""
+    return np.dtype(f"i{dtype.itemsize}")
+
+
+def _bits(xp: Any, condition: Any, mask: Any, out: Any) -> None:
+    """``out`` (integers) = all bits where ``condition`` is not 0, else none."""
+    xp.not_equal(condition, 0, out=mask)
+    xp.negative(mask.view("int8"), out=out)
+
+
+def _by_row(ctx: OpContext, condition: Any, like: Any) -> Any:
+    """Bits of a condition that has one value for each row of ``like``."""
+    bits = ctx.take(condition.shape, _integer(like.dtype))
+    _bits(ctx.xp, condition, ctx.take(condition.shape, BOOL), bits)
+    return bits.reshape((condition.size,) + (1,) * (like.ndim - 1))
+
+
+def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
+    x, y, out = (array.view(bits.dtype) for array in (x, y, out))
+    xp.bitwise_xor(x, y, out=out)
+    xp.bitwise_and(out, bits, out=out)
+    xp.bitwise_xor(out, y, out=out)
 
 
 def _where(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
     if out is None:
         return
-    xp = ctx.xp
     condition, x, y = inputs
-    if condition.shape == out.shape:
-        for bc, bx, by, bo, mask in blocks(ctx, (condition, x, y, out), (BOOL,)):
-            xp.not_equal(bc, 0, out=mask)
-            xp.copyto(bo, by)
-            xp.copyto(bo, bx, where=mask)
+    if condition.shape != out.shape:
+        _choose(ctx.xp, _by_row(ctx, condition, out), x, y, out)
         return
-    mask = _mask(ctx, condition, out)
-    xp.copyto(out, y)
-    xp.copyto(out, x, where=mask)
+    for bc, bx, by, bo, bits, mask in blocks(ctx, (condition, x, y, out), (_integer(out.dtype), BOOL)):
+        _bits(ctx.xp, bc, mask, bits)
+        _choose(ctx.xp, bits, bx, by, bo)
 
 
 def _backward_where(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    xp = ctx.xp
     g, condition = inputs
-    if condition.shape == g.shape:
-        spare = [g if out is None else out for out in outputs]
-        for bg, bc, bx, by, mask in blocks(ctx, (g, condition, *spare), (BOOL,)):
-            xp.not_equal(bc, 0, out=mask)
-            _split(xp, bg, mask, None if outputs[0] is None else bx, None if outputs[1] is None else by)
+    if condition.shape != g.shape:
+        _share_out(ctx.xp, _by_row(ctx, condition, g), g, *outputs)
         return
-    _split(xp, g, _mask(ctx, condition, g), *outputs)
+    spare = [g if out is None else out for out in outputs]
+    for bg, bc, bx, by, bits, mask in blocks(ctx, (g, condition, *spare), (_integer(g.dtype), BOOL)):
+        _bits(ctx.xp, bc, mask, bits)
+        _share_out(ctx.xp, bits, bg, None if outputs[0] is None else bx, None if outputs[1] is None else by)
 
 
-def _split(xp: Any, g: Any, mask: Any, x: Any, y: Any) -> None:
+def _share_out(xp: Any, bits: Any, g: Any, x: Any, y: Any) -> None:
+    """The gradient goes to x where the bits are set, and to y elsewhere."""
+    g = g.view(bits.dtype)
     if x is not None:
-        x.fill(0)
-        xp.copyto(x, g, where=mask)
+        xp.bitwise_and(g, bits, out=x.view(bits.dtype))
     if y is not None:
-        xp.copyto(y, g)
-        xp.copyto(y, 0, where=mask)
+        y = y.view(bits.dtype)
+        xp.bitwise_and(g, bits, out=y)
+        xp.bitwise_xor(g, y, out=y)
 
 
 def _where_bytes(condition: TensorSpec, full: TensorSpec) -> int:
+    kinds = [_integer(full.dtype), BOOL]
     if condition.shape == full.shape:
-        return block_bytes(math.prod(full.shape), [BOOL])
-    return take_bytes((condition.shape, BOOL))
+        return block_bytes(math.prod(full.shape), kinds)
+    return take_bytes(*((condition.shape, kind) for kind in kinds))
 
 
 register(

@@ -238,7 +238,10 @@ def _sigmoid(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
 
 
 def _relu_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
-    xp.maximum(x, 0, out=out)
+    if x.size > 4096 and out.dtype.kind == "f":
+        xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises this, and a maximum with a scalar not
+    else:
+        xp.maximum(x, 0, out=out)
 
 
 def _relu(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
