@@ -50,6 +50,9 @@ def bind(
         ShapeError, DTypeError: an array does not fit the network.
     """
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
+    if twice:
+        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
     arg_arrays = _collect(args, names, "args")
     aux_arrays = _collect(aux_states if aux_states is not None else [], aux_names, "aux_states")
     grad_arrays = _collect_optional(args_grad, names)

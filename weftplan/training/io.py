@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weftplan.device.context import cpu
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
 
@@ -131,7 +132,7 @@ class NDArrayIter(DataIter):
     def reset(self) -> None:
         order = np.arange(self.num_data)
         if self.shuffle:
-            seed, counter = random.next_key(None)
+            seed, counter = random.next_key(cpu())
             mask = 2**64 - 1
             np.random.Generator(np.random.Philox(key=[seed & mask, counter & mask])).shuffle(order)
         self._order = np.concatenate([self._carried, order])
