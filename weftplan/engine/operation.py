@@ -163,6 +163,8 @@ def checked_vars(
     """
     what = f"operation {name!r}" if name else "the operation"
     for var in (*const_vars, *mutable_vars):
+        if getattr(var, "deleted", False):
+            raise EngineError(f"{what}: {var!r} has been deleted; make a new var")
         owner = getattr(var, "engine", None)
         if owner is None:
             raise EngineError(f"{what}: expected vars made by engine.new_variable(), got {type(var).__name__}")
@@ -171,8 +173,6 @@ def checked_vars(
                 f"{what}: {var!r} belongs to {owner!r}, the operation was pushed to {engine!r}; make the var with this "
                 f"engine's new_variable()"
             )
-        if var.deleted:
-            raise EngineError(f"{what}: {var!r} has been deleted; make a new var")
     reads = list(dict.fromkeys(const_vars))
     writes = list(dict.fromkeys(mutable_vars))
     if len(writes) != len(mutable_vars):
