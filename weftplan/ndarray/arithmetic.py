@@ -24,7 +24,8 @@ from weftplan.ndarray.chunk import Chunk
 if TYPE_CHECKING:
     from weftplan.ndarray.array import NDArray
 
-Kernel = Callable[[Any, Any, Any], object]
+Kernel = Callable[..., object]
+"""``kernel(a, b, out)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Binary:
 def _int_divide(xp: Any, a: Any, b: Any, out: Any) -> None:
     """Towards zero, unlike ``//``; 0 where the divisor is 0."""
     quotient = xp.floor_divide(a, b)
-    negative = (xp.less(a, 0) != xp.less(b, 0)) & (quotient * b != a)
+    negative = (xp.less(a, 0) != xp.less(b, 0)) & (quotient * b != a) & xp.not_equal(b, 0)
     out[...] = quotient + negative
 
 
@@ -85,11 +86,11 @@ def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
     else:
         run = getattr(xp, op.ufunc)
     if xp is not np:
-        return run
+        return lambda a, b, out: run(a, b, out=out)
 
     def quiet(a: Any, b: Any, out: Any) -> None:
         with np.errstate(all="ignore"):
-            run(a, b, out)
+            run(a, b, out=out)
 
     return quiet
 

@@ -1,0 +1,154 @@
+"""Operators on arrays against NumPy, and MXNet's rules where NumPy has others."""
+
+import operator
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import nd
+from weftplan.errors import DeviceError, DTypeError, ShapeError
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+BINARY = "add sub mul truediv floordiv mod pow eq ne lt le gt ge".split()  # noqa: SIM905
+INPLACE = "iadd isub imul itruediv ifloordiv imod ipow".split()  # noqa: SIM905
+A = np.array([[1.5, 2, -7], [0.25, 3, 4]], np.float32)
+B = np.array([[2, -0.5, 3], [1.5, 3, -2]], np.float32)
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("other", [B, B[0], B[:, :1], np.float32(3)], ids=["same", "row", "column", "zero-d"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_arrays_broadcast_as_in_numpy(name, other, dtype):
+    """Same shape, row, column, and an array without dimensions; the results are NumPy's to the bit."""
+    function = getattr(operator, name)
+    a, b = A.astype(dtype), np.asarray(other).astype(dtype)
+    result = function(nd.array(a, dtype=dtype), nd.array(b, dtype=dtype))
+    assert result.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(result.asnumpy(), function(a, b).astype(dtype))
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("value", [2, 2.5, -3, True, np.float64(1.5), np.int32(2)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_numbers_take_the_dtype_of_the_array(name, value):
+    """Left and right, the result is float32 as the array is."""
+    function = getattr(operator, name)
+    result, swapped = function(nd.array(A), value), function(value, nd.array(A))
+    assert result.dtype == swapped.dtype == np.float32
+    np.testing.assert_array_equal(result.asnumpy(), function(A, np.float32(value)).astype(np.float32))
+    np.testing.assert_array_equal(swapped.asnumpy(), function(np.float32(value), A).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", INPLACE)
+@pytest.mark.parametrize("other", [B, B[0], 3, 0.5], ids=["same", "row", "int", "float"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_in_place(name, other):
+    """The same array, the same var, the result of the plain operator; views see it."""
+    x = nd.array(A)
+    view, var = x[1], x.var
+    operand = nd.array(other) if isinstance(other, np.ndarray) else other
+    result = getattr(operator, name)(x, operand)
+    assert result is x
+    assert x.var is var
+    expected = getattr(operator, name[1:])(A, other).astype(np.float32)
+    np.testing.assert_array_equal(x.asnumpy(), expected)
+    np.testing.assert_array_equal(view.asnumpy(), expected[1])
+
+
+# Results of MXNet 1.9.1 on [1, 2, -7] of int32 and [1, 2, 3] of uint8.
+INTEGERS = [
+    (lambda i: i + 1.5, [2, 3, -6]),
+    (lambda i: i * 1.5, [1, 2, -7]),
+    (lambda i: i / 2, [0, 1, -3]),
+    (lambda i: i % 3, [1, 2, 2]),
+    (lambda i: i**2, [1, 4, 49]),
+    (lambda i: i - 2.5, [-1, 0, -9]),
+    (lambda i: 2 / i, [2, 1, 0]),
+    (lambda i: 1.5 / i, [1, 0, 0]),
+    (lambda i: 2 % i, [0, 0, -5]),
+    (lambda i: 2**i, [2, 4, 0]),
+    (lambda i: i / i, [1, 1, 1]),
+    (lambda i: i == 1, [1, 0, 0]),
+    (lambda i: -i, [-1, -2, 7]),
+    (lambda i: i / 0, [0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("formula", "expected"), INTEGERS)
+def test_integers_follow_mxnet(formula, expected):
+    """Numbers are cut before use, division goes towards zero, the dtype stays (division by zero gives 0 here)."""
+    result = formula(nd.array([1, 2, -7], dtype="int32"))
+    assert result.dtype == np.int32
+    np.testing.assert_array_equal(result.asnumpy(), expected)
+
+
+def test_small_integers_wrap():
+    """uint8 wraps around as in C, for numbers out of its range too."""
+    u = nd.array([1, 2, 3], dtype="uint8")
+    np.testing.assert_array_equal((u + 300).asnumpy(), [45, 46, 47])
+    np.testing.assert_array_equal((u - 5).asnumpy(), [252, 253, 254])
+    np.testing.assert_array_equal((-u).asnumpy(), [255, 254, 253])
+    assert (nd.array([1, 0], dtype="bool") + 1).dtype == np.int64
+
+
+def test_numeric_accidents_are_silent():
+    """Division by zero and overflow give inf and nan without a warning (warnings are errors here)."""
+    x = nd.array([1, 0, 3e38])
+    np.testing.assert_array_equal((x / 0).asnumpy(), [np.inf, np.nan, np.inf])
+    np.testing.assert_array_equal((x * 1e10)[2:].asnumpy(), [np.inf])
+    x *= 1e30
+    assert np.isinf(x.asnumpy()[2])
+
+
+def test_unary_and_functions():
+    """Signs, and the functions that take a number on either side."""
+    x = nd.array(A)
+    np.testing.assert_array_equal((-x).asnumpy(), -A)
+    np.testing.assert_array_equal(abs(x).asnumpy(), abs(A))
+    assert +x is x
+    np.testing.assert_array_equal(nd.maximum(x, 2).asnumpy(), np.maximum(A, 2))
+    np.testing.assert_array_equal(nd.minimum(2, x).asnumpy(), np.minimum(A, 2))
+    np.testing.assert_array_equal(nd.subtract(2, x).asnumpy(), 2 - A)
+    np.testing.assert_array_equal(nd.lesser(x, nd.array(B)).asnumpy(), A < B)
+    assert nd.maximum(2, 3) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "float16"])
+def test_dtypes_must_agree(dtype):
+    """Both are named, also in place, and nothing changes."""
+    x = nd.ones(3)
+    with pytest.raises(DTypeError, match=f"float32 and {dtype} differ.*astype"):
+        x + nd.ones(3, dtype=dtype)
+    with pytest.raises(DTypeError, match=f"float32 and {dtype}"):
+        x += nd.ones(3, dtype=dtype)
+    assert x.asnumpy().sum() == 3
+
+
+def test_shapes_must_broadcast():
+    """Both shapes are named; in place the left shape must not change."""
+    with pytest.raises(ShapeError, match=r"add: shapes \(2, 3\) and \(2,\) do not broadcast"):
+        nd.ones((2, 3)) + nd.ones(2)
+    x = nd.ones(3)
+    with pytest.raises(ShapeError, match=r"\(2, 3\) does not broadcast to \(3,\), which is written in place"):
+        x += nd.ones((2, 3))
+
+
+def test_contexts_must_agree():
+    """The message says which copy to make."""
+    with pytest.raises(DeviceError, match=r"cpu\(0\) and cpu\(1\); copy one with as_in_context\(cpu\(0\)\)"):
+        nd.ones(2) + nd.ones(2, mx.cpu(1))
+
+
+@pytest.mark.parametrize("other", [None, "a", [1, 2], object()])
+def test_other_types_are_refused(other):
+    """TypeError with the type's name."""
+    with pytest.raises(TypeError, match=f"add: type {type(other).__name__} is not supported"):
+        nd.ones(2) + other
+
+
+def test_not_a_number_for_integers():
+    """NaN has no integer value."""
+    with pytest.raises(DTypeError, match="cast the array"):
+        nd.ones(2, dtype="int32") + float("nan")

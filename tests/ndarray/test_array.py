@@ -1,0 +1,298 @@
+"""Arrays: values, asynchrony, views, waits, conversions and copies, on every engine."""
+
+import copy
+import gc
+import pickle
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import nd, storage
+from weftplan.errors import DTypeError, MXNetError, OutOfMemoryError, ShapeError
+from weftplan.ndarray import Chunk, NDArray
+from weftplan.storage import LimitResource, PoisonResource, RawResource
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+@pytest.mark.parametrize("dtype", "float16 float32 float64 uint8 int8 int32 int64 bool".split())  # noqa: SIM905
+def test_array_keeps_values_and_dtype(dtype):
+    """array() of a NumPy array with a named dtype gives the same values back."""
+    values = np.array([[0, 1, 2], [3, 100, 1]]).astype(dtype)
+    x = nd.array(values, dtype=dtype)
+    assert (x.shape, x.size, x.ndim, x.dtype, x.stype) == ((2, 3), 6, 2, np.dtype(dtype), "default")
+    assert x.nbytes == values.nbytes
+    np.testing.assert_array_equal(x.asnumpy(), values)
+
+
+def test_the_default_dtype_is_float32_whatever_comes():
+    """As in MXNet 1.9.1: lists, Python numbers, float64 and int64 NumPy arrays all become float32; NDArrays keep
+    theirs."""
+    for source in ([1, 2], 5.0, np.arange(3), np.ones(2), [True, False]):
+        assert nd.array(source).dtype == np.float32
+    assert nd.array(nd.ones(2, dtype="int8")).dtype == np.int8
+
+
+def test_the_source_may_change_after_the_call():
+    """array() and assignment take a copy, although work is asynchronous."""
+    values = np.ones(1000, np.float32)
+    x, y = nd.array(values), nd.zeros(1000)
+    y[:] = values
+    values[:] = 7
+    assert x.asnumpy().sum() == y.asnumpy().sum() == 1000
+
+
+@pytest.mark.parametrize("bad", ["text", [[1, 2], [3]], object(), [None], 1j])
+def test_array_refuses_what_is_no_array_of_numbers(bad):
+    """The message says what came."""
+    with pytest.raises(DTypeError, match="array: expected numbers"):
+        nd.array(bad)
+
+
+@pytest.mark.parametrize("bad", ["complex64", "float33", "datetime64[s]", object])
+def test_dtypes_that_do_not_exist_here(bad):
+    """Unknown dtypes and those of other kinds are refused at the call."""
+    with pytest.raises(DTypeError, match="dtype"):
+        nd.zeros(2, dtype=bad)
+
+
+@pytest.mark.parametrize("bad", [-1, (2, -3), 1.5, (1.0, 2), "ab", None])
+def test_bad_shapes_are_refused(bad):
+    """Negative or fractional dimensions name the shape."""
+    with pytest.raises(ShapeError, match="shape"):
+        nd.empty(bad)
+
+
+def test_makers():
+    """zeros, ones, full, arange, linspace, eye agree with NumPy."""
+    np.testing.assert_array_equal(nd.zeros((2, 3)).asnumpy(), np.zeros((2, 3)))
+    np.testing.assert_array_equal(nd.ones(3, dtype="int32").asnumpy(), np.ones(3))
+    np.testing.assert_array_equal(nd.full((2,), 3.5).asnumpy(), [3.5, 3.5])
+    np.testing.assert_array_equal(nd.arange(1, 7, 2, dtype="int32").asnumpy(), [1, 3, 5])
+    np.testing.assert_array_equal(nd.arange(3, repeat=2).asnumpy(), [0, 0, 1, 1, 2, 2])
+    np.testing.assert_array_equal(nd.linspace(0, 1, 3).asnumpy(), [0, 0.5, 1])
+    np.testing.assert_array_equal(nd.eye(2, 3, 1).asnumpy(), np.eye(2, 3, 1))
+    np.testing.assert_array_equal(nd.zeros_like(nd.ones((2, 2))).asnumpy(), np.zeros((2, 2)))
+    np.testing.assert_array_equal(nd.ones_like(nd.zeros(2, dtype="int8")).asnumpy(), [1, 1])
+    assert nd.zeros((0, 3)).asnumpy().shape == (0, 3)
+    assert nd.array(5.0).shape == ()
+
+
+def test_joining():
+    """concatenate, stack and moveaxis agree with NumPy, and refuse what does not fit."""
+    a, b = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
+    x, y = nd.array(a), nd.array(b)
+    np.testing.assert_array_equal(nd.concatenate([x, y], axis=1).asnumpy(), np.concatenate([a, b], 1))
+    np.testing.assert_array_equal(nd.stack(x, y, axis=-1).asnumpy(), np.stack([a, b], -1))
+    c = np.arange(24.0).reshape(2, 3, 4)
+    for move in ((0, 2), (2, 0), (-1, 1), ([0, 1], [2, 0])):
+        np.testing.assert_array_equal(nd.moveaxis(nd.array(c), *move).asnumpy(), np.moveaxis(c, *move))
+    with pytest.raises(ShapeError, match="differ outside axis 0"):
+        nd.concatenate([x, nd.ones((2, 4))])
+    with pytest.raises(ShapeError, match="stack"):
+        nd.stack(x, nd.ones((2, 4)))
+
+
+def test_scalars():
+    """One element converts to Python numbers; several are ambiguous."""
+    x = nd.array([[2.5]])
+    assert (x.asscalar(), x.item(), float(x), int(x), bool(x), len(x)) == (2.5, 2.5, 2.5, 2, True, 1)
+    assert [0, 10, 20][nd.array([2], dtype="int64")] == 20
+    assert not nd.zeros(1)
+    with pytest.raises(ShapeError, match="not a scalar"):
+        nd.ones(3).asscalar()
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(nd.ones(3))
+    assert 2 in nd.array([1, 2])
+    assert [row.asscalar() for row in nd.array([1, 2])] == [1, 2]
+    assert repr(nd.array([1, 2])) == "\n[1. 2.]\n<NDArray 2 @cpu(0)>"
+
+
+def test_numpy_sees_values():
+    """np.asarray copies; asking for no copy is refused; NumPy's operators leave the work to ours."""
+    x = nd.array([1, 2])
+    values = np.asarray(x)
+    values[0] = 9
+    assert x.asnumpy()[0] == 1
+    assert np.asarray(x, dtype=np.float64).dtype == np.float64
+    assert isinstance(np.ones(2, np.float32) + x, NDArray)
+    with pytest.raises(ValueError, match="copy"):
+        x.__array__(copy=False)
+
+
+def test_views_share_memory_and_order():
+    """A write through a view is seen by the whole, in push order, and the other way round."""
+    x = nd.zeros((2, 3))
+    view = x.reshape((3, 2))
+    x[:] = 1
+    view[1] = 5
+    x += 1
+    np.testing.assert_array_equal(x.asnumpy(), [[2, 2, 6], [6, 2, 2]])
+    assert view.var is x.var
+
+
+def test_reshape_codes_and_errors():
+    """MXNet's codes; sizes that do not agree name both."""
+    x = nd.zeros((2, 3, 4))
+    assert x.reshape(-1).shape == (24,)
+    assert x.reshape(4, 6).shape == (4, 6)
+    assert x.reshape((0, -1)).shape == (2, 12)
+    assert x.reshape(shape=(-3, 0)).shape == (6, 4)
+    assert x.reshape((-4, 1, 2, -2)).shape == (1, 2, 3, 4)
+    assert x.reshape((-1, 0), reverse=True).shape == (6, 4)
+    assert nd.zeros((0, 3)).reshape((3, 0)).shape == (3, 0)
+    for bad in ((5, -1), (2, 2), (-7,), (-1, -1)):
+        with pytest.raises(ShapeError, match="eshape"):
+            x.reshape(bad)
+
+
+def test_copies_are_independent():
+    """copy, copyto and astype give new memory; as_in_context on the same context does not."""
+    x = nd.array([1.5, -2.5])
+    same, moved = x.copy(), x.copyto(mx.cpu(1))
+    cast = x.astype("int32")
+    x[:] = 0
+    np.testing.assert_array_equal(same.asnumpy(), [1.5, -2.5])
+    np.testing.assert_array_equal(moved.asnumpy(), [1.5, -2.5])
+    np.testing.assert_array_equal(cast.asnumpy(), [1, -2])
+    assert moved.context == mx.cpu(1)
+    assert x.as_in_context(mx.cpu(0)) is x
+    assert x.astype("float32", copy=False) is x
+    assert x.copyto(x) is x
+    np.testing.assert_array_equal(copy.deepcopy(moved).asnumpy(), [1.5, -2.5])
+    back = pickle.loads(pickle.dumps(moved))
+    assert back.context == mx.cpu(1)
+    np.testing.assert_array_equal(back.asnumpy(), [1.5, -2.5])
+
+
+def test_copyto_casts_and_checks():
+    """Equal shapes are needed, equal dtypes are not."""
+    target = nd.zeros(2, dtype="int32")
+    assert nd.array([1.5, 2.5]).copyto(target) is target
+    np.testing.assert_array_equal(target.asnumpy(), [1, 2])
+    with pytest.raises(ShapeError, match=r"\(2,\), the target \(3,\)"):
+        nd.ones(2).copyto(nd.ones(3))
+    with pytest.raises(DTypeError, match="NDArray or a Context, got int"):
+        nd.ones(2).copyto(3)
+
+
+@pytest.mark.parametrize("source", [mx.cpu(0), mx.cpu(1), mx.cpu_pinned(0), mx.sim(80), mx.sim(81)])
+@pytest.mark.parametrize("target", [mx.cpu(0), mx.cpu(1), mx.sim(80), mx.sim(81)])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_copies_between_all_kinds_of_context(source, target, dtype):
+    """Values survive every route, cast or not, and later operations see them."""
+    x = nd.array(np.arange(8), ctx=source)
+    x += 1
+    y = nd.empty((8,), target, dtype)
+    x.copyto(y)
+    y *= 2
+    assert y.context == target
+    np.testing.assert_array_equal(y.asnumpy(), 2 * np.arange(1, 9))
+
+
+def test_arithmetic_on_a_simulated_device():
+    """Arrays of sim(i) go through its streams and give what the host gives."""
+    with mx.sim(82):
+        x = nd.array([[1, 2], [3, 4]])
+        y = (x * 2 + 1)[:, 1]
+        y[0] = -1
+        z = x[[1, 0], [0, 0]]
+    assert y.context == mx.sim(82)
+    np.testing.assert_array_equal(y.asnumpy(), [-1, 9])
+    np.testing.assert_array_equal(z.asnumpy(), [3, 1])
+
+
+def test_memory_returns_when_arrays_die():
+    """Dropping an array with work pending frees it after that work: nothing leaks, nothing is freed early."""
+    context = mx.cpu(6)
+    resource = PoisonResource(_raw(context))
+    with storage.using(resource):
+        total = nd.zeros(100, context)
+        for step in range(50):
+            part = nd.full((100,), step, context)
+            total += part
+            del part
+        np.testing.assert_array_equal(total.asnumpy(), np.full(100, sum(range(50))))
+        del total
+        gc.collect()
+        nd.waitall()
+        nd.waitall()
+        assert resource.statistics().live == 0
+
+
+def _raw(context):
+    from weftplan import device
+
+    return RawResource(device.get(context))
+
+
+def test_out_of_memory_is_an_ordinary_error_at_the_call():
+    """Nothing is half done: the report names the sizes, and after dropping an array the same call works."""
+    context = mx.cpu(6)
+    with storage.using(LimitResource(_raw(context), 1000)) as resource:
+        held = nd.ones(200, context)
+        with pytest.raises(OutOfMemoryError, match="400 bytes requested"):
+            nd.ones(100, context)
+        del held
+        gc.collect()
+        nd.waitall()
+        assert nd.ones(100, context).asnumpy().sum() == 100
+        nd.waitall()
+        nd.waitall()
+        gc.collect()
+        nd.waitall()
+        assert resource.statistics().live == 0
+
+
+def test_delayed_chunks_take_memory_at_first_use():
+    """A delayed chunk costs nothing until its bytes are wanted."""
+    context = mx.cpu(6)
+    with storage.using(_raw(context)) as resource:
+        chunk = Chunk(context, 64, delay_alloc=True)
+        assert resource.statistics().live == 0
+        unused = Chunk(context, 64, delay_alloc=True)
+        del unused
+        x = NDArray(chunk, (16,), np.float32)
+        x[:] = 3
+        assert resource.statistics().live == 1
+        assert x.asnumpy().sum() == 48
+        del x, chunk
+        gc.collect()
+        nd.waitall()
+        nd.waitall()
+        assert resource.statistics().live == 0
+
+
+def test_parts_of_a_chunk_have_their_own_vars_and_keep_it_alive():
+    """Two parts of one slab are written independently; the slab goes back when the last part does."""
+    context = mx.cpu(6)
+    with storage.using(_raw(context)) as resource:
+        slab = Chunk(context, 128, name="slab")
+        first, second = slab.part(0, 64), slab.part(64, 64)
+        assert len({id(slab.var), id(first.var), id(second.var)}) == 3
+        x, y = NDArray(first, (16,), np.float32), NDArray(second, (4, 2), np.float64)
+        x[:], y[:] = 1, 2
+        whole = NDArray(slab, (128,), np.uint8)
+        nd.waitall()
+        assert whole.raw()[:64].view(np.float32).sum() == 16
+        del slab, first, whole, x
+        gc.collect()
+        nd.waitall()
+        assert y.asnumpy().sum() == 16
+        assert resource.statistics().live == 1
+        del second, y
+        gc.collect()
+        for _ in range(3):
+            nd.waitall()
+        assert resource.statistics().live == 0
+        with pytest.raises(MXNetError, match="does not lie within"):
+            Chunk(context, 10).part(5, 6)
+
+
+def test_an_array_must_lie_within_its_chunk():
+    """Offset plus bytes may not exceed the chunk."""
+    chunk = Chunk(mx.cpu(), 64)
+    NDArray(chunk, (14,), np.float32, 8)
+    with pytest.raises(ShapeError, match="exceeds"):
+        NDArray(chunk, (15,), np.float32, 8)
