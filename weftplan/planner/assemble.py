@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from weftplan.device.context import Context
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
+from weftplan.planner.labels import GraphLabels
 from weftplan.planner.liveness import Facts, lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.plan import MemoryPlan
@@ -247,4 +248,6 @@ def _finish(
         lower_bound=buffers.lower_bound(),
         unshared_bytes=buffers.unshared(),
         reported_bytes=reported_bytes,
+        labels=GraphLabels(facts.graph, facts.order, facts.shapes, facts.dtypes, found),
+        external_bytes=facts.external_bytes,
     )

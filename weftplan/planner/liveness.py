@@ -44,6 +44,8 @@ class Facts:
     """Per node: inplace pairs whose input is not ignored, in the order in which they are tried."""
     workspaces: dict[int, int]
     """Per node: declared scratch bytes (absent: none)."""
+    external_bytes: dict[str, int]
+    """Bytes of the caller's arrays by purpose."""
 
 
 def collect(
@@ -58,6 +60,7 @@ def collect(
     gradients: Sequence[int],
     added: frozenset[int],
     workspaces: dict[int, int],
+    external_bytes: dict[str, int],
 ) -> Facts:
     """Gather what operators declare.
 
@@ -110,6 +113,7 @@ def collect(
         refs=refs,
         pairs=pairs,
         workspaces=workspaces,
+        external_bytes=external_bytes,
     )
 
 

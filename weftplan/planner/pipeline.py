@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.schema import DType, Req, Shape
-from weftplan.planner.graph import IndexedGraph, depth_first_order
+from weftplan.planner.graph import IndexedGraph, IntArray, depth_first_order
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import collect
 from weftplan.planner.options import PlanOptions
@@ -115,6 +115,12 @@ def plan_symbol(
         gradient_ids,
         frozenset(e for e, name in zip(gradient_ids, wanted, strict=True) if reqs[name] == Req.ADD),
         operator_workspaces(graph, *sizes),
+        {
+            "arguments": _total(nbytes, (graph.row[graph.nid[n]] for n in arguments.values() if n in graph.nid)),
+            "gradients": _total(nbytes, gradient_ids),
+            "aux": _total(nbytes, (graph.row[graph.nid[n]] for n in states.values() if n in graph.nid)),
+            "head_grads": _total(nbytes, (graph.row[n] for n in head_grads if n >= 0)),
+        },
     )
     memory, found = plan_memory(facts, chosen)
     gradient_of = dict(zip(wanted, gradient_ids, strict=True))
@@ -136,6 +142,10 @@ def plan_symbol(
         memory=memory,
         notes=tuple(notes),
     )
+
+
+def _total(nbytes: IntArray, entries: Iterable[int]) -> int:
+    return int(nbytes[list(entries)].sum())
 
 
 def _variables(heads: Sequence[Entry]) -> tuple[dict[str, Node], dict[str, Node]]:

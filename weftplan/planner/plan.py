@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ from weftplan.device.context import Context
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner.graph import IndexedGraph, IntArray
 from weftplan.planner.options import PlanOptions
+
+if TYPE_CHECKING:
+    from weftplan.planner.explain import Alive, Bar
+    from weftplan.planner.labels import Labels
 
 
 class Kind(IntEnum):
@@ -94,6 +98,10 @@ class MemoryPlan:
     reported_bytes: int
     """What MXNet prints as "Total … allocated" for this plan: storages of entries as the option ``sizes`` counts them,
     workspaces left out. For the ``arena`` strategy, whose storages overlap, the same as :attr:`peak`."""
+    labels: Labels
+    """Names, shapes and sources of entries, for reports and files."""
+    external_bytes: Mapping[str, int]
+    """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads."""
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -105,6 +113,11 @@ class MemoryPlan:
     def peak(self) -> int:
         """Bytes that the plan allocates: the sum of its slabs."""
         return int(self.slab_nbytes.sum())
+
+    @property
+    def total(self) -> int:
+        """:attr:`peak` and everything that the caller brings."""
+        return self.peak + sum(self.external_bytes.values())
 
     @cached_property
     def peak_by_device(self) -> dict[Context, int]:
@@ -147,6 +160,53 @@ class MemoryPlan:
         """Storages listed in ``after(storage)`` and those whose :meth:`after` lists ``storage``, ascending."""
         ptr, rows = self._before
         return np.union1d(self.after(storage), rows[ptr[storage] : ptr[storage + 1]]).astype(np.int32)
+
+    def timeline(self, device: int | None = None) -> NDArray[np.int64]:
+        """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all; see :mod:`.explain`."""
+        from weftplan.planner import explain
+
+        return explain.timeline(self, device)
+
+    def alive_at_peak(self, limit: int | None = None) -> list[Alive]:
+        """The buffers that are alive when most bytes are, the largest first."""
+        from weftplan.planner import explain
+
+        return explain.alive_at(self, explain.peak_step(self), limit)
+
+    def bars(self, device: int = 0) -> list[Bar]:
+        """The buffers on a device as rectangles of time and address, for pictures."""
+        from weftplan.planner import explain
+
+        return explain.bars(self, device)
+
+    def summary(self, limit: int = 10) -> str:
+        """The plan as text, with the ``limit`` largest buffers at the peak."""
+        from weftplan.planner import explain
+
+        return explain.summary(self, limit)
+
+    def compare(self, other: MemoryPlan) -> str:
+        """A table of this plan beside another."""
+        from weftplan.planner import explain
+
+        return explain.compare(self, other)
+
+    def to_json(self) -> str:
+        """The plan as JSON text, which :meth:`from_json` reads back."""
+        from weftplan.planner import plan_file
+
+        return plan_file.dumps(self)
+
+    @staticmethod
+    def from_json(text: str) -> MemoryPlan:
+        """A plan from JSON text. Only its form is checked here; ``planner.validate`` judges what it says.
+
+        Raises:
+            FormatError: not a plan, truncated, or written by a newer version.
+        """
+        from weftplan.planner import plan_file
+
+        return plan_file.loads(text)
 
     @cached_property
     def _before(self) -> tuple[IntArray, NDArray[np.int32]]:
@@ -197,22 +257,6 @@ class PlannedGraph:
     def trains(self) -> bool:
         """True when gradients are computed."""
         return bool(self.gradients)
-
-    @cached_property
-    def external_nbytes(self) -> Mapping[str, int]:
-        """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads."""
-        size = self.memory.entry_nbytes
-        row = self.graph.row
-
-        def total(nids: Any) -> int:
-            return sum(int(size[row[n]]) for n in nids if n >= 0)
-
-        return {
-            "arguments": total(self.arguments.values()),
-            "gradients": sum(int(size[e]) for e in self.gradients.values()),
-            "aux": total(self.aux.values()),
-            "head_grads": total(self.head_grads),
-        }
 
     def entry_device(self, eid: int) -> Context:
         """Device of an entry: that of the node that makes it."""

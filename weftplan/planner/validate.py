@@ -7,60 +7,29 @@ lifetimes, devices, alignment, requests, order edges, totals) is recomputed from
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from itertools import accumulate
 
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Op, Req
+from weftplan.planner.byte_map import ByteMap
 from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
+from weftplan.planner.validate_layout import check_layout
 
 
-class ByteMap:
-    """Which content each byte range of one slab holds: disjoint ascending ranges, no content where nobody wrote."""
+def validate(planned: PlannedGraph | MemoryPlan) -> None:
+    """Check a plan from end to end; returns when nothing is wrong.
 
-    __slots__ = ("contents", "ends", "starts")
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.contents: list[tuple[int, int]] = []
-
-    def overlapping(self, start: int, end: int) -> list[tuple[int, int, tuple[int, int]]]:
-        """(start, end, content) of the ranges that meet [start, end), clipped to it."""
-        low = bisect_right(self.ends, start)
-        found = []
-        while low < len(self.starts) and self.starts[low] < end:
-            found.append((max(start, self.starts[low]), min(end, self.ends[low]), self.contents[low]))
-            low += 1
-        return found
-
-    def write(self, start: int, end: int, content: tuple[int, int]) -> None:
-        """Put ``content`` into [start, end)."""
-        if start >= end:
-            return
-        low = bisect_right(self.ends, start)
-        high = low
-        pieces: list[tuple[int, int, tuple[int, int]]] = []
-        while high < len(self.starts) and self.starts[high] < end:
-            if self.starts[high] < start:
-                pieces.append((self.starts[high], start, self.contents[high]))
-            if self.ends[high] > end:
-                pieces.append((end, self.ends[high], self.contents[high]))
-            high += 1
-        pieces.append((start, end, content))
-        pieces.sort()
-        self.starts[low:high] = [p[0] for p in pieces]
-        self.ends[low:high] = [p[1] for p in pieces]
-        self.contents[low:high] = [p[2] for p in pieces]
-
-
-def validate(planned: PlannedGraph) -> None:
-    """Check ``planned`` from end to end; returns when nothing is wrong.
+    A planned graph is replayed node by node. A plan alone (from a file) does not say who reads what: its layout is
+    checked against the lifetimes that it states.
 
     Raises:
         PlanError: the plan is wrong; the message names the entries that clash, their storage and the step.
     """
-    _Replay(planned).run()
+    if isinstance(planned, MemoryPlan):
+        check_layout(planned)
+    else:
+        check_layout(planned.memory)
+        _Replay(planned).run()
 
 
 class _Replay:
@@ -112,22 +81,6 @@ class _Replay:
         ):
             if len(getattr(plan, name)) != expected:
                 raise PlanError(f"plan field {name} has {len(getattr(plan, name))} items, expected {expected}")
-        for storage in range(plan.num_storages):
-            slab = int(plan.storage_slab[storage])
-            offset, nbytes = int(plan.storage_offset[storage]), int(plan.storage_nbytes[storage])
-            if not 0 <= slab < plan.num_slabs:
-                raise PlanError(f"storage {storage} is in slab {slab}, but there are {plan.num_slabs}")
-            if offset < 0 or nbytes < 0 or offset + nbytes > plan.slab_nbytes[slab]:
-                raise PlanError(
-                    f"storage {storage} at bytes {offset} to {offset + nbytes} is outside slab {slab} of "
-                    f"{int(plan.slab_nbytes[slab])} bytes"
-                )
-            context = plan.contexts[int(plan.slab_device[slab])]
-            alignment = plan.options.alignment or (64 if context.is_host else 256)
-            if offset % alignment:
-                raise PlanError(
-                    f"storage {storage} at offset {offset} on {context} is not aligned to {alignment} bytes"
-                )
 
     def _check_order(self) -> None:
         graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes

@@ -1,0 +1,226 @@
+"""Plans in words and numbers: who is alive when, what fills the peak, how two plans differ.
+
+Everything here reads a finished plan. A *run* is what a storage holds without a break: entries computed in place of
+each other, or the scratch of one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weftplan.ops.schema import DType, Shape
+from weftplan.planner.graph import IntArray
+from weftplan.planner.plan import Kind, MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One buffer of a picture: alive during steps [first, last), at these bytes of its device."""
+
+    first: int
+    last: int
+    address: int
+    nbytes: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """One buffer that is alive at some step."""
+
+    name: str
+    nbytes: int
+    shape: Shape
+    dtype: DType | None
+    """None for scratch."""
+    op: str
+    """Operator that makes it."""
+    first: int
+    last: int
+    last_reader: str
+    """Name of the node that reads it last; ``(caller)`` for an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs of a plan as arrays."""
+
+    storage: IntArray
+    first: IntArray
+    last: IntArray
+    nbytes: IntArray
+    device: IntArray
+
+
+def runs(plan: MemoryPlan) -> Runs:
+    """The runs of ``plan``, those of entries first (by storage, then time), then those of scratch."""
+    held = np.flatnonzero(plan.entry_storage >= 0)
+    held = held[np.lexsort((plan.entry_first[held], plan.entry_storage[held]))]
+    storage = plan.entry_storage[held].astype(np.int64)
+    first = plan.entry_first[held].astype(np.int64)
+    last = plan.entry_last[held].astype(np.int64)
+    # A run ends where every earlier entry of the storage is dead: make lifetimes of different storages disjoint, so
+    # that one running maximum serves all of them.
+    span = int(last.max(initial=0)) + 1
+    reach = np.maximum.accumulate(last + storage * span) if len(held) else last
+    begins = np.ones(len(held), dtype=bool)
+    begins[1:] = (first + storage * span)[1:] >= reach[:-1]
+    starts = np.flatnonzero(begins)
+    if len(held):
+        run_last = np.maximum.reduceat(last, starts)
+        run_bytes = np.maximum.reduceat(plan.entry_nbytes[held], starts)
+    else:
+        run_last = run_bytes = np.zeros(0, dtype=np.int64)
+    scratch, moment = _scratch(plan)
+    storages = np.concatenate([storage[starts], plan.workspace_storage[scratch].astype(np.int64)])
+    return Runs(
+        storage=storages,
+        first=np.concatenate([first[starts], moment]),
+        last=np.concatenate([run_last, moment + 1]),
+        nbytes=np.concatenate([run_bytes, plan.workspace_nbytes[scratch]]),
+        device=plan.slab_device[plan.storage_slab[storages]].astype(np.int64),
+    )
+
+
+def _scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
+    """(nodes with scratch, their steps)."""
+    steps = np.array(plan.labels.steps, dtype=np.int64)
+    position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
+    position[steps] = np.arange(len(steps))
+    nodes = np.flatnonzero((plan.workspace_nbytes > 0) & (position >= 0))
+    return nodes, position[nodes]
+
+
+def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
+    """Bytes alive at each step, on device number ``device`` of the plan or on all of them."""
+    found = runs(plan)
+    chosen = slice(None) if device is None else found.device == device
+    change = np.zeros(len(plan.labels.steps) + 1, dtype=np.int64)
+    np.add.at(change, found.first[chosen], found.nbytes[chosen])
+    np.subtract.at(change, found.last[chosen], found.nbytes[chosen])
+    return np.cumsum(change)[:-1]
+
+
+def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Alive]:
+    """Buffers alive at ``step``, the largest first; of entries that share memory, the one written last."""
+    labels = plan.labels
+    alive = np.flatnonzero((plan.entry_storage >= 0) & (plan.entry_first <= step) & (step < plan.entry_last))
+    newest: dict[int, int] = {}
+    for eid in alive[np.argsort(plan.entry_first[alive], kind="stable")].tolist():
+        newest[int(plan.entry_storage[eid])] = eid
+    rows = []
+    end = len(labels.steps)
+    for eid in newest.values():
+        last = int(plan.entry_last[eid])
+        rows.append(
+            Alive(
+                name=labels.name(eid),
+                nbytes=int(plan.entry_nbytes[eid]),
+                shape=labels.shape(eid),
+                dtype=labels.dtype(eid),
+                op=labels.node_op(labels.maker(eid)),
+                first=int(plan.entry_first[eid]),
+                last=last,
+                last_reader="(caller)" if last == end else labels.node_name(labels.steps[last - 1]),
+            )
+        )
+    if 0 <= step < end:
+        nid = labels.steps[step]
+        scratch = int(plan.workspace_nbytes[nid])
+        if scratch:
+            name = labels.node_name(nid)
+            rows.append(
+                Alive(f"{name} (workspace)", scratch, (scratch,), None, labels.node_op(nid), step, step + 1, name)
+            )
+    rows.sort(key=lambda row: (-row.nbytes, row.name))
+    return rows[:limit]
+
+
+def peak_step(plan: MemoryPlan) -> int:
+    """The first step at which most bytes are alive; 0 for an empty plan."""
+    alive = timeline(plan)
+    return int(alive.argmax()) if len(alive) else 0
+
+
+def bars(plan: MemoryPlan, device: int) -> list[Bar]:
+    """One bar per entry and per node's scratch on a device; slabs are stacked on each other."""
+    base = np.zeros(plan.num_slabs, dtype=np.int64)
+    mine = np.flatnonzero(plan.slab_device == device)
+    base[mine] = np.concatenate([[0], np.cumsum(plan.slab_nbytes[mine])[:-1]]) if len(mine) else 0
+    labels = plan.labels
+
+    def address(storage: int) -> int:
+        return int(base[plan.storage_slab[storage]] + plan.storage_offset[storage])
+
+    on_device = plan.slab_device[plan.storage_slab] == device if plan.num_storages else np.zeros(0, dtype=bool)
+    found = []
+    for eid in np.flatnonzero(plan.entry_storage >= 0).tolist():
+        storage = int(plan.entry_storage[eid])
+        if on_device[storage]:
+            life = (int(plan.entry_first[eid]), int(plan.entry_last[eid]))
+            found.append(Bar(*life, address(storage), int(plan.entry_nbytes[eid]), labels.name(eid)))
+    for nid, step in zip(*(a.tolist() for a in _scratch(plan)), strict=True):
+        storage = int(plan.workspace_storage[nid])
+        if on_device[storage]:
+            label = f"{labels.node_name(nid)} (workspace)"
+            found.append(Bar(step, step + 1, address(storage), int(plan.workspace_nbytes[nid]), label))
+    return found
+
+
+def summary(plan: MemoryPlan, limit: int = 10) -> str:
+    """The plan as text: totals, devices, kinds of entries, and what is alive at the peak."""
+    step = peak_step(plan)
+    steps = len(plan.labels.steps)
+    lines = [
+        f"plan: strategy {plan.strategy}, {steps} steps, {len(plan.entry_nbytes)} entries, "
+        f"{plan.num_storages} storages in {plan.num_slabs} allocations",
+        _row("peak", plan.peak),
+        _row("  lower bound", plan.lower_bound, plan.peak, "the plan is {:.3f} times it"),
+        _row("  without sharing", plan.unshared_bytes, plan.peak, "the plan is {:.3f} times it"),
+    ]
+    lines += [_row(f"  on {context}", nbytes) for context, nbytes in plan.peak_by_device.items()]
+    for purpose, nbytes in plan.external_bytes.items():
+        if nbytes:
+            lines.append(_row(purpose.replace("_", " "), nbytes))
+    lines.append(_row("total", plan.total))
+    counts = np.bincount(plan.entry_kind, minlength=len(Kind))
+    kinds = ", ".join(f"{counts[kind]} {kind.name.lower()}" for kind in Kind if counts[kind])
+    lines.append(f"entries: {kinds}; {plan.num_reuse_edges} order edges from reuse")
+    if steps:
+        where = f"{plan.labels.node_op(plan.labels.steps[step])} ({plan.labels.node_name(plan.labels.steps[step])!r})"
+        lines.append(f"alive at the peak, step {step} of {steps}, {where}:")
+        for item in alive_at(plan, step, limit):
+            kind = "scratch" if item.dtype is None else f"{item.dtype} {item.shape}"
+            lines.append(
+                f"  {item.nbytes:>15,}  {item.name}  {kind}, steps {item.first} to {item.last}, "
+                f"last read by {item.last_reader}"
+            )
+    lines.append(LEFT_OUT)
+    return "\n".join(lines)
+
+
+LEFT_OUT = (
+    "Not in these figures: optimizer states, buffers of the kvstore, the input pipeline, the interpreter and its "
+    "libraries, rounding by the storage pool, and on a GPU the CUDA context and workspaces inside cuBLAS and cuDNN."
+)
+
+
+def compare(plan: MemoryPlan, other: MemoryPlan) -> str:
+    """Two plans side by side, with the ratio of ``other`` to ``plan``."""
+    rows = [("", plan.strategy, other.strategy, "")]
+    for name in ("peak", "lower_bound", "unshared_bytes", "total", "num_storages", "num_slabs", "num_reuse_edges"):
+        a, b = getattr(plan, name), getattr(other, name)
+        rows.append((name.replace("_", " "), f"{a:,}", f"{b:,}", f"{b / a:.3f}" if a else ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}".rstrip()
+        for row in rows
+    )
+
+
+def _row(name: str, nbytes: int, of: int = 0, note: str = "") -> str:
+    remark = f"  ({note.format(of / nbytes)})" if note and nbytes else ""
+    return f"{name:<20}{nbytes:>18,} bytes{remark}"

@@ -1,0 +1,145 @@
+"""Names and sources of the entries and nodes of a plan: what reports and plan files say beyond numbers.
+
+A plan refers to its graph through one object of this class, which makes texts only when asked: naming 10^6 entries
+would take longer than planning them. A plan read from a file has the same object, filled from the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from weftplan.ops.schema import DType, Shape
+from weftplan.planner.graph import IndexedGraph
+from weftplan.planner.inplace import Assignment
+
+
+class Labels(Protocol):
+    """What a plan knows about its graph."""
+
+    steps: list[int]
+    """Node id of each step."""
+
+    def name(self, eid: int) -> str:
+        """Name of an entry."""
+        ...
+
+    def shape(self, eid: int) -> Shape:
+        """Shape of an entry."""
+        ...
+
+    def dtype(self, eid: int) -> DType:
+        """Dtype of an entry."""
+        ...
+
+    def node_name(self, nid: int) -> str:
+        """Name of a node."""
+        ...
+
+    def node_op(self, nid: int) -> str:
+        """Operator of a node; ``variable`` for a variable."""
+        ...
+
+    def maker(self, eid: int) -> int:
+        """Node that makes an entry."""
+        ...
+
+    def source(self, eid: int) -> int:
+        """Entry whose memory an in-place or added-to entry takes over; -1 for others."""
+        ...
+
+
+class GraphLabels:
+    """Labels of a plan that was just made."""
+
+    def __init__(
+        self, graph: IndexedGraph, steps: list[int], shapes: list[Shape], dtypes: list[DType], found: Assignment
+    ) -> None:
+        self.steps = steps
+        self._graph = graph
+        self._shapes = shapes
+        self._dtypes = dtypes
+        self._found = found
+
+    def name(self, eid: int) -> str:
+        """Name of an entry."""
+        return self._graph.entry_name(eid)
+
+    def shape(self, eid: int) -> Shape:
+        """Shape of an entry."""
+        return self._shapes[eid]
+
+    def dtype(self, eid: int) -> DType:
+        """Dtype of an entry."""
+        return self._dtypes[eid]
+
+    def node_name(self, nid: int) -> str:
+        """Name of a node."""
+        return self._graph.nodes[nid].name
+
+    def node_op(self, nid: int) -> str:
+        """Operator of a node."""
+        op = self._graph.nodes[nid].op
+        return "variable" if op is None else op.name
+
+    def maker(self, eid: int) -> int:
+        """Node that makes an entry."""
+        return int(self._graph.entry_node[eid])
+
+    def source(self, eid: int) -> int:
+        """Entry whose memory this one takes over, or -1."""
+        index = self._found.inplace[eid]
+        if index >= 0:
+            return self._graph.inputs[self.maker(eid)][index]
+        return self._totals.get(eid, -1)
+
+    @cached_property
+    def _totals(self) -> dict[int, int]:
+        """Added term -> the partial sum that it is added to."""
+        inputs = self._graph.inputs
+        return {inputs[nid][1]: inputs[nid][0] for nid in self._found.skipped}
+
+
+@dataclass(slots=True)
+class StoredLabels:
+    """Labels of a plan read from a file."""
+
+    steps: list[int]
+    names: list[str]
+    shapes: list[Shape]
+    dtypes: list[DType]
+    makers: list[int]
+    sources: list[int]
+    node_names: list[str]
+    node_ops: list[str]
+
+    def name(self, eid: int) -> str:
+        """Name of an entry."""
+        return self.names[eid]
+
+    def shape(self, eid: int) -> Shape:
+        """Shape of an entry."""
+        return self.shapes[eid]
+
+    def dtype(self, eid: int) -> DType:
+        """Dtype of an entry."""
+        return np.dtype(self.dtypes[eid])
+
+    def node_name(self, nid: int) -> str:
+        """Name of a node."""
+        return self.node_names[nid]
+
+    def node_op(self, nid: int) -> str:
+        """Operator of a node."""
+        return self.node_ops[nid]
+
+    def maker(self, eid: int) -> int:
+        """Node that makes an entry."""
+        return self.makers[eid]
+
+    def source(self, eid: int) -> int:
+        """Entry whose memory this one takes over, or -1."""
+        return self.sources[eid]

@@ -1,0 +1,129 @@
+"""Checks of a plan without its graph, for plans that come from a file: sizes, bounds, and who is where when.
+
+Shares no code with the strategies. Entries and scratch are replayed in the order of their first steps on a model of
+memory: whoever is written may only meet what is dead by then, or what it was computed in place of.
+"""
+
+from __future__ import annotations
+
+from weftplan.errors import PlanError
+from weftplan.planner.byte_map import ByteMap
+from weftplan.planner.plan import Kind, MemoryPlan
+
+
+def check_layout(plan: MemoryPlan) -> None:
+    """Raise PlanError when the layout of ``plan`` contradicts the sizes or lifetimes that it states."""
+    _check_bounds(plan)
+    _check_sizes(plan)
+    _check_clashes(plan)
+    total = sum(plan.peak_by_device.values())
+    if total < plan.lower_bound:
+        raise PlanError(f"the plan claims a peak of {total} bytes, below its lower bound of {plan.lower_bound}")
+
+
+def _check_bounds(plan: MemoryPlan) -> None:
+    for storage in range(plan.num_storages):
+        slab = int(plan.storage_slab[storage])
+        offset, nbytes = int(plan.storage_offset[storage]), int(plan.storage_nbytes[storage])
+        if not 0 <= slab < plan.num_slabs:
+            raise PlanError(f"storage {storage} is in slab {slab}, but there are {plan.num_slabs}")
+        if offset < 0 or nbytes < 0 or offset + nbytes > plan.slab_nbytes[slab]:
+            raise PlanError(
+                f"storage {storage} at bytes {offset} to {offset + nbytes} is outside slab {slab} of "
+                f"{int(plan.slab_nbytes[slab])} bytes"
+            )
+        context = plan.contexts[int(plan.slab_device[slab])]
+        alignment = plan.options.alignment or (64 if context.is_host else 256)
+        if offset % alignment:
+            raise PlanError(f"storage {storage} at offset {offset} on {context} is not aligned to {alignment} bytes")
+
+
+def _check_sizes(plan: MemoryPlan) -> None:
+    labels, steps = plan.labels, len(plan.labels.steps)
+    for eid in range(len(plan.entry_nbytes)):
+        nbytes = labels.dtype(eid).itemsize
+        for dim in labels.shape(eid):
+            nbytes *= dim
+        if nbytes != plan.entry_nbytes[eid]:
+            raise PlanError(
+                f"entry {labels.name(eid)!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
+                f"{labels.shape(eid)} of {labels.dtype(eid)} has {nbytes}"
+            )
+        storage = int(plan.entry_storage[eid])
+        if storage < 0:
+            continue
+        if not storage < plan.num_storages:
+            raise PlanError(f"entry {labels.name(eid)!r} is in storage {storage}, but there are {plan.num_storages}")
+        if nbytes > plan.storage_nbytes[storage]:
+            raise PlanError(
+                f"entry {labels.name(eid)!r} of {nbytes} bytes does not fit storage {storage} of "
+                f"{int(plan.storage_nbytes[storage])}"
+            )
+        first, last = int(plan.entry_first[eid]), int(plan.entry_last[eid])
+        if not 0 <= first < last <= steps:
+            raise PlanError(f"entry {labels.name(eid)!r} lives from step {first} to {last}, of {steps} steps")
+
+
+def _families(plan: MemoryPlan) -> list[int]:
+    """For every entry the first one of its in-place chain; entries of one family may share memory while alive."""
+    labels = plan.labels
+    root = list(range(len(plan.entry_nbytes)))
+
+    def find(eid: int) -> int:
+        while root[eid] != eid:
+            root[eid] = root[root[eid]]
+            eid = root[eid]
+        return eid
+
+    for eid in range(len(root)):
+        source = labels.source(eid)
+        kind = plan.entry_kind[eid]
+        if source >= 0 and kind in (Kind.INPLACE, Kind.ADDTO) and plan.entry_storage[source] == plan.entry_storage[eid]:
+            root[find(eid)] = find(source)
+    return [find(eid) for eid in range(len(root))]
+
+
+def _check_clashes(plan: MemoryPlan) -> None:
+    """Replay: (family, storage) is a content, scratch of node n is family -1 - n."""
+    labels = plan.labels
+    family = _families(plan)
+    until: dict[int, int] = {}
+    newest: dict[int, int] = {}
+    for eid, storage in enumerate(plan.entry_storage.tolist()):
+        if storage >= 0:
+            until[family[eid]] = max(until.get(family[eid], 0), int(plan.entry_last[eid]))
+    events = [
+        (int(plan.entry_first[eid]), 0, eid) for eid, storage in enumerate(plan.entry_storage.tolist()) if storage >= 0
+    ]
+    for step, nid in enumerate(labels.steps):
+        if plan.workspace_nbytes[nid]:
+            until[-1 - nid] = step + 1
+            events.append((step, 1, nid))
+    slabs = [ByteMap() for _ in range(plan.num_slabs)]
+    for step, is_scratch, index in sorted(events):
+        if is_scratch:
+            storage, nbytes, owner = int(plan.workspace_storage[index]), int(plan.workspace_nbytes[index]), -1 - index
+            if storage < 0 or nbytes > plan.storage_nbytes[storage]:
+                raise PlanError(
+                    f"node {labels.node_name(index)!r} needs {nbytes} bytes of workspace; its storage {storage} is "
+                    f"smaller or missing"
+                )
+        else:
+            storage, nbytes, owner = int(plan.entry_storage[index]), int(plan.entry_nbytes[index]), family[index]
+        start = int(plan.storage_offset[storage])
+        slab = int(plan.storage_slab[storage])
+        for _, _, (other, before) in slabs[slab].overlapping(start, start + nbytes):
+            if other != owner and until[other] > step:
+                raise PlanError(
+                    f"step {step}: {_title(plan, owner, index)} in storage {storage} is written over "
+                    f"{_title(plan, other, newest.get(other, other))} in storage {before}, which is alive until step "
+                    f"{until[other]} (slab {slab}, bytes {start} to {start + nbytes})"
+                )
+        slabs[slab].write(start, start + nbytes, (owner, storage))
+        newest[owner] = index
+
+
+def _title(plan: MemoryPlan, owner: int, eid: int) -> str:
+    if owner < 0:
+        return f"scratch of {plan.labels.node_name(-1 - owner)!r}"
+    return f"entry {plan.labels.name(eid)!r}"
