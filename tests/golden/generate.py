@@ -5,6 +5,7 @@ Run it with the Python of an environment that has MXNet 1.9.1 (see README.md); w
     python tests/golden/generate.py [cases_tensor cases_nn ...]
 """
 
+import json
 import pathlib
 import sys
 
@@ -67,14 +68,31 @@ def run_imperative(mx, case, arrays):
     return result
 
 
+def signatures():
+    """{operator name: [inputs, parameters]} of MXNet's classic operators, as its own documentation lists them."""
+    from mxnet import operator
+
+    found = {}
+    for name in sorted(operator.get_all_registered_operators()):
+        if name.startswith(("_np", "_contrib", "_image", "_sg", "_sample", "_sparse", "_backward", "_cv", "_multi")):
+            continue
+        arguments = operator.get_operator_arguments(name)
+        inputs = [a for a, kind in zip(arguments.names, arguments.types) if "NDArray" in kind]  # noqa: B905
+        found[name] = [inputs, [a for a in arguments.names if a not in inputs]]
+    return found
+
+
 def main(chosen):
-    """Regenerate the files of the chosen case lists, or of all."""
+    """Regenerate the files of the chosen case lists, or of all; without a choice also the list of operators."""
     import inputs
     import mxnet as mx
 
     if mx.__version__ != "1.9.1":
         raise SystemExit(f"expected MXNet 1.9.1, this is {mx.__version__}")
     inputs.DATA.mkdir(exist_ok=True)
+    if not chosen:
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in signatures().items()]
+        (inputs.DATA / "operators.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     for stem, cases in inputs.load_cases().items():
         if chosen and stem not in chosen:
             continue

@@ -1,0 +1,56 @@
+"""The table of operators against MXNet 1.9.1's own list (tests/golden/data/operators.json)."""
+
+import json
+import pathlib
+
+import pytest
+
+import weftplan.ops  # noqa: F401
+from weftplan.ops import registry
+
+MXNET = json.loads((pathlib.Path(__file__).resolve().parents[1] / "golden" / "data" / "operators.json").read_text())
+NAMES = sorted(name for name in registry.names() if registry.get(name).backward_of is None and "_contrib" not in name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signature(name):
+    """Every name of ours is one of MXNet's, with all its parameters and, where they are fixed, its inputs in order."""
+    assert name in MXNET, "MXNet 1.9.1 has no such operator"
+    inputs, params = MXNET[name]
+    op = registry.get(name)
+    ours = {param.name for param in op.params}
+    assert set(params) - ours - {op.variadic} == set()
+    if not callable(op.inputs) and name not in ("_CrossDeviceCopy", "_copyto"):  # MXNet documents none for these two
+        assert list(op.inputs) == inputs
+
+
+def test_no_operator_is_lost():
+    """The operators that old symbol files are made of are there, under the names that files hold."""
+    text = """
+        elemwise_add elemwise_sub elemwise_mul elemwise_div _plus_scalar _minus_scalar _rminus_scalar _mul_scalar
+        _div_scalar _rdiv_scalar _power _power_scalar _rpower_scalar _mod _mod_scalar _rmod_scalar _maximum _minimum
+        _maximum_scalar _minimum_scalar _equal _not_equal _greater _greater_equal _lesser _lesser_equal _equal_scalar
+        broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_power broadcast_maximum broadcast_minimum
+        broadcast_mod broadcast_to broadcast_axis broadcast_like add_n _grad_add dot batch_dot _linalg_gemm2 sum mean
+        max min prod norm argmax argmin exp expm1 log log1p log2 log10 sqrt rsqrt cbrt square abs sign negative
+        reciprocal sin cos tanh sigmoid relu erf round floor ceil trunc softsign hard_sigmoid clip Cast zeros_like
+        ones_like _zeros _ones _full _arange _zeros_without_dtype _copy _identity_with_attr_like_rhs _CrossDeviceCopy
+        slice_axis slice slice_like expand_dims squeeze Reshape Flatten transpose SwapAxis Concat stack SliceChannel
+        reshape_like repeat tile Pad take pick one_hot where _random_uniform _random_normal sgd_update sgd_mom_update
+        adam_update
+    """
+    wanted = text.split()
+    assert [name for name in wanted if name not in set(registry.names(aliases=False))] == []
+
+
+def test_backward_operators_belong_to_a_forward_one():
+    """Every backward operator names its forward operator, whose inputs its outputs are gradients of."""
+    for name in registry.names(aliases=False):
+        op = registry.get(name)
+        if op.backward_of is not None:
+            forward = registry.get(op.backward_of)
+            assert name.startswith("_backward_")
+            assert forward.gradient is not None
+            if not callable(op.grad_inputs) and not callable(forward.inputs):
+                assert max(op.grad_inputs) < len(forward.inputs)
+                assert len(op.grad_inputs) == len(op.output_names({}))
