@@ -1,0 +1,85 @@
+"""Memory shared with NumPy and PyTorch through DLPack."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from weftplan import device, nd, storage
+from weftplan.errors import DTypeError
+from weftplan.storage import PoisonResource, RawResource
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+def test_numpy_reads_our_memory():
+    """np.from_dlpack shares: a write of ours is seen there, after pending work was waited for."""
+    x = nd.zeros(4)
+    x += 3
+    there = np.from_dlpack(x)
+    np.testing.assert_array_equal(there, [3] * 4)
+    x += 1
+    x.wait_to_read()
+    np.testing.assert_array_equal(there, [4] * 4)
+    assert x.__dlpack_device__() == (1, 0)
+
+
+def test_we_read_the_memory_of_numpy():
+    """from_dlpack and from_numpy share; the source lives as long as the array."""
+    values = np.arange(4, dtype=np.float32)
+    for x in (nd.from_dlpack(values), nd.from_numpy(values)):
+        x += 1
+        x.wait_to_read()
+    np.testing.assert_array_equal(values, [2, 3, 4, 5])
+    kept = nd.from_numpy(np.full(1000, 7.0))
+    gc.collect()
+    np.testing.assert_array_equal(kept.asnumpy(), np.full(1000, 7.0))
+
+
+def test_what_cannot_be_shared_is_copied_or_refused():
+    """Strided and read-only memory: from_dlpack copies strides; from_numpy asks for a copy."""
+    values = np.arange(6, dtype=np.float32)
+    x = nd.from_dlpack(values[::2])
+    x += 1
+    np.testing.assert_array_equal(x.asnumpy(), [1, 3, 5])
+    np.testing.assert_array_equal(values, np.arange(6))
+    with pytest.raises(DTypeError, match="zero_copy=False"):
+        nd.from_numpy(values[::2])
+    np.testing.assert_array_equal(nd.from_numpy(values[::2], zero_copy=False).asnumpy(), [0, 2, 4])
+    with pytest.raises(DTypeError, match="__dlpack__"):
+        nd.from_dlpack([1, 2])
+    with pytest.raises(DTypeError, match="NumPy array"):
+        nd.from_numpy([1, 2])
+
+
+def test_exported_memory_outlives_the_array():
+    """The block is not handed out again while the other side holds it (the pool poisons what comes back)."""
+    context = device.cpu(6)
+    resource = PoisonResource(RawResource(device.get(context)))
+    with storage.using(resource):
+        x = nd.ones(100, context)
+        there = np.from_dlpack(x)
+        del x
+        gc.collect()
+        nd.waitall()
+        nd.waitall()
+        np.testing.assert_array_equal(there, np.ones(100))
+        assert resource.statistics().live == 1
+        del there
+        gc.collect()
+        nd.waitall()
+        nd.waitall()
+        assert resource.statistics().live == 0
+
+
+def test_torch_round_trip():
+    """PyTorch takes our memory and we take its."""
+    torch = pytest.importorskip("torch")
+    x = nd.arange(6).reshape((2, 3))
+    tensor = torch.from_dlpack(x)
+    tensor.add_(1)
+    np.testing.assert_array_equal(x.asnumpy(), np.arange(1, 7).reshape(2, 3))
+    back = nd.from_dlpack(tensor)
+    back *= 2
+    back.wait_to_read()
+    assert tensor.tolist() == [[2, 4, 6], [8, 10, 12]]

@@ -1,0 +1,209 @@
+"""Calling operators on arrays: arguments, inference, errors at the call, out=, aliasing, random operators.
+
+The operators are small ones, registered here, so that each property of a declaration is exercised on purpose.
+"""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import nd
+from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, UnknownOperatorError
+from weftplan.ops import registry
+from weftplan.ops.params import p_float, p_int
+from weftplan.ops.rules import same_dtype, same_shape
+from weftplan.ops.schema import InplacePair, Op, Param, aligned
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+CALLS = {}
+
+
+def _axpy(ctx, params, ins, outs):
+    """a * x + y through scratch. It writes y to the output first: right in place of y, wrong in place of x."""
+    scratch = ctx.take(ins[0].shape, ins[0].dtype)
+    outs[0][...] = ins[1]
+    np.multiply(ins[0], params["a"], out=scratch)
+    outs[0] += scratch
+
+
+def _counted(ctx, params, ins, outs):
+    """Adds one to the auxiliary input; outputs the data and a hidden copy of the count."""
+    ins[1] += 1
+    outs[0][...] = ins[0]
+    outs[1][...] = ins[1]
+
+
+def _noise(ctx, params, ins, outs):
+    outs[0][...] = ctx.generator().random(outs[0].shape)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def operators():
+    made = [
+        Op(
+            name="_test_axpy",
+            forward=_axpy,
+            infer_shape=same_shape,
+            infer_dtype=same_dtype,
+            params=(Param("a", p_float, 2.0), Param("unused", p_int, 0)),
+            inputs=("x", "y"),
+            inplace=(InplacePair(1, 0),),
+            workspace=lambda params, ins, outs: aligned(ins[0].nbytes),
+        ),
+        Op(
+            name="_test_counted",
+            forward=_counted,
+            infer_shape=lambda p, i, o: (i, [i[0], i[1]]),
+            infer_dtype=same_dtype,
+            inputs=("data", "count"),
+            aux=(1,),
+            outputs=("output", "hidden"),
+            visible_outputs=1,
+        ),
+        Op(name="_test_noise", forward=_noise, infer_shape=same_shape, infer_dtype=same_dtype, random=True),
+        Op(
+            name="_test_total",
+            forward=lambda ctx, params, ins, outs: np.copyto(outs[0], sum(ins)),
+            infer_shape=same_shape,
+            infer_dtype=same_dtype,
+            params=(Param("num_args", p_int),),
+            inputs=lambda params: tuple(f"arg{k}" for k in range(params["num_args"])),
+            variadic="num_args",
+        ),
+        Op(
+            name="_test_unknowable",
+            forward=_noise,
+            infer_shape=lambda p, i, o: (i, o),
+            infer_dtype=same_dtype,
+        ),
+    ]
+    for op in made:
+        registry.register(op)
+    yield
+    for op in made:
+        del registry._OPS[op.name]
+        nd.__dict__.pop(op.name, None)
+
+
+X, Y = np.array([1, 2, 3], np.float32), np.array([10, 20, 30], np.float32)
+
+
+def test_ways_to_give_arguments():
+    """Inputs by place or by name, parameters by place after them or by name, as text or as numbers."""
+    x, y = nd.array(X), nd.array(Y)
+    for result in (
+        nd._test_axpy(x, y),
+        nd._test_axpy(x, y=y),
+        nd._test_axpy(y=y, x=x, a="2"),
+        nd._test_axpy(x, y, 2.0),
+        nd._test_axpy(x, y, a=2, name="ignored"),
+        nd.invoke("_test_axpy", [x, y], {"a": 2})[0],
+    ):
+        np.testing.assert_array_equal(result.asnumpy(), 2 * X + Y)
+    np.testing.assert_array_equal(nd._test_axpy(x, y, 3.0).asnumpy(), 3 * X + Y)
+
+
+def test_any_number_of_inputs():
+    """num_args is counted; a list counts as its elements."""
+    arrays = [nd.array(X), nd.array(Y), nd.array(X)]
+    np.testing.assert_array_equal(nd._test_total(*arrays).asnumpy(), 2 * X + Y)
+    np.testing.assert_array_equal(nd._test_total(arrays).asnumpy(), 2 * X + Y)
+    np.testing.assert_array_equal(nd._test_total(arrays[0], num_args=1).asnumpy(), X)
+
+
+def test_out_may_be_an_input():
+    """y is a declared inplace pair, x is not: both give the right values."""
+    for target in ("x", "y", "other", "overlap"):
+        base = nd.array(np.concatenate([X, Y]))
+        x, y = base[:3], base[3:]
+        out = {"x": x, "y": y, "other": nd.zeros(3), "overlap": base[1:4]}[target]
+        assert nd._test_axpy(x, y, out=out) is out
+        np.testing.assert_array_equal(out.asnumpy(), 2 * X + Y)
+
+
+def test_auxiliary_inputs_are_written():
+    """The kernel's write to the aux state is ordered and kept; the hidden output stays hidden."""
+    data, count = nd.array(X), nd.zeros(3)
+    result = nd._test_counted(data, count)
+    nd._test_counted(data, count)
+    assert isinstance(result, nd.NDArray)
+    np.testing.assert_array_equal(count.asnumpy(), [2, 2, 2])
+
+
+def test_random_operators_get_a_key_per_call():
+    """Calls differ; the seed repeats them."""
+    mx.random.seed(2)
+    a, b = nd._test_noise(nd.ones(4)).asnumpy(), nd._test_noise(nd.ones(4)).asnumpy()
+    mx.random.seed(2)
+    np.testing.assert_array_equal(nd._test_noise(nd.ones(4)).asnumpy(), a)
+    assert (a != b).all()
+
+
+def test_workspace_is_returned():
+    """Scratch lives for the call alone."""
+    from weftplan import device, storage
+    from weftplan.storage import RawResource
+
+    context = mx.cpu(6)
+    with storage.using(RawResource(device.get(context))) as resource:
+        x = nd.array(X, context)
+        y = nd._test_axpy(x, x)
+        y.wait_to_read()
+        nd.waitall()
+        assert resource.statistics().live == 2
+        assert resource.statistics().allocations == 3
+        del x, y
+        nd.waitall()
+        nd.waitall()
+
+
+@pytest.mark.parametrize("context", [mx.cpu(1), mx.sim(84)])
+def test_operators_run_where_their_inputs_are(context):
+    """Outputs and workspace are on the context of the inputs, simulated devices included."""
+    x, y = nd.array(X, context), nd.array(Y, context)
+    result = nd._test_axpy(x, y)
+    assert result.context == context
+    np.testing.assert_array_equal(result.asnumpy(), 2 * X + Y)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda x, y: nd.invoke("_test_axpi", [x, y]), UnknownOperatorError, "did you mean '_test_axpy'"),
+        (lambda x, y: nd._test_axpy(x), ParameterError, r"expected 2 inputs \(x, y\), got 1"),
+        (lambda x, y: nd._test_axpy(x, z=y), ParameterError, "unknown or repeated input 'z'"),
+        (lambda x, y: nd._test_axpy(y=y), ParameterError, "missing inputs x"),
+        (lambda x, y: nd._test_axpy(x, y, b=1), ParameterError, "unknown parameter 'b'"),
+        (lambda x, y: nd._test_axpy(x, y, a="much"), ParameterError, "parameter a='much'"),
+        (lambda x, y: nd._test_axpy(x, y, 1, 2, 3), ParameterError, "1 positional arguments too many"),
+        (lambda x, y: nd.invoke("_test_axpy", [x, 3]), DTypeError, "input 1 must be an NDArray, got int"),
+        (lambda x, y: nd._test_axpy(x, nd.ones(2)), ShapeError, r"_test_axpy\(x: \(3,\) float32, y: \(2,\) float32\)"),
+        (lambda x, y: nd._test_axpy(x, y.astype("int32")), DTypeError, "float32 and int32"),
+        (lambda x, y: nd._test_axpy(x, y.as_in_context(mx.cpu(1))), DeviceError, r"on cpu\(0\), cpu\(1\)"),
+        (lambda x, y: nd._test_axpy(x, y, out=nd.ones(3, mx.cpu(1))), DeviceError, "out is on"),
+        (lambda x, y: nd._test_axpy(x, y, out=nd.ones(4)), ShapeError, "_test_axpy"),
+        (lambda x, y: nd._test_axpy(x, y, out=[x, y]), ParameterError, "needs 1 arrays, got 2"),
+        (lambda x, y: nd._test_axpy(nd.zeros((0,)), nd.zeros((0,))), ShapeError, "do not take empty arrays"),
+        (lambda x, y: nd._test_unknowable(x), ShapeError, "output output cannot be told"),
+        (lambda x, y: nd.no_such_operator, AttributeError, "no attribute or operator 'no_such_operator'"),
+        (lambda x, y: x.no_such_method, AttributeError, "no attribute 'no_such_method'"),
+    ],
+)
+def test_errors_are_raised_at_the_call(call, error, says):
+    """Before anything is pushed, on every engine, and the inputs keep their values."""
+    x, y = nd.array(X), nd.array(Y)
+    with pytest.raises(error, match=says):
+        call(x, y)
+    np.testing.assert_array_equal(x.asnumpy(), X)
+    np.testing.assert_array_equal(y.asnumpy(), Y)
+
+
+def test_methods_call_operators():
+    """x.sum(axis=1), x.T, x.exp() and a chain of them against NumPy."""
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    x = nd.array(values)
+    np.testing.assert_array_equal(x.sum(axis=1).asnumpy(), values.sum(1))
+    np.testing.assert_array_equal(x.T.asnumpy(), values.T)
+    np.testing.assert_allclose(x.exp().log().asnumpy(), values, atol=1e-6)
+    np.testing.assert_array_equal((x @ x.T).asnumpy(), values @ values.T)
+    np.testing.assert_array_equal(x.expand_dims(0).asnumpy(), values[None])

@@ -1,0 +1,133 @@
+"""Random numbers: the same for the same seed on every engine, and distributed as they should be."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import weftplan as mx
+from weftplan import engine, nd
+from weftplan.errors import DeviceError, DTypeError, MXNetError, ParameterError, ShapeError
+from weftplan.ndarray import random
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+def draws():
+    """A little of everything, as bytes."""
+    x = nd.arange(10)
+    parts = [
+        random.uniform(-1, 1, (5, 3)),
+        random.normal(2, 3, 7, dtype="float64"),
+        random.randint(-5, 5, (4,), dtype="int64"),
+        random.exponential(2, 5),
+        random.gamma(2, 3, 5),
+        random.poisson(4, 5),
+        random.randn(2, 2),
+        random.shuffle(x),
+        random.multinomial(nd.array([[0.1, 0.9], [0.5, 0.5]]), 6),
+        random.uniform(0, 1, 4, ctx=mx.cpu(1)),
+    ]
+    return [part.asnumpy().tobytes() for part in parts]
+
+
+def test_the_seed_decides_everything():
+    """Seeding again repeats every draw; another seed, or none, does not."""
+    mx.random.seed(3)
+    first = draws()
+    second = draws()
+    mx.random.seed(3)
+    assert draws() == first
+    mx.random.seed(4)
+    other = draws()
+    assert all(a != b for a, b in zip(first[:4], second[:4], strict=True))
+    assert all(a != b for a, b in zip(first[:4], other[:4], strict=True))
+
+
+def test_every_engine_and_thread_count_draws_the_same():
+    """Bits do not depend on who runs the operations."""
+    seen = []
+    for kind in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"):
+        made = engine.create(kind)
+        with engine.using(made):
+            mx.random.seed(11)
+            seen.append(draws())
+            nd.waitall()
+        made.stop()
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_contexts_have_their_own_numbers():
+    """cpu(0) and cpu(1) differ under one seed; seeding one leaves the other alone."""
+    mx.random.seed(5)
+    a, b = random.next_key(mx.cpu(0)), random.next_key(mx.cpu(1))
+    assert a[0] != b[0]
+    mx.random.seed(5, mx.cpu(0))
+    assert random.next_key(mx.cpu(0)) == a
+    assert random.next_key(mx.cpu(1)) == (b[0], 1)
+
+
+def test_distributions():
+    """Kolmogorov-Smirnov tests at a fixed seed, and the moments of the rest."""
+    mx.random.seed(1)
+    n = 20_000
+    assert stats.kstest(random.uniform(-2, 3, n).asnumpy(), stats.uniform(-2, 5).cdf).pvalue > 0.01
+    assert stats.kstest(random.normal(1, 2, n).asnumpy(), stats.norm(1, 2).cdf).pvalue > 0.01
+    assert stats.kstest(random.exponential(3, n).asnumpy(), stats.expon(scale=3).cdf).pvalue > 0.01
+    assert stats.kstest(random.gamma(2, 3, n).asnumpy(), stats.gamma(2, scale=3).cdf).pvalue > 0.01
+    whole = random.randint(-2, 3, n).asnumpy()
+    assert whole.dtype == np.int32
+    counts = np.unique(whole, return_counts=True)
+    assert counts[0].tolist() == [-2, -1, 0, 1, 2]
+    assert stats.chisquare(counts[1]).pvalue > 0.01
+    assert abs(random.poisson(4, n).asnumpy().mean() - 4) < 0.05
+    picked = random.multinomial(nd.array([0.2, 0.5, 0.3]), n).asnumpy()
+    assert stats.chisquare(np.bincount(picked), n * np.array([0.2, 0.5, 0.3])).pvalue > 0.01
+
+
+def test_shapes_and_targets():
+    """Shape (1,) by default; out= is filled in place; array parameters give a block per element."""
+    assert random.uniform().shape == (1,)
+    assert random.randn(2, 3).shape == (2, 3)
+    out = nd.zeros((2, 2))
+    assert random.normal(out=out) is out
+    assert (out.asnumpy() != 0).all()
+    low = nd.array([0, 100])
+    blocks = random.uniform(low, low + 1, 3)
+    assert blocks.shape == (2, 3)
+    assert (np.floor(blocks.asnumpy()) == [[0] * 3, [100] * 3]).all()
+    np.testing.assert_array_equal(random.normal(low, nd.zeros(2)).asnumpy(), [0, 100])
+
+
+def test_shuffle_permutes_rows_in_place_too():
+    """Rows stay whole; every row occurs once."""
+    x = nd.arange(40).reshape((10, 4))
+    y = random.shuffle(x, out=x)
+    assert y is x
+    rows = x.asnumpy()
+    assert sorted(rows[:, 0].tolist()) == list(range(0, 40, 4))
+    assert (np.diff(rows, axis=1) == 1).all()
+    assert rows[:, 0].tolist() != list(range(0, 40, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: mx.random.seed("x"), ParameterError, "integer"),
+        (lambda: mx.random.seed(1, "cpu"), DeviceError, "Context or 'all'"),
+        (lambda: random.randint(3, 3), ParameterError, "low must be below high"),
+        (lambda: random.randint(0, 3, dtype="float32"), DTypeError, "integer"),
+        (lambda: random.uniform(dtype="int32"), DTypeError, "float"),
+        (lambda: random.normal(scale=-1), ParameterError, "at least 0"),
+        (lambda: random.exponential(0), ParameterError, "above 0"),
+        (lambda: random.gamma(-1), ParameterError, "above 0"),
+        (lambda: random.poisson(-1), ParameterError, "at least 0"),
+        (lambda: random.uniform(shape=(2,), out=nd.ones(3)), ShapeError, "out has shape"),
+        (lambda: random.uniform(shape=-1), ShapeError, "negative"),
+        (lambda: random.shuffle(nd.ones(2), out=nd.ones(3)), ShapeError, "not like data"),
+        (lambda: random.multinomial(nd.ones(2), get_prob=True), MXNetError, "not supported"),
+    ],
+)
+def test_bad_arguments(call, error, says):
+    """Refused at the call, with the reason."""
+    with pytest.raises(error, match=says):
+        call()

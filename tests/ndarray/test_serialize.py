@@ -1,0 +1,206 @@
+"""The .params format: files of MXNet 1.9.1 in every version, our own, damaged ones, and writing that is all or nothing.
+
+The golden files were written, or checked by reading, by MXNet 1.9.1 (``tests/golden/params/make.py``).
+"""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weftplan as mx
+from weftplan import nd
+from weftplan.errors import DTypeError, FormatError
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "params"
+
+
+def ramp(dtype):
+    """The values that the golden script stored."""
+    return (np.arange(6).reshape(2, 3) - (0 if dtype == "uint8" else 2)).astype(dtype)
+
+
+def test_every_dtype_of_an_mxnet_file():
+    """Version 2, names, seven dtypes."""
+    loaded = nd.load(GOLDEN / "dtypes.params")
+    assert list(loaded) == [f"arg:{d}" for d in "float32 float64 float16 uint8 int32 int8 int64".split()]  # noqa: SIM905
+    for name, array in loaded.items():
+        dtype = name[4:]
+        assert array.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(array.asnumpy(), ramp(dtype))
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_old_versions(version):
+    """Versions 0 and 1, which MXNet 1.9.1 reads too."""
+    loaded = nd.load(GOLDEN / f"version{version}.params")
+    np.testing.assert_array_equal(loaded["w"].asnumpy(), ramp("float32"))
+    np.testing.assert_array_equal(loaded["i"].asnumpy(), ramp("int32"))
+
+
+def test_version_three():
+    """What MXNet writes under npx.set_np(), a scalar included."""
+    loaded = nd.load(GOLDEN / "version3.params")
+    assert loaded["scalar"].shape == ()
+    assert loaded["scalar"].asscalar() == 2.5
+    np.testing.assert_array_equal(loaded["row"].asnumpy(), [1, 2])
+
+
+@pytest.mark.parametrize("name", ["dtypes", "list", "single"])
+def test_what_we_write_is_what_mxnet_writes(name, tmp_path):
+    """Loading an MXNet file and saving it again gives the same bytes."""
+    golden = GOLDEN / f"{name}.params"
+    nd.save(tmp_path / "ours", nd.load(golden))
+    assert (tmp_path / "ours").read_bytes() == golden.read_bytes()
+
+
+def test_list_and_single_and_dictionary(tmp_path):
+    """A list or a single array loads as a list, a dictionary as a dictionary in its order."""
+    path = str(tmp_path / "x.params")
+    nd.save(path, nd.array([1, 2]))
+    assert [a.asnumpy().tolist() for a in nd.load(path)] == [[1, 2]]
+    nd.save(path, [nd.array([1, 2]), nd.array([3])])
+    assert [a.asnumpy().tolist() for a in nd.load(path)] == [[1, 2], [3]]
+    nd.save(path, {"b": nd.array([1]), "ä": nd.array([2])})
+    assert {k: v.asscalar() for k, v in nd.load(path).items()} == {"b": 1, "ä": 2}
+    assert list(nd.load_frombuffer(Path(path).read_bytes())) == ["b", "ä"]
+    nd.save(path, [])
+    assert nd.load(path) == []
+
+
+def test_context_and_pending_work_and_empty_arrays(tmp_path):
+    """Saving waits for values; cpu(1) comes back to cpu(1), sim and pinned memory to cpu(0); empty shapes survive."""
+    path = tmp_path / "x.params"
+    x = nd.zeros(3, mx.cpu(1))
+    x += 2
+    nd.save(
+        path,
+        {
+            "x": x,
+            "s": nd.ones(2, mx.sim(83)),
+            "p": nd.ones(2, mx.cpu_pinned()),
+            "e": nd.zeros((0, 3)),
+            "d": nd.array(7),
+        },
+    )
+    loaded = nd.load(path)
+    assert [loaded[k].context for k in "xsp"] == [mx.cpu(1), mx.cpu(0), mx.cpu(0)]
+    assert (loaded["e"].shape, loaded["d"].shape, loaded["d"].asscalar()) == ((0, 3), (), 7)
+    np.testing.assert_array_equal(loaded["x"].asnumpy(), [2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "kind"), [("row_sparse", "embedding", "row_sparse"), ("csr", "matrix", "csr")]
+)
+def test_sparse_arrays_are_named(name, array, kind):
+    """The message names the array, although names come last in the file."""
+    with pytest.raises(FormatError, match=f"array '{array}' is {kind}: only dense arrays are supported"):
+        nd.load(GOLDEN / f"{name}.params")
+
+
+def dense(code, payload, shape=(2,), context=(1, 0)):
+    """A file with one unnamed version 2 record."""
+    head = struct.pack(f"<QQQIii{len(shape)}qiii", 0x112, 0, 1, 0xF993FAC9, 0, len(shape), *shape, *context, code)
+    return head + payload + struct.pack("<Q", 0)
+
+
+def test_bfloat16_becomes_float32_with_a_warning():
+    """1.5 and -2 in bfloat16."""
+    with pytest.warns(UserWarning, match="bfloat16 and was read as float32"):
+        (array,) = nd.load_frombuffer(dense(12, struct.pack("<HH", 0x3FC0, 0xC000)))
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array.asnumpy(), [1.5, -2])
+
+
+def test_an_array_of_a_missing_gpu_comes_to_the_host():
+    """A checkpoint saved on gpu(63) opens anywhere."""
+    (array,) = nd.load_frombuffer(dense(0, struct.pack("<ff", 1, 2), context=(2, 63)))
+    assert array.context == mx.cpu(0)
+
+
+@pytest.mark.parametrize("name", ["dtypes", "row_sparse", "csr", "version0", "version1", "version3"])
+def test_every_truncation_is_a_format_error(name):
+    """Cut after each of the first bytes: never a crash, never an array too few."""
+    data = (GOLDEN / f"{name}.params").read_bytes()
+    for length in range(len(data)):
+        with pytest.raises(FormatError, match=r"truncated|damaged"):
+            nd.load_frombuffer(data[:length])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_garbage_is_a_format_error_or_loads(data):
+    """Bytes overwritten anywhere: a FormatError, or arrays (a changed value is legal)."""
+    damaged = bytearray((GOLDEN / "version1.params").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        loaded = nd.load_frombuffer(bytes(damaged))
+    except FormatError:
+        return
+    assert len(loaded) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "truncated"),
+        (b"PK\x03\x04" * 10, "no .params file"),
+        (struct.pack("<QQQ", 0x112, 0, 1 << 60) + b"x" * 50, "cannot fit"),
+        (dense(99, b"12345678"), "unknown dtype code 99"),
+        (dense(0, b"12345678", context=(9, 0)), "device type 9"),
+        (dense(0, b"12345678", shape=(-2,)), r"shape \(-2,\)"),
+        (dense(0, b"12345678") + b"!", "1 bytes follow"),
+        (dense(0, b"1234", shape=(1 << 60,)), "truncated"),
+    ],
+)
+def test_damage_is_described(data, says):
+    """Each kind of damage has its own words."""
+    with pytest.raises(FormatError, match=says):
+        nd.load_frombuffer(data)
+
+
+def test_files_that_are_missing_or_empty(tmp_path):
+    """The path is in the message."""
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        nd.load(tmp_path / "nowhere")
+    (tmp_path / "empty").touch()
+    with pytest.raises(FormatError, match="the file is empty"):
+        nd.load(tmp_path / "empty")
+    with pytest.raises(DTypeError, match="needs bytes"):
+        nd.load_frombuffer("text")
+
+
+@pytest.mark.parametrize("bad", [5, {"a": 1}, {1: 2}, [1], "text", None])
+def test_only_arrays_can_be_saved(bad, tmp_path):
+    """The message says which element is no array; no file appears."""
+    with pytest.raises(DTypeError, match="save"):
+        nd.save(tmp_path / "x", bad)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    """The disk fills up in the middle: the old file is whole, and no temporary is left."""
+    path = tmp_path / "x.params"
+    nd.save(path, [nd.array([1])])
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        nd.save(path, [nd.array([2])])
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["x.params"]
+
+
+def test_the_file_has_ordinary_permissions(tmp_path):
+    """Readable by others as far as the umask allows, though written through a private temporary."""
+    nd.save(tmp_path / "x", nd.ones(1))
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
