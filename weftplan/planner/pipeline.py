@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import collect
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.passes.cse import eliminate
-from weftplan.planner.passes.gradient import Gradients, add_gradients
+from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
 from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
 from weftplan.planner.passes.place import place
 from weftplan.planner.plan import Kind, PlannedGraph
@@ -66,12 +67,13 @@ def plan_symbol(
     heads: list[Entry] = list(getattr(symbol, "entries", symbol))
     if not heads:
         raise PlanError("there is nothing to plan: the symbol has no outputs")
-    arguments, states = _variables(heads)
+    order, _ = depth_first_order(entry.node for entry in heads)
+    arguments, states = _variables(order)
     reqs = _requests(grad_req, arguments)
     notes: list[str] = []
 
     if chosen.eliminate_common_expr:
-        heads, removed = eliminate(heads)
+        heads, removed = eliminate(heads, order)
         if removed:
             notes.append(f"merged {removed} node(s) that compute the same as others")
     wanted = [name for name in arguments if reqs[name] != Req.NULL]
@@ -85,13 +87,18 @@ def plan_symbol(
             mirror=mirror,
             like_mxnet=like_mxnet,
         )
-    homes = {
-        len(heads) + i: home
-        for i, name in enumerate(wanted)
-        if (home := _home(arguments[name], default, group2ctx, variable_contexts)) is not None
-    }
-    entries, placed, _ = place([*heads, *gradients.entries], default, group2ctx, variable_contexts, homes)
-    graph = IndexedGraph(entries)
+    entries = [*heads, *gradients.entries]
+    if group2ctx or variable_contexts:
+        homes = {
+            len(heads) + i: _home(arguments[name], default, group2ctx or {}, variable_contexts or {})
+            for i, name in enumerate(wanted)
+        }
+        entries, placed = place(entries, default, group2ctx or {}, variable_contexts or {}, homes)
+        graph = IndexedGraph(entries)
+        devices = [placed[node] for node in graph.nodes]
+    else:
+        graph = IndexedGraph(entries)
+        devices = [default] * graph.num_nodes
     head_grads = [graph.nid.get(variable, -1) for variable in gradients.heads] or [-1] * len(heads)
 
     sizes = _infer(graph, entries[: len(heads)], gradients.heads, shapes, dtypes or {})
@@ -99,19 +106,19 @@ def plan_symbol(
     outputs = graph.outputs[: len(heads)].tolist()
     gradient_ids = graph.outputs[len(heads) :].tolist()
     boundary = max(int(graph.entry_node[e]) for e in outputs) + 1
-    order = np.flatnonzero(~graph.is_variable).tolist()
-    forward = sum(1 for nid in order if nid < boundary)
-    contexts = tuple(dict.fromkeys(placed[node] for node in graph.nodes))
+    steps = np.flatnonzero(~graph.is_variable).tolist()
+    forward = bisect_left(steps, boundary)
+    contexts = tuple(dict.fromkeys(devices))
     index = {ctx: i for i, ctx in enumerate(contexts)}
     facts = collect(
         graph,
-        order,
+        steps,
         sizes[0],
         sizes[1],
         elements,
         nbytes,
         contexts,
-        [index[placed[node]] for node in graph.nodes],
+        [index[ctx] for ctx in devices],
         gradient_ids,
         frozenset(e for e, name in zip(gradient_ids, wanted, strict=True) if reqs[name] == Req.ADD),
         operator_workspaces(graph, *sizes),
@@ -130,7 +137,7 @@ def plan_symbol(
         num_forward_nodes=forward,
         shapes=sizes[0],
         dtypes=sizes[1],
-        devices=[placed[node] for node in graph.nodes],
+        devices=devices,
         requests=_entry_requests(found, {e: reqs[name] for name, e in gradient_of.items()}),
         skipped=frozenset(found.skipped),
         outputs=outputs,
@@ -148,9 +155,8 @@ def _total(nbytes: IntArray, entries: Iterable[int]) -> int:
     return int(nbytes[list(entries)].sum())
 
 
-def _variables(heads: Sequence[Entry]) -> tuple[dict[str, Node], dict[str, Node]]:
+def _variables(order: Sequence[Node]) -> tuple[dict[str, Node], dict[str, Node]]:
     """(arguments, auxiliary states) by name, in MXNet's order."""
-    order, _ = depth_first_order(entry.node for entry in heads)
     written = {node.inputs[i].node for node in order if node.op is not None for i in node.op.aux}
     arguments: dict[str, Node] = {}
     states: dict[str, Node] = {}
@@ -180,20 +186,13 @@ def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) 
 
 
 def _home(
-    variable: Node,
-    default: Context,
-    group2ctx: Mapping[str, Context] | None,
-    variable_contexts: Mapping[str, Context] | None,
-) -> Context | None:
-    """Where the array of an argument's gradient is; None when everything is on one device."""
-    if not group2ctx and not variable_contexts:
-        return None
-    if variable_contexts and variable.name in variable_contexts:
+    variable: Node, default: Context, group2ctx: Mapping[str, Context], variable_contexts: Mapping[str, Context]
+) -> Context:
+    """Where the array of an argument's gradient is."""
+    if variable.name in variable_contexts:
         return variable_contexts[variable.name]
-    group = variable.attrs.get("__ctx_group__") or variable.attrs.get("ctx_group")
-    if group2ctx and group is not None:
-        return group2ctx.get(group, default)
-    return default
+    group = next((variable.attrs[key] for key in INHERITED if key in variable.attrs), None)
+    return default if group is None else group2ctx.get(group, default)
 
 
 def _infer(

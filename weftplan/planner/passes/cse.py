@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weftplan.ops import registry
-from weftplan.planner.graph import depth_first_order
 from weftplan.symbol.node import Entry, Node
 
 
-def eliminate(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], int]:
     """(entries of a graph without repeated work, number of nodes removed); unchanged entries when there is none.
+
+    ``order`` is the depth-first order of ``entries``.
 
     Nodes are never changed in place: users of a removed node are copied. Two outputs that become one entry stay
     distinct through a ``_copy`` node.
     """
-    order, _ = depth_first_order(entry.node for entry in entries)
     twin: dict[Node, Node] = {}
     table: dict[tuple[object, ...], list[Node]] = {}
     removed = 0

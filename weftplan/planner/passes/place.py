@@ -1,9 +1,9 @@
 """Devices of nodes, and copies where an edge crosses devices.
 
-Needs the whole graph (forward and gradient); gives a context per node. Without groups everything is on one device and
-nothing is touched. With groups, in this order: a variable is where its array is, or where its group says, or on the
-default device; an operator node is where its group says; a gradient node is where its forward node is; any other node
-is where its first placed input is; what is left is where its first placed consumer is, else on the default device.
+Needs the whole graph (forward and gradient); gives a context per node. In this order: a variable is where its array is,
+or where its group says, or on the default device; an operator node is where its group says; a gradient node is where its
+forward node is; any other node is where its first placed input is; what is left is where its first placed consumer is,
+else on the default device.
 
 One ``_CrossDeviceCopy`` node named ``<source>_<index>_copy`` is made per entry and destination; a head that has to
 arrive on another device (a gradient, where its array is) gets a copy of its own.
@@ -24,29 +24,27 @@ from weftplan.symbol.node import Entry, Node
 def place(
     entries: Sequence[Entry],
     default: Context,
-    group2ctx: Mapping[str, Context] | None,
-    variable_contexts: Mapping[str, Context] | None = None,
-    wanted: Mapping[int, Context] | None = None,
-) -> tuple[list[Entry], dict[Node, Context], dict[Node, Node]]:
+    group2ctx: Mapping[str, Context],
+    variable_contexts: Mapping[str, Context],
+    wanted: Mapping[int, Context],
+) -> tuple[list[Entry], dict[Node, Context]]:
     """Place every node and insert copies.
 
     Args:
         entries: heads of the graph.
         default: device of whatever nothing else places.
-        group2ctx: device of each ``ctx_group``; empty or None: groups are ignored.
+        group2ctx: device of each ``ctx_group``; empty: groups are ignored.
         variable_contexts: where the arrays of variables are, by name; wins over groups.
         wanted: position in ``entries`` -> device on which that head must arrive.
 
     Returns:
-        The heads of the placed graph, the device of each of its nodes, and new node of each old one where it changed.
+        The heads of the placed graph, and the device of each of its nodes.
 
     Raises:
         BindError: a group has no device, or a state that an operator writes is on another device.
     """
     order, nid = depth_first_order(entry.node for entry in entries)
-    if not group2ctx and not variable_contexts:
-        return list(entries), dict.fromkeys(order, default), {}
-    where = _assign(order, nid, default, group2ctx or {}, variable_contexts or {})
+    where = _assign(order, nid, default, group2ctx, variable_contexts)
     copies: dict[tuple[Node, int, Context], Node] = {}
     twin: dict[Node, Node] = {}
     placed: dict[Node, Context] = {}
@@ -92,9 +90,9 @@ def place(
         placed[new] = here
     heads = []
     for i, entry in enumerate(entries):
-        to = (wanted or {}).get(i)
+        to = wanted.get(i)
         heads.append(carried(entry, placed[twin[entry.node]] if to is None else to, private=True))
-    return heads, placed, {old: new for old, new in twin.items() if old is not new}
+    return heads, placed
 
 
 def _assign(
