@@ -3,6 +3,8 @@
 The table is :mod:`weftplan.ops.registry`; the contract of a kernel is :mod:`weftplan.ops.schema`.
 """
 
+import weftplan.ops.add_n
+import weftplan.ops.argmax
 import weftplan.ops.binary
 import weftplan.ops.clip
 import weftplan.ops.expand
@@ -11,10 +13,12 @@ import weftplan.ops.indexing
 import weftplan.ops.join
 import weftplan.ops.matrix
 import weftplan.ops.nn
+import weftplan.ops.norm
 import weftplan.ops.random
 import weftplan.ops.reduce
 import weftplan.ops.scalar
 import weftplan.ops.shape
 import weftplan.ops.slicing
 import weftplan.ops.unary
-import weftplan.ops.update  # noqa: F401
+import weftplan.ops.update
+import weftplan.ops.where  # noqa: F401

@@ -1,25 +1,31 @@
-"""Operators of two inputs, elementwise (equal shapes) and broadcasting: arithmetic, extrema, comparisons, logic.
-
-The gradients of both forms share one pair of formulas per operator. The broadcasting form computes a block of rows of
-the full gradient in scratch and sums it into the smaller input's gradient, so scratch stays far below the output.
-"""
+"""Operators of two inputs, elementwise (equal shapes) and broadcasting: arithmetic, extrema, comparisons, logic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from weftplan.ops.binary_gradients import (
+    Sides,
+    backward_kernel,
+    backward_workspace,
+    div_l,
+    div_r,
+    hypot_side,
+    masked,
+    mod_l,
+    mod_r,
+    mul_l,
+    mul_r,
+    power_l,
+    power_r,
+    sum_backward,
+)
 from weftplan.ops.kernels import (
     BOOL,
-    Kind,
     block_bytes,
     blocks,
-    collapse,
-    reduce_to,
-    rows_per_block,
-    scratch_dtype,
 )
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -43,22 +49,10 @@ from weftplan.ops.schema import (
     TensorSpec,
 )
 
-Side = Callable[..., None]
-"""``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
-
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
 """Backward operators of sums and differences: either gradient may take the incoming one."""
 PRODUCT_INPLACE = (InplacePair(0, 1),)
 """Backward operators whose left gradient is computed first: the right one may take the incoming gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """The two gradient formulas of an operator and the scratch that each needs."""
-
-    lhs: Side
-    rhs: Side
-    scratch: tuple[Kind, ...] = ()
 
 
 def _ufunc(name: str) -> Kernel:
@@ -111,176 +105,6 @@ def _mod_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
     return take_bytes((rhs.shape, BOOL))
 
 
-# ----------------------------------------------------------------------------------------------- gradients: the kernels
-
-
-def _kinds(sides: _Sides, dtype: Any) -> list[Any]:
-    return [scratch_dtype(kind, dtype) for kind in sides.scratch]
-
-
-def _equal_shapes(sides: _Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    g, a, b = inputs
-    da, db = outputs
-    spare = g if da is None else da, g if db is None else db
-    for bg, ba, bb, bda, bdb, *scratch in blocks(ctx, (g, a, b, *spare), _kinds(sides, g.dtype)):
-        if da is not None:
-            sides.lhs(ctx.xp, bg, ba, bb, bda, *scratch)
-        if db is not None:
-            sides.rhs(ctx.xp, bg, ba, bb, bdb, *scratch)
-
-
-def _unequal_shapes(sides: _Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    xp = ctx.xp
-    shape, *input_shapes = collapse(inputs[0].shape, inputs[1].shape, inputs[2].shape)
-    g = inputs[0].reshape(shape)
-    operands = [inputs[k + 1].reshape(input_shapes[k]) for k in (0, 1)]
-    rows = rows_per_block(shape)
-    block = (rows, *shape[1:])
-    full = ctx.take(block, g.dtype)
-    scratch = [ctx.take(block, dtype) for dtype in _kinds(sides, g.dtype)]
-    part_size = _part_size(shape, input_shapes, rows)
-    part = ctx.take((part_size,), g.dtype)
-    for k, side in ((0, sides.lhs), (1, sides.rhs)):
-        if outputs[k] is None:
-            continue
-        target = outputs[k].reshape(input_shapes[k])
-        for start in range(0, shape[0], rows):
-            stop = min(start + rows, shape[0])
-            bg = g[start:stop]
-            ba, bb = (x if x.shape[0] == 1 else x[start:stop] for x in operands)
-            temporary = [space[: stop - start] for space in scratch]
-            if target.shape == shape:
-                side(xp, bg, ba, bb, target[start:stop], *temporary)
-                continue
-            product = full[: stop - start]
-            side(xp, bg, ba, bb, product, *temporary)
-            if target.shape[0] != 1:
-                reduce_to(xp, product, target[start:stop])
-            elif start == 0:
-                reduce_to(xp, product, target)
-            else:
-                term = part[: target.size].reshape(target.shape)
-                reduce_to(xp, product, term)
-                xp.add(target, term, out=target)
-
-
-def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows: int) -> int:
-    """Elements of the buffer for a block's sum: needed when several blocks add to one gradient."""
-    if rows >= shape[0]:
-        return 0
-    return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
-
-
-def _backward_kernel(sides: _Sides) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        run = _equal_shapes if inputs[1].shape == inputs[2].shape else _unequal_shapes
-        run(sides, ctx, inputs, outputs)
-
-    return kernel
-
-
-def _backward_workspace(sides: _Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
-    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        g, a, b = inputs
-        kinds = _kinds(sides, g.dtype)
-        if a.shape == b.shape:
-            return block_bytes(math.prod(g.shape), kinds)
-        shape, *input_shapes = collapse(g.shape, a.shape, b.shape)
-        rows = rows_per_block(shape)
-        block = (rows, *shape[1:])
-        part = (_part_size(shape, input_shapes, rows),)
-        return take_bytes((block, g.dtype), (part, g.dtype), *((block, kind) for kind in kinds))
-
-    return workspace
-
-
-def _sum_backward(sign: int) -> Kernel:
-    """Gradients of lhs + rhs and lhs - rhs: the incoming one, summed to each shape, the right one times ``sign``."""
-
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        xp = ctx.xp
-        g = inputs[0]
-        left, right = outputs
-        # The left one first: where it shares memory with g it leaves g as it is, while the right one may change it.
-        if left is not None:
-            reduce_to(xp, g, left)
-        if right is not None:
-            if sign < 0 and right.shape == g.shape:
-                xp.negative(g, out=right)
-            else:
-                reduce_to(xp, g, right)
-                if sign < 0:
-                    xp.negative(right, out=right)
-
-    return kernel
-
-
-# -------------------------------------------------------------------------------- gradients: (xp, ograd, a, b, out, t…)
-
-
-def _mul_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
-    xp.multiply(g, b, out=out)
-
-
-def _mul_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
-    xp.multiply(g, a, out=out)
-
-
-def _div_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
-    xp.divide(g, b, out=out)
-
-
-def _div_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
-    xp.divide(g, b, out=out)
-    xp.multiply(out, a, out=out)
-    xp.divide(out, b, out=out)
-    xp.negative(out, out=out)
-
-
-def _power_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
-    xp.subtract(b, 1, out=t)
-    xp.power(a, t, out=t)
-    xp.multiply(t, b, out=t)
-    xp.multiply(t, g, out=out)
-
-
-def _power_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
-    xp.power(a, b, out=t)
-    xp.multiply(t, g, out=out)
-    xp.log(a, out=t)
-    xp.multiply(out, t, out=out)
-
-
-def _mod_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
-    xp.copyto(out, g)
-
-
-def _mod_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
-    xp.divide(a, b, out=t)
-    xp.floor(t, out=t)
-    xp.negative(t, out=t)
-    xp.multiply(t, g, out=out)
-
-
-def _masked(compare: str) -> Side:
-    """``g`` where ``compare(a, b)``, else 0."""
-
-    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
-        getattr(xp, compare)(a, b, out=t)
-        xp.multiply(g, t, out=out)
-
-    return side
-
-
-def _hypot_side(right: bool) -> Side:
-    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
-        xp.hypot(a, b, out=t)
-        xp.divide(b if right else a, t, out=t)
-        xp.multiply(t, g, out=out)
-
-    return side
-
-
 # -------------------------------------------------------------------------------------------------------- the operators
 
 _LR = ("lhs", "rhs")
@@ -288,7 +112,7 @@ _LR = ("lhs", "rhs")
 
 def _binary(
     forward: Kernel,
-    sides: _Sides | None,
+    sides: Sides | None,
     doc: str,
     *,
     elementwise: tuple[str, ...],
@@ -316,11 +140,11 @@ def _binary(
         if sides is not None:
             backward(
                 name,
-                _backward_kernel(sides),
+                backward_kernel(sides),
                 ("ograd", "lhs", "rhs"),
                 grad_inputs=(0, 1),
                 inplace=elementwise_inplace if rule is same_shape else PRODUCT_INPLACE,
-                workspace=_backward_workspace(sides),
+                workspace=backward_workspace(sides),
             )
 
 
@@ -341,7 +165,7 @@ def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool
         )
     )
     if made:
-        backward(name, _sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=GRAD_INPLACE)
+        backward(name, sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=GRAD_INPLACE)
 
 
 _sum("elemwise_add", ("_add", "_plus", "_Plus"), "add", 1, True, "lhs + rhs. Shapes must be equal.")
@@ -364,7 +188,7 @@ register(
 
 _binary(
     _ufunc("multiply"),
-    _Sides(_mul_l, _mul_r),
+    Sides(mul_l, mul_r),
     "lhs * rhs.",
     elementwise=("elemwise_mul", "_mul", "_Mul"),
     broadcast=("broadcast_mul",),
@@ -373,14 +197,14 @@ _binary(
 )
 _binary(
     _integer_safe("divide"),
-    _Sides(_div_l, _div_r),
+    Sides(div_l, div_r),
     "lhs / rhs.",
     elementwise=("elemwise_div", "_div", "_Div"),
     broadcast=("broadcast_div",),
 )
 _binary(
     _mod,
-    _Sides(_mod_l, _mod_r, (None,)),
+    Sides(mod_l, mod_r, (None,)),
     "Remainder of lhs / rhs with the sign of rhs, 0 where rhs is 0.",
     elementwise=("_mod", "_Mod"),
     broadcast=("broadcast_mod",),
@@ -388,28 +212,28 @@ _binary(
 )
 _binary(
     _integer_safe("power"),
-    _Sides(_power_l, _power_r, (None,)),
+    Sides(power_l, power_r, (None,)),
     "lhs to the power of rhs.",
     elementwise=("_power", "_Power"),
     broadcast=("broadcast_power",),
 )
 _binary(
     _ufunc("maximum"),
-    _Sides(_masked("greater_equal"), _masked("less"), (BOOL,)),
+    Sides(masked("greater_equal"), masked("less"), (BOOL,)),
     "The greater of lhs and rhs; where they are equal the gradient goes to lhs.",
     elementwise=("_maximum", "_Maximum"),
     broadcast=("broadcast_maximum",),
 )
 _binary(
     _ufunc("minimum"),
-    _Sides(_masked("less_equal"), _masked("greater"), (BOOL,)),
+    Sides(masked("less_equal"), masked("greater"), (BOOL,)),
     "The smaller of lhs and rhs; where they are equal the gradient goes to lhs.",
     elementwise=("_minimum", "_Minimum"),
     broadcast=("broadcast_minimum",),
 )
 _binary(
     _ufunc("hypot"),
-    _Sides(_hypot_side(False), _hypot_side(True), (None,)),
+    Sides(hypot_side(False), hypot_side(True), (None,)),
     "sqrt(lhs² + rhs²).",
     elementwise=("_hypot", "_Hypot"),
     broadcast=("broadcast_hypot",),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import MXNetError, ShapeError
+from weftplan.ops.add_n import NUM_ARGS, numbered_inputs, p_count
 from weftplan.ops.params import p_bool, p_int
-from weftplan.ops.reduce import NUM_ARGS, numbered_inputs, p_count
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
     Shapes,

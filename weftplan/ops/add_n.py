@@ -1,0 +1,81 @@
+"""add_n, the sum of any number of tensors, and what operators with any number of inputs share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.ops.params import p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    same_dtype,
+    same_shape,
+)
+from weftplan.ops.schema import (
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+)
+
+
+def numbered_inputs(params: Params) -> tuple[str, ...]:
+    """arg0, arg1, … of operators with num_args inputs."""
+    return tuple(f"arg{k}" for k in range(params["num_args"]))
+
+
+def p_count(value: Any) -> int:
+    """A number of inputs: an integer of at least 1.
+
+    >>> p_count("3")
+    3
+    """
+    count = p_int(value)
+    if count < 1:
+        raise ValueError("expected at least 1")
+    return count
+
+
+NUM_ARGS = Param("num_args", p_count, doc="number of inputs (filled in when composing)")
+
+
+def _add_n(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    if len(inputs) == 1:
+        xp.copyto(out, inputs[0])
+        return
+    xp.add(inputs[0], inputs[1], out=out)
+    for term in inputs[2:]:
+        xp.add(out, term, out=out)
+
+
+def _add_n_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
+    return [
+        builder.node(
+            "_copy", [builder.ograd()], {}, suffix=f"in{k}_backward" if builder.num_inputs > 1 else "backward"
+        )[0]
+        for k in range(builder.num_inputs)
+    ]
+
+
+register(
+    Op(
+        name="add_n",
+        forward=_add_n,
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        params=(NUM_ARGS,),
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=_add_n_gradient,
+        inplace=(InplacePair(0, 0),),
+        aliases=("ElementWiseSum",),
+        doc="The sum of all inputs, from the first to the last.",
+    )
+)

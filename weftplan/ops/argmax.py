@@ -1,0 +1,95 @@
+"""argmax and argmin: positions of extrema, in the dtype of the data as in MXNet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.ops.kernels import INDEX
+from weftplan.ops.params import p_bool, p_int, p_optional
+from weftplan.ops.reduce import kept_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    Shapes,
+    merge_shape,
+    normalize_axis,
+    same_dtype,
+    take_bytes,
+    zero_gradient,
+)
+from weftplan.ops.schema import (
+    Kernel,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
+
+_ARG = (
+    Param("axis", p_optional(p_int), None, "axis; None: the position in the flattened tensor"),
+    Param("keepdims", p_bool, False, "keep the reduced axis with size 1"),
+)
+
+
+def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    source = ins[0]
+    if source is None:
+        return ins, outs
+    axis = params["axis"]
+    axes = tuple(range(len(source))) if axis is None else (normalize_axis(axis, len(source), "axis of argmax"),)
+    kept = kept_shape(source, axes)
+    out = kept if params["keepdims"] else tuple(dim for k, dim in enumerate(source) if k not in axes) or (1,)
+    return ins, [merge_shape(outs[0], out, "output of argmax or argmin")]
+
+
+def _arg(function: str) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is None:
+            return
+        xp = ctx.xp
+        outer, size, inner = _arg_plan(inputs[0].shape, params["axis"])
+        x = inputs[0].reshape(outer, size, inner)
+        found = ctx.take((outer * inner,), INDEX).reshape(outer, inner)
+        if inner == 1:
+            getattr(xp, function)(x.reshape(outer, size), axis=1, out=found.reshape(outer))
+        else:  # NumPy would copy all of x to bring the axis to the end: one outer slice at a time instead
+            slab = ctx.take((inner, size), x.dtype)
+            for k in range(outer):
+                xp.copyto(slab, x[k].T)
+                getattr(xp, function)(slab, axis=1, out=found[k])
+        xp.copyto(out.reshape(outer, inner), found, casting="unsafe")
+
+    return kernel
+
+
+def _arg_plan(source: Shape, axis: int | None) -> tuple[int, int, int]:
+    if axis is None:
+        return 1, math.prod(source), 1
+    axis %= len(source)
+    return math.prod(source[:axis]), source[axis], math.prod(source[axis + 1 :])
+
+
+def _arg_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = inputs[0]
+    outer, size, inner = _arg_plan(shape, params["axis"])
+    slab = (inner, size) if inner != 1 else (0,)
+    return take_bytes(((outer * inner,), INDEX), (slab, dtype))
+
+
+for _name in ("argmax", "argmin"):
+    register(
+        Op(
+            name=_name,
+            forward=_arg(_name),
+            infer_shape=_arg_shape,
+            infer_dtype=same_dtype,
+            params=_ARG,
+            gradient=zero_gradient,
+            workspace=_arg_workspace,
+            doc=f"Position of the first {_name[3:]}imum along axis, in the dtype of data.",
+        )
+    )

@@ -1,0 +1,224 @@
+"""Gradients of operators of two inputs, elementwise and broadcasting.
+
+Both forms share one pair of formulas per operator. The broadcasting form computes a block of rows of the full gradient
+in scratch and sums it into the smaller input's gradient, so scratch stays far below the size of the output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weftplan.ops.kernels import (
+    Kind,
+    block_bytes,
+    blocks,
+    collapse,
+    reduce_to,
+    rows_per_block,
+    scratch_dtype,
+)
+from weftplan.ops.rules import (
+    take_bytes,
+)
+from weftplan.ops.schema import (
+    Kernel,
+    OpContext,
+    Params,
+    TensorSpec,
+)
+
+Side = Callable[..., None]
+"""``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two gradient formulas of an operator and the scratch that each needs."""
+
+    lhs: Side
+    rhs: Side
+    scratch: tuple[Kind, ...] = ()
+
+
+def _kinds(sides: Sides, dtype: Any) -> list[Any]:
+    return [scratch_dtype(kind, dtype) for kind in sides.scratch]
+
+
+def _equal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    g, a, b = inputs
+    da, db = outputs
+    spare = g if da is None else da, g if db is None else db
+    for bg, ba, bb, bda, bdb, *scratch in blocks(ctx, (g, a, b, *spare), _kinds(sides, g.dtype)):
+        if da is not None:
+            sides.lhs(ctx.xp, bg, ba, bb, bda, *scratch)
+        if db is not None:
+            sides.rhs(ctx.xp, bg, ba, bb, bdb, *scratch)
+
+
+def _unequal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    shape, *input_shapes = collapse(inputs[0].shape, inputs[1].shape, inputs[2].shape)
+    g = inputs[0].reshape(shape)
+    operands = [inputs[k + 1].reshape(input_shapes[k]) for k in (0, 1)]
+    rows = rows_per_block(shape)
+    block = (rows, *shape[1:])
+    full = ctx.take(block, g.dtype)
+    scratch = [ctx.take(block, dtype) for dtype in _kinds(sides, g.dtype)]
+    part_size = _part_size(shape, input_shapes, rows)
+    part = ctx.take((part_size,), g.dtype)
+    for k, side in ((0, sides.lhs), (1, sides.rhs)):
+        if outputs[k] is None:
+            continue
+        target = outputs[k].reshape(input_shapes[k])
+        for start in range(0, shape[0], rows):
+            stop = min(start + rows, shape[0])
+            bg = g[start:stop]
+            ba, bb = (x if x.shape[0] == 1 else x[start:stop] for x in operands)
+            temporary = [space[: stop - start] for space in scratch]
+            if target.shape == shape:
+                side(xp, bg, ba, bb, target[start:stop], *temporary)
+                continue
+            product = full[: stop - start]
+            side(xp, bg, ba, bb, product, *temporary)
+            if target.shape[0] != 1:
+                reduce_to(xp, product, target[start:stop])
+            elif start == 0:
+                reduce_to(xp, product, target)
+            else:
+                term = part[: target.size].reshape(target.shape)
+                reduce_to(xp, product, term)
+                xp.add(target, term, out=target)
+
+
+def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows: int) -> int:
+    """Elements of the buffer for a block's sum: needed when several blocks add to one gradient."""
+    if rows >= shape[0]:
+        return 0
+    return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
+
+
+def backward_kernel(sides: Sides) -> Kernel:
+    """The backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not."""
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        run = _equal_shapes if inputs[1].shape == inputs[2].shape else _unequal_shapes
+        run(sides, ctx, inputs, outputs)
+
+    return kernel
+
+
+def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
+    """Its workspace."""
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        g, a, b = inputs
+        kinds = _kinds(sides, g.dtype)
+        if a.shape == b.shape:
+            return block_bytes(math.prod(g.shape), kinds)
+        shape, *input_shapes = collapse(g.shape, a.shape, b.shape)
+        rows = rows_per_block(shape)
+        block = (rows, *shape[1:])
+        part = (_part_size(shape, input_shapes, rows),)
+        return take_bytes((block, g.dtype), (part, g.dtype), *((block, kind) for kind in kinds))
+
+    return workspace
+
+
+def sum_backward(sign: int) -> Kernel:
+    """Gradients of lhs + rhs and lhs - rhs: the incoming one, summed to each shape, the right one times ``sign``."""
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        xp = ctx.xp
+        g = inputs[0]
+        left, right = outputs
+        # The left one first: where it shares memory with g it leaves g as it is, while the right one may change it.
+        if left is not None:
+            reduce_to(xp, g, left)
+        if right is not None:
+            if sign < 0 and right.shape == g.shape:
+                xp.negative(g, out=right)
+            else:
+                reduce_to(xp, g, right)
+                if sign < 0:
+                    xp.negative(right, out=right)
+
+    return kernel
+
+
+# -------------------------------------------------------------------------------- gradients: (xp, ograd, a, b, out, t…)
+
+
+def mul_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """g · b"""
+    xp.multiply(g, b, out=out)
+
+
+def mul_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """g · a"""
+    xp.multiply(g, a, out=out)
+
+
+def div_l(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """g / b"""
+    xp.divide(g, b, out=out)
+
+
+def div_r(xp: Any, g: Any, a: Any, b: Any, out: Any) -> None:
+    """-g · a / b²"""
+    xp.divide(g, b, out=out)
+    xp.multiply(out, a, out=out)
+    xp.divide(out, b, out=out)
+    xp.negative(out, out=out)
+
+
+def power_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """g · b · a^(b - 1)"""
+    xp.subtract(b, 1, out=t)
+    xp.power(a, t, out=t)
+    xp.multiply(t, b, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def power_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """g · a^b · log(a)"""
+    xp.power(a, b, out=t)
+    xp.multiply(t, g, out=out)
+    xp.log(a, out=t)
+    xp.multiply(out, t, out=out)
+
+
+def mod_l(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """g"""
+    xp.copyto(out, g)
+
+
+def mod_r(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+    """-g · floor(a / b)"""
+    xp.divide(a, b, out=t)
+    xp.floor(t, out=t)
+    xp.negative(t, out=t)
+    xp.multiply(t, g, out=out)
+
+
+def masked(compare: str) -> Side:
+    """``g`` where ``compare(a, b)``, else 0."""
+
+    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+        getattr(xp, compare)(a, b, out=t)
+        xp.multiply(g, t, out=out)
+
+    return side
+
+
+def hypot_side(right: bool) -> Side:
+    """``g · a / hypot(a, b)``, or with b on the right side."""
+
+    def side(xp: Any, g: Any, a: Any, b: Any, out: Any, t: Any) -> None:
+        xp.hypot(a, b, out=t)
+        xp.divide(b if right else a, t, out=t)
+        xp.multiply(t, g, out=out)
+
+    return side

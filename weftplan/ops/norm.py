@@ -1,0 +1,126 @@
+"""norm: the 1-norm and the 2-norm over axes, computed row by row in bounded scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.ops.kernels import accumulator, collapse, reduce_to, rows_per_block
+from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
+from weftplan.ops.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    DTypes,
+    backward,
+    grad,
+    merge_dtype,
+    same_dtype,
+    take_bytes,
+)
+from weftplan.ops.schema import (
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
+
+
+def _norm_ord(value: Any) -> int:
+    order = p_int(value)
+    if order not in (1, 2):
+        raise ValueError("expected 1 or 2")
+    return order
+
+
+_NORM = (
+    Param("ord", _norm_ord, 2, "1: sum of absolute values; 2: root of the sum of squares"),
+    Param("axis", p_optional(p_shape), None, "axes to reduce; None: all"),
+    Param("out_dtype", p_optional(p_dtype), None, "accepted when it is the dtype of data"),
+    Param("keepdims", p_bool, False, "keep the reduced axes with size 1"),
+)
+
+
+def _norm_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    merged, out = same_dtype(params, ins, outs)
+    if params["out_dtype"] is not None:
+        out = [merge_dtype(out[0], params["out_dtype"], "data and out_dtype of norm")]
+    return merged, out
+
+
+def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
+    """(collapsed data shape, collapsed output shape, rows per block)."""
+    axes = reduced_axes(params, len(source), "norm")
+    shape, small = collapse(source, kept_shape(source, axes))
+    return shape, small, rows_per_block(shape)
+
+
+def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    shape, small, rows = _norm_plan(inputs[0].shape, params)
+    x, y = inputs[0].reshape(shape), out.reshape(small)
+    work = accumulator(out.dtype)
+    powers = ctx.take((rows, *shape[1:]), work)
+    total = ctx.take(small, work)
+    part = ctx.take(small if rows < shape[0] and small[0] == 1 else (0,), work)
+    for start in range(0, shape[0], rows):
+        stop = min(start + rows, shape[0])
+        term = powers[: stop - start]
+        if params["ord"] == 1:
+            xp.absolute(x[start:stop], out=term)
+        else:
+            xp.multiply(x[start:stop], x[start:stop], out=term, dtype=work)
+        if small[0] != 1:
+            reduce_to(xp, term, total[start:stop])
+        elif start == 0:
+            reduce_to(xp, term, total)
+        else:
+            reduce_to(xp, term, part)
+            xp.add(total, part, out=total)
+    if params["ord"] == 2:
+        xp.sqrt(total, out=total, casting="unsafe")
+    xp.copyto(y, total, casting="unsafe")
+
+
+def _norm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, small, rows = _norm_plan(inputs[0].shape, params)
+    work = accumulator(outputs[0].dtype)
+    part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
+    return take_bytes(((rows, *shape[1:]), work), (small, work), (part, work))
+
+
+def _norm1_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+    xp.sign(x, out=out)
+    xp.multiply(out, g, out=out)
+
+
+def _norm2_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
+    xp.divide(x, y, out=out)
+    xp.multiply(out, g, out=out)
+
+
+_NORM_BACKWARD = {1: rowwise(_norm1_gradient, False), 2: rowwise(_norm2_gradient, False)}
+
+
+def _backward_norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    _NORM_BACKWARD[params["ord"]](ctx, params, inputs, outputs)
+
+
+register(
+    Op(
+        name="norm",
+        forward=_norm,
+        infer_shape=reduced_shape,
+        infer_dtype=_norm_dtype,
+        params=_NORM,
+        gradient=grad("_backward_norm", "g0", "x0", "y0"),
+        workspace=_norm_workspace,
+        doc="The 1-norm or 2-norm over axes.",
+    )
+)
+backward("norm", _backward_norm, ("ograd", "data", "output"), params=_NORM, inplace=(InplacePair(1, 0),))
