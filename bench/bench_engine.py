@@ -87,8 +87,8 @@ def main():
         print(f"| wall / ideal schedule, {w + 1} worker(s) | " + " | ".join(f"{x:.3f}" for x in over) + " |")
     memory = call(me, "weftplan_engine.py", 1_000_000, 1, "memory")
     print(
-        f"\nMemory: {memory['bytes_per_pending']:.0f} bytes per pending operation with {memory['operations']:,} pending, "
-        f"{memory['bytes_kept_per_operation']:.1f} still resident per operation after they ran."
+        f"\nMemory: {memory['bytes_per_pending']:.0f} bytes per pending operation with {memory['operations']:,} "
+        f"pending, {memory['bytes_kept_per_operation']:.1f} still resident per operation after they ran."
     )
     for w in (1, 2):
         times = call(me, "weftplan_engine.py", 20_000, w, "latency")

@@ -1,5 +1,5 @@
-"""The programs that the engine bench runs everywhere: lists of (reads, writes) over numbered vars. No imports beyond the
-standard library, so that every peer's interpreter can load this file."""
+"""The programs that the engine bench runs everywhere: lists of (reads, writes) over numbered vars. No imports beyond
+the standard library, so that every peer's interpreter can load this file."""
 
 import random
 

@@ -1,6 +1,6 @@
 """Engine peer: dask's threaded scheduler on the same programs, as a graph of no-op tasks.
 
-    python bench/peers/dask_engine.py COUNT WORKERS
+python bench/peers/dask_engine.py COUNT WORKERS
 """
 
 import importlib.util

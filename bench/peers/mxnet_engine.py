@@ -15,8 +15,8 @@ import time
 os.environ["MXNET_CPU_WORKER_NTHREADS"] = sys.argv[2]
 os.environ.setdefault("MXNET_ENGINE_TYPE", "ThreadedEnginePerDevice")
 
-import mxnet as mx  # noqa: E402
-from mxnet.base import _LIB, check_call  # noqa: E402
+import mxnet as mx
+from mxnet.base import _LIB, check_call
 
 spec = importlib.util.spec_from_file_location(
     "engine_programs", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "engine_programs.py")
@@ -28,7 +28,7 @@ spec.loader.exec_module(programs)
 class ContextStruct(ctypes.Structure):
     """The C API's context: device type and index."""
 
-    _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int)]  # noqa: RUF012
+    _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int)]
 
 
 SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)

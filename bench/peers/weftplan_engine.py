@@ -1,6 +1,6 @@
 """weftplan's own side of the engine bench, one process per call so that peers are measured alike.
 
-    python bench/peers/weftplan_engine.py COUNT WORKERS [work|memory|latency]
+python bench/peers/weftplan_engine.py COUNT WORKERS [work|memory|latency]
 """
 
 import importlib.util
@@ -139,7 +139,7 @@ def memory(count, workers):
 
 
 def latency(count, workers):
-    """Nanoseconds from the end of the last dependency's function to the start of the next: median and 99th percentile."""
+    """Nanoseconds from the end of the last dependency's function to the next start: median and 99th percentile."""
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     ends, starts = [], []
     clock = time.perf_counter_ns

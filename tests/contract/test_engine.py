@@ -173,7 +173,7 @@ def test_async_operations(eng):
     def fail(on_complete):
         threading.Thread(target=lambda: on_complete(Boom("later"))).start()
 
-    with pytest.raises(Boom, match="later"):
+    with pytest.raises(Boom, match="later"):  # noqa: PT012 - the naive engine raises at the push, the others at the wait
         eng.push_async(fail, (), [var])
         eng.wait_for_var(var)
 
@@ -338,9 +338,9 @@ def test_duplicate_declarations(eng):
     """Duplicate reads count once; the two deadlocking cases are errors that show the fix, and nothing is pushed."""
     a, b, runs = eng.new_variable("a"), eng.new_variable("b"), []
     eng.push(lambda: runs.append(1), [a, a, a], [b])
-    with pytest.raises(DuplicateVarError, match="writes <Var 'b'.*twice.*dedupe"):
+    with pytest.raises(DuplicateVarError, match=r"writes <Var 'b'.*twice.*dedupe"):
         eng.push(lambda: runs.append(2), [a], [b, b])
-    with pytest.raises(DuplicateVarError, match="as read and as written.*mutable_vars only"):
+    with pytest.raises(DuplicateVarError, match=r"as read and as written.*mutable_vars only"):
         eng.push(lambda: runs.append(3), [a, b], [b])
     with pytest.raises(DuplicateVarError):
         eng.new_operator(lambda: None, [a], [a])
@@ -438,7 +438,7 @@ def test_priority_queue_order():
         gate, order = threading.Event(), []
         eng.push(gate.wait, prop=prop, priority=100)
         for p in (1, 9, 5, 9, 0):
-            eng.push(lambda p=p: order.append(p), prop=prop, priority=p)
+            eng.push(lambda p=p, order=order: order.append(p), prop=prop, priority=p)
         gate.set()
         eng.wait_for_all()
         assert order == want

@@ -41,7 +41,7 @@ class BulkState(threading.local):
 
 
 class BulkRun:
-    """The function of a flushed bulk; returns the failure (or None) of every var written, or None when all went well."""
+    """The function of a flushed bulk; returns the failure (or None) of every var written, or None if all went well."""
 
     __slots__ = ("engine", "members", "op", "reads", "writes")
 
@@ -69,7 +69,7 @@ class BulkRun:
                 try:
                     member.fn()
                 except BaseException as error:
-                    label = member.name or getattr(member.fn, "__qualname__", type(member.fn).__name__)
+                    label = str(member.name or getattr(member.fn, "__qualname__", type(member.fn).__name__))
                     blocked = Failure(error, label, member.site, seq)
             if blocked is not None:
                 failed = True

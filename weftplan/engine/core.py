@@ -1,11 +1,11 @@
 """The life cycle of operations: one core that every engine drives.
 
-``push`` decides under the engine's lock (:class:`~weftplan.engine.var.Var` keeps the queues), and what became ready is
-handed to :meth:`Engine._enqueue`, which a driver provides. A worker calls :meth:`Engine._finish` under the same lock
+``push`` decides under the engine's lock (:class:`~weftplan.engine.var.Var` keeps the queues), and what became ready
+is handed to :meth:`Engine._enqueue`, which a driver provides. A worker calls :meth:`Engine._finish` under the same lock
 when a function has returned. User code never runs under the lock.
 
-Lock rank: this lock is the lowest of all; nothing is acquired while it is held. What runs on which thread is the driver's.
-See ``README.md`` beside this file for the protocol, the races, and what was rejected.
+Lock rank: this lock is the lowest of all; nothing is acquired while it is held. What runs on which thread is the
+driver's. See ``README.md`` beside this file for the protocol, the races, and what was rejected.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class Engine:
     ) -> None:
         """As :meth:`push`, for a function that only starts work: it is called as ``fn(on_complete)``.
 
-        ``on_complete(error=None)`` must be called exactly once, from any thread; a second call raises EngineError there. If
-        ``fn`` itself raises, that counts as completion with the error.
+        ``on_complete(error=None)`` must be called exactly once, from any thread; a second call raises EngineError
+        there. If ``fn`` itself raises, that counts as completion with the error.
         """
         if not callable(fn):
             raise EngineError(f"an operation needs a function of on_complete, got {type(fn).__name__}")
@@ -392,8 +392,8 @@ class Engine:
         owner = getattr(running, "engine", None)
         if owner is not None and not owner._inline:
             raise WaitInWorkerError(
-                f"{what} was called inside an engine operation: the worker would wait for work that may need this worker. "
-                f"Declare the var in const_vars of the operation instead, or push the rest as an operation of its own."
+                f"{what} was called inside an engine operation: the worker would wait for work that may need this "
+                f"worker. Declare the var in const_vars of the operation instead, or push the rest as its own operation."
             )
 
     def wait_for_var(self, var: Var) -> None:
@@ -498,7 +498,7 @@ class Engine:
     # -- bulk -----------------------------------------------------------------------------------------------------
 
     def set_bulk_size(self, size: int) -> int:
-        """Collect up to ``size`` plain pushes of this thread into one operation; 0 switches it off. Returns the old size."""
+        """Collect up to ``size`` plain pushes of this thread into one operation (0: off); returns the old size."""
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise EngineError(f"bulk size must be an integer >= 0, got {size!r}")
         old = self._bulk.size

@@ -42,8 +42,8 @@ def create(
     Args:
         kind: ``NaiveEngine``, ``ThreadedEngine``, ``ThreadedEnginePerDevice`` or ``Simulator``.
         cpu_workers, priority_workers, gpu_workers, copy_workers: thread counts; default: MXNET_CPU_WORKER_NTHREADS,
-            MXNET_CPU_PRIORITY_NTHREADS, MXNET_GPU_WORKER_NTHREADS, MXNET_GPU_COPY_NTHREADS. ``ThreadedEngine`` has 16 workers unless
-            ``cpu_workers`` is given.
+            MXNET_CPU_PRIORITY_NTHREADS, MXNET_GPU_WORKER_NTHREADS, MXNET_GPU_COPY_NTHREADS. ``ThreadedEngine`` has 16
+            workers unless ``cpu_workers`` is given.
         options: ``seed`` and ``choose`` of the simulator.
 
     Raises:
@@ -143,7 +143,7 @@ def _before_fork() -> None:
 
 
 def _in_forked_child() -> None:
-    """Threads are gone, and so were all operations: stop() waited for them. A new process-wide engine uses MP workers."""
+    """Threads are gone, and so are all operations: stop() waited. New engines of the child use the MP worker count."""
     global _in_child, _current, _lock
     _in_child = True
     _lock = threading.Lock()

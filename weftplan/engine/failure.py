@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class Failure:
     """One failed operation. Stored on every var that it should have written and on those of skipped dependants.
 
-    ``observed_seq`` is None until a wait has raised the error; then it is the number of the last operation pushed before
-    that. Operations with a larger number may write the var again and heal it: so what heals depends on the order of the
-    program, never on timing.
+    ``observed_seq`` is None until a wait has raised the error; then it is the number of the last operation pushed
+    before that. Operations with a larger number may write the var again and heal it: so what heals depends on the
+    order of the program, never on timing.
     """
 
     __slots__ = ("error", "label", "observed_seq", "seq", "site", "vars")

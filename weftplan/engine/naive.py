@@ -21,7 +21,7 @@ from weftplan.engine.statistics import QueueStatistics
 
 
 class NaiveEngine(Engine):
-    """Runs operations where they are pushed. A failure is raised by the push, which counts as the wait that raised it."""
+    """Runs operations where they are pushed; a push raises the failure, which counts as the wait that raised it."""
 
     kind = "NaiveEngine"
     _inline = True

@@ -184,7 +184,7 @@ def checked_vars(
     both = [var for var in reads if var in set(writes)]
     if both:
         raise DuplicateVarError(
-            f"{what} lists {both[0]!r} as read and as written, so it would wait for itself; list it in mutable_vars only "
-            f"(weftplan.engine.dedupe(const_vars, mutable_vars) does)"
+            f"{what} lists {both[0]!r} as read and as written, so it would wait for itself; list it in "
+            f"mutable_vars only (weftplan.engine.dedupe(const_vars, mutable_vars) does)"
         )
     return reads, writes

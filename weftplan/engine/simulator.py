@@ -1,7 +1,7 @@
 """The simulator: the same core on one thread, with a seeded choice of the next ready operation. For tests.
 
-Nothing runs at a push; a wait runs operations until what it waits for is done. With ``choose`` a test decides itself and
-can walk through every order of a small program.
+Nothing runs at a push; a wait runs operations until what it waits for is done. With ``choose`` a test decides itself
+and can walk through every order of a small program.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class QueueStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """An engine since it was made: operations pushed, finished, failed by themselves, skipped because of others, pending."""
+    """An engine since it was made: operations pushed, finished, failed, skipped because others failed, pending."""
 
     pushed: int
     completed: int

@@ -12,8 +12,8 @@ Invariant: never a reader and a granted write at once, and never two granted wri
 Invariant: ``waiting`` is non-empty only while ``write`` is set, so "ready to read" is exactly ``write is None``.
 Invariant: an operation is granted exactly once per var, in push order (consecutive reads together).
 
-Every method mutates under the engine's lock (the caller holds it) and reports grants by lowering ``op.wait``; an operation
-whose count reaches 0 goes to ``ready``. Nothing here blocks or calls user code.
+Every method mutates under the engine's lock (the caller holds it) and reports grants by lowering ``op.wait``; an
+operation whose count reaches 0 goes to ``ready``. Nothing here blocks or calls user code.
 """
 
 from __future__ import annotations

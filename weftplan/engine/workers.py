@@ -1,7 +1,7 @@
 """Worker threads and their queues.
 
-A queue belongs to the engine's lock. A worker takes the lock once per operation: to finish the last one and to fetch the
-next. With nothing to fetch it parks on a lock of its own, which it puts into ``idle`` under the engine's lock, so a
+A queue belongs to the engine's lock. A worker takes the lock once per operation: to finish the last one and to fetch
+the next. With nothing to fetch it parks on a lock of its own, which it puts into ``idle`` under the engine's lock, so a
 push that finds an idle worker knows that it will look again after being released: no wake-up is lost.
 """
 

@@ -1,4 +1,4 @@
-"""``bind`` and ``simple_bind``: from a symbol and arrays (or shapes) to an :class:`~weftplan.executor.executor.Executor`."""
+"""``bind`` and ``simple_bind``: from a symbol and arrays (or shapes) to an executor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from weftplan import planner
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
 from weftplan.executor.executor import Executor
-from weftplan.executor.memory import SlabPool
 from weftplan.ndarray import NDArray, zeros
 from weftplan.planner import PlanOptions
 from weftplan.symbol import Symbol
@@ -63,7 +62,8 @@ def bind(
     for name, array, grad in zip(names, arg_arrays, grad_arrays, strict=True):
         if grad is not None and (tuple(grad.shape) != tuple(array.shape) or grad.dtype != array.dtype):
             raise ShapeError(
-                f"bind: argument {name!r} is {array.shape} {array.dtype} but its gradient array {grad.shape} {grad.dtype}"
+                f"bind: argument {name!r} is {array.shape} {array.dtype} but its gradient array "
+                f"{grad.shape} {grad.dtype}"
             )
     if not group2ctx:
         for name, array in zip((*names, *aux_names), (*arg_arrays, *aux_arrays), strict=True):
@@ -301,8 +301,8 @@ def _reshape(
             return array
         if name not in shapes and not partial:
             raise ShapeError(
-                f"reshape: the shape of {name!r}, which was not given, changes from {array.shape} to {shape}; give it, or "
-                f"pass partial_shaping=True"
+                f"reshape: the shape of {name!r}, which was not given, changes from {array.shape} to {shape}; "
+                f"give it, or pass partial_shaping=True"
             )
         if int(np.prod(shape, dtype=np.int64)) > array.size:
             if not up_sizing:

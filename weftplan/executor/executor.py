@@ -71,9 +71,9 @@ class Executor:
                 external[graph.row[planned.aux[name]]] = array
         grad_of = dict(zip(self.arg_names, self.grad_arrays, strict=True))
         for name, eid in planned.gradients.items():
-            array = grad_of.get(name)
-            if array is not None:
-                external[eid] = array
+            gradient = grad_of.get(name)
+            if gradient is not None:
+                external[eid] = gradient
         self._head_grads: list[NDArray | None] = []
         for k, nid in enumerate(planned.head_grads):
             head: NDArray | None = None
@@ -149,8 +149,8 @@ class Executor:
         """Run the backward part, asynchronously: gradients arrive in ``grad_arrays`` as ``grad_req`` says.
 
         Args:
-            out_grads: gradient of each output, an NDArray, a list, or a dictionary by output name; needed for outputs that
-                are not losses.
+            out_grads: gradient of each output, an NDArray, a list, or a dictionary by output name; needed for outputs
+                that are not losses.
             is_train: kept for MXNet's signature; the mode of the forward run decides.
 
         Raises:
@@ -168,8 +168,8 @@ class Executor:
                 continue
             if value is None:
                 raise MXNetError(
-                    f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network in a loss "
-                    f"operator such as SoftmaxOutput or make_loss"
+                    f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network "
+                    f"in a loss operator such as SoftmaxOutput or make_loss"
                 )
             if tuple(value.shape) != tuple(head.shape):
                 raise ShapeError(f"backward: output {name!r} has shape {head.shape}, its gradient {value.shape}")

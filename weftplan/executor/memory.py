@@ -1,9 +1,9 @@
 """Planned memory made real: slabs from storage, one engine var per planned storage, typed views per entry.
 
-A :class:`SlabPool` may be shared by executors that never need their memory at once (reshape, bucketing): each takes what
-fits and adds what is missing. All operations of an executor *read* the pool's var; whoever starts a run after another
-executor's, or with a plan whose storages overlap in address, first *writes* it (see ``Executor.forward``), so the
-engine keeps runs apart without blocking the caller.
+A :class:`SlabPool` may be shared by executors that never need their memory at once (reshape, bucketing): each takes
+what fits and adds what is missing. All operations of an executor *read* the pool's var; whoever starts a run after
+another executor's, or with a plan whose storages overlap in address, first *writes* it (see ``Executor.forward``), so
+the engine keeps runs apart without blocking the caller.
 """
 
 from __future__ import annotations

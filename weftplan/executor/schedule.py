@@ -62,7 +62,8 @@ class StepBuilder:
     Args:
         planned: graph and plan.
         memory: the chunks of the planned storages.
-        external: arrays of entries that the plan does not place (arguments, auxiliary states, gradients, head gradients).
+        external: arrays of entries that the plan does not place (arguments, auxiliary states, gradients, head
+        gradients).
     """
 
     def __init__(self, planned: PlannedGraph, memory: PlannedMemory, external: dict[int, NDArray]) -> None:
@@ -172,7 +173,7 @@ def _kernel_call(
     if engine.debug_enabled():
         raw_in = [a if a is None or i in op.aux else _read_only(a) for i, a in enumerate(raw_in)]
     raw_out: list[Any] = [None if array is None else array.raw() for array in outputs]
-    scratch = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
+    scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
     added: list[tuple[Any, Any]] = []
     if Req.ADD in requests:
         # The tail of the workspace holds the sums' terms: the planner counted aligned(nbytes) for each.

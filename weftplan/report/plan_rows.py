@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from weftplan.planner.plan import Kind, PlannedGraph
 class BufferRow:
     """One buffer: an entry with planned memory, or a node's workspace.
 
-    ``first`` and ``last`` are steps of the execution order, half-open; ``address`` is bytes from the start of the device's
-    planned memory, slabs one after the other.
+    ``first`` and ``last`` are steps of the execution order, half-open; ``address`` is bytes from the start of the
+    device's planned memory, slabs one after the other.
     """
 
     name: str
@@ -105,7 +106,7 @@ def live_bytes(rows: list[BufferRow], steps: int, device: str | None = None) -> 
             continue
         # A storage's alive bytes at a step are those of its largest alive member.
         edges = sorted({e for row in group for e in (row.first, min(row.last, steps))})
-        for lo, hi in zip(edges, edges[1:], strict=False):
+        for lo, hi in pairwise(edges):
             most = max((row.nbytes for row in group if row.first <= lo < row.last), default=0)
             change[lo] += most
             change[hi] -= most

@@ -34,15 +34,15 @@ class BaseModule:
 
     # -- steps, given by the subclass -------------------------------------------------------------------------------
 
-    def bind(self, data_shapes: Any, label_shapes: Any = None, **kwargs: Any) -> None:
+    def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
         """Plan and allocate executors for these shapes."""
         raise NotImplementedError
 
-    def init_params(self, initializer: Initializer | None = None, **kwargs: Any) -> None:
+    def init_params(self, initializer: Initializer | None = None, *args: Any, **kwargs: Any) -> None:
         """Give every parameter a value."""
         raise NotImplementedError
 
-    def init_optimizer(self, **kwargs: Any) -> None:
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
         """Make the optimizer and the kvstore."""
         raise NotImplementedError
 
@@ -231,7 +231,7 @@ class BaseModule:
 def _call(callbacks: Callbacks, *args: Any) -> None:
     if callbacks is None:
         return
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+    for callback in [callbacks] if callable(callbacks) else callbacks:
         callback(*args)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from weftplan import ndarray as nd
@@ -26,7 +27,7 @@ def split_batch(batch_size: int, parts: int) -> list[slice]:
     if batch_size < parts:
         raise BindError(f"a batch of {batch_size} samples cannot be split over {parts} contexts: make it larger")
     edges = [batch_size * i // parts for i in range(parts + 1)]
-    return [slice(lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+    return [slice(lo, hi) for lo, hi in pairwise(edges)]
 
 
 class ExecutorGroup:
@@ -168,7 +169,8 @@ _HOST = Context("cpu", 0)
 def _merge(parts: Sequence[NDArray]) -> NDArray:
     if len(parts) == 1:
         return parts[0]
-    return nd.concat(*(part.as_in_context(_HOST) for part in parts), dim=0)
+    merged: NDArray = nd.concat(*(part.as_in_context(_HOST) for part in parts), dim=0)
+    return merged
 
 
 def _average(arrays: Sequence[NDArray]) -> NDArray:

@@ -1,9 +1,10 @@
 """Initializers: fill a parameter by rule, as ``mx.init``.
 
 An initializer is called with a description (name and attributes of the parameter) and an array. A variable's own
-``__init__`` attribute wins; otherwise the name decides: ``*_bias``, ``*_beta``, ``*_moving_mean`` become 0, ``*_gamma``,
-``*_moving_var`` become 1, and ``*_weight`` is what the initializer is for. Random values come from the seeded
-sequence of :mod:`weftplan.ndarray.random`, one key per parameter, so they depend on seed and order of calls only.
+``__init__`` attribute wins; otherwise the name decides: ``*_bias``, ``*_beta``, ``*_moving_mean`` become 0,
+``*_gamma``, ``*_moving_var`` become 1, and ``*_weight`` is what the initializer is for. Random values come from the
+seeded sequence of :mod:`weftplan.ndarray.random`, one key per parameter, so they depend on seed and order of calls
+only.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class Xavier(Initializer):
 
 @register
 class MSRAPrelu(Xavier):
-    """For layers followed by a (leaky) relu of that slope (He et al., 2015): gaussian of variance 2/((1+slope²)·fan)."""
+    """For layers before a (leaky) relu of that slope (He et al., 2015): gaussian, variance 2 / ((1 + slope²) fan)."""
 
     def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
         super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))

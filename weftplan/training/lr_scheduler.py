@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from weftplan.errors import ParameterError
 
@@ -74,7 +75,7 @@ class MultiFactorScheduler(LRScheduler):
 
     def __init__(self, step: Sequence[int], factor: float = 1.0, base_lr: float = 0.01, **warmup: object) -> None:
         super().__init__(base_lr, **warmup)  # type: ignore[arg-type]
-        if not step or any(b <= a for a, b in zip(step, step[1:], strict=False)) or step[0] < 1:
+        if not step or any(b <= a for a, b in pairwise(step)) or step[0] < 1:
             raise ParameterError(f"step must be a rising list of numbers >= 1, got {list(step)}")
         if factor > 1.0:
             raise ParameterError(f"factor must be <= 1 so that the rate falls, got {factor}")
@@ -107,7 +108,7 @@ class PolyScheduler(LRScheduler):
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
-        fall = (1 - self._share(num_update)) ** self.power
+        fall = float((1 - self._share(num_update)) ** self.power)
         return self.final_lr + (self.base_lr - self.final_lr) * fall
 
 

@@ -160,7 +160,7 @@ class CustomMetric(EvalMetric):
     """``feval(label, pred)`` on NumPy arrays, returning a number or (sum, count)."""
 
     def __init__(self, feval: Callable[[Host, Host], Any], name: str | None = None) -> None:
-        super().__init__(name or getattr(feval, "__name__", "custom"))
+        super().__init__(str(name or getattr(feval, "__name__", "custom")))
         self._feval = feval
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
