@@ -37,6 +37,7 @@ CASES.append(("smooth_l1", [uniform(3, 4, low=-3.0, high=3.0)], {"scalar": 0.8})
 for _op in ("_mul_scalar", "_div_scalar", "_rdiv_scalar", "_power_scalar", "_rpower_scalar", "_mod_scalar",
             "_rmod_scalar", "_maximum_scalar", "_minimum_scalar", "_hypot_scalar"):  # fmt: skip
     CASES.append((_op, [P], {"scalar": 1.37}))
+CASES.append(("_power_scalar", [X], {"scalar": 2.0}))
 CASES.append(("clip", [X], {"a_min": -0.42, "a_max": 0.37}))
 
 BINARY = ("add", "sub", "mul", "div", "mod", "power", "maximum", "minimum", "hypot")

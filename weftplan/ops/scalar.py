@@ -61,6 +61,16 @@ def _kernel(ufunc: str, *, reverse: bool = False, as_float: bool = False) -> Ker
     return kernel
 
 
+_any_power = _kernel("power", as_float=True)
+
+
+def _power_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if params["scalar"] == 2.0 and outputs[0] is not None:  # the usual one, and twenty times cheaper this way
+        ctx.xp.multiply(inputs[0], inputs[0], out=outputs[0])
+    else:
+        _any_power(ctx, params, inputs, outputs)
+
+
 def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
     if out is not None:
@@ -143,8 +153,11 @@ def _rdiv(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
 
 
 def _power(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
-    xp.power(x, s - 1.0, out=t)
-    xp.multiply(t, s, out=t)
+    if s == 2.0:
+        xp.multiply(x, s, out=t)
+    else:
+        xp.power(x, s - 1.0, out=t)
+        xp.multiply(t, s, out=t)
     xp.multiply(t, g, out=out)
 
 
@@ -240,7 +253,7 @@ _scalar_op(
 _scalar_op(
     "_power_scalar",
     "_PowerScalar",
-    _kernel("power", as_float=True),
+    _power_forward,
     "data to the power of scalar.",
     derivative=_power,
     scratch=_V,
