@@ -1,0 +1,135 @@
+"""What a node costs: modelled seconds, or measured ones where the caller has them.
+
+The model is a roofline: a node takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed
+cost of being called. Only ratios matter to the search (which results are cheap to repeat, and what part of a step the
+repetition is), so two rough machines are enough: a few host cores under NumPy, and a current accelerator.
+
+Arithmetic is counted for the operators that are more than a few operations per element: matrix products and
+convolutions (two per multiply-add, twice that for their backward nodes, which make two products) and pooling windows.
+Everything else is priced by its traffic; operators that sweep their data several times say how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod, sqrt
+
+from weftplan.device.context import Context
+from weftplan.errors import PlanError
+from weftplan.planner.liveness import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Constants of the roofline."""
+
+    flops: float
+    """Arithmetic operations per second of a matrix product of float32."""
+    bandwidth: float
+    """Bytes moved per second."""
+    call: float
+    """Seconds that every node takes whatever its size."""
+
+
+HOST = Machine(flops=1.0e11, bandwidth=1.0e10, call=2.0e-6)
+"""Two cores: NumPy's matrix products in float32 (measured 0.7e11 to 1.4e11) and a single thread's streaming traffic."""
+ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
+"""A data-centre card without reduced precision."""
+
+SWEEPS: Mapping[str, float] = {
+    # Mean, variance and normalisation each pass over the data once.
+    "BatchNorm": 2.0,
+    "LayerNorm": 2.0,
+    "InstanceNorm": 2.0,
+    "GroupNorm": 2.0,
+    "L2Normalization": 1.5,
+    "LRN": 3.0,
+    "softmax": 2.0,
+    "log_softmax": 2.0,
+    "SoftmaxActivation": 2.0,
+    "SoftmaxOutput": 2.0,
+    # Random bits cost more than the traffic of the mask.
+    "Dropout": 4.0,
+}
+"""How often an operator's memory traffic is more than reading every input and writing every output once."""
+
+FREE = frozenset(("Flatten", "Reshape", "reshape", "_copy", "identity", "BlockGrad", "expand_dims", "squeeze"))
+"""At most a copy; in place not even that."""
+
+_PRODUCTS = frozenset(("FullyConnected", "dot", "batch_dot", "_linalg_gemm", "_linalg_gemm2"))
+_CONVOLUTIONS = frozenset(("Convolution", "Deconvolution"))
+
+
+def machine_of(context: Context) -> Machine:
+    """The constants for a device."""
+    return HOST if context.is_host else ACCELERATOR
+
+
+def node_seconds(facts: Facts, measured: Mapping[str, float] | None = None) -> list[float]:
+    """Seconds of every node of a graph (0 for variables).
+
+    Args:
+        facts: the graph with sizes.
+        measured: seconds by node name; other nodes are modelled. A twin costs what its original costs.
+
+    Raises:
+        PlanError: a measured time is negative or not a number.
+    """
+    measured = {} if measured is None else measured
+    for name, value in measured.items():
+        if not value >= 0.0:
+            raise PlanError(f"measured time of {name!r} must be a number of seconds >= 0, got {value!r}")
+    graph, row = facts.graph, facts.graph.row
+    machines = [machine_of(context) for context in facts.contexts]
+    result: list[float] = []
+    for nid, node in enumerate(graph.nodes):
+        if node.op is None:
+            result.append(0.0)
+            continue
+        known = measured.get((node.mirror_of or node).name)
+        if known is not None:
+            result.append(float(known))
+            continue
+        machine = machines[facts.device[nid]]
+        outs = range(row[nid], row[nid + 1])
+        traffic = sum(facts.nbytes[e] for e in facts.reads[nid]) + sum(facts.nbytes[e] for e in outs if facts.refs[e])
+        name = node.op.backward_of or node.op.name
+        traffic = int(traffic * SWEEPS.get(name, 1.0))
+        arithmetic = _arithmetic(name, node.op.backward_of is not None, facts, graph.inputs[nid], outs, node.params)
+        result.append(machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth))
+    return result
+
+
+def _arithmetic(
+    name: str, is_backward: bool, facts: Facts, inputs: Sequence[int], outs: Sequence[int], params: Mapping[str, object]
+) -> float:
+    """Operations of one node. Backward nodes of products have the inputs (outgoing gradient, left, right, …)."""
+    elements, shapes = facts.elements, facts.shapes
+    if is_backward:
+        if len(inputs) < 3 or name not in _PRODUCTS | _CONVOLUTIONS:
+            return 0.0
+        out, left, right, times = inputs[0], inputs[1], inputs[2], 2.0 * sum(facts.refs[e] > 0 for e in outs[:2])
+    else:
+        if len(inputs) < 2:
+            return float(elements[outs[0]] * _window(name, params, shapes[inputs[0]])) if inputs else 0.0
+        out, left, right, times = outs[0], inputs[0], inputs[1], 2.0
+    if name == "Convolution":
+        return times * elements[out] * prod(shapes[right][1:])
+    if name == "Deconvolution":
+        return times * elements[left] * prod(shapes[right][1:])
+    if name in _PRODUCTS:
+        # (m, k) by (k, n): the root of mk * kn * mn is mkn; a batch of B products counts B too often under the root.
+        batch = shapes[left][0] if name == "batch_dot" else 1
+        return times * sqrt(elements[out] * elements[left] * elements[right] / max(batch, 1))
+    return 0.0
+
+
+def _window(name: str, params: Mapping[str, object], shape: Sequence[int]) -> int:
+    """Elements that a pooling window covers; 0 for other operators."""
+    if name != "Pooling":
+        return 0
+    if params.get("global_pool"):
+        return prod(shape[2:])
+    kernel = params.get("kernel")
+    return prod(kernel) if isinstance(kernel, tuple) else 0

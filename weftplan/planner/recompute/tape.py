@@ -1,0 +1,210 @@
+"""A fast price of "repeat these nodes": peak bytes and seconds without building the rewritten graph.
+
+:meth:`Tape.price` walks the steps that :func:`weftplan.planner.recompute.rewrite.repeat` would schedule, with the
+in-place rules of :func:`weftplan.planner.inplace.assign`, and counts bytes that are alive: the lower bound of the plan
+that the real planner would make. Twin entries have the numbers of their originals plus :attr:`Tape.num_entries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from weftplan.planner.inplace import Assignment
+from weftplan.planner.liveness import Facts
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.recompute.rewrite import repeatable
+from weftplan.planner.workspace import with_added_outputs
+
+Pair = tuple[int, int, int, bool]
+"""(input slot, input entry, output entry, may share while others still read)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a choice costs."""
+
+    peak: int
+    """Most bytes alive at once, summed over devices."""
+    seconds: float
+    """Modelled seconds of all twins."""
+    twins: tuple[int, ...]
+    """Nodes that are really repeated, in the order of their twins."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """Details of one walk, for the search."""
+
+    steps: list[int] = field(default_factory=list)
+    """Node of each step; a twin is ``-1 - node``."""
+    live: list[int] = field(default_factory=list)
+    """Bytes alive at each step, workspace included."""
+    first: dict[int, int] = field(default_factory=dict)
+    """Step that makes each entry with memory (twin entries too)."""
+    last: dict[int, int] = field(default_factory=dict)
+    """Last step that reads it; the number of steps for outputs of the graph."""
+    block: dict[int, int] = field(default_factory=dict)
+    """Memory of each entry: entries computed in place of each other have the same."""
+
+
+class Tape:
+    """A training graph prepared for many prices.
+
+    Args:
+        facts: the graph without recomputation.
+        num_forward: how many steps of its order are the forward part.
+        found: the assignment of its plan: which gradient sums are accumulated in place.
+        options: the options of that plan.
+        seconds: cost of every node.
+    """
+
+    def __init__(
+        self, facts: Facts, num_forward: int, found: Assignment, options: PlanOptions, seconds: Sequence[float]
+    ) -> None:
+        self.facts = facts
+        self.seconds = seconds
+        self.forward = facts.order[:num_forward]
+        self.backward = facts.order[num_forward:]
+        self.repeatable = repeatable(facts, num_forward)
+        graph = facts.graph
+        self.num_entries = graph.num_entries
+        self.makers: list[int] = graph.entry_node.tolist()
+        self.outputs = [range(graph.row[n], graph.row[n + 1]) for n in range(graph.num_nodes)]
+        self.place = {nid: step for step, nid in enumerate(self.forward)}
+        self.step_seconds = sum(seconds[nid] for nid in facts.order if nid not in found.skipped)
+        """Seconds of one step (forward and backward) without recomputation."""
+        # Entries with no memory of their own: the caller's, and terms that are added straight into their sums.
+        self.outside = bytearray(facts.external)
+        for e in found.added:
+            self.outside[e] = 1
+        self.workspace: dict[int, int] = {}
+        if options.workspaces:
+            workspace = with_added_outputs(facts.workspaces, graph, facts.nbytes, (*facts.added, *found.added))
+            self.workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
+        self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
+        self.refs = self._forward_refs()
+        # Forward results that each backward node reads, as the nodes that make them.
+        self.sources = [[m for e in facts.reads[nid] if (m := self.makers[e]) in self.place] for nid in self.backward]
+
+    def _pairs(self, nid: int) -> list[Pair]:
+        """In-place pairs of a node that sizes and devices allow."""
+        facts, graph = self.facts, self.facts.graph
+        result: list[Pair] = []
+        for pair in facts.pairs[nid]:
+            source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
+            kind, other = facts.dtypes[out], facts.dtypes[source]
+            if (
+                facts.elements[out] == facts.elements[source]
+                and facts.device[self.makers[source]] == facts.device[nid]
+                and kind.itemsize == other.itemsize
+                and not self.outside[out]
+                and not facts.external[source]
+            ):
+                result.append((pair.input, source, out, pair.identity and kind == other))
+        return result
+
+    def _forward_refs(self) -> list[int]:
+        """Per entry: reads by forward nodes, plus times it is an output."""
+        refs = [0] * self.num_entries
+        for nid in self.forward:
+            for e in self.facts.reads[nid]:
+                refs[e] += 1
+        for e in self.facts.graph.outputs.tolist():
+            refs[e] += 1
+        return refs
+
+    def price(self, chosen: Collection[int], trace: Trace | None = None) -> Price:
+        """Peak and seconds when the nodes ``chosen`` are repeated; fills ``trace`` when one is given."""
+        facts, makers, place, count = self.facts, self.makers, self.place, self.num_entries
+        reads_of, outside, pairs_of = facts.reads, self.outside, self.pairs
+        chosen = chosen if isinstance(chosen, (set, frozenset)) else frozenset(chosen)
+        # 1. Twins in front of their first readers; what every step reads.
+        steps: list[tuple[int, int, list[int]]] = [(nid, 0, reads_of[nid]) for nid in self.forward]
+        refs = [*self.refs, *[0] * count]
+        done: set[int] = set()
+        twins: list[int] = []
+        for nid, sources in zip(self.backward, self.sources, strict=True):
+            reads = reads_of[nid]
+            if sources and not chosen.isdisjoint(sources):
+                todo = {m for m in sources if m in chosen and m not in done}
+                if todo:
+                    stack = list(todo)
+                    while stack:
+                        for e in reads_of[stack.pop()]:
+                            m = makers[e]
+                            if m in chosen and m not in done and m not in todo:
+                                todo.add(m)
+                                stack.append(m)
+                    done |= todo
+                    for m in sorted(todo, key=place.__getitem__) if len(todo) > 1 else todo:
+                        own = [e + count if makers[e] in chosen else e for e in reads_of[m]]
+                        for e in own:
+                            refs[e] += 1
+                        steps.append((m, count, own))
+                        twins.append(m)
+                reads = [e + count if makers[e] in chosen else e for e in reads]
+            for e in reads:
+                refs[e] += 1
+            steps.append((nid, 0, reads))
+        # 2. The walk of the planner.
+        nbytes, workspace, device, outputs = facts.nbytes, self.workspace, facts.device, self.outputs
+        block = [-1] * (2 * count)
+        live: list[int] = []
+        size: list[int] = []
+        home: list[int] = []
+        now = [0] * len(facts.contexts)
+        peak = [0] * len(facts.contexts)
+        for nid, shift, reads in steps:
+            pairs = pairs_of[nid]
+            if pairs:
+                used: list[int] = []
+                for slot, source, out, identity in pairs:
+                    if (shift or nid not in place) and makers[source] in chosen:
+                        source += count
+                    b = block[source]
+                    out += shift
+                    if b < 0 or block[out] >= 0 or not refs[out] or slot in used:
+                        continue
+                    if live[b] == 1 or identity:
+                        block[out] = b
+                        live[b] += refs[out]
+                        used.append(slot)
+            here = device[nid]
+            for e in outputs[nid]:
+                out = e + shift
+                if refs[out] and block[out] < 0 and not outside[e]:
+                    block[out] = len(live)
+                    live.append(refs[out])
+                    size.append(nbytes[e])
+                    home.append(here)
+                    now[here] += nbytes[e]
+            high = now[here] + workspace.get(nid, 0)
+            if high > peak[here]:
+                peak[here] = high
+            if trace is not None:
+                trace.live.append(sum(now) - now[here] + high)
+            for e in reads:
+                b = block[e]
+                if b >= 0:
+                    live[b] -= 1
+                    if not live[b]:
+                        now[home[b]] -= size[b]
+        if trace is not None:
+            self._fill(trace, steps, block)
+        return Price(sum(peak), sum(self.seconds[m] for m in twins), tuple(twins))
+
+    def _fill(self, trace: Trace, steps: list[tuple[int, int, list[int]]], block: list[int]) -> None:
+        """Lifetimes of entries."""
+        for step, (nid, shift, reads) in enumerate(steps):
+            trace.steps.append(-1 - nid if shift else nid)
+            for e in reads:
+                if block[e] >= 0:
+                    trace.last[e] = step
+            for e in self.outputs[nid]:
+                if block[e + shift] >= 0:
+                    trace.first[e + shift] = trace.last[e + shift] = step
+                    trace.block[e + shift] = block[e + shift]
+        for e in self.facts.graph.outputs.tolist():
+            if block[e] >= 0:
+                trace.last[e] = len(steps)
