@@ -29,7 +29,10 @@ def test_every_tensor_operator_has_a_case():
             covered = name in _listed() or name.startswith(
                 ("broadcast_", "_logical", "_equal", "_not_equal", "_greater")
             )
-            if not covered and not name.startswith(("_lesser", "argm")):
+            neural = name in ("BlockGrad", "MakeLoss", "make_loss") or name.endswith(
+                "Output"
+            )  # tested with the nn package
+            if not covered and not neural and not name.startswith(("_lesser", "argm")):
                 missing.add(name)
     assert not missing
 
