@@ -142,7 +142,12 @@ def test_sgd_against_numpy(momentum, clip):
     w = rng.standard_normal((4, 3))
     weight = mx.nd.array(w, dtype="float64")
     opt = optimizers.create(
-        "sgd", learning_rate=0.1, momentum=momentum, wd=0.01, clip_gradient=clip, rescale_grad=0.5,
+        "sgd",
+        learning_rate=0.1,
+        momentum=momentum,
+        wd=0.01,
+        clip_gradient=clip,
+        rescale_grad=0.5,
         param_idx2name={0: "fc_weight"},
     )
     update = optimizers.get_updater(opt)
@@ -175,9 +180,7 @@ def test_adam_against_numpy():
 def test_multipliers():
     """Weight decay spares biases; lr_mult counts by name and from the symbol."""
     symbol = mx.sym.Variable("a_weight", lr_mult=2.0) + mx.sym.Variable("b_bias")
-    opt = optimizers.create(
-        "sgd", learning_rate=0.5, wd=0.1, sym=symbol, param_idx2name={0: "a_weight", 1: "b_bias"}
-    )
+    opt = optimizers.create("sgd", learning_rate=0.5, wd=0.1, sym=symbol, param_idx2name={0: "a_weight", 1: "b_bias"})
     assert opt._rates(0) == (1.0, 0.1)
     assert opt._rates(1) == (0.5, 0.0)
     opt.set_lr_mult({"b_bias": 0.0})

@@ -72,6 +72,7 @@ class StepBuilder:
         self._external = external
         self._entries: dict[int, NDArray] = dict(external)
         self._written: set[int] = set()
+        self._ranks = random_ranks(planned)
 
     def entry(self, eid: int) -> NDArray:
         """The array of an entry, planned or given."""
@@ -114,7 +115,7 @@ class StepBuilder:
             assert outputs[0] is not None
             step.call, step.copies = _copy_call(inputs[0], outputs[0])
             return step
-        step.call = _kernel_call(op, node, nid, context, inputs, outputs, requests, workspace)
+        step.call = _kernel_call(op, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace)
         return step
 
     def _reused(self, eid: int) -> list[Any]:
@@ -159,7 +160,7 @@ def _copy_call(source: NDArray, target: NDArray) -> tuple[Callable[[RunState], N
 def _kernel_call(
     op: Op,
     node: Node,
-    nid: int,
+    key: int,
     context: Context,
     inputs: Sequence[NDArray | None],
     outputs: Sequence[NDArray | None],
@@ -189,7 +190,6 @@ def _kernel_call(
     mirrored = node.mirror_of is not None
     ctx = OpContext(xp, workspace=scratch, recompute=mirrored)
     kernel, params, random = op.forward, node.params, op.random
-    key = _random_identity(node, nid)
 
     if not random and not added:
 
@@ -215,13 +215,23 @@ def _kernel_call(
     return lambda run: place.launch(lambda: call(run))
 
 
-def _random_identity(node: Node, nid: int) -> int:
-    """A number that a recomputed node shares with the node it repeats: a checksum of the name."""
-    name = (node.mirror_of or node).name
-    value = 0
-    for char in name:
-        value = (value * 1_000_003 + ord(char)) & 0xFFFFFFFF
-    return value
+def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
+    """A number for every random node: its place among the random nodes of the forward graph.
+
+    A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they depend on
+    what else the process built), nor do nodes that a pass merges (random ones never are).
+    """
+    ranks: dict[Node, int] = {}
+    for node in planned.graph.nodes:
+        if node.op is not None and node.op.random and node.mirror_of is None:
+            ranks[node] = len(ranks)
+    for node in planned.graph.nodes:
+        if node.op is not None and node.op.random and node.mirror_of is not None:
+            origin = node.mirror_of
+            while origin.mirror_of is not None:
+                origin = origin.mirror_of
+            ranks[node] = ranks[origin]
+    return ranks
 
 
 def _read_only(array: Any) -> Any:
