@@ -81,12 +81,13 @@ class Device(Protocol):
         """Do the work of ``fn`` on the current stream.
 
         A CPU calls it now; a GPU calls it now too, because CuPy enqueues what it does; a simulated device keeps it for
-        later.
+        later. Without a current stream the work has finished when the call returns, on every device.
         """
         ...
 
     def copy(self, dst: Any, src: Any) -> None:
-        """Copy ``src`` into ``dst`` (equal shapes and dtypes; either may be on the host) on the current stream."""
+        """Copy ``src`` into ``dst`` (equal shapes and dtypes; either may be on the host) on the current stream, as
+        :meth:`launch`."""
         ...
 
     def synchronize(self) -> None:

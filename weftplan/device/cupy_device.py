@@ -20,7 +20,7 @@ import numpy as np
 from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
-from weftplan.device.stream import pop_stream, push_stream
+from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
 
 _INSTALL = "install it with `pip install weftplan[cuda12]` or `pip install weftplan[cuda13]`, as your driver allows"
@@ -152,33 +152,39 @@ class CupyDevice:
         return CupyStream(self, priority)
 
     def launch(self, fn: Callable[[], object]) -> None:
-        """Call ``fn`` with this GPU current: what it does through CuPy goes to the current stream."""
+        """Call ``fn`` with this GPU current: what it does through CuPy goes to the current stream.
+
+        Without a current stream of ours nobody records events, so the work is waited for: a call then returns finished.
+        """
         with self.xp.cuda.Device(self.index):
             fn()
+            if current_stream() is None:
+                self.xp.cuda.get_current_stream().synchronize()
 
     def copy(self, dst: Any, src: Any) -> None:
-        """Copy between host and device, or between devices, on CuPy's current stream.
+        """Copy between host and device, or between devices, on CuPy's current stream; see :meth:`launch`.
 
         Host ends that are not page-locked make CUDA wait for the copy; that is slower, not wrong.
         """
         cupy = self.xp
         with cupy.cuda.Device(self.index):
             stream = cupy.cuda.get_current_stream()
+            finish = current_stream() is None
             if isinstance(dst, np.ndarray):
                 if isinstance(src, np.ndarray):
                     np.copyto(dst, src)
                 else:
                     src.get(stream=stream, out=dst)
-                    # get() into pageable memory may return before the copy has: the caller was promised stream order
-                    # only,
-                    # but the host does not see streams, so finish here.
-                    stream.synchronize()
+                    # Nothing that reads host memory looks at streams, so the copy ends here.
+                    finish = True
             elif isinstance(src, np.ndarray):
                 dst.set(np.ascontiguousarray(src), stream=stream)
             elif dst.device.id == src.device.id:
                 cupy.copyto(dst, src)
             else:
                 dst.data.copy_from_device_async(src.data, src.nbytes, stream)
+            if finish:
+                stream.synchronize()
 
     def synchronize(self) -> None:
         """Block the host until the whole device is idle."""

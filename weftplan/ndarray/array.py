@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import device
+from weftplan import device, engine
 from weftplan.device.context import Context
+from weftplan.engine import FnProperty
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ndarray import arithmetic, indexing
 from weftplan.ndarray.chunk import Chunk, push, typed
@@ -444,9 +445,6 @@ def from_host(values: np.ndarray[Any, Any], context: Context) -> NDArray:
     if values.size:
         if is_device(context):
             kept = np.ascontiguousarray(values).copy()
-            from weftplan import engine
-            from weftplan.engine import FnProperty
-
             place, target = device.get(context), out.raw()
             engine.get().push(
                 lambda: place.copy(target, kept), (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array"

@@ -180,4 +180,6 @@ def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -
     nbytes = dtype.itemsize
     for dim in shape:
         nbytes *= dim
+    if raw.__class__ is np.ndarray and nbytes:
+        return np.ndarray(shape, dtype, raw, offset)  # a quarter of the time of the general way
     return raw[offset : offset + nbytes].view(dtype).reshape(shape)

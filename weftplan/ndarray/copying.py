@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weftplan import device
+from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
@@ -40,8 +40,6 @@ def copy_into(source: NDArray, target: NDArray, *, priority: int = 0) -> None:
         return
     fn = partial(_transfer, device.get(_device_end(source.context, target.context)), target.raw(), source.raw())
     # No launch around it: Device.copy enqueues by itself.
-    from weftplan import engine
-
     engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name="copy")
 
 
