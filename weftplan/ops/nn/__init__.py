@@ -1,6 +1,11 @@
 """Neural-network operators. Importing this package registers all of them."""
 
 import weftplan.ops.nn.activation
+import weftplan.ops.nn.batch_norm
 import weftplan.ops.nn.convolution
+import weftplan.ops.nn.dropout
 import weftplan.ops.nn.fully_connected
-import weftplan.ops.nn.pooling  # noqa: F401
+import weftplan.ops.nn.losses
+import weftplan.ops.nn.pooling
+import weftplan.ops.nn.softmax
+import weftplan.ops.nn.softmax_output  # noqa: F401

@@ -16,7 +16,8 @@ Step = Callable[..., None]
 _PARAMS = (Param("act_type", p_enum("relu", "sigmoid", "softrelu", "softsign", "tanh"), doc="The function."),)
 
 
-def _sigmoid(xp: Any, x: Any, out: Any, t: Any) -> None:
+def sigmoid_block(xp: Any, x: Any, out: Any, t: Any) -> None:
+    """``out`` = 1 / (1 + exp(-x)) with scratch ``t`` of a float dtype; ``out`` may be ``x``."""
     xp.negative(x, out=t)
     xp.minimum(t, 700.0 if t.dtype.itemsize == 8 else 87.0, out=t)  # exp stays finite; sigmoid is below 1e-37 there
     xp.exp(t, out=t)
@@ -72,7 +73,7 @@ def _softsign_gradient(xp: Any, g: Any, y: Any, out: Any, t: Any) -> None:
     xp.multiply(g, t, out=out, casting="same_kind")
 
 
-_FORWARD: dict[str, Step] = {"sigmoid": _sigmoid, "softrelu": _softrelu, "softsign": _softsign}
+_FORWARD: dict[str, Step] = {"sigmoid": sigmoid_block, "softrelu": _softrelu, "softsign": _softsign}
 _GRADIENT: dict[str, Step] = {
     "relu": _relu_gradient,
     "sigmoid": _sigmoid_gradient,

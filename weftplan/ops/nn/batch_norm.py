@@ -1,0 +1,258 @@
+"""BatchNorm: normalisation of each channel over batch and space.
+
+The hidden outputs are mean and *variance* of what was used to normalise (the batch in training, the moving statistics
+otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet 1.9.1, on purpose:
+the moving statistics change in the training forward pass (there, in the backward pass), and with ``fix_gamma`` the
+stored gamma is left alone (there, ones are written into it); it counts as 1 and its gradient is 0 in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.params import p_bool, p_float, p_int, p_optional
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_PARAMS = (
+    Param("eps", p_float, 1e-3, "Added to the variance."),
+    Param("momentum", p_float, 0.9, "Share of the old value in new moving statistics."),
+    Param("fix_gamma", p_bool, True, "True: gamma counts as 1 and has gradient 0."),
+    Param("use_global_stats", p_bool, False, "True: the moving statistics normalise in training too."),
+    Param("output_mean_var", p_bool, False, "True: mean and variance are visible outputs."),
+    Param("axis", p_int, 1, "The channel axis."),
+    Param("cudnn_off", p_bool, False, "Accepted, no effect."),
+    Param("min_calib_range", p_optional(p_float), None, "Accepted, no effect."),
+    Param("max_calib_range", p_optional(p_float), None, "Accepted, no effect."),
+)
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "BatchNorm: data and output")
+    vector: Shape | None = None
+    for shape, what in zip([*ins[1:], *outs[1:]], ("gamma", "beta", "moving_mean", "moving_var", "mean", "var"), strict=True):
+        vector = merge_shape(vector, shape, f"BatchNorm: {what} against the vectors before it")
+    if data is not None:
+        if not data:
+            raise ShapeError("BatchNorm: data has shape (), expected at least one dimension")
+        axis = normalize_axis(params["axis"], len(data), "BatchNorm: axis")
+        vector = merge_shape((data[axis],), vector, f"BatchNorm: channels of data {data} on axis {axis}, and vectors")
+        assert vector is not None
+        data = (*data[:axis], vector[0], *data[axis + 1 :])
+    return [data, *[vector] * 4], [data, vector, vector]
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "BatchNorm: data and output")
+    vector = None if data is None else accumulator(data)
+    for dtype in [*ins[1:], *outs[1:]]:
+        vector = merge_dtype(vector, dtype, "BatchNorm: gamma, beta and statistics (float32 for float16 data)")
+    if data is None and vector == np.float64:
+        data = vector
+    return [data, *[vector] * 4], [data, vector, vector]
+
+
+class _Split:
+    """Blocks of (outer, channels, inner): channel ranges, and outer ranges within each."""
+
+    def __init__(self, params: Params, shape: Shape) -> None:
+        axis = params["axis"] % len(shape)
+        self.outer, self.channels, self.inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        self.channel_step = max(1, min(self.channels, BLOCK // max(1, self.inner)))
+        self.outer_step = max(1, min(self.outer, BLOCK // max(1, self.channel_step * self.inner)))
+        self.count = self.outer * self.inner
+
+    @property
+    def shape(self) -> Shape:
+        return self.outer, self.channels, self.inner
+
+    @property
+    def block(self) -> Shape:
+        return self.outer_step, self.channel_step, self.inner
+
+    def __iter__(self) -> Iterator[tuple[slice, slice]]:
+        """(outer range, channel range) of each block."""
+        for c in range(0, self.channels, self.channel_step):
+            channels = slice(c, min(c + self.channel_step, self.channels))
+            for o in range(0, self.outer, self.outer_step):
+                yield slice(o, min(o + self.outer_step, self.outer)), channels
+
+    def cut(self, buffer: Any, where: tuple[slice, slice]) -> Any:
+        """``buffer`` (of shape :attr:`block`) as a contiguous array of the size of block ``where``."""
+        outer, channels = (part.stop - part.start for part in where)
+        return buffer.reshape(-1)[: outer * channels * self.inner].reshape(outer, channels, self.inner)
+
+
+def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: Any, block: Any) -> None:
+    """Mean and biased variance per channel, the variance from centred data."""
+    mean.fill(0)
+    for where in split:
+        some = part[where[1]]
+        xp.sum(data[where], axis=(0, 2), dtype=mean.dtype, out=some)
+        xp.add(mean[where[1]], some, out=mean[where[1]])
+    xp.multiply(mean, 1.0 / split.count, out=mean)
+    var.fill(0)
+    for where in split:
+        some, centred = part[where[1]], split.cut(block, where)
+        xp.subtract(data[where], mean[where[1], None], out=centred)
+        xp.multiply(centred, centred, out=centred)
+        xp.sum(centred, axis=(0, 2), out=some)
+        xp.add(var[where[1]], some, out=var[where[1]])
+    xp.multiply(var, 1.0 / split.count, out=var)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    data, gamma, beta, moving_mean, moving_var = inputs
+    split = _Split(params, data.shape)
+    data = data.reshape(split.shape)
+    acc = moving_mean.dtype
+    block = ctx.take(split.block, acc)
+    mean, var, scale, shift = (ctx.take((split.channels,), acc) for _ in range(4))
+    if ctx.is_train and not params["use_global_stats"]:
+        _statistics(xp, split, data, mean, var, scale, block)
+        if not ctx.recompute:
+            for moving, batch in ((moving_mean, mean), (moving_var, var)):
+                xp.multiply(moving, params["momentum"], out=moving)
+                xp.multiply(batch, 1.0 - params["momentum"], out=scale)
+                xp.add(moving, scale, out=moving)
+    else:
+        mean[...] = moving_mean
+        var[...] = moving_var
+    for target, value in zip(outputs[1:], (mean, var), strict=True):
+        if target is not None:
+            target[...] = value
+    if outputs[0] is None:
+        return
+    _inverse_deviation(xp, params, var, scale)
+    if not params["fix_gamma"]:
+        xp.multiply(scale, gamma, out=scale)
+    xp.multiply(mean, scale, out=shift)
+    xp.subtract(beta, shift, out=shift)
+    out = outputs[0].reshape(split.shape)
+    for where in split:
+        target = out[where]
+        wide = target if acc == target.dtype else split.cut(block, where)
+        xp.multiply(data[where], scale[where[1], None], out=wide)
+        xp.add(wide, shift[where[1], None], out=target, casting="same_kind")
+
+
+def _inverse_deviation(xp: Any, params: Params, var: Any, out: Any) -> None:
+    xp.add(var, params["eps"], out=out)
+    xp.sqrt(out, out=out)
+    xp.divide(1.0, out, out=out)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    split = _Split(params, inputs[0].shape)
+    acc = inputs[1].dtype
+    return take_bytes((split.block, acc), *[((split.channels,), acc)] * 4)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """With d = data - mean and s = gamma / deviation: dgrad = s·(ograd - mean(ograd) - d·mean(ograd·d) / (var + eps))."""
+    xp = ctx.xp
+    ograd, data, gamma, mean, var = inputs
+    dgrad, ggrad, bgrad = outputs
+    split = _Split(params, data.shape)
+    data, ograd = data.reshape(split.shape), ograd.reshape(split.shape)
+    acc = mean.dtype
+    block = ctx.take(split.block, acc)
+    second = ctx.take(split.block, acc) if acc != data.dtype else None
+    sums, products, part, scale = (ctx.take((split.channels,), acc) for _ in range(4))
+    sums.fill(0)
+    products.fill(0)
+    for where in split:
+        some, term = part[where[1]], split.cut(block, where)
+        xp.sum(ograd[where], axis=(0, 2), dtype=acc, out=some)
+        xp.add(sums[where[1]], some, out=sums[where[1]])
+        xp.subtract(data[where], mean[where[1], None], out=term)
+        xp.multiply(term, ograd[where], out=term)
+        xp.sum(term, axis=(0, 2), out=some)
+        xp.add(products[where[1]], some, out=products[where[1]])
+    _inverse_deviation(xp, params, var, scale)
+    xp.multiply(products, scale, out=products)  # the gradient of gamma
+    if bgrad is not None:
+        bgrad[...] = sums
+    if ggrad is not None:
+        if params["fix_gamma"]:
+            ggrad.fill(0)
+        else:
+            ggrad[...] = products
+    if dgrad is None:
+        return
+    # dgrad = slope·data + scale·ograd + offset per channel; slope and offset overwrite products and sums.
+    xp.multiply(products, scale, out=products)
+    if not params["fix_gamma"]:
+        xp.multiply(scale, gamma, out=scale)
+    xp.multiply(products, scale, out=products)
+    xp.multiply(products, -1.0 / split.count, out=products)
+    xp.multiply(sums, scale, out=sums)
+    xp.multiply(sums, -1.0 / split.count, out=sums)
+    xp.multiply(products, mean, out=part)
+    xp.subtract(sums, part, out=sums)
+    out = dgrad.reshape(split.shape)
+    for where in split:
+        target, channels = out[where], where[1]
+        wide = target if second is None else split.cut(second, where)
+        if params["use_global_stats"]:
+            xp.multiply(ograd[where], scale[channels, None], out=wide)
+        else:
+            # The data is read before the target is written: it may be the same memory, as may ograd.
+            term = split.cut(block, where)
+            xp.multiply(data[where], products[channels, None], out=term)
+            xp.add(term, sums[channels, None], out=term)
+            xp.multiply(ograd[where], scale[channels, None], out=wide)
+            xp.add(wide, term, out=wide)
+        if second is not None:
+            target[...] = wide
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    (shape, dtype), acc = inputs[1], inputs[3].dtype
+    split = _Split(params, shape)
+    return take_bytes(*[(split.block, acc)] * (1 if acc == dtype else 2), *[((split.channels,), acc)] * 4)
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    kept = [builder.ograd(), builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
+    return [*builder.node("_backward_BatchNorm", kept), None, None]
+
+
+register(
+    Op(
+        name="BatchNorm",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=_PARAMS,
+        inputs=("data", "gamma", "beta", "moving_mean", "moving_var"),
+        aux=(3, 4),
+        outputs=("output", "mean", "var"),
+        visible_outputs=lambda params: 3 if params["output_mean_var"] else 1,
+        gradient=_gradient,
+        inplace=(InplacePair(0, 0),),
+        ignored_inputs=lambda params: (1,) if params["fix_gamma"] else (),
+        workspace=_workspace,
+        input_init={3: '["zero", {}]', 4: '["one", {}]'},
+        aliases=("BatchNorm_v1",),
+        doc="(data - mean) / sqrt(var + eps) · gamma + beta for each channel.",
+    )
+)
+backward(
+    "BatchNorm",
+    _backward,
+    ("ograd", "data", "gamma", "mean", "var"),
+    grad_inputs=(0, 1, 2),
+    params=_PARAMS,
+    inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+    ignored_inputs=lambda params: (2,) if params["fix_gamma"] else (),
+    workspace=_backward_workspace,
+)

@@ -1,0 +1,149 @@
+"""Dropout: zero a random part of the data in training and scale the rest.
+
+The mask is a byte per element (MXNet 1.9.1 keeps a scaled mask in the data's dtype).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.kernels import BLOCK, blocks
+from weftplan.ops.params import p_bool, p_enum, p_float, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_MASK = np.dtype(np.uint8)
+_DRAW = np.dtype(np.float32)
+
+
+def _p_fraction(value: Any) -> float:
+    p = p_float(value)
+    if not 0 <= p <= 1:
+        raise ValueError("expected a number from 0 to 1")
+    return p
+
+
+_PARAMS = (
+    Param("p", _p_fraction, 0.5, "Probability that an element is dropped."),
+    Param("mode", p_enum("always", "training"), "training", "always: drop outside training too."),
+    Param("axes", p_shape, (), "Axes along which one draw holds for all elements."),
+    Param("cudnn_off", p_bool, False, "Accepted, no effect."),
+)
+
+
+def _mask_shape(params: Params, shape: Shape) -> Shape:
+    axes = {normalize_axis(axis, len(shape), "Dropout: axes") for axis in params["axes"]}
+    return tuple(1 if axis in axes else dim for axis, dim in enumerate(shape))
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "Dropout: data and output")
+    if data is None:
+        return ins, outs
+    return [data], [data, merge_shape(_mask_shape(params, data), outs[1], "Dropout: mask needed, and given")]
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "Dropout: data and output")
+    return [data], [data, merge_dtype(_MASK, outs[1], "Dropout: mask")]
+
+
+def _active(ctx: OpContext, params: Params) -> bool:
+    return params["p"] > 0 and (ctx.is_train or params["mode"] == "always")
+
+
+def _scale(params: Params) -> float:
+    return 1.0 / (1.0 - params["p"]) if params["p"] < 1 else 0.0
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    data = inputs[0]
+    out, mask = outputs
+    shape = _mask_shape(params, data.shape)
+    whole = shape == data.shape
+    size = min(math.prod(shape), BLOCK)
+    draws = ctx.take((size,), _DRAW)
+    # Where nobody wants the mask, this is all of it that there is: one block, or the small mask of `axes`.
+    room = ctx.take((size,) if whole else shape, _MASK)
+    if not _active(ctx, params):
+        if mask is not None:
+            mask.fill(1)
+        if out is not None:
+            ctx.xp.copyto(out, data)
+        return
+    generator = ctx.generator()
+    if not whole:
+        kept = room if mask is None else mask
+        for (part,) in blocks(ctx, (kept,)):
+            _draw(ctx.xp, generator, params, draws, part)
+        if out is not None:
+            ctx.xp.multiply(data, kept, out=out)
+            ctx.xp.multiply(out, _scale(params), out=out)
+        return
+    flat = data.reshape(-1)
+    for first in range(0, flat.size, BLOCK):
+        here = slice(first, min(first + BLOCK, flat.size))
+        part = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
+        _draw(ctx.xp, generator, params, draws, part)
+        if out is not None:
+            target = out.reshape(-1)[here]
+            ctx.xp.multiply(flat[here], part, out=target)
+            ctx.xp.multiply(target, _scale(params), out=target)
+
+
+def _draw(xp: Any, generator: Any, params: Params, draws: Any, part: Any) -> None:
+    numbers = draws[: part.size]
+    generator.random(out=numbers, dtype=_DRAW)
+    xp.greater_equal(numbers, params["p"], out=part)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    data = inputs[0].shape
+    shape = _mask_shape(params, data)
+    size = min(math.prod(shape), BLOCK)
+    return take_bytes(((size,), _DRAW), ((size,) if shape == data else shape, _MASK))
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    ograd, mask = inputs
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    if not _active(ctx, params):
+        xp.copyto(out, ograd)
+    elif mask.shape == ograd.shape:
+        for g, kept, target in blocks(ctx, (ograd, mask, out)):
+            xp.multiply(g, kept, out=target)
+            xp.multiply(target, _scale(params), out=target)
+    else:
+        xp.multiply(ograd, mask, out=out)
+        xp.multiply(out, _scale(params), out=out)
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_Dropout", [builder.ograd(), builder.output(1)])
+
+
+register(
+    Op(
+        name="Dropout",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=_PARAMS,
+        outputs=("output", "mask"),
+        visible_outputs=1,
+        gradient=_gradient,
+        inplace=UNARY_INPLACE,
+        workspace=_workspace,
+        random=True,
+        doc="Zero each element with probability p and scale the others by 1 / (1 - p), in training.",
+    )
+)
+backward("Dropout", _backward, ("ograd", "mask"), params=_PARAMS, inplace=(InplacePair(0, 0),))

@@ -1,0 +1,193 @@
+"""Losses and what stops or starts gradients: regression outputs, MakeLoss, make_loss, BlockGrad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import block_bytes, blocks, copy_kernel, scratch_dtype
+from weftplan.ops.nn.activation import sigmoid_block
+from weftplan.ops.params import p_enum, p_float
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    IDENTITY_INPLACE,
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    backward,
+    merge_dtype,
+    merge_shape,
+    same_dtype,
+    same_shape,
+    zero_gradient,
+)
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Kernel, Op, OpContext, Param, Params, TensorSpec
+
+_SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
+
+
+def _label_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """Labels have the data's shape, or the same number of elements per sample: (n,) goes with (n, 1) and back."""
+    data = merge_shape(ins[0], outs[0], "regression output: data and output")
+    label = ins[1]
+    if data is None:
+        return ins, outs
+    if label is None:
+        # Data of one column gets a flat label, as in MXNet 1.9.1.
+        return [data, data[:1] if len(data) == 2 and data[1] == 1 else data], [data]
+    if len(label) != len(data) and 0 not in data and 0 not in label:
+        if data[:1] != label[:1] or math.prod(data) != math.prod(label):
+            raise ShapeError(f"regression output: label has shape {label}, expected {data} or as many elements")
+        return [data, label], [data]
+    if len(label) == len(data):
+        data = merge_shape(data, label, "regression output: data and label")
+        label = data
+    return [data, label], [data]
+
+
+def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "regression output: data and output")
+    return [data, data if ins[1] is None else ins[1]], [data]
+
+
+def _sigmoid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        for x, y, scratch in blocks(ctx, (inputs[0], outputs[0]), (scratch_dtype("float", outputs[0].dtype),)):
+            sigmoid_block(ctx.xp, x, y, scratch)
+
+
+def _sigmoid_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return block_bytes(math.prod(inputs[0].shape), [scratch_dtype("float", inputs[0].dtype)])
+
+
+def _difference(xp: Any, y: Any, label: Any, out: Any) -> None:
+    xp.subtract(y, label, out=out, casting="same_kind")
+
+
+def _sign(xp: Any, y: Any, label: Any, out: Any) -> None:
+    xp.subtract(y, label, out=out, casting="same_kind")
+    xp.sign(out, out=out)
+
+
+def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kernel = copy_kernel) -> None:
+    def reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is None:
+            return
+        output, label = inputs
+        scale = params["grad_scale"] / max(1, math.prod(output.shape[1:]))
+        for block in blocks(ctx, (output, label, out)):
+            step(ctx.xp, *block)
+            if scale != 1.0:
+                ctx.xp.multiply(block[2], scale, out=block[2])
+
+    def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+        return [*builder.node(f"_backward_{name}", [builder.output(0), builder.input(1)]), None]
+
+    register(
+        Op(
+            name=name,
+            forward=forward,
+            infer_shape=_label_shape,
+            infer_dtype=_label_dtype,
+            params=_SCALE,
+            inputs=("data", "label"),
+            gradient=gradient,
+            inplace=UNARY_INPLACE,
+            ignored_inputs=(1,),
+            workspace=None if forward is copy_kernel else _sigmoid_bytes,
+            loss=True,
+            doc=doc,
+        )
+    )
+    backward(name, reverse, ("output", "label"), params=_SCALE, inplace=(InplacePair(0, 0), InplacePair(1, 0)))
+
+
+_regression("LinearRegressionOutput", _difference, "The data; its gradient is that of half the squared error.")
+_regression("MAERegressionOutput", _sign, "The data; its gradient is that of the absolute error.")
+_regression(
+    "LogisticRegressionOutput",
+    _difference,
+    "sigmoid of the data; its gradient is that of the cross entropy.",
+    forward=_sigmoid,
+)
+
+
+# ------------------------------------------------------------------------------------------------ MakeLoss, make_loss
+
+_MAKE_LOSS = (
+    Param("grad_scale", p_float, 1.0, "The gradient of every element."),
+    Param("valid_thresh", p_float, 0.0, "'valid' counts the elements above it."),
+    Param("normalization", p_enum("null", "batch", "valid"), "null", "What the gradient is divided by."),
+)
+
+
+def _uses_data(params: Params) -> bool:
+    return params["normalization"] == "valid"
+
+
+def _make_loss_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    scale = params["grad_scale"]
+    if params["normalization"] == "batch":
+        scale /= out.shape[0]
+    elif _uses_data(params):
+        count = 0
+        for (part,) in blocks(ctx, (inputs[0],)):
+            count += int(ctx.xp.count_nonzero(part > params["valid_thresh"]))
+        scale /= max(1, count)
+    out.fill(scale)
+
+
+def _make_loss_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_MakeLoss", [builder.output(0)] if _uses_data(builder.params) else [])
+
+
+register(
+    Op(
+        name="MakeLoss",
+        forward=copy_kernel,
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        params=_MAKE_LOSS,
+        gradient=_make_loss_gradient,
+        inplace=UNARY_INPLACE,
+        loss=True,
+        doc="The data, declared to be a loss: its gradient is grad_scale, whatever comes in.",
+    )
+)
+backward(
+    "MakeLoss",
+    _make_loss_backward,
+    lambda params: ("output",) if _uses_data(params) else (),
+    params=_MAKE_LOSS,
+    inplace=lambda params: UNARY_INPLACE if _uses_data(params) else (),
+)
+register(
+    Op(
+        name="make_loss",
+        forward=copy_kernel,
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        gradient=lambda builder: builder.node("ones_like", [builder.output(0)], {}),
+        inplace=IDENTITY_INPLACE,
+        loss=True,
+        doc="The data, declared to be a loss: its gradient is 1, whatever comes in.",
+    )
+)
+register(
+    Op(
+        name="BlockGrad",
+        forward=copy_kernel,
+        infer_shape=same_shape,
+        infer_dtype=same_dtype,
+        gradient=zero_gradient,
+        inplace=IDENTITY_INPLACE,
+        aliases=("stop_gradient",),
+        doc="The data; no gradient goes through.",
+    )
+)

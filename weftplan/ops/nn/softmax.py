@@ -1,0 +1,190 @@
+"""softmax, softmin, log_softmax and SoftmaxActivation; every gradient needs the output only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError
+from weftplan.ops.nn.softmax_core import as_rows, backward_bytes, forward_bytes, softmax, softmax_backward
+from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    backward,
+    merge_dtype,
+    merge_shape,
+    normalize_axis,
+    same_dtype,
+    same_shape,
+)
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_PARAMS = (
+    Param("axis", p_int, -1, "The axis along which the outputs sum to 1."),
+    Param("temperature", p_optional(p_float), None, "The data is divided by it first."),
+    Param("dtype", p_optional(p_dtype), None, "Dtype of the output (default: the data's)."),
+    Param("use_length", p_optional(p_bool), False, "True: a second input tells how many classes of each row count."),
+)
+
+
+def _length(params: Params) -> bool:
+    return bool(params.get("use_length"))
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "softmax: data and output")
+    if data is None:
+        return ins, outs
+    axis = normalize_axis(params["axis"], len(data), "softmax: axis")
+    if len(ins) == 1:
+        return [data], [data]
+    rest = merge_shape((*data[:axis], *data[axis + 1 :]), ins[1], "softmax: data without its axis, and length")
+    assert rest is not None
+    data = (*rest[:axis], data[axis], *rest[axis:])
+    return [data, rest], [data]
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    if params["dtype"] is not None:
+        return ins, [merge_dtype(params["dtype"], outs[0], "softmax: dtype and output")]
+    data = merge_dtype(ins[0], outs[0], "softmax: data and output")
+    return [data, *ins[1:]], [data]
+
+
+def _scale(params: Params, sign: float) -> float:
+    temperature = params.get("temperature")
+    if temperature is None:
+        return sign
+    if temperature <= 0:
+        raise ParameterError(f"softmax: temperature={temperature}: expected a positive number")
+    return sign / float(temperature)
+
+
+def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> None:
+    params = _PARAMS
+
+    def forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if outputs[0] is None:
+            return
+        rows = as_rows(inputs[0].shape, params["axis"])
+        length = inputs[1].reshape(rows[0], rows[2]) if len(inputs) > 1 else None
+        softmax(
+            ctx, inputs[0].reshape(rows), outputs[0].reshape(rows), scale=_scale(params, sign), log=log, length=length
+        )
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        rows = as_rows(inputs[0].shape, params["axis"])
+        return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
+
+    def reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if outputs[0] is None:
+            return
+        rows = as_rows(inputs[0].shape, params["axis"])
+        softmax_backward(
+            ctx,
+            inputs[0].reshape(rows),
+            inputs[1].reshape(rows),
+            outputs[0].reshape(rows),
+            scale=_scale(params, sign),
+            log=log,
+        )
+
+    def reverse_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        rows = as_rows(inputs[0].shape, params["axis"])
+        return backward_bytes(rows, inputs[1].dtype, outputs[0].dtype)
+
+    def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+        made = builder.node(f"_backward_{name}", [builder.ograd(), builder.output(0)])
+        return [*made, *[None] * (builder.num_inputs - 1)]
+
+    register(
+        Op(
+            name=name,
+            forward=forward,
+            infer_shape=_infer_shape,
+            infer_dtype=_infer_dtype,
+            params=params,
+            inputs=lambda params: ("data", "length") if _length(params) else ("data",),
+            gradient=gradient,
+            inplace=UNARY_INPLACE,
+            workspace=workspace,
+            doc=doc,
+        )
+    )
+    backward(
+        name,
+        reverse,
+        ("ograd", "output"),
+        params=params,
+        inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+        workspace=reverse_workspace,
+    )
+
+
+_family("softmax", "exp(data / temperature), divided by its sum along the axis.")
+_family("softmin", "softmax of the negated data.", sign=-1.0)
+_family("log_softmax", "Logarithm of softmax.", log=True)
+
+_ACTIVATION = (Param("mode", p_enum("channel", "instance"), "instance", "instance: over all axes but the first."),)
+
+
+def _activation_rows(params: Params, shape: Shape) -> Shape:
+    if params["mode"] == "channel":
+        return as_rows(shape, 1)
+    return shape[0], math.prod(shape[1:]), 1
+
+
+def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    new = same_shape(params, ins, outs)
+    if params["mode"] == "channel" and new[0][0] is not None:
+        normalize_axis(1, len(new[0][0]), "SoftmaxActivation: mode='channel' needs axis")
+    return new
+
+
+def _activation(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        rows = _activation_rows(params, inputs[0].shape)
+        softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
+
+
+def _activation_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        rows = _activation_rows(params, inputs[0].shape)
+        softmax_backward(ctx, *(array.reshape(rows) for array in (inputs[0], inputs[1], outputs[0])))
+
+
+def _activation_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return forward_bytes(_activation_rows(params, inputs[0].shape), inputs[0].dtype, outputs[0].dtype)
+
+
+def _activation_backward_workspace(
+    params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> int:
+    return backward_bytes(_activation_rows(params, inputs[0].shape), inputs[1].dtype, outputs[0].dtype)
+
+
+register(
+    Op(
+        name="SoftmaxActivation",
+        forward=_activation,
+        infer_shape=_activation_shape,
+        infer_dtype=same_dtype,
+        params=_ACTIVATION,
+        gradient=lambda builder: builder.node("_backward_SoftmaxActivation", [builder.ograd(), builder.output(0)]),
+        inplace=UNARY_INPLACE,
+        workspace=_activation_workspace,
+        doc="softmax over all axes but the first (instance) or over axis 1 (channel).",
+    )
+)
+backward(
+    "SoftmaxActivation",
+    _activation_backward,
+    ("ograd", "output"),
+    params=_ACTIVATION,
+    inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+    workspace=_activation_backward_workspace,
+)

@@ -1,0 +1,194 @@
+"""SoftmaxOutput: softmax whose gradient is that of the cross entropy with its labels, whatever the incoming gradient.
+
+Three layouts of data, as (outer, classes, inner): ``multi_output``: classes on axis 1; ``preserve_shape``: on the last
+axis; neither: all axes but the first together, of which the labels' first ``outer`` numbers are used. Labels of the
+data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise.
+A label that is no class gives the gradient of no class being right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import INDEX
+from weftplan.ops.nn.softmax_core import as_rows, forward_bytes, softmax
+from weftplan.ops.params import p_bool, p_enum, p_float
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_LABELS = 4096
+"""Labels that are turned into places together."""
+
+_PARAMS = (
+    Param("grad_scale", p_float, 1.0, "Factor of the gradient."),
+    Param("ignore_label", p_float, -1.0, "Label without gradient, if use_ignore; not counted by 'valid'."),
+    Param("multi_output", p_bool, False, "True: classes on axis 1, one label for each of the other places."),
+    Param("use_ignore", p_bool, False, "True: places with ignore_label get gradient 0."),
+    Param("preserve_shape", p_bool, False, "True: softmax over the last axis."),
+    Param("normalization", p_enum("null", "batch", "valid"), "null", "What the gradient is divided by."),
+    Param("out_grad", p_bool, False, "True: multiply by the incoming gradient."),
+    Param("smooth_alpha", p_float, 0.0, "Share of the label that goes to the other classes."),
+)
+
+
+def _rows(params: Params, shape: Shape) -> Shape:
+    if params["multi_output"]:
+        return as_rows(shape, 1)
+    if params["preserve_shape"]:
+        return as_rows(shape, -1)
+    return shape[0], math.prod(shape[1:]), 1
+
+
+def _label_shapes(params: Params, data: Shape) -> list[Shape]:
+    """Shapes that labels may have, the default first; ``data`` may have unknown dimensions."""
+    if not params["multi_output"]:
+        return [data[:-1], data[:1], data]
+    rest = data[2:]
+    flat = 0 if 0 in rest else math.prod(rest)
+    return [(data[0], flat), (data[0], *rest), (data[0], 1, *rest), data]
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "SoftmaxOutput: data and output")
+    label = ins[1]
+    if data is None:
+        return ins, outs
+    if len(data) < 2:
+        raise ShapeError(f"SoftmaxOutput: data has shape {data}, expected batch and classes")
+    allowed = _label_shapes(params, data)
+    if label is None:
+        return [data, allowed[0]], [data]
+    for shape in allowed:
+        if len(shape) == len(label) and all(x == y or 0 in (x, y) for x, y in zip(shape, label, strict=True)):
+            label = merge_shape(shape, label, "SoftmaxOutput: label")
+            assert label is not None
+            return [(data[0] or label[0], *data[1:]), label], [(data[0] or label[0], *data[1:])]
+    expected = " or ".join(map(str, dict.fromkeys(allowed)))
+    raise ShapeError(f"SoftmaxOutput: label has shape {label}, expected {expected} for data {data}")
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "SoftmaxOutput: data and output")
+    return [data, data if ins[1] is None else ins[1]], [data]
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        rows = _rows(params, inputs[0].shape)
+        softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return forward_bytes(_rows(params, inputs[0].shape), inputs[0].dtype, outputs[0].dtype)
+
+
+def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any]]:
+    """(first place, labels as integers) over the first ``size`` labels."""
+    flat = labels.reshape(-1)
+    for first in range(0, size, _LABELS):
+        last = min(first + _LABELS, size)
+        part = index[: last - first]
+        part[...] = flat[first:last]
+        yield first, part
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    output, label = inputs[:2]
+    scale = params["grad_scale"]
+    if label.shape == output.shape:
+        xp.subtract(output, label, out=out, casting="same_kind")
+    else:
+        scale = _subtract_labels(ctx, params, output, label, out)
+    if scale != 1.0:
+        xp.multiply(out, scale, out=out)
+    if params["out_grad"]:
+        xp.multiply(out, inputs[2], out=out)
+
+
+def _subtract_labels(ctx: OpContext, params: Params, output: Any, label: Any, out: Any) -> float:
+    """``out`` = output minus the labels' distribution; returns the factor that remains to be applied."""
+    xp = ctx.xp
+    outer, classes, inner = _rows(params, output.shape)
+    size = outer * inner
+    index = ctx.take((min(size, _LABELS),), INDEX)
+    place = ctx.take((min(size, _LABELS),), INDEX)
+    alpha = params["smooth_alpha"]
+    rest = alpha / (classes - 1) if alpha and classes > 1 else 0.0
+    ignore = int(params["ignore_label"])
+    xp.subtract(output, rest, out=out)
+    flat = out.reshape(-1)
+    columns = out.reshape(outer, classes, inner)
+    valid = 0
+    for first, part in _label_blocks(label, size, index):
+        where = place[: part.size]
+        kept = part != ignore
+        if params["normalization"] == "valid":
+            valid += int(kept.sum())
+        hit = (part >= 0) & (part < classes)
+        xp.clip(part, 0, classes - 1, out=where)
+        # place = (outer index · classes + class) · inner + inner index
+        position = xp.arange(first, first + part.size)
+        xp.multiply(where, inner, out=where)
+        xp.add(where, position // inner * (classes * inner) + position % inner, out=where)
+        flat[where] -= hit * out.dtype.type(1.0 - alpha - rest)
+        if params["use_ignore"] and not kept.all():
+            ignored = position[~kept]
+            columns[ignored // inner, :, ignored % inner] = 0
+    scale: float = params["grad_scale"]
+    if params["normalization"] == "valid":
+        return scale / max(1, valid)
+    batch = label.size if label.ndim > 1 and not params["multi_output"] and params["preserve_shape"] else outer
+    return scale / inner / (batch if params["normalization"] == "batch" else 1)
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape = inputs[0].shape
+    if inputs[1].shape == shape:
+        return 0
+    outer, _, inner = _rows(params, shape)
+    block: tuple[Shape, np.dtype[Any]] = ((min(outer * inner, _LABELS),), INDEX)
+    return take_bytes(block, block)
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    uses = [builder.output(0), builder.input(1)]
+    if builder.params["out_grad"]:
+        uses.append(builder.ograd())
+    return [*builder.node("_backward_SoftmaxOutput", uses), None]
+
+
+register(
+    Op(
+        name="SoftmaxOutput",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=_PARAMS,
+        inputs=("data", "label"),
+        gradient=_gradient,
+        inplace=UNARY_INPLACE,
+        ignored_inputs=(1,),
+        workspace=_workspace,
+        loss=True,
+        aliases=("Softmax",),
+        doc="softmax with the gradient of the cross entropy with the labels.",
+    )
+)
+backward(
+    "SoftmaxOutput",
+    _backward,
+    lambda params: ("output", "label", "ograd") if params["out_grad"] else ("output", "label"),
+    params=_PARAMS,
+    inplace=(InplacePair(0, 0),),
+    workspace=_backward_workspace,
+)
