@@ -9,6 +9,7 @@ no terms. Zeros are only made where a rule asks for an outgoing gradient that ha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -201,6 +202,8 @@ class _Pass:
         read: set[tuple[Node, int]] = set()
         if accumulated:
             read = {(entry[0], entry[1]) for node in self.when for entry in node.inputs}
+            # Two variables with one gradient: the copy for the second would read it.
+            read.update(key for key, n in Counter((e[0], e[1]) for e in entries).items() if n > 1)
         for i, (entry, variable) in enumerate(zip(entries, wanted, strict=True)):
             key = (entry[0], entry[1])
             foreign = entry.node.op is None or entry.node in self.nid

@@ -1,9 +1,9 @@
 """Devices of nodes, and copies where an edge crosses devices.
 
 Needs the whole graph (forward and gradient); gives a context per node. In this order: a variable is where its array is,
-or where its group says, or on the default device; an operator node is where its group says; a gradient node is where its
-forward node is; any other node is where its first placed input is; what is left is where its first placed consumer is,
-else on the default device.
+or where its group says, or on the default device; an operator node is where its group says; a gradient node is where
+its forward node is; any other node is where its first placed input is; what is left is where its first placed consumer
+is, else on the default device.
 
 One ``_CrossDeviceCopy`` node named ``<source>_<index>_copy`` is made per entry and destination; a head that has to
 arrive on another device (a gradient, where its array is) gets a copy of its own.
