@@ -18,7 +18,7 @@ from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.memory import PlannedMemory
 from weftplan.ndarray import NDArray
-from weftplan.ops.schema import Op, OpContext, Req, aligned
+from weftplan.ops.schema import Op, OpContext, Req, Shape, aligned
 from weftplan.planner.plan import PlannedGraph
 from weftplan.symbol.node import Node
 
@@ -110,12 +110,15 @@ class StepBuilder:
         step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
         if nid in planned.skipped or _is_noop(op, node, in_ids, out_ids, planned):
             return step
+        shapes = tuple(planned.shapes[e] for e in out_ids)
         if op.name == "_CrossDeviceCopy":
             assert inputs[0] is not None
             assert outputs[0] is not None
             step.call, step.copies = _copy_call(inputs[0], outputs[0])
             return step
-        step.call = _kernel_call(op, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace)
+        step.call = _kernel_call(
+            op, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
+        )
         return step
 
     def _reused(self, eid: int) -> list[Any]:
@@ -166,6 +169,7 @@ def _kernel_call(
     outputs: Sequence[NDArray | None],
     requests: Sequence[Req],
     workspace: Any,
+    output_shapes: tuple[Shape, ...],
 ) -> Callable[[RunState], None]:
     """The prepared call of one kernel; outputs to be accumulated are computed in workspace, then added."""
     place = device.get(context)
@@ -188,7 +192,7 @@ def _kernel_call(
                 added.append((target, term))
         scratch = scratch[:end] if end else None
     mirrored = node.mirror_of is not None
-    ctx = OpContext(xp, workspace=scratch, recompute=mirrored)
+    ctx = OpContext(xp, workspace=scratch, recompute=mirrored, output_shapes=output_shapes)
     kernel, params, random = op.forward, node.params, op.random
 
     if not random and not added:
@@ -218,8 +222,8 @@ def _kernel_call(
 def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
     """A number for every random node: its place among the random nodes of the forward graph.
 
-    A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they depend on
-    what else the process built), nor do nodes that a pass merges (random ones never are).
+    A recomputed node has the number of the node it repeats, so it draws the same values. Names do not count (they
+    depend on what else the process built), nor do nodes that a pass merges (random ones never are).
     """
     ranks: dict[Node, int] = {}
     for node in planned.graph.nodes:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
@@ -35,8 +37,10 @@ class Segment:
         self._operators: dict[bool, Any] = {}
 
     def _run(self, run: RunState) -> None:
-        for call in self._calls:
-            call(run)
+        # Infinities and NaNs are results, not warnings, as everywhere in the field.
+        with np.errstate(all="ignore"):
+            for call in self._calls:
+                call(run)
 
     def push(self, run: RunState, priority: int = 0) -> None:
         """Hand the segment to the engine for one run."""
