@@ -3,8 +3,11 @@
 import weftplan.ops.nn.activation
 import weftplan.ops.nn.batch_norm
 import weftplan.ops.nn.convolution
+import weftplan.ops.nn.deconvolution
 import weftplan.ops.nn.dropout
+import weftplan.ops.nn.embedding
 import weftplan.ops.nn.fully_connected
+import weftplan.ops.nn.leaky_relu
 import weftplan.ops.nn.losses
 import weftplan.ops.nn.pooling
 import weftplan.ops.nn.softmax

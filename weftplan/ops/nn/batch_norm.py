@@ -37,7 +37,9 @@ _PARAMS = (
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     data = merge_shape(ins[0], outs[0], "BatchNorm: data and output")
     vector: Shape | None = None
-    for shape, what in zip([*ins[1:], *outs[1:]], ("gamma", "beta", "moving_mean", "moving_var", "mean", "var"), strict=True):
+    for shape, what in zip(
+        [*ins[1:], *outs[1:]], ("gamma", "beta", "moving_mean", "moving_var", "mean", "var"), strict=True
+    ):
         vector = merge_shape(vector, shape, f"BatchNorm: {what} against the vectors before it")
     if data is not None:
         if not data:
@@ -157,7 +159,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """With d = data - mean and s = gamma / deviation: dgrad = s·(ograd - mean(ograd) - d·mean(ograd·d) / (var + eps))."""
+    """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
     xp = ctx.xp
     ograd, data, gamma, mean, var = inputs
     dgrad, ggrad, bgrad = outputs

@@ -113,14 +113,13 @@ class Geometry:
         widened = self._weight_nbytes() if self.acc != self.dtype else 0
         return self._image_nbytes() + self._column_nbytes() + self._grid_nbytes() + widened
 
-    def backward_nbytes(self, *, weight: bool = True) -> int:
-        """Scratch of :func:`adjoint`, with the weight's gradient or without it."""
+    def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
+        """Scratch of :func:`adjoint` for the gradients of data and weight, or one of them."""
         if self.pointwise and not weight:
             return 0
-        widened = self._weight_nbytes() if self.acc != self.dtype else 0
-        sums = 0
-        if weight:
-            sums = self._weight_nbytes() * (1 if self.acc == self.dtype else 2)
+        wide = self.acc != self.dtype
+        widened = self._weight_nbytes() if wide and data else 0
+        sums = self._weight_nbytes() * (1 + wide) if weight else 0
         return self._image_nbytes() + self._column_nbytes() + self._grid_nbytes() + widened + sums
 
 
@@ -137,7 +136,7 @@ def geometry(
     dtype: np.dtype[Any],
     workspace: int,
 ) -> Geometry:
-    """Tiles for ``image`` (batch, channels, extents…) whose windows form ``grid``; ``workspace`` in MiB bounds a tile."""
+    """Tiles for ``image`` (batch, channels, extents…) whose windows form ``grid``; ``workspace`` bounds a tile, in MiB."""
     acc = accumulator(dtype)
     batch, channels, *extents = image
     row = max(1, channels * math.prod(kernel) * math.prod(grid[1:]) * acc.itemsize)
@@ -292,6 +291,7 @@ def adjoint(ctx: OpContext, geo: Geometry, data: Any, ograd: Any, weight: Any, d
     buffers = _Buffers(ctx, geo)
     kernel = None if dgrad is None else _widened(ctx, geo, weight).swapaxes(1, 2)
     sums, term = _weight_sums(ctx, geo, wgrad)
+    image = None
     for count, (first, last, top, bottom) in enumerate(geo.tiles()):
         images, rows = last - first, bottom - top
         columns = buffers.columns_of(images, rows)

@@ -14,7 +14,16 @@ import numpy as np
 from weftplan.ops.kernels import BLOCK, blocks
 from weftplan.ops.params import p_bool, p_enum, p_float, p_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.rules import (
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    backward,
+    merge_dtype,
+    merge_shape,
+    normalize_axis,
+    take_bytes,
+)
 from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _MASK = np.dtype(np.uint8)

@@ -125,7 +125,7 @@ _MAKE_LOSS = (
 
 
 def _uses_data(params: Params) -> bool:
-    return params["normalization"] == "valid"
+    return bool(params["normalization"] == "valid")
 
 
 def _make_loss_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

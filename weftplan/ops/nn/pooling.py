@@ -137,9 +137,7 @@ def _grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shape, i
             spans.append(max(1, end - begin))
         counts.append(tuple(spans))
     every = slice(None)
-    taps = tuple(
-        ((every, *(pair[0] for pair in tap)), (every, *(pair[1] for pair in tap))) for tap in product(*along)
-    )
+    taps = tuple(((every, *(pair[0] for pair in tap)), (every, *(pair[1] for pair in tap))) for tap in product(*along))
     covering = tuple(
         all(s.start == 0 and s.stop == size for s, size in zip(windows[1:], grid, strict=True)) for windows, _ in taps
     )
@@ -198,7 +196,7 @@ def _root(xp: Any, array: Any, p: int) -> None:
 
 
 def _needs_sum_block(params: Params, dtype: Any) -> bool:
-    return params["pool_type"] != "max" and accumulator(dtype) != dtype
+    return bool(params["pool_type"] != "max") and accumulator(dtype) != dtype
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -316,6 +314,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
             xp.multiply(ograd[first:last], scale, out=part, dtype=acc)
         if kind == "max":
             data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
+            assert term is not None
+            assert mask is not None
             _spread_max(xp, grid, data, output, part, term[:count], mask[:count], target)
         elif term is not None:
             data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
@@ -327,9 +327,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
             dgrad[first:last] = target
 
 
-def _spread_max(
-    xp: Any, grid: _Grid, data: Any, output: Any, left: Any, term: Any, mask: Any, target: Any
-) -> None:
+def _spread_max(xp: Any, grid: _Grid, data: Any, output: Any, left: Any, term: Any, mask: Any, target: Any) -> None:
     """Give each window's gradient to its first maximum; ``left`` holds what has not been given yet."""
     for windows, elements in grid.taps:
         hit, given, rest = mask[windows], term[windows], left[windows]
@@ -342,10 +340,8 @@ def _spread_max(
             xp.add(target[elements], given, out=target[elements])
 
 
-def _spread_power(
-    xp: Any, grid: _Grid, data: Any, output: Any, p: int, share: Any, term: Any, target: Any
-) -> None:
-    """d out / d x = (x / out)^(p-1); 0 where out is 0."""
+def _spread_power(xp: Any, grid: _Grid, data: Any, output: Any, p: int, share: Any, term: Any, target: Any) -> None:
+    """d out / d x = (x / out)^(p-1); where out is 0 the divisor counts as 1, so nothing becomes infinite."""
     _power(xp, output, p - 1, term)
     xp.copyto(term, 1, where=term == 0)
     xp.divide(share, term, out=share)
@@ -370,7 +366,7 @@ def _global_max_backward(ctx: OpContext, ograd: Any, data: Any, dgrad: Any, step
 
 def _keeps(params: Params) -> bool:
     """True when the backward pass needs data and output."""
-    return params["pool_type"] == "max" or (params["pool_type"] == "lp" and params["p_value"] != 1)
+    return bool(params["pool_type"] == "max") or (params["pool_type"] == "lp" and params["p_value"] != 1)
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

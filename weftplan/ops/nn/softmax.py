@@ -161,9 +161,7 @@ def _activation_workspace(params: Params, inputs: Sequence[TensorSpec], outputs:
     return forward_bytes(_activation_rows(params, inputs[0].shape), inputs[0].dtype, outputs[0].dtype)
 
 
-def _activation_backward_workspace(
-    params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-) -> int:
+def _activation_backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     return backward_bytes(_activation_rows(params, inputs[0].shape), inputs[1].dtype, outputs[0].dtype)
 
 

@@ -52,9 +52,7 @@ def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = Fal
     return take_bytes(*taken)
 
 
-def softmax(
-    ctx: OpContext, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None
-) -> None:
+def softmax(ctx: OpContext, data: Any, out: Any, *, scale: float = 1.0, log: bool = False, length: Any = None) -> None:
     """``out`` = softmax of ``scale · data`` over axis 1, or its logarithm; both (outer, classes, inner).
 
     ``out`` may be ``data``. Of row (o, ·, i) only the first ``length[o, i]`` classes count; the others give 0.
@@ -103,7 +101,9 @@ def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
     return take_bytes(((step, 1, shape[2]), acc), ((step, *shape[1:]), acc))
 
 
-def softmax_backward(ctx: OpContext, ograd: Any, output: Any, out: Any, *, scale: float = 1.0, log: bool = False) -> None:
+def softmax_backward(
+    ctx: OpContext, ograd: Any, output: Any, out: Any, *, scale: float = 1.0, log: bool = False
+) -> None:
     """Gradient of :func:`softmax` from its output; ``out`` may be ``ograd`` or ``output``."""
     xp = ctx.xp
     shape = output.shape

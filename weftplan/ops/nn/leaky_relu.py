@@ -1,0 +1,340 @@
+"""LeakyReLU: leaky, prelu, elu, selu, gelu, rrelu.
+
+For leaky and elu the gradient needs the output only while ``slope`` is not negative (its sign is then the data's) and
+the data only otherwise; selu needs the output, gelu the data, prelu data and gamma, rrelu the drawn slopes (``mask``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.erf import erf
+from weftplan.ops.kernels import BLOCK, BOOL, accumulator, block_bytes, blocks
+from weftplan.ops.params import p_enum, p_float
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
+from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, TensorSpec
+
+_LAMBDA = 1.0507009873554804934193349852946
+_ALPHA = 1.6732632423543772848170429916717
+
+_PARAMS = (
+    Param("act_type", p_enum("elu", "gelu", "leaky", "prelu", "rrelu", "selu"), "leaky", "The function."),
+    Param("slope", p_float, 0.25, "Slope below 0 of leaky and elu."),
+    Param("lower_bound", p_float, 0.125, "rrelu: least slope."),
+    Param("upper_bound", p_float, 0.334, "rrelu: greatest slope."),
+)
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    return ("data", "gamma") if params["act_type"] == "prelu" else ("data",)
+
+
+def _outputs(params: Params) -> tuple[str, ...]:
+    return ("output", "mask") if params["act_type"] == "rrelu" else ("output",)
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = ins[0]
+    for position, shape in enumerate(outs):
+        data = merge_shape(data, shape, f"LeakyReLU: data and output {position}")
+    if params["act_type"] == "rrelu" and params["lower_bound"] > params["upper_bound"]:
+        raise ParameterError(
+            f"LeakyReLU: lower_bound={params['lower_bound']} is above upper_bound={params['upper_bound']}"
+        )
+    if len(ins) == 1:
+        return [data], [data] * len(outs)
+    gamma = ins[1]
+    if data is not None:
+        channels = data[1] if len(data) > 1 else data[-1]
+        if gamma is None:
+            gamma = (channels,)
+        elif gamma != (1,):
+            if len(gamma) != 1:
+                raise ShapeError(f"LeakyReLU: gamma has shape {gamma}, expected ({channels},) or (1,) for data {data}")
+            gamma = merge_shape((channels,), gamma, f"LeakyReLU: gamma needed for data {data}, and given")
+    return [data, gamma], [data]
+
+
+def _leaky(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+    xp.minimum(x, 0, out=t)
+    xp.multiply(t, p["slope"], out=t)
+    xp.maximum(x, 0, out=out)
+    xp.add(out, t, out=out, casting="same_kind")
+
+
+def _elu(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+    xp.minimum(x, 0, out=t)
+    xp.expm1(t, out=t)
+    xp.multiply(t, p["slope"], out=t)
+    xp.maximum(x, 0, out=out)
+    xp.add(out, t, out=out, casting="same_kind")
+
+
+def _selu(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
+    xp.minimum(x, 0, out=t)
+    xp.expm1(t, out=t)
+    xp.multiply(t, _LAMBDA * _ALPHA, out=t)
+    xp.maximum(x, 0, out=out)
+    xp.multiply(out, _LAMBDA, out=out)
+    xp.add(out, t, out=out, casting="same_kind")
+
+
+def _normal_cdf(xp: Any, x: Any, out: Any, scratch: Sequence[Any]) -> None:
+    """``out`` = P(N(0, 1) <= x); scratch: six of out's dtype and a bool."""
+    scaled, t, u, a, b, c, near = scratch
+    xp.multiply(x, math.sqrt(0.5), out=scaled)
+    erf(xp, scaled, out, t, u, a, b, c, near)
+    xp.add(out, 1.0, out=out)
+    xp.multiply(out, 0.5, out=out)
+
+
+def _gelu(xp: Any, p: Params, x: Any, out: Any, cdf: Any, *scratch: Any) -> None:
+    _normal_cdf(xp, x, cdf, scratch)
+    xp.multiply(x, cdf, out=out, casting="same_kind")
+
+
+_FORWARD: dict[str, Callable[..., None]] = {"leaky": _leaky, "elu": _elu, "selu": _selu, "gelu": _gelu}
+
+
+def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DType]:
+    """Dtypes of the scratch blocks of one pass (prelu and rrelu apart)."""
+    wide = accumulator(dtype)
+    if params["act_type"] == "gelu":
+        return [wide] * (8 if backward else 7) + [BOOL]
+    return [wide, BOOL] if backward else [wide]
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    kind = params["act_type"]
+    if kind == "rrelu":
+        _random_forward(ctx, params, inputs[0], outputs)
+        return
+    out = outputs[0]
+    if out is None:
+        return
+    if kind == "prelu":
+        _prelu_forward(ctx, inputs[0], inputs[1], out)
+        return
+    for x, y, *scratch in blocks(ctx, (inputs[0], out), _scratch(params, out.dtype)):
+        _FORWARD[kind](ctx.xp, params, x, y, *scratch)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    (shape, dtype) = inputs[0]
+    if params["act_type"] == "prelu":
+        return take_bytes((_prelu_block(_prelu_rows(shape, inputs[1].shape[0])), dtype))
+    size = math.prod(shape)
+    if params["act_type"] == "rrelu":
+        return block_bytes(size, [np.dtype(np.float32), BOOL, dtype])
+    return block_bytes(size, _scratch(params, dtype))
+
+
+def _leaky_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
+    xp.copyto(t, p["slope"])
+    xp.copyto(t, 1, where=mask)
+
+
+def _elu_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
+    if p["slope"] >= 0:  # kept is the output, slope·(exp(x) - 1) below 0
+        xp.add(kept, p["slope"], out=t)
+    else:
+        xp.minimum(kept, 0, out=t)
+        xp.exp(t, out=t)
+        xp.multiply(t, p["slope"], out=t)
+    xp.copyto(t, 1, where=mask)
+
+
+def _selu_slope(xp: Any, p: Params, kept: Any, t: Any, mask: Any) -> None:
+    xp.add(kept, _LAMBDA * _ALPHA, out=t)
+    xp.copyto(t, _LAMBDA, where=mask)
+
+
+_SLOPE = {"leaky": _leaky_slope, "elu": _elu_slope, "selu": _selu_slope}
+
+
+def _gelu_backward(xp: Any, g: Any, x: Any, out: Any, slope: Any, density: Any, *scratch: Any) -> None:
+    """The derivative is cdf(x) + x·density(x)."""
+    _normal_cdf(xp, x, slope, scratch)
+    xp.multiply(x, x, out=density, casting="same_kind")
+    xp.multiply(density, -0.5, out=density)
+    xp.exp(density, out=density)
+    xp.multiply(density, 1.0 / math.sqrt(2.0 * math.pi), out=density)
+    xp.multiply(density, x, out=density)
+    xp.add(slope, density, out=slope)
+    xp.multiply(g, slope, out=out, casting="same_kind")
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp, kind = ctx.xp, params["act_type"]
+    if kind == "prelu":
+        _prelu_backward(ctx, inputs, outputs)
+        return
+    out = outputs[0]
+    if out is None:
+        return
+    ograd, kept = inputs
+    if kind == "rrelu":
+        for g, slope, target in blocks(ctx, (ograd, kept, out)):
+            xp.multiply(g, slope, out=target)
+    elif kind == "gelu":
+        for block in blocks(ctx, (ograd, kept, out), _scratch(params, out.dtype, backward=True)):
+            _gelu_backward(xp, *block)
+    else:
+        for g, k, target, slope, mask in blocks(ctx, (ograd, kept, out), _scratch(params, out.dtype, backward=True)):
+            xp.greater(k, 0, out=mask)
+            _SLOPE[kind](xp, params, k, slope, mask)
+            xp.multiply(g, slope, out=target, casting="same_kind")
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    (shape, dtype) = outputs[0]
+    if params["act_type"] == "prelu":
+        rows = _prelu_rows(shape, inputs[2].shape[0])
+        wide = accumulator(dtype)
+        vector = ((rows[1],), wide)
+        return take_bytes((_prelu_block(rows), wide), (_prelu_block(rows), BOOL), vector, vector)
+    if params["act_type"] == "rrelu":
+        return 0
+    return block_bytes(math.prod(shape), _scratch(params, dtype, backward=True))
+
+
+# ---------------------------------------------------------------------------------------------------------- prelu
+
+
+def _prelu_rows(shape: Sequence[int], slopes: int) -> tuple[int, int, int]:
+    """(outer, slopes, inner): one slope for each channel, or one for all."""
+    if slopes == 1:
+        return shape[0], 1, math.prod(shape[1:])
+    if len(shape) == 1:
+        return 1, shape[0], 1
+    return shape[0], shape[1], math.prod(shape[2:])
+
+
+def _prelu_block(rows: tuple[int, int, int]) -> tuple[int, int, int]:
+    return max(1, min(rows[0], BLOCK // max(1, rows[1] * rows[2]))), rows[1], rows[2]
+
+
+def _prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
+    xp = ctx.xp
+    rows = _prelu_rows(data.shape, gamma.size)
+    block = _prelu_block(rows)
+    scratch = ctx.take(block, out.dtype)
+    data, out, slope = data.reshape(rows), out.reshape(rows), gamma.reshape(1, -1, 1)
+    for first in range(0, rows[0], block[0]):
+        x, y = data[first : first + block[0]], out[first : first + block[0]]
+        low = scratch[: x.shape[0]]
+        xp.minimum(x, 0, out=low)
+        xp.multiply(low, slope, out=low)
+        xp.maximum(x, 0, out=y)
+        xp.add(y, low, out=y)
+
+
+def _prelu_backward(ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    ograd, data, gamma = inputs
+    dgrad, ggrad = outputs
+    rows = _prelu_rows(data.shape, gamma.size)
+    block = _prelu_block(rows)
+    wide = accumulator(data.dtype)
+    scratch, mask = ctx.take(block, wide), ctx.take(block, BOOL)
+    total, part = ctx.take((rows[1],), wide), ctx.take((rows[1],), wide)
+    total.fill(0)
+    ograd, data, slope = ograd.reshape(rows), data.reshape(rows), gamma.reshape(1, -1, 1)
+    target = None if dgrad is None else dgrad.reshape(rows)
+    for first in range(0, rows[0], block[0]):
+        here = slice(first, min(first + block[0], rows[0]))
+        g, x = ograd[here], data[here]
+        t, positive = scratch[: x.shape[0]], mask[: x.shape[0]]
+        xp.greater(x, 0, out=positive)
+        if ggrad is not None:
+            xp.minimum(x, 0, out=t)
+            xp.multiply(t, g, out=t)
+            xp.sum(t, axis=(0, 2), out=part)
+            xp.add(total, part, out=total)
+        if target is not None:
+            xp.copyto(t, slope)
+            xp.copyto(t, 1, where=positive)
+            xp.multiply(g, t, out=target[here], casting="same_kind")
+    if ggrad is not None:
+        ggrad[...] = total
+
+
+# ---------------------------------------------------------------------------------------------------------- rrelu
+
+
+def _random_forward(ctx: OpContext, params: Params, data: Any, outputs: Sequence[Any]) -> None:
+    """Slopes drawn in training, their mean otherwise; the mask holds 1 above 0 and the slope elsewhere."""
+    xp = ctx.xp
+    out, mask = outputs
+    low, high = params["lower_bound"], params["upper_bound"]
+    generator = ctx.generator() if ctx.is_train else None
+    flat = data.reshape(-1)
+    size = min(flat.size, BLOCK)
+    draws = ctx.take((size,), np.dtype(np.float32))
+    above = ctx.take((size,), BOOL)
+    slopes = ctx.take((size,), data.dtype)
+    for first in range(0, flat.size, BLOCK):
+        here = slice(first, min(first + BLOCK, flat.size))
+        x = flat[here]
+        draw, positive, slope = draws[: x.size], above[: x.size], slopes[: x.size]
+        if generator is None:
+            draw.fill((low + high) / 2)
+        else:
+            generator.random(out=draw, dtype=np.float32)
+            xp.multiply(draw, high - low, out=draw)
+            xp.add(draw, low, out=draw)
+        xp.greater(x, 0, out=positive)
+        xp.copyto(slope, draw, casting="same_kind")
+        xp.copyto(slope, 1, where=positive)
+        if mask is not None:
+            mask.reshape(-1)[here] = slope
+        if out is not None:
+            xp.multiply(x, slope, out=out.reshape(-1)[here])
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    kind = builder.params["act_type"]
+    if kind == "prelu":
+        uses = [builder.input(0), builder.input(1)]
+    elif kind == "rrelu":
+        uses = [builder.output(1)]
+    elif kind == "gelu" or (kind != "selu" and builder.params["slope"] < 0):
+        uses = [builder.input(0)]
+    else:
+        uses = [builder.output(0)]
+    return builder.node("_backward_LeakyReLU", [builder.ograd(), *uses])
+
+
+register(
+    Op(
+        name="LeakyReLU",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=same_dtype,
+        params=_PARAMS,
+        inputs=_inputs,
+        outputs=_outputs,
+        visible_outputs=1,
+        gradient=_gradient,
+        inplace=UNARY_INPLACE,
+        workspace=_workspace,
+        input_init={1: '["Constant", {"value": 0.25}]'},
+        random=True,
+        doc="The data above 0, and below it a slope, an exponential or a normal distribution times the data.",
+    )
+)
+backward(
+    "LeakyReLU",
+    _backward,
+    lambda params: ("ograd", "data", "gamma") if params["act_type"] == "prelu" else ("ograd", "kept"),
+    grad_inputs=lambda params: (0, 1) if params["act_type"] == "prelu" else (0,),
+    params=_PARAMS,
+    inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+    workspace=_backward_workspace,
+)
