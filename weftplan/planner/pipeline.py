@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.passes.cse import eliminate
 from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
 from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
+from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
 from weftplan.planner.plan import Kind, PlannedGraph
 from weftplan.planner.strategies import plan_memory
@@ -130,6 +132,13 @@ def plan_symbol(
         },
     )
     memory, found = plan_memory(facts, chosen)
+    if chosen.reorder and memory.peak:
+        better = replace(facts, order=choose_order(facts, forward, chosen))
+        if better.order is not facts.order:
+            moved = plan_memory(better, chosen)
+            if moved[0].peak < memory.peak:
+                notes.append(f"another order of execution lowers the peak from {memory.peak} to {moved[0].peak} bytes")
+                facts, (memory, found) = better, moved
     gradient_of = dict(zip(wanted, gradient_ids, strict=True))
     return PlannedGraph(
         graph=graph,

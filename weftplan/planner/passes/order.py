@@ -1,0 +1,239 @@
+"""The execution order: among several candidates the one with the smallest lower bound, never worse than the given one.
+
+Needs facts with sizes; gives an order of the same nodes. What may not change: a node follows what it needs; the forward
+part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
+of them writes it.
+
+Candidates: the given order; greedy list scheduling forwards in time (next is the ready node after which least is
+alive) and backwards (last is the node before which least is alive); and depth-first order in which the input whose
+computation needs most beyond its result comes first. The two parts are chosen one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+from weftplan.planner.assemble import Buffers
+from weftplan.planner.inplace import assign
+from weftplan.planner.liveness import Facts
+from weftplan.planner.match_range import BlockPool
+from weftplan.planner.options import PlanOptions
+
+
+def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
+    """The best order found. ``forward`` is the number of steps of the forward part.
+
+    The result is ``facts.order`` itself when nothing better was found.
+    """
+    graph = _Dependencies(facts)
+    best, least = facts.order, lower_bound(facts, facts.order, options)
+    parts = [(0, forward), (forward, len(facts.order))]
+    for start, end in parts:
+        if end - start < 3:
+            continue
+        for candidate in (_greedy_forwards, _greedy_backwards, _deep_first):
+            order = best[:start] + candidate(graph, best[start:end]) + best[end:]
+            if order == best:
+                continue
+            bound = lower_bound(facts, order, options)
+            if bound < least:
+                best, least = order, bound
+    return best
+
+
+def lower_bound(facts: Facts, order: list[int], options: PlanOptions) -> int:
+    """Most bytes alive at once when ``facts`` run in ``order``, with in-place merging and scratch."""
+    ordered = replace(facts, order=order)
+    pool = BlockPool(ordered, facts.nbytes, 0)
+    found = assign(ordered, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
+    return Buffers(ordered, found, options).lower_bound()
+
+
+class _Dependencies:
+    """Who needs whom, and what each node allocates."""
+
+    def __init__(self, facts: Facts) -> None:
+        graph = facts.graph
+        self.facts = facts
+        self.entry_node: list[int] = graph.entry_node.tolist()
+        variable = graph.is_variable.tolist()
+        self.before: list[list[int]] = []
+        for nid in range(graph.num_nodes):
+            needs = {self.entry_node[e] for e in graph.inputs[nid]}
+            needs.update(graph.controls[nid])
+            self.before.append([n for n in needs if not variable[n]])
+        self._keep_state_order()
+        # Bytes of each entry that count: not the caller's, and read by somebody.
+        self.size = [0 if facts.external[e] else facts.nbytes[e] for e in range(graph.num_entries)]
+        self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in facts.reads]
+        outputs = set(graph.outputs.tolist())
+        self.readers: list[list[int]] = [[] for _ in range(graph.num_entries)]
+        for nid, reads in enumerate(self.reads):
+            for e in reads:
+                self.readers[e].append(nid)
+        self.forever = [e in outputs for e in range(graph.num_entries)]
+
+    def _keep_state_order(self) -> None:
+        graph, order = self.facts.graph, self.facts.order
+        states = {graph.row[n] for n in graph.mutable_variables()}
+        if not states:
+            return
+        last: dict[int, int] = {}
+        for nid in order:
+            for e in graph.inputs[nid]:
+                if e in states:
+                    if e in last and last[e] != nid:
+                        self.before[nid].append(last[e])
+                    last[e] = nid
+
+    def outputs(self, nid: int) -> range:
+        """Entries that a node makes."""
+        row = self.facts.graph.row
+        return range(row[nid], row[nid + 1])
+
+
+def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
+    """Always run the ready node after which least is alive (allocated minus freed); ties by the given order."""
+    size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
+    inside = set(nodes)
+    after, waiting = _edges(graph, nodes, inside)
+    # Readers still to come per entry; an entry that a later part reads is never freed here.
+    made = {e for nid in nodes for e in graph.outputs(nid)}
+    left: dict[int, int] = {}
+    for nid in nodes:
+        for e in reads[nid]:
+            if e not in left:
+                here = sum(1 for r in readers[e] if r in inside)
+                kept = forever[e] or (e in made and here < len(readers[e]))
+                left[e] = -1 if kept else here
+
+    def growth(nid: int) -> int:
+        gained = sum(size[e] for e in graph.outputs(nid) if readers[e] or forever[e])
+        return gained - sum(size[e] for e in reads[nid] if left[e] == 1)
+
+    def run(nid: int) -> Iterator[int]:
+        for e in reads[nid]:
+            if left[e] > 0:
+                left[e] -= 1
+                if left[e] == 1:
+                    yield from readers[e]
+
+    return _schedule(nodes, {nid: k for k, nid in enumerate(nodes)}, after, waiting, growth, run)
+
+
+def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
+    """From the end: last is the node before which least is alive; ties keep the given order."""
+    size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
+    inside = set(nodes)
+    before, _ = _edges(graph, nodes, inside)
+    after: dict[int, list[int]] = {nid: [] for nid in nodes}
+    waiting = dict.fromkeys(nodes, 0)
+    for nid, followers in before.items():
+        waiting[nid] = len(followers)
+        for n in followers:
+            after[n].append(nid)
+    # Going backwards an entry becomes alive with the first reader met; those that a later part reads are alive.
+    alive = {e for nid in nodes for e in graph.outputs(nid) if forever[e] or any(r not in inside for r in readers[e])}
+
+    def growth(nid: int) -> int:
+        gained = sum(size[e] for e in reads[nid] if e not in alive)
+        return gained - sum(size[e] for e in graph.outputs(nid) if e in alive)
+
+    def run(nid: int) -> Iterator[int]:
+        for e in reads[nid]:
+            if e not in alive:
+                alive.add(e)
+                yield from readers[e]
+
+    order = _schedule(nodes, {nid: -k for k, nid in enumerate(nodes)}, after, waiting, growth, run)
+    order.reverse()
+    return order
+
+
+def _edges(graph: _Dependencies, nodes: list[int], inside: set[int]) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """(followers of each node, how many nodes it waits for), both within this part."""
+    after: dict[int, list[int]] = {nid: [] for nid in nodes}
+    waiting = dict.fromkeys(nodes, 0)
+    for nid in nodes:
+        for n in set(graph.before[nid]):
+            if n in inside:
+                after[n].append(nid)
+                waiting[nid] += 1
+    return after, waiting
+
+
+def _schedule(
+    nodes: list[int],
+    position: dict[int, int],
+    after: dict[int, list[int]],
+    waiting: dict[int, int],
+    growth: Callable[[int], int],
+    run: Callable[[int], Iterable[int]],
+) -> list[int]:
+    """List scheduling by least growth, then position; ``run`` names the nodes whose growth a step has changed.
+
+    Heap items are never removed: one whose value is out of date is passed over when it comes up.
+    """
+    current = {nid: growth(nid) for nid in nodes if not waiting[nid]}
+    heap = [(value, position[nid], nid) for nid, value in current.items()]
+    heapify(heap)
+    order: list[int] = []
+    done: set[int] = set()
+    while heap:
+        value, _, nid = heappop(heap)
+        if nid in done or current[nid] != value:
+            continue
+        done.add(nid)
+        order.append(nid)
+        for n in run(nid):
+            if n in current and n not in done:
+                current[n] = growth(n)
+                heappush(heap, (current[n], position[n], n))
+        for n in after[nid]:
+            waiting[n] -= 1
+            if not waiting[n]:
+                current[n] = growth(n)
+                heappush(heap, (current[n], position[n], n))
+    return order
+
+
+def _deep_first(graph: _Dependencies, nodes: list[int]) -> list[int]:
+    """Depth-first from the nodes that nobody here needs; of several inputs, the one with most transient memory first.
+
+    For trees this is the optimal rule (largest peak minus residue first); for other graphs a heuristic.
+    """
+    inside = set(nodes)
+    position = {nid: k for k, nid in enumerate(nodes)}
+    residue = {nid: sum(graph.size[e] for e in graph.outputs(nid)) for nid in nodes}
+    peak: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    needed: set[int] = set()
+    for nid in nodes:
+        kids = [n for n in dict.fromkeys(graph.before[nid]) if n in inside]
+        needed.update(kids)
+        kids.sort(key=lambda n: (residue[n] - peak[n], position[n]))
+        held = highest = 0
+        for n in kids:
+            highest = max(highest, held + peak[n])
+            held += residue[n]
+        peak[nid] = max(highest, held + residue[nid])
+        children[nid] = kids
+    order: list[int] = []
+    state: dict[int, bool] = {}
+    for root in nodes:
+        if root in needed:
+            continue
+        stack = [root]
+        while stack:
+            nid = stack[-1]
+            if nid not in state:
+                state[nid] = False
+                stack.extend(n for n in reversed(children[nid]) if n not in state)
+            else:
+                stack.pop()
+                if not state[nid]:
+                    state[nid] = True
+                    order.append(nid)
+    return order
