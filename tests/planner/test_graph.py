@@ -1,0 +1,93 @@
+"""Numbering of graphs: MXNet's depth-first order, entry ids, malformed graphs, deep chains."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.errors import PlanError
+from weftplan.ops import registry
+from weftplan.planner import IndexedGraph, plan_symbol
+from weftplan.symbol.node import Entry, Node
+
+
+def _node(name: str, *inputs: Entry, op: str = "elemwise_add", deps: tuple[Node, ...] = ()) -> Node:
+    operator = registry.get(op)
+    return Node(
+        operator, name, params=registry.parse_params(operator, {}), inputs=list(inputs), control_deps=list(deps)
+    )
+
+
+def test_inputs_come_first_then_control_dependencies() -> None:
+    """a, b before their sum; a control dependency after the inputs; heads in the order given.
+
+        a   b   c        d = a + b, e = d + b (after f), f = c + c
+         \\ / \\
+          d   |   f
+           \\ /
+            e
+    """
+    a, b, c = (Node(None, name) for name in "abc")
+    d = _node("d", Entry(a), Entry(b))
+    f = _node("f", Entry(c), Entry(c))
+    e = _node("e", Entry(d), Entry(b), deps=(f,))
+    graph = IndexedGraph([Entry(e), Entry(d)])
+    assert [node.name for node in graph.nodes] == ["a", "b", "d", "c", "f", "e"]
+    assert graph.inputs == [[], [], [0, 1], [], [3, 3], [2, 1]]
+    assert graph.controls[5] == [4]
+    assert graph.outputs.tolist() == [5, 2]
+    assert graph.variables() == [0, 1, 3]
+
+
+def test_hidden_outputs_have_ids() -> None:
+    """BatchNorm has three entries, of which a user sees one; two auxiliary states are written."""
+    net = sym.BatchNorm(sym.Variable("x"), name="bn") + sym.Variable("y")
+    graph = IndexedGraph(net.entries)
+    norm = graph.nid[next(node for node in graph.nodes if node.name == "bn")]
+    assert graph.row[norm + 1] - graph.row[norm] == 3
+    assert {graph.nodes[n].name for n in graph.mutable_variables()} == {"bn_moving_mean", "bn_moving_var"}
+    assert graph.num_entries == int(graph.row_ptr[-1]) == len(graph.entry_node)
+    assert np.array_equal(graph.input_entries, np.concatenate([np.array(i, dtype=int) for i in graph.inputs]))
+
+
+def test_a_cycle_is_refused_and_named() -> None:
+    """x -> p -> q -> p."""
+    x = Node(None, "x")
+    p = _node("p", Entry(x), Entry(x))
+    q = _node("q", Entry(p), Entry(x))
+    p.inputs[1] = Entry(q)
+    with pytest.raises(PlanError, match="cycle: 'q' <- 'p' <- 'q'"):
+        IndexedGraph([Entry(q)])
+
+
+def test_an_output_that_does_not_exist_is_refused() -> None:
+    """Output 1 of a one-output node, as an input and as a head."""
+    x = Node(None, "x")
+    p = _node("p", Entry(x), Entry(x))
+    with pytest.raises(PlanError, match="node 'q' refers to output 1 of 'p', which has 1 output"):
+        IndexedGraph([Entry(_node("q", Entry(p, 1), Entry(x)))])
+    with pytest.raises(PlanError, match="the list of outputs refers to output 2 of 'p'"):
+        IndexedGraph([Entry(p, 2)])
+
+
+def test_a_variable_with_inputs_is_refused() -> None:
+    """Nothing computes a variable."""
+    bad = Node(None, "bad", inputs=[Entry(Node(None, "x"))])
+    with pytest.raises(PlanError, match="variable 'bad' has inputs"):
+        IndexedGraph([Entry(bad)])
+
+
+def test_a_chain_of_a_hundred_thousand_nodes() -> None:
+    """Training graphs of 10^5-deep chains are planned without recursion, in linear time."""
+    last = Entry(Node(None, "x"))
+    for k in range(100_000):
+        last = Entry(_node(f"n{k}", last, op="tanh"))
+    start = time.perf_counter()
+    planned = plan_symbol([last], {"x": (4, 4)}, grad_req="write")
+    assert planned.graph.num_nodes > 200_000
+    assert time.perf_counter() - start < 60
+    # Every activation is kept for its gradient; the gradient itself is always in place.
+    assert planned.memory.lower_bound >= 100_000 * 64
