@@ -8,6 +8,7 @@ from typing import Any
 from weftplan.errors import PlanError
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
+RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +44,27 @@ class PlanOptions:
     """Let the planner choose the execution order (never to a higher peak than the order given)."""
     alignment: int = 0
     """Bytes to which offsets in a slab are aligned; 0: 64 on a host, 256 on a GPU."""
+    recompute: str = "off"
+    """Which forward results the backward part computes again instead of keeping them: ``off`` (only nodes with the
+    attribute ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as
+    MXNET_MEMORY_OPT), ``sqrt`` (all between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
+    budget: int | None = None
+    """Most bytes that :attr:`MemoryPlan.peak <weftplan.planner.plan.MemoryPlan.peak>` may have; recomputation is chosen
+    for the least time that fits, whatever :attr:`recompute` says."""
 
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("sizes", self.sizes, ("true", "mxnet"))
         _one_of("compat", self.compat, ("none", "mxnet"))
+        _one_of("recompute", self.recompute, RECOMPUTE)
         for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 2), ("alignment", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlanError(f"plan option {name} must be an integer >= {least}, got {value!r}")
+        budget = self.budget
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+            raise PlanError(f"plan option budget must be a number of bytes >= 0 or None, got {budget!r}")
         if self.alignment & (self.alignment - 1):
             raise PlanError(f"plan option alignment must be a power of two (or 0), got {self.alignment}")
 
@@ -76,6 +88,10 @@ class PlanOptions:
             num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
             inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
             eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
+            # Both set: echo, the more careful rule of the two.
+            recompute="echo"
+            if config.get("MXNET_MEMORY_OPT")
+            else ("mxnet" if config.get("MXNET_BACKWARD_DO_MIRROR") else "off"),
         )
         return replace(read, **overrides)
 

@@ -1,1 +1,16 @@
+"""Recomputation: forward results that are computed again for the backward part instead of being kept.
 
+Policies are values of ``PlanOptions.recompute`` and ``PlanOptions.budget``; :func:`apply` is the step of the pipeline.
+All of them name a set of forward nodes, and one rewrite (:mod:`.rewrite`) turns the set into a graph.
+"""
+
+from __future__ import annotations
+
+from weftplan.planner.recompute.apply import Outcome, apply, wanted
+from weftplan.planner.recompute.cost import node_seconds
+from weftplan.planner.recompute.curve import Point, curve
+from weftplan.planner.recompute.rewrite import repeat
+from weftplan.planner.recompute.size import parse_bytes
+from weftplan.planner.recompute.tape import Price, Tape
+
+__all__ = ["Outcome", "Point", "Price", "Tape", "apply", "curve", "node_seconds", "parse_bytes", "repeat", "wanted"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from weftplan.errors import PlanError
 from weftplan.planner.recompute.tape import Tape
 from weftplan.symbol.node import Node
@@ -48,3 +50,8 @@ def chosen_v1(tape: Tape, *, everywhere: bool = True) -> frozenset[int]:
     """The nodes that MXNet 1.x's rule repeats."""
     nodes = tape.facts.graph.nodes
     return frozenset(nid for nid in tape.repeatable if mirrors_v1(nodes[nid], everywhere=everywhere))
+
+
+def has_forced(nodes: Iterable[Node]) -> bool:
+    """Whether some operator node asks to be repeated by its attribute."""
+    return any(node.op is not None and node.attrs and bool(forced(node)) for node in nodes)
