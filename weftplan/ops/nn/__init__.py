@@ -7,8 +7,11 @@ import weftplan.ops.nn.deconvolution
 import weftplan.ops.nn.dropout
 import weftplan.ops.nn.embedding
 import weftplan.ops.nn.fully_connected
+import weftplan.ops.nn.l2_normalization
+import weftplan.ops.nn.layer_norm
 import weftplan.ops.nn.leaky_relu
 import weftplan.ops.nn.losses
+import weftplan.ops.nn.lrn
 import weftplan.ops.nn.pooling
 import weftplan.ops.nn.softmax
 import weftplan.ops.nn.softmax_output  # noqa: F401

@@ -136,7 +136,7 @@ def geometry(
     dtype: np.dtype[Any],
     workspace: int,
 ) -> Geometry:
-    """Tiles for ``image`` (batch, channels, extents…) whose windows form ``grid``; ``workspace`` bounds a tile, in MiB."""
+    """Tiles for ``image`` (batch, channels, extents…) and windows ``grid``; a tile takes at most ``workspace`` MiB."""
     acc = accumulator(dtype)
     batch, channels, *extents = image
     row = max(1, channels * math.prod(kernel) * math.prod(grid[1:]) * acc.itemsize)

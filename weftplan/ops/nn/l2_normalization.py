@@ -1,0 +1,150 @@
+"""L2Normalization: divide by the Euclidean norm of a sample, of each place or of each channel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.params import p_enum, p_float
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import (
+    DType,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
+
+_PARAMS = (
+    Param("eps", p_float, 1e-10, "Added to the sum of squares."),
+    Param("mode", p_enum("channel", "instance", "spatial"), "instance", "What one norm is taken over."),
+)
+
+
+def _rows(params: Params, shape: Shape) -> Shape:
+    """The data as (outer, summed, inner)."""
+    if params["mode"] == "channel":
+        return shape[0], shape[1], math.prod(shape[2:])
+    if params["mode"] == "spatial":
+        return shape[0] * shape[1], math.prod(shape[2:]), 1
+    return shape[0], math.prod(shape[1:]), 1
+
+
+def _norm_shape(params: Params, shape: Shape) -> Shape:
+    if params["mode"] == "channel":
+        return (shape[0], *shape[2:])
+    return shape[:2] if params["mode"] == "spatial" else shape[:1]
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "L2Normalization: data and output")
+    if data is None:
+        return ins, outs
+    least = 2 if params["mode"] == "instance" else 3
+    if len(data) < least:
+        raise ShapeError(f"L2Normalization: data has shape {data}, mode={params['mode']} needs {least} dimensions")
+    norm = merge_shape(_norm_shape(params, data), outs[1], f"L2Normalization: norm of data {data}, and given")
+    return [data], [data, norm]
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "L2Normalization: data and output")
+    norm = None if data is None else accumulator(data)
+    return [data], [data, merge_dtype(norm, outs[1], "L2Normalization: norm (float32 for float16 data)")]
+
+
+def _block(rows: Shape) -> Shape:
+    return max(1, min(rows[0], BLOCK // max(1, rows[1] * rows[2]))), rows[1], rows[2]
+
+
+def _taken(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    """Scratch of either direction: a block, and a number for each of its norms."""
+    block = _block(_rows(params, shape))
+    return [(block, accumulator(dtype)), ((block[0], 1, block[2]), accumulator(dtype))]
+
+
+def _parts(rows: Shape) -> Iterator[slice]:
+    step = _block(rows)[0]
+    for first in range(0, rows[0], step):
+        yield slice(first, min(first + step, rows[0]))
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    rows = _rows(params, inputs[0].shape)
+    data = inputs[0].reshape(rows)
+    out, norms = outputs
+    square_room, norm_room = (ctx.take(*spec) for spec in _taken(params, inputs[0].shape, data.dtype))
+    for here in _parts(rows):
+        x = data[here]
+        square, norm = square_room[: x.shape[0]], norm_room[: x.shape[0]]
+        xp.multiply(x, x, out=square, dtype=square.dtype)
+        xp.sum(square, axis=1, out=norm, keepdims=True)
+        xp.add(norm, params["eps"], out=norm)
+        xp.sqrt(norm, out=norm)
+        if norms is not None:
+            norms.reshape(rows[0], 1, rows[2])[here] = norm
+        if out is not None:
+            xp.divide(x, norm, out=out.reshape(rows)[here], casting="same_kind")
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """dgrad = (ograd - output · sum(ograd · output)) / norm."""
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    rows = _rows(params, out.shape)
+    ograd, output, target = inputs[0].reshape(rows), inputs[1].reshape(rows), out.reshape(rows)
+    norms = inputs[2].reshape(rows[0], 1, rows[2])
+    term_room, sum_room = (ctx.take(*spec) for spec in _taken(params, out.shape, out.dtype))
+    for here in _parts(rows):
+        g, y = ograd[here], output[here]
+        term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
+        xp.multiply(g, y, out=term, dtype=term.dtype)
+        xp.sum(term, axis=1, out=total, keepdims=True)
+        xp.multiply(y, total, out=term)
+        xp.subtract(g, term, out=term)
+        xp.divide(term, norms[here], out=target[here], casting="same_kind")
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_taken(params, inputs[0].shape, inputs[0].dtype))
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_L2Normalization", [builder.ograd(), builder.output(0), builder.output(1)])
+
+
+register(
+    Op(
+        name="L2Normalization",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=_PARAMS,
+        outputs=("output", "norm"),
+        visible_outputs=1,
+        gradient=_gradient,
+        inplace=UNARY_INPLACE,
+        workspace=_workspace,
+        doc="data / sqrt(sum of squares + eps), per sample, per place (channel) or per channel (spatial).",
+    )
+)
+backward(
+    "L2Normalization",
+    _backward,
+    ("ograd", "output", "norm"),
+    params=_PARAMS,
+    inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+    workspace=_workspace,
+)

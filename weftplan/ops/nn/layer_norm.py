@@ -1,0 +1,221 @@
+"""LayerNorm and InstanceNorm: each normalises along one axis of (batch, rows, features, inner).
+
+LayerNorm sees its data as (before axis, 1, axis, after axis) with a gamma per feature, InstanceNorm as
+(batch, channels, space, 1) with a gamma per row. Outputs 1 and 2 are mean and standard deviation (float32 for float16
+data), so the backward pass computes neither again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.params import p_bool, p_float, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_LAYER = (
+    Param("axis", p_int, -1, "The axis along which mean and deviation are taken."),
+    Param("eps", p_float, 1e-5, "Added to the variance."),
+    Param("output_mean_var", p_bool, False, "True: mean and standard deviation are visible outputs."),
+)
+_INSTANCE = (Param("eps", p_float, 1e-3, "Added to the variance."),)
+
+View = Callable[[Params, Shape], tuple[Shape, Shape]]
+"""(four dimensions of the data, shape in which gamma broadcasts to them)."""
+
+
+def _layer_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
+    axis = params["axis"] % len(shape)
+    size = shape[axis]
+    return (math.prod(shape[:axis]), 1, size, math.prod(shape[axis + 1 :])), (1, 1, size, 1)
+
+
+def _instance_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
+    return (shape[0], shape[1], math.prod(shape[2:]), 1), (1, shape[1], 1, 1)
+
+
+def _step(view: Shape) -> int:
+    return max(1, min(view[0], BLOCK // max(1, math.prod(view[1:]))))
+
+
+def _infer(params: Params, ins: Shapes, outs: Shapes, axis: int, name: str, *, keep: bool) -> tuple[Shapes, Shapes]:
+    """Gamma and beta along ``axis``; the statistics keep it as 1, or (``keep`` False) are (batch, channels)."""
+    data = merge_shape(ins[0], outs[0], f"{name}: data and output")
+    vector = merge_shape(ins[1], ins[2], f"{name}: gamma and beta")
+    if data is None:
+        return [None, vector, vector], outs
+    axis = normalize_axis(axis, len(data), f"{name}: axis")
+    vector = merge_shape((data[axis],), vector, f"{name}: axis {axis} of data {data}, and gamma")
+    assert vector is not None
+    data = (*data[:axis], vector[0], *data[axis + 1 :])
+    small = (*data[:axis], 1, *data[axis + 1 :]) if keep else data[:2]
+    statistics = [merge_shape(small, shape, f"{name}: statistics of data {data}") for shape in outs[1:]]
+    return [data, vector, vector], [data, *statistics]
+
+
+def _layer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    return _infer(params, ins, outs, params["axis"], "LayerNorm", keep=True)
+
+
+def _instance_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    if ins[0] is not None and len(ins[0]) < 3:
+        raise ShapeError(f"InstanceNorm: data has shape {ins[0]}, expected batch, channels and space")
+    return _infer(params, ins, outs, 1, "InstanceNorm", keep=False)
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = outs[0]
+    for dtype in ins:
+        data = merge_dtype(data, dtype, "normalisation: data, gamma, beta and output")
+    statistics = None if data is None else accumulator(data)
+    return [data] * 3, [data, *[merge_dtype(statistics, dtype, "normalisation: statistics") for dtype in outs[1:]]]
+
+
+def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        xp = ctx.xp
+        shape, vector = view(params, inputs[0].shape)
+        step, acc = _step(shape), accumulator(inputs[0].dtype)
+        data, gamma, beta = inputs[0].reshape(shape), inputs[1].reshape(vector), inputs[2].reshape(vector)
+        small = (shape[0], shape[1], 1, shape[3])
+        out = None if outputs[0] is None else outputs[0].reshape(shape)
+        wanted = [None if array is None else array.reshape(small) for array in outputs[1:]]
+        centred_room, square_room = (ctx.take((step, *shape[1:]), acc) for _ in range(2))
+        mean_room, std_room = (ctx.take((step, *small[1:]), acc) for _ in range(2))
+        for first in range(0, shape[0], step):
+            here = slice(first, min(first + step, shape[0]))
+            x = data[here]
+            centred, square = centred_room[: x.shape[0]], square_room[: x.shape[0]]
+            mean, std = mean_room[: x.shape[0]], std_room[: x.shape[0]]
+            xp.sum(x, axis=2, dtype=acc, out=mean, keepdims=True)
+            xp.multiply(mean, 1.0 / shape[2], out=mean)
+            xp.subtract(x, mean, out=centred)
+            xp.multiply(centred, centred, out=square)
+            xp.sum(square, axis=2, out=std, keepdims=True)
+            xp.multiply(std, 1.0 / shape[2], out=std)
+            xp.add(std, params["eps"], out=std)
+            xp.sqrt(std, out=std)
+            for target, value in zip(wanted, (mean, std), strict=True):
+                if target is not None:
+                    target[here] = value
+            if out is not None:
+                xp.divide(centred, std, out=centred)
+                xp.multiply(centred, gamma, out=centred)
+                xp.add(centred, beta, out=out[here], casting="same_kind")
+
+    return kernel
+
+
+def _bytes(view: View, *, backward: bool) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        data = outputs[0] if backward else inputs[0]
+        shape, vector = view(params, data.shape)
+        step, acc = _step(shape), accumulator(data.dtype)
+        block, small = ((step, *shape[1:]), acc), ((step, shape[1], 1, shape[3]), acc)
+        return take_bytes(block, block, small, small, *[(vector, acc)] * (3 if backward else 0))
+
+    return workspace
+
+
+def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
+    """With n = (data - mean) / std and h = ograd · gamma: dgrad = (h - mean(h) - n · mean(h · n)) / std."""
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        xp = ctx.xp
+        shape, vector = view(params, inputs[1].shape)
+        step, acc = _step(shape), accumulator(inputs[1].dtype)
+        small = (shape[0], shape[1], 1, shape[3])
+        ograd, data = inputs[0].reshape(shape), inputs[1].reshape(shape)
+        gamma, means, stds = inputs[2].reshape(vector), inputs[3].reshape(small), inputs[4].reshape(small)
+        dgrad = None if outputs[0] is None else outputs[0].reshape(shape)
+        normal_room, product_room = (ctx.take((step, *shape[1:]), acc) for _ in range(2))
+        first_room, second_room = (ctx.take((step, *small[1:]), acc) for _ in range(2))
+        gamma_sum, beta_sum, part = (ctx.take(vector, acc) for _ in range(3))
+        gamma_sum.fill(0)
+        beta_sum.fill(0)
+        axes = tuple(axis for axis in range(4) if axis == 0 or vector[axis] == 1)
+        for first in range(0, shape[0], step):
+            here = slice(first, min(first + step, shape[0]))
+            g, std = ograd[here], stds[here]
+            count = g.shape[0]
+            normal, product = normal_room[:count], product_room[:count]
+            mean, slope = first_room[:count], second_room[:count]
+            xp.subtract(data[here], means[here], out=normal)
+            xp.divide(normal, std, out=normal)
+            xp.multiply(g, normal, out=product)
+            xp.sum(product, axis=axes, out=part, keepdims=True)
+            xp.add(gamma_sum, part, out=gamma_sum)
+            xp.sum(g, axis=axes, dtype=acc, out=part, keepdims=True)
+            xp.add(beta_sum, part, out=beta_sum)
+            if dgrad is None:
+                continue
+            xp.multiply(product, gamma, out=product)
+            xp.sum(product, axis=2, out=slope, keepdims=True)
+            xp.multiply(slope, 1.0 / shape[2], out=slope)
+            xp.multiply(g, gamma, out=product, dtype=acc)
+            xp.sum(product, axis=2, out=mean, keepdims=True)
+            xp.multiply(mean, 1.0 / shape[2], out=mean)
+            xp.subtract(product, mean, out=product)
+            xp.multiply(normal, slope, out=normal)
+            xp.subtract(product, normal, out=product)
+            xp.divide(product, std, out=dgrad[here], casting="same_kind")
+        for target, total in zip(outputs[1:], (gamma_sum, beta_sum), strict=True):
+            if target is not None:
+                target[...] = total.reshape(-1)
+
+    return kernel
+
+
+def _norm(name: str, view: View, params: tuple[Param, ...], shape_rule: Any, visible: Any, doc: str) -> None:
+    def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+        kept = [builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
+        return builder.node(f"_backward_{name}", [builder.ograd(), *kept])
+
+    register(
+        Op(
+            name=name,
+            forward=_forward(view),
+            infer_shape=shape_rule,
+            infer_dtype=_infer_dtype,
+            params=params,
+            inputs=("data", "gamma", "beta"),
+            outputs=("output", "mean", "std"),
+            visible_outputs=visible,
+            gradient=gradient,
+            inplace=(InplacePair(0, 0),),
+            workspace=_bytes(view, backward=False),
+            doc=doc,
+        )
+    )
+    backward(
+        name,
+        _backward(view),
+        ("ograd", "data", "gamma", "mean", "std"),
+        grad_inputs=(0, 1, 2),
+        params=params,
+        inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+        workspace=_bytes(view, backward=True),
+    )
+
+
+_norm(
+    "LayerNorm",
+    _layer_view,
+    _LAYER,
+    _layer_shape,
+    lambda params: 3 if params["output_mean_var"] else 1,
+    "(data - mean) / sqrt(var + eps) along one axis, times gamma plus beta of that axis.",
+)
+_norm(
+    "InstanceNorm",
+    _instance_view,
+    _INSTANCE,
+    _instance_shape,
+    1,
+    "(data - mean) / sqrt(var + eps) over the space of each channel of each sample, times gamma plus beta.",
+)

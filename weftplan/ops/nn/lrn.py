@@ -1,0 +1,153 @@
+"""LRN: local response normalisation over neighbouring channels.
+
+The hidden output ``tmp_norm`` is what the data is divided by, before the power ``beta``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.params import p_float, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import (
+    DType,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
+
+_PARAMS = (
+    Param("nsize", p_int, doc="Channels in a window, an odd number."),
+    Param("alpha", p_float, 1e-4, "Factor of the mean square."),
+    Param("beta", p_float, 0.75, "Power of the divisor."),
+    Param("knorm", p_float, 2.0, "Constant in the divisor."),
+)
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    if params["nsize"] < 1 or params["nsize"] % 2 == 0:
+        raise ParameterError(f"LRN: nsize={params['nsize']}: expected a positive odd number")
+    data = None
+    for shape in (ins[0], *outs):
+        data = merge_shape(data, shape, "LRN: data, output and tmp_norm")
+    if data is not None and len(data) < 2:
+        raise ShapeError(f"LRN: data has shape {data}, expected batch and channels")
+    return [data], [data, data]
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "LRN: data and output")
+    norm = None if data is None else accumulator(data)
+    return [data], [data, merge_dtype(norm, outs[1], "LRN: tmp_norm (float32 for float16 data)")]
+
+
+def _rows(shape: Shape) -> Shape:
+    return shape[0], shape[1], math.prod(shape[2:])
+
+
+def _block(shape: Shape) -> Shape:
+    rows = _rows(shape)
+    return max(1, min(rows[0], BLOCK // max(1, rows[1] * rows[2]))), rows[1], rows[2]
+
+
+def _parts(shape: Shape) -> Iterator[slice]:
+    step = _block(shape)[0]
+    for first in range(0, shape[0], step):
+        yield slice(first, min(first + step, shape[0]))
+
+
+def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
+    """``out`` = sum of ``values`` over the channels at most ``half`` away."""
+    xp.copyto(out, values)
+    for shift in range(1, min(half, values.shape[1] - 1) + 1):
+        xp.add(out[:, shift:], values[:, :-shift], out=out[:, shift:])
+        xp.add(out[:, :-shift], values[:, shift:], out=out[:, :-shift])
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    shape = inputs[0].shape
+    rows, acc = _rows(shape), accumulator(inputs[0].dtype)
+    data = inputs[0].reshape(rows)
+    out, norms = (None if array is None else array.reshape(rows) for array in outputs)
+    square_room, sum_room = (ctx.take(_block(shape), acc) for _ in range(2))
+    for here in _parts(shape):
+        x = data[here]
+        square, norm = square_room[: x.shape[0]], sum_room[: x.shape[0]]
+        xp.multiply(x, x, out=square, dtype=acc)
+        _window_sum(xp, square, params["nsize"] // 2, norm)
+        xp.multiply(norm, params["alpha"] / params["nsize"], out=norm)
+        xp.add(norm, params["knorm"], out=norm)
+        if norms is not None:
+            norms[here] = norm
+        if out is not None:
+            xp.power(norm, -params["beta"], out=norm)
+            xp.multiply(x, norm, out=out[here], casting="same_kind")
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
+    if outputs[0] is None:
+        return
+    xp = ctx.xp
+    shape = outputs[0].shape
+    rows, acc = _rows(shape), accumulator(outputs[0].dtype)
+    ograd, data, norms, out = (array.reshape(rows) for array in (*inputs, outputs[0]))
+    term_room, sum_room = (ctx.take(_block(shape), acc) for _ in range(2))
+    for here in _parts(shape):
+        g, x, norm = ograd[here], data[here], norms[here]
+        term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
+        xp.power(norm, -params["beta"] - 1.0, out=term)
+        xp.multiply(term, g, out=term)
+        xp.multiply(term, x, out=term)
+        _window_sum(xp, term, params["nsize"] // 2, total)
+        xp.multiply(total, x, out=total)
+        xp.multiply(total, -2.0 * params["alpha"] * params["beta"] / params["nsize"], out=total)
+        xp.power(norm, -params["beta"], out=term)
+        xp.multiply(term, g, out=term)
+        xp.add(term, total, out=out[here], casting="same_kind")
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    block: tuple[Shape, DType] = (_block(outputs[0].shape), accumulator(outputs[0].dtype))
+    return take_bytes(block, block)
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_LRN", [builder.ograd(), builder.input(0), builder.output(1)])
+
+
+register(
+    Op(
+        name="LRN",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=_PARAMS,
+        outputs=("output", "tmp_norm"),
+        visible_outputs=1,
+        gradient=_gradient,
+        inplace=UNARY_INPLACE,
+        workspace=_workspace,
+        doc="data / (knorm + alpha · mean square over nsize channels)^beta.",
+    )
+)
+backward(
+    "LRN",
+    _backward,
+    ("ograd", "data", "tmp_norm"),
+    params=_PARAMS,
+    inplace=(InplacePair(0, 0), InplacePair(1, 0)),
+    workspace=_workspace,
+)
