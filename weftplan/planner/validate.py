@@ -237,10 +237,13 @@ class _Replay:
             if self.storage_of[e] < 0 or request == Req.NULL:
                 continue
             allowed = None
+            asked = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD}.get(kind, Req.WRITE)
+            if request != asked:
+                raise PlanError(
+                    f"step {step}: entry {graph.entry_name(e)!r} has kind {kind.name} but request {request.name}"
+                )
             if kind is Kind.INPLACE:
                 allowed = self._inplace_source(e, nid, step)
-            elif request not in (Req.WRITE, Req.ADD) or (request == Req.ADD) != (kind is Kind.ADDTO):
-                raise PlanError(f"entry {graph.entry_name(e)!r} has kind {kind.name} but request {request.name}")
             slab, start, end = self._of_entry(e)
             if kind is not Kind.ADDTO:
                 self._apart(step, who, graph.entry_name(e), (slab, start, end), reads, allowed, written)

@@ -1,0 +1,210 @@
+"""MXNet's sharing rules on graphs small enough to work out by hand, and MXNet 1.9.1's own figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weftplan import models
+from weftplan import symbol as sym
+from weftplan.ops.schema import Req
+from weftplan.planner import Kind, PlanOptions, plan_symbol, validate
+from weftplan.planner.liveness import Facts
+from weftplan.planner.match_range import BlockPool, colors
+
+
+def _mxnet(**kwargs: Any) -> PlanOptions:
+    return PlanOptions(
+        **{"strategy": "match_range", "match_range": 16, "sizes": "mxnet", "compat": "mxnet", "workspaces": False}
+        | kwargs
+    )
+
+
+class _Two:
+    """Facts enough for a pool: nothing but sizes is looked at."""
+
+
+def _pool(sizes: list[int], match_range: int, color: list[int] | None = None) -> BlockPool:
+    facts: Facts = _Two()  # type: ignore[assignment]
+    return BlockPool(facts, sizes, match_range, color or [])
+
+
+def test_the_smallest_block_that_is_large_enough() -> None:
+    """Free: 100, 200, 400. A request of 150 takes 200."""
+    pool = _pool([100, 200, 400, 150], 16)
+    blocks = [pool.allocate(e, 0, 0) for e in range(3)]
+    for block in blocks:
+        pool.release(block, 0)
+    assert pool.allocate(3, 0, 0) == blocks[1]
+    assert pool.block_bytes == [100, 200, 400]
+
+
+def test_else_the_largest_that_is_too_small_and_it_grows() -> None:
+    """Free: 100, 200. A request of 300 takes 200, which becomes 300."""
+    pool = _pool([100, 200, 300], 16)
+    for e in range(2):
+        pool.release(pool.allocate(e, 0, 0), 0)
+    # 100 was free when 200 was asked for, and grew: there is one block.
+    assert pool.block_bytes == [200]
+    assert pool.allocate(2, 0, 0) == 0
+    assert pool.block_bytes == [300]
+
+
+@pytest.mark.parametrize(("size", "reused"), [(50, True), (49, False), (201, True), (202, False)])
+def test_the_range_is_inclusive(size: int, reused: bool) -> None:
+    """Range 2, free block of 100: 50 to 201 may have it (201 div 2 is 100)."""
+    pool = _pool([100, size], 2)
+    pool.release(pool.allocate(0, 0, 0), 0)
+    assert (pool.allocate(1, 0, 0) == 0) is reused
+
+
+def test_range_zero_never_reuses() -> None:
+    """MXNET_EXEC_MATCH_RANGE=0 is the switch for no sharing."""
+    pool = _pool([100, 100], 0)
+    pool.release(pool.allocate(0, 0, 0), 0)
+    assert pool.allocate(1, 0, 0) == 1
+
+
+def test_equal_blocks_are_taken_first_in_first_out_and_small_ones_last_in() -> None:
+    """Two free blocks of 100: a request of 100 takes the one freed first, a request of 120 the one freed last."""
+    for size, expected in ((100, 1), (120, 0)):
+        pool = _pool([100, 100, size], 16)
+        blocks = [pool.allocate(e, 0, 0) for e in range(2)]
+        for block in reversed(blocks):
+            pool.release(block, 0)
+        assert pool.allocate(2, 0, 0) == expected
+
+
+def test_devices_and_colors_do_not_mix() -> None:
+    """A block freed on device 0 by a node of colour 1 serves neither device 1 nor colour 0."""
+    pool = _pool([100] * 4, 16, [1, 0, 1])
+    pool.release(pool.allocate(0, 0, 0), 0)
+    assert pool.allocate(1, 1, 2) == 1
+    assert pool.allocate(2, 0, 1) == 2
+    assert pool.allocate(3, 0, 2) == 0
+
+
+@pytest.mark.parametrize(("grad_req", "blocks"), [("write", 12), ("null", 2)])
+def test_ten_squares(grad_req: str, blocks: int) -> None:
+    """x = x * x ten times, 7.5 MB each: MXNet 1.9.1 prints 90 MB for training and 15 MB for inference."""
+    y = sym.Variable("x")
+    for _ in range(10):
+        y = y * y
+    planned = plan_symbol(y, {"x": (10, 3, 256, 256)}, grad_req=grad_req, options=_mxnet())
+    validate(planned)
+    assert planned.memory.num_storages == blocks
+    assert planned.memory.reported_bytes == blocks * 7864320
+    blocked = plan_symbol(sym.BlockGrad(y), {"x": (10, 3, 256, 256)}, grad_req="write", options=_mxnet())
+    assert blocked.memory.reported_bytes >> 20 == 15
+
+
+@pytest.mark.parametrize(
+    ("options", "planned_bytes"),
+    [({}, 87_040), ({"match_range": 0}, 103_424), ({"match_range": 1}, 103_424), ({"auto_search": True}, 87_040)],
+)
+def test_mlp_is_planned_as_by_mxnet(options: dict[str, Any], planned_bytes: int) -> None:
+    """Bytes that MXNet 1.9.1 plans for the training graph of the mlp at batch 64; alive at once: 84,480."""
+    planned = plan_symbol(
+        models.get("mlp"), models.input_shapes("mlp", 64), grad_req="write", options=_mxnet(**options)
+    )
+    validate(planned)
+    assert planned.memory.reported_bytes == planned_bytes
+    assert planned.memory.lower_bound == 84_480
+
+
+def test_outputs_are_allocated_largest_first() -> None:
+    """SliceChannel's halves are equal: the later output gets the block that was free first."""
+    parts = sym.SliceChannel(sym.tanh(sym.Variable("x")), num_outputs=2, axis=1)
+    planned = plan_symbol(sym.Group([parts[0], parts[1]]), {"x": (4, 6)}, options=PlanOptions(strategy="match_range"))
+    first, second = (int(planned.memory.entry_storage[e]) for e in planned.outputs)
+    assert second < first
+
+
+def test_an_entry_used_twice_is_not_replaced_in_place() -> None:
+    """x * x reads both slots, exp(x) * y only one."""
+    x = sym.exp(sym.Variable("x"))
+    for net, kind in ((x * x, Kind.OWN), (x * sym.Variable("y"), Kind.INPLACE)):
+        planned = plan_symbol(net, {"x": (2, 2), "y": (2, 2)})
+        assert planned.memory.entry_kind[planned.outputs[0]] == kind
+
+
+def test_an_identity_shares_while_others_still_read() -> None:
+    """Reshape(x) takes the memory of x, which tanh reads later; exp then may not write over it."""
+    x = sym.exp(sym.Variable("x"), name="e")
+    flat = sym.Reshape(x, shape=(-1,), name="flat")
+    net = sym.Group([sym.sqrt(flat, name="root"), sym.tanh(x, name="squash")])
+    planned = plan_symbol(net, {"x": (2, 3)})
+    validate(planned)
+    memory, graph = planned.memory, planned.graph
+    entry = {graph.entry_name(e): e for e in range(graph.num_entries)}
+    assert memory.entry_storage[entry["flat_output"]] == memory.entry_storage[entry["e_output"]]
+    assert memory.entry_storage[entry["root_output"]] != memory.entry_storage[entry["flat_output"]]
+    assert memory.entry_storage[entry["squash_output"]] == memory.entry_storage[entry["e_output"]]
+
+
+def test_variables_and_gradients_are_never_planned() -> None:
+    """They are the caller's: storage -1, and nothing is computed in place of them."""
+    planned = plan_symbol(sym.exp(sym.Variable("x")), {"x": (2, 2)}, grad_req="write")
+    memory = planned.memory
+    for eid in (planned.graph.row[planned.arguments["x"]], planned.gradients["x"]):
+        assert memory.entry_storage[eid] == -1
+        assert memory.entry_kind[eid] == Kind.EXTERNAL
+    assert memory.external_bytes == {"arguments": 16, "gradients": 16, "aux": 0, "head_grads": 16}
+    assert memory.total == memory.peak + 48
+
+
+def test_outputs_that_nobody_reads() -> None:
+    """The first half of a split is dropped: no memory and request NULL here, a block of its own for MXNet."""
+    net = sym.SliceChannel(sym.exp(sym.Variable("x")), num_outputs=2, axis=1, name="split")[1]
+    ours = plan_symbol(net, {"x": (4, 6)}, options=PlanOptions(strategy="match_range"))
+    mxnet = plan_symbol(net, {"x": (4, 6)}, options=_mxnet())
+    entry = ours.outputs[0] - 1
+    for planned, storage in ((ours, False), (mxnet, True)):
+        validate(planned)
+        assert planned.requests[entry] == Req.NULL
+        assert planned.memory.entry_kind[entry] == Kind.UNUSED
+        assert bool(planned.memory.entry_storage[entry] >= 0) is storage
+    assert ours.memory.peak < mxnet.memory.peak
+
+
+def test_sizes_of_other_dtypes() -> None:
+    """MXNet 1.9.1 counts 4 bytes per element whatever the dtype; what is allocated is right in both modes."""
+    net = sym.exp(sym.Variable("x")) * sym.Variable("y")
+    for dtype, width in (("float64", 8), ("float16", 2)):
+        dtypes = {"x": dtype, "y": dtype}
+        true = plan_symbol(net, {"x": (8, 8), "y": (8, 8)}, dtypes, options=PlanOptions(strategy="match_range"))
+        mxnet = plan_symbol(net, {"x": (8, 8), "y": (8, 8)}, dtypes, options=_mxnet())
+        assert true.memory.reported_bytes == true.memory.peak == mxnet.memory.peak == 64 * width
+        assert mxnet.memory.reported_bytes == 64 * 4
+        assert true.dtypes[true.outputs[0]] == np.dtype(dtype)
+
+
+def test_auto_search_keeps_the_smallest_range() -> None:
+    """The sweep over 1, 2, 4, 8, 16 is never worse than any of them."""
+    net, shapes = models.get("lenet"), models.input_shapes("lenet", 8)
+    single = [
+        plan_symbol(net, shapes, grad_req="write", options=_mxnet(match_range=r)).memory.reported_bytes
+        for r in (1, 2, 4, 8, 16)
+    ]
+    swept = plan_symbol(net, shapes, grad_req="write", options=_mxnet(auto_search=True)).memory.reported_bytes
+    assert swept == min(single)
+
+
+def test_colors_follow_the_longest_paths() -> None:
+    """Two colours: the long branch gets the first, the short branch the other; the join belongs to the long path."""
+    x = sym.Variable("x")
+    long = sym.tanh(sym.exp(sym.sqrt(x, name="l0"), name="l1"), name="l2")
+    short = sym.square(x, name="s0")
+    planned = plan_symbol(sym.Concat(long, short, name="join"), {"x": (2, 2)})
+    graph = planned.graph
+
+    class _Facts:
+        pass
+
+    facts: Any = _Facts()
+    facts.graph = graph
+    color = {node.name: shade for node, shade in zip(graph.nodes, colors(facts, 2), strict=True)}
+    assert [color[name] for name in ("l0", "l1", "l2", "join", "s0")] == [0, 0, 0, 0, 1]
+    assert colors(facts, 1) == []

@@ -1,0 +1,159 @@
+"""The validator finds every kind of damage, and names what clashes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.errors import PlanError
+from weftplan.ops.schema import Req
+from weftplan.planner import PlanOptions, plan_symbol, validate
+
+
+@pytest.fixture
+def planned() -> Any:
+    """A training plan with in-place entries, reuse and two outputs."""
+    x = sym.FullyConnected(sym.Variable("x"), sym.Variable("w"), num_hidden=16, no_bias=True, name="fc")
+    y = sym.tanh(x, name="t") * sym.sigmoid(x, name="s")
+    net = sym.Group([sym.sum(y * y, name="total"), sym.exp(y, name="e")])
+    plan = plan_symbol(net, {"x": (16, 16)}, grad_req="write", options=PlanOptions(strategy="match_range"))
+    validate(plan)
+    return plan
+
+
+def _entry(planned: Any, name: str) -> int:
+    graph = planned.graph
+    return next(e for e in range(graph.num_entries) if graph.entry_name(e) == name)
+
+
+def _changed(planned: Any, **changes: Any) -> Any:
+    arrays = {}
+    for name, edits in changes.items():
+        array = getattr(planned.memory, name).copy()
+        for index, value in edits.items():
+            array[index] = value
+        arrays[name] = array
+    return replace(planned, memory=replace(planned.memory, **arrays))
+
+
+def test_two_live_entries_in_one_storage(planned: Any) -> None:
+    """t is moved into the storage of s while both are needed: the message names both, the storage and the step."""
+    t, s = _entry(planned, "t_output"), _entry(planned, "s_output")
+    target = int(planned.memory.entry_storage[t])
+    with pytest.raises(
+        PlanError, match=rf"step \d+: entry '._output' in storage {target} is written over entry '._outpu"
+    ):
+        validate(_changed(planned, entry_storage={s: target}))
+
+
+def test_overlapping_storages_need_an_order_edge() -> None:
+    """Arena plans reuse bytes of other storages; without the edges a threaded run could overwrite early."""
+    x = sym.Variable("x")
+    for k in range(6):
+        x = sym.FullyConnected(x, num_hidden=16 if k % 2 else 32, no_bias=True, name=f"fc{k}")
+    plan = plan_symbol(x, {"x": (16, 16)}, options=PlanOptions(strategy="arena"))
+    validate(plan)
+    assert plan.memory.num_reuse_edges > 0
+    bare = replace(plan.memory, after_ptr=plan.memory.after_ptr * 0, after_storages=plan.memory.after_storages[:0])
+    with pytest.raises(PlanError, match=r"storage \d+ reuses bytes of storage \d+, which held .* no order edge"):
+        validate(replace(plan, memory=bare))
+
+
+def test_wrong_order(planned: Any) -> None:
+    """A node before what it needs."""
+    order = list(planned.order)
+    order[0], order[1] = order[1], order[0]
+    with pytest.raises(PlanError, match=r"step 0: .* runs before 'fc' \(step 1\), which it needs"):
+        validate(replace(planned, order=order))
+
+
+def test_missing_step(planned: Any) -> None:
+    """Every operator runs once."""
+    with pytest.raises(PlanError, match="expected each of"):
+        validate(replace(planned, order=planned.order[:-1]))
+
+
+def test_output_behind_the_forward_part(planned: Any) -> None:
+    """The forward part must make every output."""
+    with pytest.raises(PlanError, match="is made after the forward part"):
+        validate(replace(planned, num_forward_nodes=2))
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "value", "message"),
+    [
+        (
+            "entry_nbytes",
+            "t_output",
+            4,
+            r"entry 't_output' is planned with 4 bytes, but shape \(16, 16\) of float32 has",
+        ),
+        ("entry_storage", "t_output", -1, "entry 't_output' is read, but has no memory"),
+        ("entry_storage", "t_output", 99, "entry 't_output' is in storage 99, but there are"),
+        ("entry_last", "t_output", 2, "t_output"),
+        ("entry_kind", "t_output", 5, "entry 't_output' is marked unused, but it is read"),
+        ("entry_kind", "t_output", 0, "only variables and gradients are external"),
+        ("entry_inplace", "t_output", 1, "cannot compute 't_output' in place of its input 1"),
+    ],
+)
+def test_wrong_entry_facts(planned: Any, field: str, name: str, value: int, message: str) -> None:
+    """One fact of one entry is falsified."""
+    entry = _entry(planned, name)
+    if field == "entry_inplace":
+        planned = _changed(planned, entry_kind={entry: 3})
+    with pytest.raises(PlanError, match=message):
+        validate(_changed(planned, **{field: {entry: value}}))
+
+
+def test_storage_outside_its_slab(planned: Any) -> None:
+    """A storage past the end of the allocation, and one that is too small."""
+    storage = int(planned.memory.entry_storage[_entry(planned, "t_output")])
+    with pytest.raises(PlanError, match="is outside slab"):
+        validate(_changed(planned, storage_offset={storage: 64}))
+    with pytest.raises(PlanError, match="does not fit storage"):
+        validate(_changed(planned, storage_nbytes={storage: 64}))
+
+
+def test_alignment(planned: Any) -> None:
+    """Offsets on a host are multiples of 64."""
+    storage = int(planned.memory.entry_storage[_entry(planned, "t_output")])
+    slab = int(planned.memory.storage_slab[storage])
+    grown = _changed(planned, slab_nbytes={slab: 1 << 20}, storage_offset={storage: 4})
+    with pytest.raises(PlanError, match="is not aligned to 64 bytes"):
+        validate(grown)
+
+
+def test_claims_about_totals(planned: Any) -> None:
+    """The lower bound is counted again."""
+    with pytest.raises(PlanError, match=r"claims a lower bound of \d+ bytes, but \d+ are alive at once"):
+        validate(replace(planned, memory=replace(planned.memory, lower_bound=planned.memory.lower_bound - 4)))
+
+
+def test_requests(planned: Any) -> None:
+    """An entry that is added to must belong to a skipped sum; one without memory must not be written."""
+    requests = list(planned.requests)
+    requests[_entry(planned, "s_output")] = Req.ADD
+    with pytest.raises(PlanError, match=r"'s_output' has kind .* but request ADD"):
+        validate(replace(planned, requests=requests))
+
+
+def test_workspace_over_live_data() -> None:
+    """Scratch placed onto an input of the same node."""
+    net = sym.clip(sym.exp(sym.Variable("x")), a_min=0, a_max=1)
+    plan = plan_symbol(net, {"x": (16, 16)}, grad_req="write", options=PlanOptions(strategy="none"))
+    validate(plan)
+    graph, memory = plan.graph, plan.memory
+    found = [
+        (n, int(memory.entry_storage[e]))
+        for n in plan.order
+        for e in graph.inputs[n]
+        if memory.workspace_nbytes[n]
+        and memory.entry_storage[e] >= 0
+        and memory.workspace_nbytes[n] <= memory.storage_nbytes[memory.entry_storage[e]]
+    ]
+    assert found
+    with pytest.raises(PlanError, match="its workspace over its own input"):
+        validate(_changed(plan, workspace_storage=dict(found[:1])))
