@@ -77,7 +77,7 @@ def _writable_folder(ctx: click.Context, param: click.Parameter, value: Path | N
 @click.option("--devices", default="2", show_default=True, callback=_devices, help="How many CPU contexts, or a list.")
 @click.option("--engine", "kind", type=click.Choice(ENGINES), default=None, help="Default: MXNET_ENGINE_TYPE.")
 @click.option("--kvstore", default="device", show_default=True, type=click.Choice(("local", "device", "none")))
-@click.option("--epochs", default=12, show_default=True, type=click.IntRange(min=1))
+@click.option("--epochs", default=25, show_default=True, type=click.IntRange(min=1))
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
 @click.option("--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True))
@@ -226,5 +226,5 @@ def _print_result(result: dict[str, Any], console: Console) -> None:
     console.print(table)
     operations = Table("device", "queue", "operations", title="what the engine did")
     for row in engine.get().statistics().queues:
-        operations.add_row(str(row.context), row.queue, f"{row.completed:,}")
+        operations.add_row(str(row.context or "any CPU"), row.queue, f"{row.completed:,}")
     console.print(operations)

@@ -1,8 +1,8 @@
 """The stores of one process: ``local`` and ``device``.
 
 A store keeps, per key, the stored value and a merge buffer. ``push`` is one engine operation that reads every pushed
-array and writes the merge buffer, then the updater (called on the pushing thread, its work is asynchronous) or one copy;
-``pull`` is one copy per destination. Vars order all of it, so nothing here waits.
+array and writes the merge buffer, then the updater (called on the pushing thread, its work is asynchronous) or one
+copy; ``pull`` is one copy per destination. Vars order all of it, so nothing here waits.
 
 The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
 change what is pulled.

@@ -66,8 +66,8 @@ def set_config(**kwargs: Any) -> None:
         filename: of the trace.
         profile_memory, profile_all: sample live bytes (``profile_all`` switches everything on).
         aggregate_stats: for :func:`dumps`; it works without, too.
-        profile_symbolic, profile_imperative, profile_api, continuous_dump, dump_period, profile_process: accepted; every engine
-            operation is recorded whatever they say, and the file is written by :func:`dump`.
+        profile_symbolic, profile_imperative, profile_api, continuous_dump, dump_period, profile_process: accepted;
+            every engine operation is recorded whatever they say, and the file is written by :func:`dump`.
 
     Raises:
         ParameterError: an unknown key.

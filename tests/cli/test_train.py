@@ -1,0 +1,158 @@
+"""``weftplan train``: the whole path through every layer, its report, and its bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from weftplan.cli import main
+
+pytest.importorskip("sklearn")
+
+KEYS = {
+    "test_accuracy",
+    "images_per_s",
+    "wall_s",
+    "planned_peak_bytes",
+    "unshared_bytes",
+    "lower_bound_bytes",
+    "allocated_bytes",
+    "weights_sha256",
+}
+
+
+def train(*args):
+    """The command's result object."""
+    result = CliRunner().invoke(main, ["train", "--json", *args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_defaults_reach_the_accuracy():
+    """Lenet on two CPU contexts: 0.97 test accuracy, bytes allocated are bytes planned."""
+    result = train()
+    assert set(result) >= KEYS
+    assert result["devices"] == ["cpu(0)", "cpu(1)"]
+    assert result["engine"] == "ThreadedEnginePerDevice"
+    assert result["test_accuracy"] >= 0.97
+    assert result["allocated_bytes"] == result["planned_peak_bytes"]
+    assert result["lower_bound_bytes"] <= result["planned_peak_bytes"] <= result["unshared_bytes"]
+
+
+@pytest.mark.parametrize("network", ["mlp", "lenet", "resnet"])
+def test_same_bits_on_every_engine(network):
+    """One epoch: the digest of all weights is the same on every engine and with one or four workers."""
+    digests = {
+        engine: train("--network", network, "--epochs", "1", "--engine", engine)["weights_sha256"]
+        for engine in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
+    }
+    assert len(set(digests.values())) == 1, digests
+    many = subprocess.run(
+        [sys.executable, "-m", "weftplan", "train", "--json", "--network", network, "--epochs", "1"],
+        env={**os.environ, "MXNET_CPU_WORKER_NTHREADS": "4"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(many.stdout)["weights_sha256"] == digests["NaiveEngine"]
+    assert train("--network", network, "--epochs", "1", "--seed", "1")["weights_sha256"] != digests["NaiveEngine"]
+
+
+def test_report_and_checkpoint(tmp_path):
+    """--report writes a picture and the result; --checkpoint a file pair that loads again."""
+    from weftplan.training.checkpoint import load_checkpoint
+
+    report, prefix = tmp_path / "new" / "report", tmp_path / "digits"
+    result = train("--epochs", "1", "--report", str(report), "--checkpoint", str(prefix), "--network", "mlp")
+    assert (report / "memory-plan.svg").read_text().startswith("<?xml")
+    assert json.loads((report / "result.json").read_text()) == result
+    _, args, _ = load_checkpoint(prefix, 1)
+    assert any(name.endswith("_weight") for name in args)
+
+
+def test_text_output():
+    """Without --json: accuracy, memory beside the bounds, and operations per queue."""
+    result = CliRunner().invoke(main, ["train", "--epochs", "1", "--network", "mlp"], catch_exceptions=False)
+    assert result.exit_code == 0
+    for words in ("test accuracy", "images/s", "planned peak", "without sharing", "lower bound", "what the engine did"):
+        assert words in result.output
+    assert "cpu(1)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--network", "nope"], "'nope' is not one of 'mlp', 'lenet', 'resnet'"),
+        (["--devices", "0"], "at least one device"),
+        (["--devices", "tpu(0)"], "is no device"),
+        (["--devices", "cpu0,cpu0"], "twice"),
+        (["--epochs", "0"], "0 is not in the range"),
+        (["--batch-size", "-3"], "not in the range"),
+        (["--lr", "0"], "not in the range"),
+        (["--engine", "Fast"], "'Fast' is not one of"),
+    ],
+)
+def test_bad_options(args, words):
+    """A bad option is named, with what is legal, before anything runs."""
+    result = CliRunner().invoke(main, ["train", *args])
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_batch_larger_than_the_data():
+    """A clear message instead of an empty epoch."""
+    result = CliRunner().invoke(main, ["train", "--batch-size", "100000"])
+    assert result.exit_code == 1
+    assert "batch_size must be in [1, 1438]" in result.output
+
+
+def test_no_permission_for_the_report(tmp_path):
+    """A folder that cannot be written is refused before training, and nothing is left behind."""
+    blocker = tmp_path / "file"
+    blocker.write_text("in the way")
+    result = CliRunner().invoke(main, ["train", "--report", str(blocker / "report")])
+    assert result.exit_code == 2
+    assert "cannot write to" in result.output
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_gpu_without_a_gpu():
+    """A missing device says what is missing and what to install."""
+    result = CliRunner().invoke(main, ["train", "--devices", "gpu0", "--epochs", "1"])
+    if result.exit_code == 0:
+        pytest.skip("this machine has a GPU")
+    assert result.exit_code == 1
+    assert "cuda12" in result.output
+
+
+def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
+    """Ctrl-C: exit code 130, a message, and a checkpoint that predicts."""
+    from weftplan.training.checkpoint import load_checkpoint
+
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "weftplan", "train", "--network", "resnet", "--epochs", "500"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert "resnet on" in first
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, rest
+    assert "interrupted: saved" in rest
+    files = sorted(p.name for p in tmp_path.iterdir())
+    assert len(files) == 2
+    assert files[1] == "digits-resnet-symbol.json"
+    epoch = int(files[0].removesuffix(".params").rsplit("-", 1)[1])
+    _, args, aux = load_checkpoint(tmp_path / "digits-resnet", epoch)
+    assert args
+    assert aux
