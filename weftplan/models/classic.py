@@ -30,12 +30,16 @@ def lenet(classes: int = 10) -> Symbol:
 
 
 def lenet_small(classes: int = 10) -> Symbol:
-    """LeNet's plan for images of about 8x8 pixels: 3x3 convolutions with 16 and 32 filters, 64 units."""
+    """LeNet's plan for images of about 8x8 pixels: 3x3 convolutions with 32 and 64 filters, 128 units.
+
+    Batch normalisation is not LeNet's, but with it a few epochs on the digits suffice whatever the seed.
+    """
     x = sym.Variable("data")
-    for i, filters in enumerate((16, 32), 1):
-        x = relu(conv(x, filters, 3, pad=1, bias=True, name=f"conv{i}"), name=f"relu{i}")
+    for i, filters in enumerate((32, 64), 1):
+        x = conv(x, filters, 3, pad=1, name=f"conv{i}")
+        x = relu(sym.BatchNorm(x, fix_gamma=False, name=f"bn{i}"), name=f"relu{i}")
         x = pool(x, "max", 2, 2, name=f"pool{i}")
-    x = relu(dense(sym.Flatten(x, name="flatten"), 64, name="fc1"), name="relu3")
+    x = relu(dense(sym.Flatten(x, name="flatten"), 128, name="fc1"), name="relu3")
     return softmax(dense(x, classes, name="fc2"))
 
 
