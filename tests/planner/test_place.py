@@ -1,0 +1,106 @@
+"""Placement: groups, copies between devices, states that cannot move, and plans per device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.device.context import Context, cpu, sim
+from weftplan.errors import BindError
+from weftplan.planner import PlanOptions, plan_symbol, validate
+
+GROUPS = {"left": cpu(0), "right": cpu(1)}
+
+
+def _two_devices() -> Any:
+    """x and w0 on the left, w1 on the right: fc0 runs left, fc1 right."""
+    with sym.AttrScope(ctx_group="left"):
+        h = sym.FullyConnected(sym.Variable("x"), sym.Variable("w0"), num_hidden=6, no_bias=True, name="fc0")
+        h = sym.tanh(h, name="t0")
+    with sym.AttrScope(ctx_group="right"):
+        h = sym.FullyConnected(h, sym.Variable("w1"), num_hidden=6, no_bias=True, name="fc1")
+        return sym.tanh(h, name="t1")
+
+
+def _plan(net: Any, **kwargs: Any) -> Any:
+    shapes = dict.fromkeys(net.list_arguments(), (6, 6))
+    planned = plan_symbol(net, shapes, **{"grad_req": "write", "group2ctx": GROUPS} | kwargs)
+    validate(planned)
+    return planned
+
+
+def _where(planned: Any) -> dict[str, Context]:
+    return {node.name: ctx for node, ctx in zip(planned.graph.nodes, planned.devices, strict=True)}
+
+
+def test_groups_place_nodes_and_gradients_follow() -> None:
+    """One copy forwards (t0 to the right), one backwards (its gradient to the left)."""
+    planned = _plan(_two_devices())
+    where = _where(planned)
+    assert [where[n] for n in ("x", "w0", "fc0", "t0", "fc0_backward")] == [cpu(0)] * 5
+    assert [where[n] for n in ("w1", "fc1", "t1", "fc1_backward")] == [cpu(1)] * 4
+    copies = {node.name: where[node.name] for node in planned.graph.nodes if node.name.endswith("_copy")}
+    assert copies == {"t0_0_copy": cpu(1), "fc1_backward_0_copy": cpu(0)}
+
+
+def test_each_device_has_memory_of_its_own() -> None:
+    """No slab is shared, and the peaks add up."""
+    planned = _plan(_two_devices(), options=PlanOptions(strategy="match_range"))
+    by_device = planned.memory.peak_by_device
+    assert set(by_device) == {cpu(0), cpu(1)}
+    assert all(nbytes > 0 for nbytes in by_device.values())
+    assert sum(by_device.values()) == planned.memory.peak
+    for eid in range(planned.graph.num_entries):
+        storage = int(planned.memory.entry_storage[eid])
+        if storage >= 0:
+            assert planned.memory.storage_context(storage) == planned.entry_device(eid)
+
+
+def test_two_devices_compute_the_same_bits(interpret: Any, same: Any) -> None:
+    """Placement and copies change no value."""
+    net = _two_devices()
+    values = {k: v for k, v in interpret.values(net, 1).items() if not k.startswith("grad:")}
+    same(interpret.planned(_plan(net), values), interpret.planned(_plan(net, group2ctx=None), values))
+
+
+def test_one_copy_per_destination() -> None:
+    """Three readers on the right share one copy of e."""
+    with sym.AttrScope(ctx_group="left"):
+        e = sym.exp(sym.Variable("x"), name="e")
+    with sym.AttrScope(ctx_group="right"):
+        net = sym.Group([sym.tanh(e), sym.sqrt(e), sym.square(e)])
+    names = [node.name for node in _plan(net, grad_req="null").graph.nodes]
+    assert names.count("e_0_copy") == 1
+
+
+def test_gradients_arrive_where_their_arrays_are() -> None:
+    """The caller's array of w1 is on the left although its group is on the right."""
+    planned = _plan(_two_devices(), variable_contexts={"x": cpu(0), "w0": cpu(0), "w1": cpu(0)})
+    assert planned.entry_device(planned.gradients["w1"]) == cpu(0)
+    assert planned.entry_device(planned.graph.row[planned.arguments["w1"]]) == cpu(0)
+    assert _where(planned)["fc1"] == cpu(1)
+
+
+def test_without_a_map_groups_are_ignored() -> None:
+    """Everything is on the default device."""
+    planned = _plan(_two_devices(), group2ctx=None, context=sim(0))
+    assert set(planned.devices) == {sim(0)}
+    assert planned.memory.contexts == (sim(0),)
+
+
+def test_a_group_without_a_device() -> None:
+    """The message lists the groups that are known."""
+    with pytest.raises(BindError, match=r"is in ctx_group 'right', but group2ctx has only \['left'\]"):
+        _plan(_two_devices(), group2ctx={"left": cpu(0)})
+
+
+def test_a_state_on_another_device() -> None:
+    """BatchNorm writes its moving mean, so a copy of it would be updated in vain."""
+    with sym.AttrScope(ctx_group="left"):
+        mean = sym.Variable("mean")
+    with sym.AttrScope(ctx_group="right"):
+        net = sym.BatchNorm(sym.Variable("x"), moving_mean=mean, name="bn")
+    with pytest.raises(BindError, match=r"BatchNorm \('bn'\) on cpu\(1\) writes to 'mean', which is on cpu\(0\)"):
+        plan_symbol(net, {"x": (2, 3, 4, 4)}, group2ctx=GROUPS)

@@ -1,0 +1,131 @@
+"""Plans as text: JSON there and back, damaged files, edited plans, and the reports."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weftplan import models
+from weftplan import symbol as sym
+from weftplan.errors import FormatError, PlanError
+from weftplan.planner import MemoryPlan, PlanOptions, plan_symbol, validate
+
+
+@pytest.fixture(params=["match_range", "auto"])
+def plan(request: pytest.FixtureRequest) -> MemoryPlan:
+    """The training plan of the small LeNet."""
+    net, shapes = models.get("lenet"), models.input_shapes("lenet", 4)
+    return plan_symbol(net, shapes, grad_req="write", options=PlanOptions(strategy=request.param)).memory
+
+
+def test_round_trip(plan: MemoryPlan) -> None:
+    """Every array and every figure comes back; writing again gives the same text; the layout is still valid."""
+    text = plan.to_json()
+    back = MemoryPlan.from_json(text)
+    assert back.to_json() == text
+    for name, value in vars(plan).items():
+        if isinstance(value, np.ndarray):
+            assert np.array_equal(getattr(back, name), value), name
+    assert (back.peak, back.total, back.lower_bound) == (plan.peak, plan.total, plan.lower_bound)
+    assert back.options == plan.options
+    assert back.summary() == plan.summary()
+    validate(back)
+
+
+def test_a_plan_edited_by_hand_is_rejected(plan: MemoryPlan) -> None:
+    """Two entries that live together are given one storage: both names are in the message."""
+    document = json.loads(plan.to_json())
+    rows = document["entries"]
+    alive = [row for row in rows if row["storage"] >= 0 and row["source"] < 0]
+    a, b = next(
+        (x, y)
+        for x in alive
+        for y in alive
+        if x["first"] < y["first"] < x["last"] and y["nbytes"] <= x["nbytes"] and x["storage"] != y["storage"]
+    )
+    b["storage"] = a["storage"]
+    with pytest.raises(PlanError) as caught:
+        validate(MemoryPlan.from_json(json.dumps(document)))
+    assert "is written over" in str(caught.value)
+    assert str(caught.value).count("entry '") == 2
+
+
+def test_a_lifetime_edited_by_hand_is_rejected(plan: MemoryPlan) -> None:
+    """Entries said to live to the end clash with the next tenants of their bytes."""
+    document = json.loads(plan.to_json())
+    for row in document["entries"]:
+        if row["storage"] >= 0:
+            row["last"] = len(document["steps"])
+    with pytest.raises(PlanError, match="is written over"):
+        validate(MemoryPlan.from_json(json.dumps(document)))
+
+
+def test_sizes_edited_by_hand_are_rejected(plan: MemoryPlan) -> None:
+    """Bytes must agree with shape and dtype."""
+    document = json.loads(plan.to_json())
+    row = next(row for row in document["entries"] if row["storage"] >= 0)
+    row["nbytes"] -= 4
+    with pytest.raises(PlanError, match=rf"entry '{row['name']}' is planned with {row['nbytes']} bytes, but shape"):
+        validate(MemoryPlan.from_json(json.dumps(document)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "truncated or malformed"),
+        (lambda text: "[]", "expected a JSON object with"),
+        (lambda text: text.replace('"version": 1', '"version": 7'), "plan of version 7; this release reads version 1"),
+        (lambda text: text.replace('"lower_bound"', '"lowest"'), "lacks field 'lower_bound'"),
+        (lambda text: text.replace('"kind": "OWN"', '"kind": "MINE"', 1), "lacks field 'MINE'"),
+        (
+            lambda text: text.replace('"storage": 0', '"storage": 9999', 1),
+            "storage of an entry must be an integer from",
+        ),
+        (lambda text: text.replace('"first": 1,', '"first": "soon",', 1), "field 'first' must hold integers"),
+        (lambda text: text.replace('"dtype": "float32"', '"dtype": "float33"', 1), "the plan is malformed"),
+        (lambda text: text.replace('"strategy": "auto"', '"strategy": "best"', 1), "plan is malformed|must be one of"),
+    ],
+)
+def test_damaged_files(damage: Any, message: str) -> None:
+    """Each damage is named; nothing is returned."""
+    net = sym.exp(sym.tanh(sym.Variable("x")))
+    text = plan_symbol(net, {"x": (4, 4)}, grad_req="write", options=PlanOptions(strategy="auto")).memory.to_json()
+    damaged = damage(text)
+    assert damaged != text
+    with pytest.raises(FormatError, match=message):
+        MemoryPlan.from_json(damaged)
+
+
+def test_reports_agree_with_the_plan(plan: MemoryPlan) -> None:
+    """The timeline's maximum is the lower bound; what is alive at the peak adds up to it; bars lie inside."""
+    timeline = plan.timeline()
+    assert timeline.max() == plan.lower_bound
+    assert sum(item.nbytes for item in plan.alive_at_peak()) == plan.lower_bound
+    assert [item.nbytes for item in plan.alive_at_peak(3)] == sorted(
+        (item.nbytes for item in plan.alive_at_peak()), reverse=True
+    )[:3]
+    bars = plan.bars()
+    assert bars
+    assert all(bar.address >= 0 and bar.address + bar.nbytes <= plan.peak for bar in bars)
+    assert all(0 <= bar.first < bar.last <= len(timeline) for bar in bars)
+
+
+def test_summary_names_what_fills_the_peak(plan: MemoryPlan) -> None:
+    """Totals, the largest buffers, and what the figures leave out."""
+    text = plan.summary(3)
+    assert f"{plan.peak:,} bytes" in text
+    assert f"{plan.total:,} bytes" in text
+    for item in plan.alive_at_peak(3):
+        assert item.name in text
+    assert "Not in these figures" in text
+
+
+def test_compare() -> None:
+    """The ratio of the second plan to the first."""
+    net = sym.exp(sym.tanh(sym.Variable("x")) * 2)
+    small, large = (plan_symbol(net, {"x": (n, 8)}, options=PlanOptions(strategy="none")).memory for n in (4, 12))
+    peak = next(line for line in small.compare(large).splitlines() if line.startswith("peak"))
+    assert peak.split() == ["peak", f"{small.peak:,}", f"{large.peak:,}", "3.000"]
