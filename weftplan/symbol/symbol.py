@@ -11,7 +11,8 @@ from typing import Any
 from weftplan.errors import NotImplementedForSymbol, ParameterError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Shape
-from weftplan.symbol import attribute, infer, json_io, operators
+from weftplan.symbol import attribute, infer, json_io
+from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
 from weftplan.symbol.hooks import hook
 from weftplan.symbol.node import Entry, Node
@@ -22,7 +23,7 @@ _NDARRAY_ONLY = frozenset(
 )
 
 
-class Symbol:
+class Symbol(Arithmetic):
     """One or several outputs of a graph, to be composed, inspected, saved, planned and bound.
 
     Symbols never change; the nodes behind them are shared.
@@ -203,93 +204,6 @@ class Symbol:
         node.attrs, node.params = changed, params
 
     # --------------------------------------------------------------------------------------------------- operators
-
-    def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> Any:
-        mine = single(self, "an arithmetic operator")
-        theirs = single(other, "an arithmetic operator") if isinstance(other, Symbol) else other
-        node = operators.binary(kind, theirs, mine) if swapped else operators.binary(kind, mine, theirs)
-        return NotImplemented if node is None else Symbol([Entry(node)])
-
-    def __add__(self, other: Any) -> Symbol:
-        return self._binary("add", other)  # type: ignore[no-any-return]
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Symbol:
-        return self._binary("sub", other)  # type: ignore[no-any-return]
-
-    def __rsub__(self, other: Any) -> Symbol:
-        return self._binary("sub", other, swapped=True)  # type: ignore[no-any-return]
-
-    def __mul__(self, other: Any) -> Symbol:
-        return self._binary("mul", other)  # type: ignore[no-any-return]
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Symbol:
-        return self._binary("truediv", other)  # type: ignore[no-any-return]
-
-    def __rtruediv__(self, other: Any) -> Symbol:
-        return self._binary("truediv", other, swapped=True)  # type: ignore[no-any-return]
-
-    def __mod__(self, other: Any) -> Symbol:
-        return self._binary("mod", other)  # type: ignore[no-any-return]
-
-    def __rmod__(self, other: Any) -> Symbol:
-        return self._binary("mod", other, swapped=True)  # type: ignore[no-any-return]
-
-    def __pow__(self, other: Any) -> Symbol:
-        return self._binary("pow", other)  # type: ignore[no-any-return]
-
-    def __rpow__(self, other: Any) -> Symbol:
-        return self._binary("pow", other, swapped=True)  # type: ignore[no-any-return]
-
-    def __eq__(self, other: object) -> Symbol:  # type: ignore[override]
-        return self._binary("eq", other)  # type: ignore[no-any-return]
-
-    def __ne__(self, other: object) -> Symbol:  # type: ignore[override]
-        return self._binary("ne", other)  # type: ignore[no-any-return]
-
-    def __gt__(self, other: Any) -> Symbol:
-        return self._binary("gt", other)  # type: ignore[no-any-return]
-
-    def __ge__(self, other: Any) -> Symbol:
-        return self._binary("ge", other)  # type: ignore[no-any-return]
-
-    def __lt__(self, other: Any) -> Symbol:
-        return self._binary("lt", other)  # type: ignore[no-any-return]
-
-    def __le__(self, other: Any) -> Symbol:
-        return self._binary("le", other)  # type: ignore[no-any-return]
-
-    def __neg__(self) -> Symbol:
-        return Symbol([Entry(operators.negative(single(self, "-")))])
-
-    def __abs__(self) -> Symbol:
-        return Symbol([Entry(operators.absolute(single(self, "abs")))])
-
-    __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        raise operators.no_truth_value()
-
-    def __iadd__(self, other: Any) -> Symbol:
-        raise operators.no_inplace("+")
-
-    def __isub__(self, other: Any) -> Symbol:
-        raise operators.no_inplace("-")
-
-    def __imul__(self, other: Any) -> Symbol:
-        raise operators.no_inplace("*")
-
-    def __itruediv__(self, other: Any) -> Symbol:
-        raise operators.no_inplace("/")
-
-    def __imod__(self, other: Any) -> Symbol:
-        raise operators.no_inplace("%")
-
-    def __ipow__(self, other: Any) -> Symbol:
-        raise operators.no_inplace("**")
 
     def __getattr__(self, name: str) -> Any:
         """Every registered operator is a method: ``x.reshape(shape=(2, 3))``."""
