@@ -1,9 +1,10 @@
 """BatchNorm: normalisation of each channel over batch and space.
 
-The hidden outputs are mean and *variance* of what was used to normalise (the batch in training, the moving statistics
-otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet 1.9.1, on purpose:
-the moving statistics change in the training forward pass (there, in the backward pass), and with ``fix_gamma`` the
-stored gamma is left alone (there, ones are written into it); it counts as 1 and its gradient is 0 in both.
+Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) of what was used to normalise (the batch in training, the
+moving statistics otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet
+1.9.1, on purpose: the moving statistics change in the training forward pass (there, in the backward pass), and with
+``fix_gamma`` the stored gamma is left alone (there, ones are written into it); it counts as 1 and its gradient is 0 in
+both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PARAMS = (
     Param("momentum", p_float, 0.9, "Share of the old value in new moving statistics."),
     Param("fix_gamma", p_bool, True, "True: gamma counts as 1 and has gradient 0."),
     Param("use_global_stats", p_bool, False, "True: the moving statistics normalise in training too."),
-    Param("output_mean_var", p_bool, False, "True: mean and variance are visible outputs."),
+    Param("output_mean_var", p_bool, False, "True: the mean and 1 / sqrt(variance + eps) are visible outputs."),
     Param("axis", p_int, 1, "The channel axis."),
     Param("cudnn_off", p_bool, False, "Accepted, no effect."),
     Param("min_calib_range", p_optional(p_float), None, "Accepted, no effect."),
@@ -128,12 +129,14 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     else:
         mean[...] = moving_mean
         var[...] = moving_var
-    for target, value in zip(outputs[1:], (mean, var), strict=True):
+    xp.add(var, params["eps"], out=scale)
+    xp.sqrt(scale, out=scale)
+    xp.divide(1.0, scale, out=scale)
+    for target, value in zip(outputs[1:], (mean, scale), strict=True):
         if target is not None:
             target[...] = value
     if outputs[0] is None:
         return
-    _inverse_deviation(xp, params, var, scale)
     if not params["fix_gamma"]:
         xp.multiply(scale, gamma, out=scale)
     xp.multiply(mean, scale, out=shift)
@@ -146,12 +149,6 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
         xp.add(wide, shift[where[1], None], out=target, casting="same_kind")
 
 
-def _inverse_deviation(xp: Any, params: Params, var: Any, out: Any) -> None:
-    xp.add(var, params["eps"], out=out)
-    xp.sqrt(out, out=out)
-    xp.divide(1.0, out, out=out)
-
-
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     split = _Split(params, inputs[0].shape)
     acc = inputs[1].dtype
@@ -161,7 +158,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
     xp = ctx.xp
-    ograd, data, gamma, mean, var = inputs
+    ograd, data, gamma, mean, inverse = inputs
     dgrad, ggrad, bgrad = outputs
     split = _Split(params, data.shape)
     data, ograd = data.reshape(split.shape), ograd.reshape(split.shape)
@@ -179,7 +176,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
         xp.multiply(term, ograd[where], out=term)
         xp.sum(term, axis=(0, 2), out=some)
         xp.add(products[where[1]], some, out=products[where[1]])
-    _inverse_deviation(xp, params, var, scale)
+    scale[...] = inverse
     xp.multiply(products, scale, out=products)  # the gradient of gamma
     if bgrad is not None:
         bgrad[...] = sums

@@ -320,7 +320,6 @@ register(
         params=_PARAMS,
         inputs=_inputs,
         outputs=_outputs,
-        visible_outputs=1,
         gradient=_gradient,
         inplace=UNARY_INPLACE,
         workspace=_workspace,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,13 +128,15 @@ _family("softmax", "exp(data / temperature), divided by its sum along the axis."
 _family("softmin", "softmax of the negated data.", sign=-1.0)
 _family("log_softmax", "Logarithm of softmax.", log=True)
 
-_ACTIVATION = (Param("mode", p_enum("channel", "instance"), "instance", "instance: over all axes but the first."),)
+_ACTIVATION = (
+    Param("mode", p_enum("channel", "instance"), "instance", "channel: along axis 1; instance: along the last axis."),
+)
 
 
 def _activation_rows(params: Params, shape: Shape) -> Shape:
     if params["mode"] == "channel":
         return as_rows(shape, 1)
-    return shape[0], math.prod(shape[1:]), 1
+    return as_rows(shape, -1)
 
 
 def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -175,7 +176,7 @@ register(
         gradient=lambda builder: builder.node("_backward_SoftmaxActivation", [builder.ograd(), builder.output(0)]),
         inplace=UNARY_INPLACE,
         workspace=_activation_workspace,
-        doc="softmax over all axes but the first (instance) or over axis 1 (channel).",
+        doc="softmax along the last axis (instance) or along axis 1 (channel).",
     )
 )
 backward(

@@ -3,7 +3,8 @@
 Three layouts of data, as (outer, classes, inner): ``multi_output``: classes on axis 1; ``preserve_shape``: on the last
 axis; neither: all axes but the first together, of which the labels' first ``outer`` numbers are used. Labels of the
 data's own shape are probabilities: the gradient is then ``grad_scale · (output - label)``, not normalised otherwise.
-A label that is no class gives the gradient of no class being right.
+A label that is no class gives the gradient of no class being right. As in MXNet 1.9.1, ``smooth_alpha`` does nothing
+with ``multi_output``. Unlike there, ``out_grad`` multiplies by the incoming gradient (there, by the output).
 """
 
 from __future__ import annotations
@@ -120,20 +121,16 @@ def _subtract_labels(ctx: OpContext, params: Params, output: Any, label: Any, ou
     xp = ctx.xp
     outer, classes, inner = _rows(params, output.shape)
     size = outer * inner
-    index = ctx.take((min(size, _LABELS),), INDEX)
-    place = ctx.take((min(size, _LABELS),), INDEX)
-    alpha = params["smooth_alpha"]
+    index = ctx.take((min(label.size, _LABELS),), INDEX)
+    place = ctx.take((min(label.size, _LABELS),), INDEX)
+    alpha = 0.0 if params["multi_output"] else params["smooth_alpha"]
     rest = alpha / (classes - 1) if alpha and classes > 1 else 0.0
     ignore = int(params["ignore_label"])
     xp.subtract(output, rest, out=out)
     flat = out.reshape(-1)
     columns = out.reshape(outer, classes, inner)
-    valid = 0
     for first, part in _label_blocks(label, size, index):
         where = place[: part.size]
-        kept = part != ignore
-        if params["normalization"] == "valid":
-            valid += int(kept.sum())
         hit = (part >= 0) & (part < classes)
         xp.clip(part, 0, classes - 1, out=where)
         # place = (outer index · classes + class) · inner + inner index
@@ -141,13 +138,14 @@ def _subtract_labels(ctx: OpContext, params: Params, output: Any, label: Any, ou
         xp.multiply(where, inner, out=where)
         xp.add(where, position // inner * (classes * inner) + position % inner, out=where)
         flat[where] -= hit * out.dtype.type(1.0 - alpha - rest)
-        if params["use_ignore"] and not kept.all():
-            ignored = position[~kept]
+        if params["use_ignore"]:
+            ignored = position[part == ignore]
             columns[ignored // inner, :, ignored % inner] = 0
     scale: float = params["grad_scale"]
     if params["normalization"] == "valid":
-        return scale / max(1, valid)
-    batch = label.size if label.ndim > 1 and not params["multi_output"] and params["preserve_shape"] else outer
+        counts = (int((part != ignore).sum()) for _, part in _label_blocks(label, label.size, index))
+        return scale / max(1, sum(counts))
+    batch = outer if params["multi_output"] else label.size
     return scale / inner / (batch if params["normalization"] == "batch" else 1)
 
 
@@ -155,8 +153,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     shape = inputs[0].shape
     if inputs[1].shape == shape:
         return 0
-    outer, _, inner = _rows(params, shape)
-    block: tuple[Shape, np.dtype[Any]] = ((min(outer * inner, _LABELS),), INDEX)
+    block: tuple[Shape, np.dtype[Any]] = ((min(math.prod(inputs[1].shape), _LABELS),), INDEX)
     return take_bytes(block, block)
 
 
