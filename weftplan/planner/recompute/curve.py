@@ -11,7 +11,7 @@ not dominated.
    their first backward use. Repeating what made such a result frees its bytes during the gap; what that needs is
    followed back to results that are kept anyway. The bundle that frees most per second is taken, until the target
    holds; then whatever turns out superfluous is taken back.
-3. Small graphs get an exchange search around every point of the curve.
+3. Small graphs get an exchange search around every point of the curve; very small ones are enumerated.
 
 The work is bounded by a number of prices that depends on the graph alone, never by a clock: equal graphs get equal
 plans.
@@ -19,7 +19,7 @@ plans.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,12 @@ from weftplan.planner.recompute.tape import Price, Tape, Trace
 
 STEPS_PRICED = 3_000_000
 """Steps that the whole search may walk: about eight seconds of Python."""
+MOST_PRICES = 4_000
+"""Prices are not worth more than this many, however small the graph."""
+EXHAUSTIVE = 12
+"""So few nodes that may be repeated are tried in all combinations."""
+LAYERS = 4
+"""How many layers the exchange search looks at."""
 RUNG = 0.96
 """Each target of the ladder is this part of the one before."""
 
@@ -55,7 +61,7 @@ class Search:
     def __init__(self, tape: Tape, *, steps_priced: int = STEPS_PRICED) -> None:
         self.tape = tape
         steps = len(tape.forward) + len(tape.backward)
-        self.left = max(60, min(6000, steps_priced // max(steps, 1)))
+        self.left = max(60, min(MOST_PRICES, steps_priced // max(steps, 1)))
         """Prices that may still be asked for."""
         self.known: dict[frozenset[int], Price] = {}
         self.can = frozenset(tape.repeatable)
@@ -64,6 +70,10 @@ class Search:
         """Fill the archive."""
         self.price(frozenset())
         if not self.can:
+            return
+        if len(self.can) <= EXHAUSTIVE:
+            for mask in range(1, 1 << len(self.can)):
+                self.price(frozenset(nid for k, nid in enumerate(self.tape.repeatable) if mask >> k & 1))
             return
         self._seeds()
         self._ladder()
@@ -266,26 +276,55 @@ class Search:
     # -- small graphs ----------------------------------------------------------------------------------------------
 
     def _exchange(self) -> None:
-        """From every point of the curve: one node in, one out, one for another; until nothing new is on the curve."""
+        """Look around every point of the curve, then around what only the curve beats.
+
+        A choice that is beaten now may have a neighbour that is not, so the next layers below the curve are worth their
+        prices once nothing new is found next to the curve itself.
+        """
         seen: set[frozenset[int]] = set()
         while self.left > 0:
-            fresh = [point for point in self.frontier() if point.twins not in seen]
-            if not fresh:
+            fresh = next((layer for layer in self._layers() if not seen.issuperset(layer)), None)
+            if fresh is None:
                 return
-            for point in fresh:
-                seen.add(point.twins)
-                for neighbour in self._neighbours(point.twins):
+            for twins in fresh:
+                if twins in seen:
+                    continue
+                seen.add(twins)
+                for neighbour in self._neighbours(twins):
                     if self.left <= 0:
                         return
                     self.price(neighbour)
 
-    def _neighbours(self, twins: frozenset[int]) -> Iterable[frozenset[int]]:
-        outside = sorted(self.can - twins)
-        inside = sorted(twins)
+    def _layers(self) -> Iterator[list[frozenset[int]]]:
+        """What is not dominated; what is not dominated without these; and so on."""
+        rest = sorted({(p.seconds, p.peak, p.twins) for p in self.known.values()}, key=lambda p: (p[0], p[1], p[2]))
+        for _ in range(LAYERS):
+            layer: list[frozenset[int]] = []
+            behind = []
+            lowest: int | None = None
+            for item in rest:
+                if lowest is None or item[1] < lowest:
+                    lowest = item[1]
+                    layer.append(frozenset(item[2]))
+                else:
+                    behind.append(item)
+            yield layer
+            rest = behind
+
+    def _neighbours(self, twins: frozenset[int]) -> Iterator[frozenset[int]]:
+        """One node in or out, one for another, a stretch of the forward order in or out."""
+        can = self.tape.repeatable
+        outside = [nid for nid in can if nid not in twins]
+        inside = [nid for nid in can if nid in twins]
         for nid in inside:
             yield twins - {nid}
         for nid in outside:
             yield twins | {nid}
+        for start in range(len(can)):
+            for end in range(start + 2, len(can) + 1):
+                stretch = can[start:end]
+                yield twins.union(stretch)
+                yield twins.difference(stretch)
         for out in inside:
             for new in outside:
                 yield (twins - {out}) | {new}
