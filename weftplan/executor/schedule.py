@@ -2,13 +2,14 @@
 
 Everything that does not change from run to run is settled at bind: arrays at their planned addresses, the kernel, its
 context and workspace. A run then only calls. A :class:`Step` is one node; it is executed by one thread at a time,
-because it writes vars of its own outputs, so its :class:`~weftplan.ops.schema.OpContext` may be kept and used again.
+because it writes vars of its own outputs, so its call and context may be kept and used again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ class RunState:
     counter: int = 0
 
 
+Call = Callable[[], Any]
+Bind = Callable[[RunState], Call]
+
+
 @dataclass(slots=True)
 class Step:
     """One node, ready to run.
@@ -40,7 +45,8 @@ class Step:
         node: the graph node.
         nid: its id in the indexed graph.
         context: where it runs.
-        call: does the work for a run; None when there is nothing to do (an identity in place).
+        bind: makes the call that does the work of a run; None when there is nothing to do (an identity in place). Runs
+            that differ in nothing but random keys may use one call again, as long as the node is not random.
         reads, writes: engine vars, duplicates removed.
         copies: a cross-device copy, which gets an engine operation of its own.
     """
@@ -48,7 +54,7 @@ class Step:
     node: Node
     nid: int
     context: Context
-    call: Callable[[RunState], None] | None
+    bind: Bind | None
     reads: list[Any]
     writes: list[Any]
     inputs: list[NDArray | None]
@@ -114,9 +120,9 @@ class StepBuilder:
         if op.name == "_CrossDeviceCopy":
             assert inputs[0] is not None
             assert outputs[0] is not None
-            step.call, step.copies = _copy_call(inputs[0], outputs[0])
+            step.bind, step.copies = _copy_call(inputs[0], outputs[0])
             return step
-        step.call = _kernel_call(
+        step.bind = _kernel_call(
             op, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
         )
         return step
@@ -143,7 +149,7 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
     )
 
 
-def _copy_call(source: NDArray, target: NDArray) -> tuple[Callable[[RunState], None], FnProperty]:
+def _copy_call(source: NDArray, target: NDArray) -> tuple[Bind, FnProperty]:
     ends = (source.context, target.context)
     where = device.get(ends[1] if ends[0].is_host else ends[0])
     if ends[0].is_host and not ends[1].is_host:
@@ -152,12 +158,8 @@ def _copy_call(source: NDArray, target: NDArray) -> tuple[Callable[[RunState], N
         prop = FnProperty.NORMAL
     else:
         prop = FnProperty.COPY_FROM_GPU
-    src, dst = source.raw(), target.raw()
-
-    def call(run: RunState) -> None:
-        where.copy(dst, src)
-
-    return call, prop
+    call = partial(where.copy, target.raw(), source.raw())
+    return (lambda run: call), prop
 
 
 def _kernel_call(
@@ -170,8 +172,8 @@ def _kernel_call(
     requests: Sequence[Req],
     workspace: Any,
     output_shapes: tuple[Shape, ...],
-) -> Callable[[RunState], None]:
-    """The prepared call of one kernel; outputs to be accumulated are computed in workspace, then added."""
+) -> Bind:
+    """What binds one kernel to a run; outputs to be accumulated are computed in workspace, then added."""
     place = device.get(context)
     xp = place.xp
     raw_in: list[Any] = [None if array is None else array.raw() for array in inputs]
@@ -191,32 +193,36 @@ def _kernel_call(
                 raw_out[k] = term
                 added.append((target, term))
         scratch = scratch[:end] if end else None
-    mirrored = node.mirror_of is not None
-    ctx = OpContext(xp, workspace=scratch, recompute=mirrored, output_shapes=output_shapes)
-    kernel, params, random = op.forward, node.params, op.random
+    recompute = node.mirror_of is not None
+    kernel, params = op.forward, node.params
+    prepare = getattr(kernel, "prepare", None)
+    prepared = prepare(xp, params, raw_in, raw_out) if prepare is not None and not added else None
 
-    if not random and not added:
+    def bind(run: RunState) -> Call:
+        if prepared is not None:
+            return prepared  # type: ignore[no-any-return]
+        ctx = OpContext(
+            xp,
+            is_train=run.is_train,
+            workspace=scratch,
+            random_key=(run.seed, (run.counter << 32) + key),
+            recompute=recompute,
+            output_shapes=output_shapes,
+        )
+        if scratch is None and not added:
+            return partial(kernel, ctx, params, raw_in, raw_out)
 
-        def plain(run: RunState) -> None:
-            ctx.is_train = run.is_train
+        def call() -> None:
             ctx._offset = 0
-            kernel(ctx, params, raw_in, raw_out)
-
-        call = plain
-    else:
-
-        def full(run: RunState) -> None:
-            ctx.is_train = run.is_train
-            ctx._offset = 0
-            ctx.random_key = (run.seed, (run.counter << 32) + key)
             kernel(ctx, params, raw_in, raw_out)
             for target, term in added:
                 xp.add(target, term, out=target)
 
-        call = full
-    if not place.asynchronous:
         return call
-    return lambda run: place.launch(lambda: call(run))
+
+    if not place.asynchronous:
+        return bind
+    return lambda run: partial(place.launch, bind(run))
 
 
 def random_ranks(planned: PlannedGraph) -> dict[Node, int]:

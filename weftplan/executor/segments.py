@@ -7,7 +7,6 @@ caller waits for has become ready (so that its exchange overlaps the rest of bac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,11 @@ from weftplan.executor.schedule import RunState, Step
 class Segment:
     """Steps that run one after the other in one engine operation."""
 
-    __slots__ = ("_calls", "_operators", "context", "name", "prop", "random", "reads", "steps", "writes")
+    __slots__ = ("_binds", "_operators", "context", "name", "prop", "random", "reads", "steps", "writes")
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = list(steps)
-        self._calls = [step.call for step in steps if step.call is not None]
+        self._binds = [step.bind for step in steps if step.bind is not None]
         self.context: Context = steps[0].context
         self.prop = steps[0].copies or FnProperty.NORMAL
         self.random = any(step.node.op is not None and step.node.op.random for step in steps)
@@ -36,34 +35,32 @@ class Segment:
         )
         self._operators: dict[bool, Any] = {}
 
-    def _run(self, run: RunState) -> None:
-        # Infinities and NaNs are results, not warnings, as everywhere in the field.
-        with np.errstate(all="ignore"):
-            for call in self._calls:
-                call(run)
+    def _work(self, run: RunState) -> Callable[[], None]:
+        """The function of one engine operation."""
+        calls = [bind(run) for bind in self._binds]
+
+        def work() -> None:
+            # Infinities and NaNs are results, not warnings, as everywhere in the field.
+            with np.errstate(all="ignore"):
+                for call in calls:
+                    call()
+
+        return work
 
     def push(self, run: RunState, priority: int = 0) -> None:
         """Hand the segment to the engine for one run."""
-        if not self._calls:
+        if not self._binds:
             return
         current = engine.get()
         if self.random:
-            current.push(
-                partial(self._run, run),
-                self.reads,
-                self.writes,
-                self.context,
-                prop=self.prop,
-                priority=priority,
-                name=self.name,
-            )
+            work = self._work(run)
+            current.push(work, self.reads, self.writes, self.context, prop=self.prop, priority=priority, name=self.name)
             return
         # Without random numbers a run differs in is_train alone: two stored operators serve all runs.
         operator = self._operators.get(run.is_train)
         if operator is None:
-            fixed = RunState(run.is_train)
             operator = self._operators[run.is_train] = current.new_operator(
-                partial(self._run, fixed), self.reads, self.writes, prop=self.prop, name=self.name
+                self._work(run), self.reads, self.writes, prop=self.prop, name=self.name
             )
         current.push(operator, ctx=self.context, priority=priority)
 

@@ -24,6 +24,7 @@ from weftplan.ops.binary_gradients import (
 )
 from weftplan.ops.kernels import (
     BOOL,
+    UfuncKernel,
     block_bytes,
     blocks,
 )
@@ -55,28 +56,20 @@ PRODUCT_INPLACE = (InplacePair(0, 1),)
 """Backward operators whose left gradient is computed first: the right one may take the incoming gradient."""
 
 
-def _ufunc(name: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is not None:
-            getattr(ctx.xp, name)(inputs[0], inputs[1], out=out, casting="unsafe")
-
-    return kernel
-
-
-def _integer_safe(name: str) -> Kernel:
+class _IntegerSafe(UfuncKernel):
     """``divide`` and ``power`` of integers run in float64 and drop the fraction, as C does for a quotient."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    __slots__ = ()
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
         if out is None:
             return
+        function = getattr(ctx.xp, self.name)
         if out.dtype.kind == "f":
-            getattr(ctx.xp, name)(inputs[0], inputs[1], out=out)
+            function(inputs[0], inputs[1], out=out)
         else:
-            getattr(ctx.xp, name)(inputs[0], inputs[1], out=out, dtype=float, casting="unsafe")
-
-    return kernel
+            function(inputs[0], inputs[1], out=out, dtype=float, casting="unsafe")
 
 
 def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -154,7 +147,7 @@ def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool
     register(
         Op(
             name=name,
-            forward=_ufunc(ufunc),
+            forward=UfuncKernel(ufunc, 2),
             infer_shape=same_shape if equal else broadcast_shape,
             infer_dtype=same_dtype,
             inputs=_LR,
@@ -176,7 +169,7 @@ _sum("broadcast_sub", ("broadcast_minus",), "subtract", -1, False, "lhs - rhs. S
 register(
     Op(
         name="_grad_add",
-        forward=_ufunc("add"),
+        forward=UfuncKernel("add", 2),
         infer_shape=same_shape,
         infer_dtype=same_dtype,
         inputs=_LR,
@@ -187,7 +180,7 @@ register(
 )
 
 _binary(
-    _ufunc("multiply"),
+    UfuncKernel("multiply", 2),
     Sides(mul_l, mul_r),
     "lhs * rhs.",
     elementwise=("elemwise_mul", "_mul", "_Mul"),
@@ -196,7 +189,7 @@ _binary(
     elementwise_inplace=(InplacePair(0, 1), InplacePair(2, 0), InplacePair(1, 1)),
 )
 _binary(
-    _integer_safe("divide"),
+    _IntegerSafe("divide", 2),
     Sides(div_l, div_r),
     "lhs / rhs.",
     elementwise=("elemwise_div", "_div", "_Div"),
@@ -211,28 +204,28 @@ _binary(
     workspace=_mod_workspace,
 )
 _binary(
-    _integer_safe("power"),
+    _IntegerSafe("power", 2),
     Sides(power_l, power_r, (None,)),
     "lhs to the power of rhs.",
     elementwise=("_power", "_Power"),
     broadcast=("broadcast_power",),
 )
 _binary(
-    _ufunc("maximum"),
+    UfuncKernel("maximum", 2),
     Sides(masked("greater_equal"), masked("less"), (BOOL,)),
     "The greater of lhs and rhs; where they are equal the gradient goes to lhs.",
     elementwise=("_maximum", "_Maximum"),
     broadcast=("broadcast_maximum",),
 )
 _binary(
-    _ufunc("minimum"),
+    UfuncKernel("minimum", 2),
     Sides(masked("less_equal"), masked("greater"), (BOOL,)),
     "The smaller of lhs and rhs; where they are equal the gradient goes to lhs.",
     elementwise=("_minimum", "_Minimum"),
     broadcast=("broadcast_minimum",),
 )
 _binary(
-    _ufunc("hypot"),
+    UfuncKernel("hypot", 2),
     Sides(hypot_side(False), hypot_side(True), (None,)),
     "sqrt(lhs² + rhs²).",
     elementwise=("_hypot", "_Hypot"),
@@ -250,7 +243,7 @@ for _short, _ufunc_name, _old, _what in (
     ("logical_xor", "logical_xor", "_Logical_Xor", "exactly one of lhs and rhs is not 0"),
 ):
     _binary(
-        _ufunc(_ufunc_name),
+        UfuncKernel(_ufunc_name, 2),
         None,
         f"1 where {_what}, else 0, in the dtype of the inputs.",
         elementwise=(f"_{_short}", _old),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, Literal
 
@@ -148,3 +148,33 @@ def to_index(xp: ModuleType, index: Any, size: int, mode: str, out: Any) -> None
         xp.remainder(out, size, out=out)
     else:
         xp.clip(out, 0, size - 1, out=out)
+
+
+class UfuncKernel:
+    """The kernel ``ufunc(inputs[0], …, inputs[count - 1], out=outputs[0])``.
+
+    Besides being a kernel it can be *prepared*: for arrays that will not change, :meth:`prepare` gives the bare call,
+    so that replaying a bound graph costs what the NumPy call costs.
+    """
+
+    __slots__ = ("count", "name")
+
+    def __init__(self, name: str, count: int) -> None:
+        self.name = name
+        self.count = count
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is not None:
+            # unsafe: integers that are computed as floats
+            getattr(ctx.xp, self.name)(*inputs[: self.count], out=out, casting="unsafe")
+
+    def prepare(
+        self, xp: ModuleType, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], Any] | None:
+        """The call with everything bound, or None when it cannot be (an output nobody wants, several dtypes)."""
+        out = outputs[0]
+        arrays = inputs[: self.count]
+        if out is None or any(a.dtype != out.dtype for a in arrays) or out.dtype.kind != "f":
+            return None
+        return partial(getattr(xp, self.name), *arrays, out)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,30 +40,46 @@ def converted(value: float, dtype: DType) -> Any:
     return np.array(int(value) if math.isfinite(value) else 0, np.int64).astype(dtype)[()]
 
 
-def _kernel(ufunc: str, *, reverse: bool = False, as_float: bool = False) -> Kernel:
-    """``ufunc(x, scalar)`` or ``ufunc(scalar, x)``; ``as_float``: integers are computed as float64 and truncated."""
+class _ScalarKernel:
+    """``ufunc(x, scalar)``, or ``ufunc(scalar, x)`` when ``reverse``; ``as_float``: integers are computed as float64
+    and truncated. Prepared as :class:`~weftplan.ops.kernels.UfuncKernel` is."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    __slots__ = ("as_float", "reverse", "ufunc")
+
+    def __init__(self, ufunc: str, *, reverse: bool = False, as_float: bool = False) -> None:
+        self.ufunc = ufunc
+        self.reverse = reverse
+        self.as_float = as_float
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
         if out is None:
             return
-        x = inputs[0]
-        value = params["scalar"]
-        function = getattr(ctx.xp, ufunc)
+        x, value = inputs[0], params["scalar"]
+        function = getattr(ctx.xp, self.ufunc)
         if out.dtype.kind == "f":
-            function(value, x, out=out) if reverse else function(x, value, out=out)
+            function(value, x, out=out) if self.reverse else function(x, value, out=out)
             return
         value = converted(value, out.dtype)
-        pair = (value, x) if reverse else (x, value)
-        if as_float:
+        pair = (value, x) if self.reverse else (x, value)
+        if self.as_float:
             function(*pair, out=out, dtype=float, casting="unsafe")
         else:
             function(*pair, out=out, casting="unsafe")
 
-    return kernel
+    def prepare(
+        self, xp: ModuleType, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], Any] | None:
+        """The bare call, with the number as an array of the tensor's dtype; None for integers and unwanted outputs."""
+        out = outputs[0]
+        if out is None or out.dtype.kind != "f" or inputs[0].dtype != out.dtype:
+            return None
+        value = xp.asarray(params["scalar"], dtype=out.dtype)
+        pair = (value, inputs[0]) if self.reverse else (inputs[0], value)
+        return partial(getattr(xp, self.ufunc), *pair, out)
 
 
-_any_power = _kernel("power", as_float=True)
+_any_power = _ScalarKernel("power", as_float=True)
 
 
 def _power_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -215,27 +233,27 @@ def _smooth_l1(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:
 _V: tuple[Kind, ...] = (None,)
 _COPY = grad("_copy", "g0", params={})
 
-_scalar_op("_plus_scalar", "_PlusScalar", _kernel("add"), "data + scalar.", gradient=_COPY)
-_scalar_op("_minus_scalar", "_MinusScalar", _kernel("subtract"), "data - scalar.", gradient=_COPY)
+_scalar_op("_plus_scalar", "_PlusScalar", _ScalarKernel("add"), "data + scalar.", gradient=_COPY)
+_scalar_op("_minus_scalar", "_MinusScalar", _ScalarKernel("subtract"), "data - scalar.", gradient=_COPY)
 _scalar_op(
     "_rminus_scalar",
     "_RMinusScalar",
-    _kernel("subtract", reverse=True),
+    _ScalarKernel("subtract", reverse=True),
     "scalar - data.",
     gradient=grad("negative", "g0", params={}),
 )
-_scalar_op("_mul_scalar", "_MulScalar", _kernel("multiply"), "data * scalar.", gradient=grad("_mul_scalar", "g0"))
+_scalar_op("_mul_scalar", "_MulScalar", _ScalarKernel("multiply"), "data * scalar.", gradient=grad("_mul_scalar", "g0"))
 _scalar_op(
     "_div_scalar",
     "_DivScalar",
-    _kernel("divide", as_float=True),
+    _ScalarKernel("divide", as_float=True),
     "data / scalar; integers drop the fraction.",
     gradient=grad("_div_scalar", "g0"),
 )
 _scalar_op(
     "_rdiv_scalar",
     "_RDivScalar",
-    _kernel("divide", reverse=True, as_float=True),
+    _ScalarKernel("divide", reverse=True, as_float=True),
     "scalar / data; integers drop the fraction.",
     derivative=_rdiv,
     scratch=_V,
@@ -261,7 +279,7 @@ _scalar_op(
 _scalar_op(
     "_rpower_scalar",
     "_RPowerScalar",
-    _kernel("power", reverse=True, as_float=True),
+    _ScalarKernel("power", reverse=True, as_float=True),
     "scalar to the power of data.",
     derivative=_rpower,
     uses="y0",
@@ -269,7 +287,7 @@ _scalar_op(
 _scalar_op(
     "_maximum_scalar",
     "_MaximumScalar",
-    _kernel("maximum"),
+    _ScalarKernel("maximum"),
     "The greater of data and scalar.",
     derivative=_masked("greater_equal"),
     scratch=(BOOL,),
@@ -277,7 +295,7 @@ _scalar_op(
 _scalar_op(
     "_minimum_scalar",
     "_MinimumScalar",
-    _kernel("minimum"),
+    _ScalarKernel("minimum"),
     "The smaller of data and scalar.",
     derivative=_masked("less_equal"),
     scratch=(BOOL,),
@@ -285,7 +303,7 @@ _scalar_op(
 _scalar_op(
     "_hypot_scalar",
     "_HypotScalar",
-    _kernel("hypot"),
+    _ScalarKernel("hypot"),
     "sqrt(data² + scalar²).",
     derivative=_hypot,
     scratch=_V,
@@ -314,7 +332,7 @@ for _name, _old, _ufunc, _what in (
     _scalar_op(
         _name,
         _old,
-        _kernel(_ufunc),
+        _ScalarKernel(_ufunc),
         f"1 where {_what}, else 0, in the dtype of data.",
         gradient=zero_gradient,
     )

@@ -184,6 +184,8 @@ def aligned(nbytes: int, alignment: int = 64) -> int:
 
 
 Kernel = Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]
+"""A kernel may also have a method ``prepare(xp, params, inputs, outputs)`` that returns a function without arguments
+doing the same on these very arrays (or None): an executor, whose arrays never move, then replays that instead."""
 ShapeRule = Callable[
     [Params, list[Shape | None], list[Shape | None]], tuple[Sequence[Shape | None], Sequence[Shape | None]]
 ]

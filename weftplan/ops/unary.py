@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.ops.erf import erf
-from weftplan.ops.kernels import BOOL, Kind, block_workspace, blocks, scratch_dtype
+from weftplan.ops.kernels import BOOL, Kind, UfuncKernel, block_workspace, blocks, scratch_dtype
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
@@ -18,15 +18,6 @@ from weftplan.ops.schema import GradientRule, InplacePair, Kernel, Op, OpContext
 
 Step = Callable[..., None]
 """``step(xp, params, x, out, *scratch)`` on one block; ``out`` may be ``x``."""
-
-
-def _ufunc(name: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is not None:
-            getattr(ctx.xp, name)(inputs[0], out=out, casting="unsafe")  # unsafe: integers, computed as floats
-
-    return kernel
 
 
 def _stepwise(step: Step, scratch: tuple[Kind, ...], count: int) -> Kernel:
@@ -70,7 +61,7 @@ def unary(
     register(
         Op(
             name=name,
-            forward=_ufunc(forward) if isinstance(forward, str) else _stepwise(forward, forward_scratch, 1),
+            forward=UfuncKernel(forward, 1) if isinstance(forward, str) else _stepwise(forward, forward_scratch, 1),
             infer_shape=same_shape,
             infer_dtype=same_dtype,
             params=params,
