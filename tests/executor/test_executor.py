@@ -70,7 +70,7 @@ def test_values_and_gradients(strategy, bulk, monkeypatch):
 def test_allocated_bytes_are_the_plan(strategy):
     """Storage hands out exactly the bytes that the plan reports, and gets them back."""
     options = planner.PlanOptions.from_environment(strategy=strategy)
-    ctx = mx.cpu(7)
+    ctx = mx.cpu(70 + STRATEGIES.index(strategy))  # a context that nothing else uses
     resource = mx.storage.get(ctx)
     mx.nd.waitall()
     args = {
@@ -177,6 +177,8 @@ def test_bind_bad_input():
         net.bind(mx.cpu(), {**arrays, "fc1_weight": mx.nd.zeros((8, 9))})
     with pytest.raises(MXNetError, match=r"simple_bind error. Arguments:\ndata: "):
         net.simple_bind(mx.cpu(), data=(4, 5), fc1_weight=(1, 1))
+    with pytest.raises(ShapeError, match=r"shapes of \['data'.* cannot be inferred"):
+        net.simple_bind(mx.cpu(), fc1_bias=(8,))
     with pytest.warns(UserWarning, match="no arguments named"):
         net.simple_bind(mx.cpu(), data=(4, 5), dta=(1,))
 

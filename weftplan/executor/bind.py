@@ -135,9 +135,7 @@ def simple_bind(
     try:
         reqs = normalize_grad_req(grad_req, names)
         known = {name: tuple(int(d) for d in shape) for name, shape in shapes.items() if name not in unknown}
-        arg_shapes, _, aux_shapes = symbol.infer_shape(**known)
-        if arg_shapes is None or aux_shapes is None:
-            raise ShapeError(f"shapes of {_unresolved(symbol, known)} cannot be inferred; give them too")
+        arg_shapes, aux_shapes = _complete_shapes(symbol, known)
         arg_types, _, aux_types = _infer_types(symbol, type_dict or {})
     except MXNetError as error:
         lines = "".join(f"\n{name}: {shape}" for name, shape in shapes.items())
@@ -237,10 +235,16 @@ def _infer_types(symbol: Symbol, type_dict: Mapping[str, Any]) -> tuple[list[Any
     return [t or fallback for t in args], [t or fallback for t in outs], [t or fallback for t in aux]
 
 
-def _unresolved(symbol: Symbol, known: Mapping[str, tuple[int, ...]]) -> list[str]:
+def _complete_shapes(
+    symbol: Symbol, known: Mapping[str, tuple[int, ...]]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Shapes of all arguments and auxiliary states; raises ShapeError naming those that stay open."""
     args, _, aux = symbol.infer_shape_partial(**known)
-    pairs = zip((*symbol.list_arguments(), *symbol.list_auxiliary_states()), (*args, *aux), strict=True)
-    return [name for name, shape in pairs if shape is None or 0 in shape]
+    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
+    open_ones = [n for n, shape in zip(names, (*args, *aux), strict=True) if not shape or 0 in shape]
+    if open_ones:
+        raise ShapeError(f"shapes of {open_ones} cannot be inferred; give them too")
+    return [tuple(s) for s in args], [tuple(s) for s in aux]
 
 
 def _variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:
@@ -292,9 +296,7 @@ def _reshape(
     unknown = [name for name in shapes if name not in old.arg_names]
     if unknown:
         raise BindError(f"reshape: no arguments named {unknown}; the arguments are {old.arg_names}")
-    arg_shapes, _, aux_shapes = symbol.infer_shape(**{n: tuple(s) for n, s in shapes.items()})
-    if arg_shapes is None or aux_shapes is None:
-        raise ShapeError("reshape: not enough shapes are given to infer the others")
+    arg_shapes, aux_shapes = _complete_shapes(symbol, {n: tuple(s) for n, s in shapes.items()})
 
     def fit(name: str, array: NDArray, shape: tuple[int, ...]) -> NDArray:
         if tuple(array.shape) == tuple(shape):
