@@ -1,0 +1,53 @@
+"""The search kernel compiled by numba, when the ``fast`` extra is installed.
+
+The same source as :mod:`weftplan.planner.packing.kernel`; only ``search`` is called from Python. numba is imported at the
+first request, because importing and compiling it costs seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+
+from weftplan.planner.packing import kernel
+from weftplan.planner.packing.kernel import Ints, Tables
+
+Search = Callable[[Tables, Tables, Tables, Ints, Ints, int, int, int], tuple[int, int]]
+
+_HELPERS = (
+    kernel.reset,
+    kernel.mark,
+    kernel.lift,
+    kernel.raise_sky,
+    kernel.waste,
+    kernel.place,
+    kernel.undo,
+    kernel.stack_section,
+    kernel.propagate,
+    kernel.rank,
+    kernel.choose_valley,
+    kernel.list_children,
+)
+
+
+def available() -> bool:
+    """Whether numba can be imported (without importing it)."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@cache
+def search() -> Search:
+    """The compiled `kernel.search`; it takes int64 arrays where the plain one takes lists.
+
+    Raises:
+        ImportError: numba is missing; install ``weftplan[fast]``.
+    """
+    import numba
+    from numba.extending import register_jitable
+
+    for helper in _HELPERS:
+        register_jitable(inline="always")(helper)
+    # The helpers stay plain Python functions for every other caller: register_jitable only tells numba about them.
+    compiled: Search = numba.njit(cache=True)(kernel.search)
+    return compiled

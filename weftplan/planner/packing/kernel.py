@@ -1,0 +1,382 @@
+"""Depth-first search for a placement under a given capacity: the one algorithm behind every exact or near-exact packing.
+
+The question is a decision: do all buffers fit under ``capacity``? Time is cut into *sections*, one per birth. The *sky* of a
+section is the top of what is placed there; a *valley* is a maximal run of sections at one level with higher walls on both
+sides. In a pushed-down solution exactly one of these holds for the leftmost section of a valley: an unplaced buffer that
+begins there and ends inside the valley sits on its floor, or that floor is wasted up to the next possible offset. The same
+holds for the rightmost section and buffers that end there. The search branches on the end with the fewest choices, so it
+stays local, its branches are disjoint, and most nodes have one or two children.
+
+Pruning: for every section that changed, the buffers still to come are stacked in order of their least possible offsets
+(optimal for one machine with release times); a stack above the capacity refutes the node. A buffer that nothing can come
+under any more is placed at once. When a section has no buffer left it splits the rest into independent parts, and a part
+that fails jumps back over the decisions of the others.
+
+The functions use nothing but integers, indexing and loops. They run as they are on lists, and numba compiles the same
+source for arrays (:mod:`weftplan.planner.packing.compiled`), so there is one algorithm to read, and to trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+
+Ints = MutableSequence[int]
+Tables = tuple[Ints, ...]
+
+SOLVED = 1
+REFUTED = 0
+STOPPED = -1
+
+NO_LEVEL = 1 << 62
+
+# Slots of the counter array, the last member of the state tuple.
+TRAIL, PLACED, DIRTY, WORK = 0, 1, 2, 3
+
+# Rules for choosing the next valley (see `choose_valley`).
+FEWEST, FEWEST_LOW, FAILURES, FEWEST_TIGHT = 0, 1, 2, 3
+
+
+def reset(problem: Tables, state: Tables, capacity: int) -> bool:
+    """Empty the placement; False when some section holds more than ``capacity``."""
+    _, _, size, cptr, _, sptr, sec, _, _, _, _ = problem
+    off, placed, floor, sky, rem, uncovered, conflicts, dirty, _, _, _, _, count = state
+    for i in range(len(size)):
+        placed[i] = 0
+        floor[i] = 0
+        off[i] = -1
+        conflicts[i] = cptr[i + 1] - cptr[i]
+    count[TRAIL] = 0
+    count[PLACED] = 0
+    count[DIRTY] = 0
+    count[WORK] = len(sec)
+    fits = True
+    for t in range(len(sky)):
+        sky[t] = 0
+        dirty[t] = 0
+        live = 0
+        for p in range(sptr[t], sptr[t + 1]):
+            live += size[sec[p]]
+        rem[t] = live
+        uncovered[t] = sptr[t + 1] - sptr[t]
+        if live > capacity:
+            fits = False
+    return fits
+
+
+def mark(state: Tables, first: int, last: int) -> None:
+    """Queue sections ``first <= t < last`` for the bound of `propagate`."""
+    dirty, stack, count = state[7], state[8], state[12]
+    for t in range(first, last):
+        if dirty[t] == 0:
+            dirty[t] = 1
+            stack[count[DIRTY]] = t
+            count[DIRTY] += 1
+
+
+def lift(problem: Tables, state: Tables, j: int, level: int) -> None:
+    """Buffer ``j`` can start no lower than ``level``."""
+    floor, key, value, count = state[2], state[9], state[10], state[12]
+    if floor[j] < level:
+        key[count[TRAIL]] = j
+        value[count[TRAIL]] = floor[j]
+        count[TRAIL] += 1
+        floor[j] = level
+        mark(state, problem[0][j], problem[1][j])
+
+
+def raise_sky(problem: Tables, state: Tables, t: int, level: int) -> None:
+    """Nothing more will lie under ``level`` in section ``t``."""
+    sky, key, value, count = state[3], state[9], state[10], state[12]
+    key[count[TRAIL]] = len(problem[0]) + t
+    value[count[TRAIL]] = sky[t]
+    count[TRAIL] += 1
+    sky[t] = level
+
+
+def waste(problem: Tables, state: Tables, t: int, level: int) -> None:
+    """Leave section ``t`` empty up to ``level``."""
+    sptr, sec, placed = problem[5], problem[6], state[1]
+    raise_sky(problem, state, t, level)
+    mark(state, t, t + 1)
+    for p in range(sptr[t], sptr[t + 1]):
+        if placed[sec[p]] == 0:
+            lift(problem, state, sec[p], level)
+
+
+def place(problem: Tables, state: Tables, i: int) -> None:
+    """Put buffer ``i`` on its floor."""
+    lo, hi, size, cptr, conf, _, _, _, _, _, _ = problem
+    off, placed, floor, _, rem, uncovered, conflicts, _, _, _, _, order, count = state
+    top = floor[i] + size[i]
+    placed[i] = 1
+    off[i] = floor[i]
+    order[count[PLACED]] = i
+    count[PLACED] += 1
+    for t in range(lo[i], hi[i]):
+        raise_sky(problem, state, t, top)
+        rem[t] -= size[i]
+        uncovered[t] -= 1
+    mark(state, lo[i], hi[i])
+    for p in range(cptr[i], cptr[i + 1]):
+        j = conf[p]
+        conflicts[j] -= 1
+        if placed[j] == 0:
+            lift(problem, state, j, top)
+
+
+def undo(problem: Tables, state: Tables, placed_before: int, trail_before: int) -> None:
+    """Take back placements and raised levels, last first."""
+    lo, hi, size, cptr, conf, _, _, _, _, _, _ = problem
+    _, placed, floor, sky, rem, uncovered, conflicts, _, _, key, value, order, count = state
+    while count[PLACED] > placed_before:
+        count[PLACED] -= 1
+        i = order[count[PLACED]]
+        placed[i] = 0
+        for t in range(lo[i], hi[i]):
+            rem[t] += size[i]
+            uncovered[t] += 1
+        for p in range(cptr[i], cptr[i + 1]):
+            conflicts[conf[p]] += 1
+    buffers = len(lo)
+    while count[TRAIL] > trail_before:
+        count[TRAIL] -= 1
+        k = key[count[TRAIL]]
+        if k < buffers:
+            floor[k] = value[count[TRAIL]]
+        else:
+            sky[k - buffers] = value[count[TRAIL]]
+
+
+def stack_section(problem: Tables, state: Tables, t: int) -> int:
+    """Raise the sky of ``t`` to its least floor; return the height that its remaining buffers reach at best.
+
+    The row of ``t`` is kept sorted by floor (by offset for placed buffers, which come first), so that the insertion sort
+    has little to move from one visit to the next.
+    """
+    size, sptr, sec = problem[2], problem[5], problem[6]
+    placed, floor, sky, count = state[1], state[2], state[3], state[12]
+    height = -1
+    start = sptr[t]
+    stop = sptr[t + 1]
+    for p in range(start, stop):
+        j = sec[p]
+        level = floor[j]
+        q = p
+        while q > start and floor[sec[q - 1]] > level:
+            sec[q] = sec[q - 1]
+            q -= 1
+        sec[q] = j
+        count[WORK] += p - q
+    for p in range(start, stop):
+        j = sec[p]
+        if placed[j] == 0:
+            if height < 0:
+                height = floor[j]
+                if height > sky[t]:
+                    raise_sky(problem, state, t, height)
+            elif floor[j] > height:
+                height = floor[j]
+            height += size[j]
+    count[WORK] += 4 + stop - start
+    return height
+
+
+def propagate(problem: Tables, state: Tables, weights: Ints, capacity: int) -> bool:
+    """Bound every changed section and place buffers that have no conflict left; False when the node is refuted."""
+    sptr, sec = problem[5], problem[6]
+    placed, uncovered, conflicts, dirty, stack, count = state[1], state[5], state[6], state[7], state[8], state[12]
+    fits = True
+    while count[DIRTY] > 0:
+        count[DIRTY] -= 1
+        t = stack[count[DIRTY]]
+        dirty[t] = 0
+        if not fits or uncovered[t] == 0:
+            continue
+        if stack_section(problem, state, t) > capacity:
+            weights[t] += 1
+            fits = False
+            continue
+        for p in range(sptr[t], sptr[t + 1]):
+            j = sec[p]
+            if placed[j] == 0 and conflicts[j] == 0:
+                place(problem, state, j)
+    return fits
+
+
+def rank(rule: int, options: int, level: int, slack: int, weight: int, capacity: int) -> int:
+    """Score of branching at one end of a valley; the least is taken."""
+    if rule == FEWEST_LOW:
+        return (options << 20) + level // (capacity // 4096 + 1)
+    if rule == FAILURES:
+        return ((2 * options - 1) << 20) // (1 + weight)
+    if rule == FEWEST_TIGHT:
+        return (options << 20) + slack // (capacity // 4096 + 1)
+    return options << 20
+
+
+def choose_valley(problem: Tables, state: Tables, weights: Ints, capacity: int, rule: int) -> tuple[int, int, int]:
+    """Return (first section, last section + 1, side) of the valley end to branch on; side 0 is left, 1 is right."""
+    lo, hi, _, _, _, _, _, bptr, beg, eptr, end = problem
+    placed, floor, sky, rem, uncovered = state[1], state[2], state[3], state[4], state[5]
+    sections = len(sky)
+    best, best_a, best_b, best_side = NO_LEVEL, 0, 0, 0
+    a = 0
+    while a < sections:
+        if uncovered[a] == 0:
+            a += 1
+            continue
+        y = sky[a]
+        b = a + 1
+        while b < sections and uncovered[b] > 0 and sky[b] == y:
+            b += 1
+        low_left = a > 0 and uncovered[a - 1] > 0 and sky[a - 1] < y
+        low_right = b < sections and uncovered[b] > 0 and sky[b] < y
+        if not low_left and not low_right:
+            slack = capacity - y - rem[a]
+            options = 1 if slack > 0 else 0
+            for p in range(bptr[a], bptr[a + 1]):
+                j = beg[p]
+                if placed[j] == 0 and hi[j] <= b and floor[j] == y:
+                    options += 1
+            score = rank(rule, options, y, slack, weights[a], capacity)
+            if score < best:
+                best, best_a, best_b, best_side = score, a, b, 0
+            slack = capacity - y - rem[b - 1]
+            options = 1 if slack > 0 else 0
+            for p in range(eptr[b], eptr[b + 1]):
+                j = end[p]
+                if placed[j] == 0 and lo[j] >= a and floor[j] == y:
+                    options += 1
+            score = rank(rule, options, y, slack, weights[b - 1], capacity)
+            if score < best:
+                best, best_a, best_b, best_side = score, a, b, 1
+        a = b
+    return best_a, best_b, best_side
+
+
+def list_children(
+    problem: Tables, state: Tables, nodes: Tables, priority: Ints, capacity: int, valley: tuple[int, int, int], first: int
+) -> int:
+    """Write the children of a node to the child stack from ``first``; return the new end of the stack.
+
+    A child is a buffer (its index), or a section left empty up to a level (``-1 - section``, and the level).
+    """
+    lo, hi, size, cptr, conf, sptr, sec, bptr, beg, eptr, end = problem
+    placed, floor, sky, rem = state[1], state[2], state[3], state[4]
+    what, level = nodes[6], nodes[7]
+    a, b, side = valley
+    t = a if side == 0 else b - 1
+    y = sky[t]
+    last = first
+    upper = NO_LEVEL
+    start, stop = (bptr[a], bptr[a + 1]) if side == 0 else (eptr[b], eptr[b + 1])
+    for p in range(start, stop):
+        j = beg[p] if side == 0 else end[p]
+        if placed[j] != 0 or lo[j] < a or hi[j] > b or floor[j] != y:
+            continue
+        twin = False
+        for q in range(first, last):
+            k = what[q]
+            if lo[k] == lo[j] and hi[k] == hi[j] and size[k] == size[j]:
+                twin = True
+        if twin:
+            continue
+        # The least start and the least top among what may still come under j.
+        start_below = NO_LEVEL
+        for r in range(cptr[j], cptr[j + 1]):
+            k = conf[r]
+            if placed[k] == 0:
+                if floor[k] < start_below:
+                    start_below = floor[k]
+                if floor[k] + size[k] < upper:
+                    upper = floor[k] + size[k]
+        if start_below >= y + size[j]:
+            what[first] = j  # nothing can come under j any more: no solution is lost
+            return first + 1
+        q = last
+        while q > first and priority[what[q - 1]] < priority[j]:
+            what[q] = what[q - 1]
+            q -= 1
+        what[q] = j
+        last += 1
+    for p in range(sptr[t], sptr[t + 1]):
+        j = sec[p]
+        if placed[j] == 0 and floor[j] > y and floor[j] < upper:
+            upper = floor[j]
+    if upper < NO_LEVEL and upper + rem[t] <= capacity:
+        what[last] = -1 - t
+        level[last] = upper
+        last += 1
+    return last
+
+
+def search(
+    problem: Tables, state: Tables, nodes: Tables, priority: Ints, weights: Ints, capacity: int, limit: int, rule: int
+) -> tuple[int, int]:
+    """Search for offsets under ``capacity``; return (SOLVED | REFUTED | STOPPED, nodes visited).
+
+    On SOLVED the offsets are in ``state[0]``. ``limit`` bounds the work (about the list cells touched, counted in
+    ``count[WORK]``), so that a budget means the same time for few and for many buffers; ``priority`` orders the buffers tried in one node,
+    largest first; ``weights`` counts refutations per section and is kept between calls for the FAILURES rule.
+    """
+    child, position, trail_at, placed_at, part_a, part_b, what, level = nodes
+    uncovered, count = state[5], state[12]
+    buffers = len(problem[0])
+    sections = len(uncovered)
+    # One node adds at most this much to the trail: each placement and each level once per section and buffer.
+    trail_room = len(state[9]) - (len(problem[4]) + 2 * len(problem[6]) + sections)
+    depth_room = len(child) - 1
+    child_room = len(what) - buffers - 1
+    if not reset(problem, state, capacity):
+        return REFUTED, 0
+    mark(state, 0, sections)
+    depth = 0
+    visited = 0
+    last = 0
+    while True:
+        open_node = propagate(problem, state, weights, capacity)
+        if open_node and count[PLACED] == buffers:
+            return SOLVED, visited
+        if open_node:
+            if count[WORK] >= limit or count[TRAIL] > trail_room or depth >= depth_room or last > child_room:
+                return STOPPED, visited
+            visited += 1
+            count[WORK] += sections
+            valley = choose_valley(problem, state, weights, capacity, rule)
+            first = last
+            last = list_children(problem, state, nodes, priority, capacity, valley, first)
+            open_node = last > first
+            if open_node:
+                a, b, _ = valley
+                while a > 0 and uncovered[a - 1] > 0:
+                    a -= 1
+                while b < sections and uncovered[b] > 0:
+                    b += 1
+                child[depth] = first
+                position[depth] = first
+                trail_at[depth] = count[TRAIL]
+                placed_at[depth] = count[PLACED]
+                part_a[depth] = a
+                part_b[depth] = b
+                depth += 1
+        failed_a, failed_b = 0, sections
+        while not open_node:
+            if depth == 0:
+                return REFUTED, visited
+            d = depth - 1
+            undo(problem, state, placed_at[d], trail_at[d])
+            position[d] += 1
+            related = part_a[d] < failed_b and part_b[d] > failed_a
+            if related and position[d] < last:
+                open_node = True
+            else:
+                if related:
+                    failed_a, failed_b = part_a[d], part_b[d]
+                last = child[d]
+                depth = d
+        d = depth - 1
+        chosen = what[position[d]]
+        if chosen >= 0:
+            place(problem, state, chosen)
+        else:
+            waste(problem, state, -1 - chosen, level[position[d]])

@@ -1,0 +1,2 @@
+from weftplan.planner.packing.greedy import portfolio
+THRESHOLD = 3000

@@ -1,0 +1,159 @@
+"""What is to be packed: checked input, its load over time, and the cuts into independent parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weftplan.errors import PlanError
+
+Int64 = npt.NDArray[np.int64]
+
+# Bytes of all buffers together must stay below this, so that no sum of sizes can leave int64.
+MAX_TOTAL = 1 << 62
+
+
+class PackingError(PlanError, ValueError):
+    """Lifetimes or sizes given to the packer are not acceptable; the message names the first buffer at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Offsets in one slab.
+
+    Attributes:
+        offsets: int64 array, one offset in bytes per buffer, each a multiple of the alignment. Read-only.
+        peak: bytes that the slab needs: the highest end of any buffer, sizes rounded up to the alignment.
+        lower_bound: most live bytes at once, sizes rounded up to the alignment; no packing needs less.
+    """
+
+    offsets: Int64
+    peak: int
+    lower_bound: int
+
+    @property
+    def ratio(self) -> float:
+        """``peak / lower_bound``; 1.0 when there is nothing to pack."""
+        return self.peak / self.lower_bound if self.lower_bound else 1.0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Packing):
+            return NotImplemented
+        return (
+            self.peak == other.peak
+            and self.lower_bound == other.lower_bound
+            and np.array_equal(self.offsets, other.offsets)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Buffers with lifetimes in *sections* (one section per distinct birth) and sizes in units of the alignment.
+
+    Deaths count at the next birth: between the two nothing new can come, so nothing is lost.
+
+    Attributes:
+        lo, hi: first section, and one past the last section, of every buffer.
+        size: units per buffer, all positive.
+        sections: number of sections.
+        index: number of every buffer in the problem that the user gave.
+    """
+
+    lo: Int64
+    hi: Int64
+    size: Int64
+    sections: int
+    index: Int64 = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.lo)
+
+    def load(self) -> Int64:
+        """Live units in every section."""
+        change = np.zeros(self.sections + 1, np.int64)
+        np.add.at(change, self.lo, self.size)
+        np.subtract.at(change, self.hi, self.size)
+        return np.cumsum(change[:-1])
+
+    def lower_bound(self) -> int:
+        """Most live units at once."""
+        return int(self.load().max(initial=0))
+
+    def take(self, which: npt.NDArray[Any]) -> Problem:
+        """The buffers selected by a mask or by indices, on sections of their own."""
+        return sectioned(self.lo[which], self.hi[which], self.size[which], self.index[which])
+
+    def parts(self) -> Iterator[Problem]:
+        """The independent parts: no buffer of one lives together with a buffer of another."""
+        crossing = np.zeros(self.sections + 1, np.int64)
+        np.add.at(crossing, self.lo + 1, 1)
+        np.subtract.at(crossing, self.hi, 1)
+        cuts = np.flatnonzero(np.cumsum(crossing[:-1])[1:] == 0) + 1  # section t starts with nothing alive from before
+        if not len(cuts):
+            yield self
+            return
+        part = np.searchsorted(cuts, self.lo, side="right")
+        order = np.argsort(part, kind="stable")
+        for members in np.split(order, np.flatnonzero(np.diff(part[order])) + 1):
+            yield self.take(members)
+
+
+def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
+    """Make a `Problem` of lifetimes on any time axis."""
+    births = np.unique(lower)
+    return Problem(np.searchsorted(births, lower), np.searchsorted(births, upper), size, len(births), index)
+
+
+def integers(name: str, values: npt.ArrayLike) -> Int64:
+    """``values`` as a one-dimensional int64 array; floats, booleans and numbers beyond int64 are refused."""
+    try:
+        array = np.asarray(values)
+    except (OverflowError, ValueError) as error:
+        raise PackingError(f"{name}: expected a sequence of integers, got {type(values).__name__} ({error})") from None
+    if array.ndim != 1:
+        raise PackingError(f"{name}: expected one dimension, got shape {array.shape}")
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise PackingError(
+            f"{name}: expected integers that fit 64 bits, got dtype {array.dtype}; convert with astype('int64')"
+        )
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        at = int(np.argmax(array))
+        raise PackingError(f"{name}[{at}] = {array[at]} does not fit int64 (at most 2**63 - 1)")
+    return array.astype(np.int64)
+
+
+def check_input(
+    lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, alignment: int
+) -> tuple[Int64, Int64, Int64]:
+    """Return the three arrays as int64 after checking them.
+
+    Raises:
+        PackingError: lengths differ, a value is no 64-bit integer, a lifetime is empty, a size is not positive, the
+            alignment is not a positive integer, or all buffers together reach 2**62 bytes.
+    """
+    if isinstance(alignment, bool) or not isinstance(alignment, (int, np.integer)) or alignment < 1:
+        raise PackingError(f"alignment: expected a positive integer number of bytes, got {alignment!r}")
+    lo, up, sz = integers("lower", lower), integers("upper", upper), integers("size", size)
+    if not len(lo) == len(up) == len(sz):
+        raise PackingError(
+            f"expected lower, upper and size of one length, got {len(lo)}, {len(up)} and {len(sz)} values"
+        )
+    for bad, text in ((lo >= up, "has an empty lifetime"), (sz <= 0, "has no positive size")):
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise PackingError(
+                f"buffer {i} {text}: lower={lo[i]}, upper={up[i]}, size={sz[i]}; "
+                "expected lower < upper (half-open) and size > 0; leave empty buffers out"
+            )
+    total = float(sz.astype(np.float64).sum()) + float(alignment) * len(sz)
+    if total >= MAX_TOTAL:
+        raise PackingError(f"all buffers together need about {total:.3g} bytes; expected less than 2**62")
+    return lo, up, sz

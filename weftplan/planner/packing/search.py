@@ -1,0 +1,186 @@
+"""Drives the search kernel: which capacity to ask for, for how long, with which priorities.
+
+Capacities are asked from below: the lower bound first, then part of the way to the best packing known. A packing at the
+lower bound is usually found sooner than the last few percent would be proved impossible from above. Every question is asked
+by several short runs with random priorities and growing limits, because the length of one run is heavy-tailed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from weftplan.planner.packing import compiled, kernel
+from weftplan.planner.packing.kernel import Ints, Tables
+from weftplan.planner.packing.problem import Int64, Problem
+
+# Parts of the gap between lower bound and best packing at which the decision question is put, lowest first.
+LADDER = (0.0, 0.04, 0.15, 0.4, 0.75)
+RULES = (kernel.FEWEST_TIGHT, kernel.FEWEST_LOW, kernel.FAILURES, kernel.FEWEST)
+
+
+@dataclass(slots=True)
+class Budget:
+    """What may still be spent: kernel work (deterministic), and optionally a moment in time (not so)."""
+
+    work: int
+    deadline: float | None = None
+
+    def spent(self) -> bool:
+        """Whether to stop now."""
+        return self.work <= 0 or (self.deadline is not None and time.perf_counter() >= self.deadline)
+
+
+def _ranges(start: Int64, stop: Int64) -> tuple[Int64, Int64]:
+    """Owner and value of every integer in the ranges ``start[k] <= value < stop[k]``."""
+    length = stop - start
+    owner = np.repeat(np.arange(len(start)), length)
+    begin = np.cumsum(length) - length
+    return owner, np.arange(len(owner)) - np.repeat(begin - start, length)
+
+
+def _rows(row: Int64, value: Int64, rows: int) -> tuple[Int64, Int64]:
+    """Group ``value`` by ``row``: (pointer of each row, values)."""
+    pointer = np.zeros(rows + 1, np.int64)
+    pointer[1:] = np.cumsum(np.bincount(row, minlength=rows))
+    return pointer, value[np.argsort(row, kind="stable")].astype(np.int64)
+
+
+def tables(problem: Problem) -> tuple[Int64, ...]:
+    """The kernel's read-only tables: bounds, conflicts, and buffers by section, birth and death."""
+    lo, hi, n = problem.lo, problem.hi, len(problem)
+    live = (lo[:, None] < hi) & (lo < hi[:, None])
+    np.fill_diagonal(live, False)
+    first, second = np.nonzero(live)
+    owner, section = _ranges(lo, hi)
+    every = np.arange(n)
+    conflicts = _rows(first, second, n)
+    alive = _rows(section, owner, problem.sections)
+    births = _rows(lo, every, problem.sections + 1)
+    deaths = _rows(hi, every, problem.sections + 1)
+    return lo, hi, problem.size, *conflicts, *alive, *births, *deaths
+
+
+class Searcher:
+    """Working memory of the kernel for one problem, plain or compiled.
+
+    Args:
+        problem: what to pack; its conflict table is quadratic, so a few thousand buffers at most.
+        jit: run the compiled kernel (needs numba).
+        seed: of the random priorities.
+    """
+
+    def __init__(self, problem: Problem, *, jit: bool, seed: int = 0) -> None:
+        self.problem = problem
+        self.jit = jit
+        self.runs = 0
+        self._rate = 0.0  # work per second seen; only used to keep a deadline
+        self._rng = np.random.default_rng(seed)
+        arrays = tables(problem)
+        n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
+        trail = 12 * (pairs + 2 * cells) + 4 * (n + sections)
+        depth = 4 * (n + sections)
+        self._dive = 8 * (cells + sections)  # work of one straight descent, corrected by the first runs
+        state = [n, n, n, sections, sections, sections, n, sections, sections, trail, trail, n, 4]
+        nodes = [depth] * 6 + [4 * depth + n, 4 * depth + n]
+        self._tables: Tables = tuple(self._ints(a) for a in arrays)
+        self._state: Tables = tuple(self._ints(np.zeros(k, np.int64)) for k in state)
+        self._nodes: Tables = tuple(self._ints(np.zeros(k, np.int64)) for k in nodes)
+        self._weights = self._ints(np.zeros(sections, np.int64))
+        self._log_size = np.log(problem.size.astype(np.float64))
+        self._log_life = np.log((problem.hi - problem.lo).astype(np.float64))
+        self._search = compiled.search() if jit else kernel.search
+
+    def _ints(self, array: Int64) -> Ints:
+        return np.ascontiguousarray(array) if self.jit else array.tolist()  # type: ignore[return-value]
+
+    def _priorities(self) -> Ints:
+        """Larger is tried first: a random power of size times a random power of lifetime, with noise."""
+        if self.runs < 2:
+            score = self._log_size + self._log_life * (0.3 if self.runs == 0 else 1.0)
+        else:
+            by_size, by_life = self._rng.uniform(0.0, 1.5, 2)
+            noise = float(self._rng.choice([0.05, 0.2, 0.5]))
+            score = self._log_size * by_size + self._log_life * by_life
+            score = score + noise * self._rng.standard_normal(len(score))
+        rank = np.empty(len(score), np.int64)
+        rank[np.argsort(score, kind="stable")] = np.arange(len(score))
+        return self._ints(rank)
+
+    def ask(self, capacity: int, dives: int, budget: Budget) -> tuple[int, Int64 | None]:
+        """Put the decision question, spending about the work of ``dives`` straight descents.
+
+        Returns ``(kernel.SOLVED, offsets)``, ``(kernel.REFUTED, None)``, or ``(kernel.STOPPED, None)``.
+        """
+        left = min(dives * self._dive, budget.work)
+        attempt = 0
+        while left > 0 and not budget.spent():
+            attempt += 1
+            luby = min((attempt & -attempt).bit_length() - 1, 10)
+            limit = min(2 * self._dive << luby, left)
+            if budget.deadline is not None and self._rate:
+                limit = min(limit, max(1, int((budget.deadline - time.perf_counter()) * self._rate)))
+            rule = RULES[self.runs % len(RULES)]
+            if rule == kernel.FAILURES:
+                for t in range(self.problem.sections):
+                    self._weights[t] = 0
+            began = time.perf_counter()
+            verdict, visited = self._search(
+                self._tables, self._state, self._nodes, self._priorities(), self._weights, capacity, limit, rule
+            )
+            work = int(self._state[-1][kernel.WORK])
+            self._rate = work / max(time.perf_counter() - began, 1e-6)
+            if visited:
+                self._dive = max(self._dive, len(self.problem) * work // visited) if self.runs < 4 else self._dive
+            self.runs += 1
+            left -= work
+            budget.work -= work
+            if verdict == kernel.SOLVED:
+                return verdict, np.array(self._state[0], np.int64)
+            if verdict == kernel.REFUTED:
+                return verdict, None
+        return kernel.STOPPED, None
+
+
+def improve(
+    problem: Problem, offsets: Int64, floor: int, budget: Budget, *, jit: bool, good_enough: float = 1.0, seed: int = 0
+) -> Int64:
+    """Search for a packing lower than ``offsets`` until the budget is spent or its peak is at most ``floor * good_enough``.
+
+    Args:
+        problem: the buffers.
+        offsets: a valid packing of them, in units.
+        floor: a peak below which nothing is gained (the lower bound of this part or of the whole).
+        budget: is used up in place.
+        jit: use the compiled kernel.
+        good_enough: stop at this ratio to ``floor``.
+        seed: of the random priorities.
+    """
+    best, peak = offsets, int((offsets + problem.size).max())
+    enough = int(floor * good_enough)
+    if peak <= enough or budget.spent():
+        return best
+    searcher = Searcher(problem, jit=jit, seed=seed)
+    dives = 8
+    while peak > enough and not budget.spent():
+        refused = -1
+        step = 0
+        while step < len(LADDER) and peak > enough and not budget.spent():
+            capacity = floor + int((peak - floor) * LADDER[step])
+            step += 1
+            if capacity <= refused or capacity >= peak:
+                continue
+            verdict, found = searcher.ask(capacity, dives, budget)
+            if found is not None:
+                best, peak = found, int((found + problem.size).max())
+                step = 0
+            elif verdict == kernel.REFUTED:
+                floor = capacity + 1
+                enough = max(enough, floor)
+                step = 0
+            else:
+                refused = capacity
+        dives *= 3
+    return best
