@@ -48,8 +48,8 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
 def modules() -> list[Path]:
-    """Every module of the package, the root ``__init__`` (which imports everything lazily) left out."""
-    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+    """Every module of the package but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
+    return sorted(p for p in PACKAGE.rglob("*.py") if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py"))
 
 
 def part_of(path: Path) -> str:
