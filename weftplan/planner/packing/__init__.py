@@ -1,0 +1,10 @@
+"""Offset packing: buffers with known lifetimes and sizes, placed in one slab close to the least memory possible."""
+
+from __future__ import annotations
+
+from weftplan.planner.packing.api import pack
+from weftplan.planner.packing.check import check_packing
+from weftplan.planner.packing.edges import reuse_edges
+from weftplan.planner.packing.problem import Packing, PackingError
+
+__all__ = ["Packing", "PackingError", "check_packing", "pack", "reuse_edges"]

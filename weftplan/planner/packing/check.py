@@ -54,4 +54,4 @@ def check_packing(
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:
-    return [int(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]  # type: ignore[union-attr]
+    return [int(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]  # type: ignore[union-attr,arg-type]

@@ -255,7 +255,13 @@ def choose_valley(problem: Tables, state: Tables, weights: Ints, capacity: int, 
 
 
 def list_children(
-    problem: Tables, state: Tables, nodes: Tables, priority: Ints, capacity: int, valley: tuple[int, int, int], first: int
+    problem: Tables,
+    state: Tables,
+    nodes: Tables,
+    priority: Ints,
+    capacity: int,
+    valley: tuple[int, int, int],
+    first: int,
 ) -> int:
     """Write the children of a node to the child stack from ``first``; return the new end of the stack.
 

@@ -1,0 +1,64 @@
+"""Which earlier buffers each buffer overwrites: the write-after-read order that sharing memory creates."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+import numpy.typing as npt
+
+from weftplan.planner.packing.problem import Int64, PackingError, check_input, integers
+
+
+def reuse_edges(
+    lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, offsets: npt.ArrayLike
+) -> tuple[Int64, Int64]:
+    """For each buffer, the earlier buffers that were the last to hold some of its bytes.
+
+    Earlier holders of the same bytes are reached through those, so waiting for the listed ones is enough. The work is
+    one sweep over the births with a sorted list of address ranges: O((n + edges) log n) comparisons.
+
+    Args:
+        lower, upper, size: as for `pack`.
+        offsets: a valid packing; not checked here (see `check_packing`).
+
+    Returns:
+        ``(pointers, earlier)``, int64: buffer ``i`` overwrites ``earlier[pointers[i]:pointers[i + 1]]``, ascending.
+
+    Raises:
+        PackingError: the arrays are malformed or differ in length.
+
+    >>> pointers, earlier = reuse_edges([0, 1, 2], [1, 2, 3], [8, 4, 8], [0, 0, 0])
+    >>> pointers.tolist(), earlier.tolist()
+    ([0, 0, 1, 3], [0, 0, 1])
+    """
+    lo, _, sz = check_input(lower, upper, size, 1)
+    off = integers("offsets", offsets)
+    if len(off) != len(lo):
+        raise PackingError(f"expected one offset per buffer, got {len(off)} for {len(lo)} buffers")
+    first, last = off.tolist(), (off + sz).tolist()
+    # Address range k is starts[k] .. starts[k + 1], last held by holders[k]; -1: nobody yet.
+    starts, holders = [0], [-1]
+    later: list[int] = []
+    earlier: list[int] = []
+    for i in np.argsort(lo, kind="stable").tolist():
+        begin, end = first[i], last[i]
+        a = bisect_right(starts, begin) - 1
+        b = bisect_right(starts, end - 1) - 1
+        found = {k for k in holders[a : b + 1] if k >= 0}
+        later.extend([i] * len(found))
+        earlier.extend(found)
+        new_starts, new_holders = [begin], [i]
+        if starts[a] < begin:
+            new_starts.insert(0, starts[a])
+            new_holders.insert(0, holders[a])
+        if b + 1 == len(starts) or starts[b + 1] > end:
+            new_starts.append(end)
+            new_holders.append(holders[b])
+        starts[a : b + 1] = new_starts
+        holders[a : b + 1] = new_holders
+    rows, values = np.array(later, np.int64), np.array(earlier, np.int64)
+    order = np.lexsort((values, rows))
+    pointers = np.zeros(len(lo) + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=len(lo)), out=pointers[1:])
+    return pointers, values[order]
