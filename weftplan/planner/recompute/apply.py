@@ -7,20 +7,21 @@ plan without it (for a budget: when it fits). Otherwise the plan without recompu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weftplan.errors import BudgetError
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.recompute.backward_order import reversed_backward
 from weftplan.planner.recompute.cost import node_seconds
-from weftplan.planner.recompute.curve import Point, curve
+from weftplan.planner.recompute.curve import Search, curve
 from weftplan.planner.recompute.echo import chosen_echo
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.rules import chosen_v1, has_forced
 from weftplan.planner.recompute.segments import square_root
-from weftplan.planner.recompute.tape import Tape
+from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.strategies import plan_memory
 
 CHEAP_SHARE = 0.05
@@ -74,101 +75,114 @@ def apply(
             f"the plan needs {memory.peak:,} bytes, the budget is {options.budget:,}: without a backward part there is "
             f"nothing to recompute; the smallest budget that works is {memory.peak}"
         )
-    tape = Tape(facts, num_forward, found, options, node_seconds(facts, measured))
+    starts = _tapes(start, num_forward, options, measured)
     if options.budget is not None:
-        return _within(start, num_forward, tape, options, options.budget)
+        return _within(start, starts, options, options.budget)
     policy = options.recompute
     if policy == "cheap":
-        return _cheapest(start, num_forward, tape, options)
+        return _cheapest(start, starts, options)
     if policy == "sqrt":
-        chosen = square_root(tape)
+        choices = [(tape, chosen) for tape in starts for chosen in _roots(tape)]
     elif policy == "echo":
-        chosen = chosen_echo(tape)
+        choices = [(tape, chosen_echo(tape)) for tape in starts]
     else:
-        chosen = chosen_v1(tape, everywhere=policy == "mxnet")
-    return _try(start, num_forward, tape, options, [chosen], policy if policy != "off" else "__force_mirroring__")
+        choices = [(tape, chosen_v1(tape, everywhere=policy == "mxnet")) for tape in starts]
+    proposals = [(tape, tape.price(chosen)) for tape, chosen in choices]
+    return _try(start, options, proposals, policy if policy != "off" else "__force_mirroring__")
 
 
-def _planned(start: Outcome, num_forward: int, options: PlanOptions, chosen: Iterable[int]) -> Outcome:
-    facts = repeat(start.facts, num_forward, frozenset(chosen))
+def _tapes(start: Outcome, num_forward: int, options: PlanOptions, measured: Mapping[str, float] | None) -> list[Tape]:
+    """The graph ready for prices, in its given backward order and, where that differs, in reverse forward order."""
+    seconds = node_seconds(start.facts, measured)
+    tapes = [Tape(start.facts, num_forward, start.found, options, seconds)]
+    facts = reversed_backward(start.facts, num_forward)
+    if facts is not start.facts:
+        tapes.append(Tape(facts, num_forward, plan_memory(facts, options)[1], options, seconds))
+    return tapes
+
+
+def _roots(tape: Tape) -> list[frozenset[int]]:
+    """The square-root rule's choice: without the nodes whose repetition its peak does not need, and whole.
+
+    The first is faster at the same lower bound; the second wins where the real plan of the first needs more.
+    """
+    chosen = square_root(tape)
+    return [Search(tape).trim(chosen, tape.price(chosen).peak), chosen] if chosen else []
+
+
+def _planned(start: Outcome, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Outcome:
+    facts = repeat(tape.facts, len(tape.forward), frozenset(chosen))
     if facts is start.facts:
         return start
     memory, found = plan_memory(facts, options)
     return Outcome(facts, memory, found, ())
 
 
-def _try(
-    start: Outcome,
-    num_forward: int,
-    tape: Tape,
-    options: PlanOptions,
-    proposals: Sequence[frozenset[int]],
-    policy: str,
-) -> Outcome:
+def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Outcome:
     """The smallest real plan among the proposals, if it is smaller than the plan without recomputation."""
-    best, spent = start, tape.price(())
+    best, note = start, ""
     refused = 0
-    for chosen in proposals:
-        price = tape.price(chosen)
+    for tape, price in proposals:
         if not price.twins:
             continue
-        outcome = _planned(start, num_forward, options, price.twins)
+        outcome = _planned(start, tape, options, price.twins)
         if outcome.memory.peak < best.memory.peak:
-            best, spent = outcome, price
+            best, note = outcome, _saved(policy, start, outcome, tape, price.seconds, len(price.twins))
         else:
             refused = min(refused, outcome.memory.peak) or outcome.memory.peak
     if best is start:
-        why = f"it needs {refused:,} bytes" if refused else "it repeats nothing"
-        return _noted(start, f"recompute {policy}: not used, {why}; without it {start.memory.peak:,}")
-    return _noted(best, _saved(policy, start, best, tape, spent.seconds, len(spent.twins)))
+        why = f"it needs {refused:,} bytes" if refused else "it would repeat nothing"
+        note = f"recompute {policy}: not used, {why}; without it {start.memory.peak:,}"
+    return replace(best, notes=(*best.notes, note))
 
 
-def _cheapest(start: Outcome, num_forward: int, tape: Tape, options: PlanOptions) -> Outcome:
+def _cheapest(start: Outcome, tapes: Sequence[Tape], options: PlanOptions) -> Outcome:
     """The smallest plan whose repetition takes at most :data:`CHEAP_SHARE` of a step."""
+    tape = _better_order(tapes)
     limit = CHEAP_SHARE * tape.step_seconds
-    points = [point for point in curve(tape) if point.seconds <= limit]
+    points = [point for point in curve(tape, most_seconds=limit) if point.seconds <= limit]
     # The smallest lower bounds first; a few, because offsets may cost one of them what another does not pay.
-    proposals = [point.twins for point in sorted(points, key=lambda point: point.peak)[:3]]
-    return _try(start, num_forward, tape, options, proposals, "cheap")
+    best = sorted(points, key=lambda point: point.peak)[:3]
+    return _try(start, options, [(tape, tape.price(point.twins)) for point in best], "cheap")
 
 
-def _within(start: Outcome, num_forward: int, tape: Tape, options: PlanOptions, budget: int) -> Outcome:
+def _better_order(tapes: Sequence[Tape]) -> Tape:
+    """The order in which the square-root rule reaches less; the given one when it makes no difference."""
+    return tapes[0] if len(tapes) == 1 else min(tapes, key=lambda tape: tape.price(square_root(tape)).peak)
+
+
+def _within(start: Outcome, tapes: Sequence[Tape], options: PlanOptions, budget: int) -> Outcome:
     """The choice of least time whose real plan fits.
 
     The curve does not depend on the budget, and its points are tried from the fastest to the slowest. So a larger
     budget stops at the same point or earlier: time never rises with the budget.
     """
-    smallest: Outcome = start
+    smallest = start
+    tape = _better_order(tapes)
     points = curve(tape)
     for point in points:
         if point.peak > budget:
             continue
-        outcome = _planned(start, num_forward, options, point.twins)
+        outcome = _planned(start, tape, options, point.twins)
         if outcome.memory.peak < smallest.memory.peak:
             smallest = outcome
         if outcome.memory.peak <= budget:
-            return _noted(outcome, _saved("budget", start, outcome, tape, point.seconds, len(point.twins)))
-    if smallest is start or smallest.memory.peak > budget:
-        smallest = _smallest(start, num_forward, options, points, smallest)
+            return replace(outcome, notes=(_saved("budget", start, outcome, tape, point.seconds, len(point.twins)),))
+    # The smallest real plan on the curve, so that the number in the error is one that works.
+    for point in reversed(points):
+        if point.peak >= smallest.memory.peak:
+            break
+        if point.peak > budget:
+            outcome = _planned(start, tape, options, point.twins)
+            if outcome.memory.peak < smallest.memory.peak:
+                smallest = outcome
+    outside = sum(start.facts.external_bytes.values())
     raise BudgetError(
         f"the plan needs {start.memory.peak:,} bytes without recomputation and {smallest.memory.peak:,} with the most "
         f"that was found, more than the budget of {budget:,}; the smallest budget found that works is "
-        f"{smallest.memory.peak}: raise the budget to that or use a smaller batch"
+        f"{smallest.memory.peak}: raise the budget to that or use a smaller batch (arguments, gradients and states "
+        f"come on top: {outside:,} bytes)"
     )
-
-
-def _smallest(
-    start: Outcome, num_forward: int, options: PlanOptions, points: Sequence[Point], known: Outcome
-) -> Outcome:
-    """The smallest real plan on the curve, so that the number in the error is one that works."""
-    best = known
-    for point in sorted(points, key=lambda point: point.peak):
-        if point.peak >= best.memory.peak:
-            break
-        outcome = _planned(start, num_forward, options, point.twins)
-        if outcome.memory.peak < best.memory.peak:
-            best = outcome
-    return best
 
 
 def _saved(policy: str, start: Outcome, outcome: Outcome, tape: Tape, seconds: float, count: int) -> str:
@@ -178,7 +192,3 @@ def _saved(policy: str, start: Outcome, outcome: Outcome, tape: Tape, seconds: f
         f"recompute {policy}: {count} node(s) run twice, {outcome.memory.peak:,} bytes instead of "
         f"{start.memory.peak:,} (-{less:.1f} %) for {share:.1f} % more modelled time"
     )
-
-
-def _noted(outcome: Outcome, note: str) -> Outcome:
-    return Outcome(outcome.facts, outcome.memory, outcome.found, (*outcome.notes, note))

@@ -33,6 +33,8 @@ MOST_PRICES = 4_000
 """Prices are not worth more than this many, however small the graph."""
 EXHAUSTIVE = 12
 """So few nodes that may be repeated are tried in all combinations."""
+SMALL = 64
+"""Graphs with so few nodes that may be repeated get the exchange search."""
 LAYERS = 4
 """How many layers the exchange search looks at."""
 RUNG = 0.96
@@ -48,9 +50,12 @@ class Point:
     twins: frozenset[int]
 
 
-def curve(tape: Tape) -> list[Point]:
-    """Choices from the fastest (nothing repeated) to the smallest found; peaks fall strictly, seconds rise."""
-    search = Search(tape)
+def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Point]:
+    """Choices from the fastest (nothing repeated) to the smallest found; peaks fall strictly, seconds rise.
+
+    ``most_seconds``: do not look for choices that take longer (the curve may have some all the same).
+    """
+    search = Search(tape, most_seconds=most_seconds)
     search.run()
     return search.frontier()
 
@@ -58,8 +63,9 @@ def curve(tape: Tape) -> list[Point]:
 class Search:
     """Prices that are remembered, and the moves that lead to new ones."""
 
-    def __init__(self, tape: Tape, *, steps_priced: int = STEPS_PRICED) -> None:
+    def __init__(self, tape: Tape, *, most_seconds: float | None = None, steps_priced: int = STEPS_PRICED) -> None:
         self.tape = tape
+        self.most_seconds = float("inf") if most_seconds is None else most_seconds
         steps = len(tape.forward) + len(tape.backward)
         self.left = max(60, min(MOST_PRICES, steps_priced // max(steps, 1)))
         """Prices that may still be asked for."""
@@ -77,7 +83,7 @@ class Search:
             return
         self._seeds()
         self._ladder()
-        if len(self.can) <= 64:
+        if len(self.can) <= SMALL:
             self._exchange()
 
     def price(self, chosen: frozenset[int]) -> Price:
@@ -129,25 +135,27 @@ class Search:
         start = self.price(frozenset()).peak
         target = start
         chosen: frozenset[int] = frozenset()
-        reserve = self.left // 4
+        reserve = self.left // 4 if len(self.can) <= SMALL else 0
         missed = 0
         while self.left > reserve and missed < 3:
             target = int(target * RUNG)
             fitting = [(p.seconds, p.twins) for p in self.known.values() if p.peak <= target]
             reached = self._descend(chosen, target)
             if reached is not None:
-                chosen = self._trim(reached, target)
+                chosen = self.trim(reached, target)
                 missed = 0
             if fitting:
                 # The best that the seeds and earlier rungs offer, taken back as far as this target allows.
                 seconds, twins = min(fitting)
                 if reached is None or seconds < self.price(chosen).seconds:
-                    chosen = self._trim(frozenset(twins), target)
+                    chosen = self.trim(frozenset(twins), target)
                     missed = 0
                 elif self.left > reserve:
-                    self._trim(frozenset(twins), target)
+                    self.trim(frozenset(twins), target)
             elif reached is None:
                 missed += 1
+            if self.price(chosen).seconds > self.most_seconds:
+                return
 
     def _descend(self, chosen: frozenset[int], target: int) -> frozenset[int] | None:
         """Add bundles until the peak is at most ``target``; None when no bundle helps any more."""
@@ -253,13 +261,13 @@ class Search:
                 stack.append(nid)
         return frozenset(bundle)
 
-    def _trim(self, chosen: frozenset[int], target: int) -> frozenset[int]:
+    def trim(self, chosen: frozenset[int], target: int) -> frozenset[int]:
         """Keep results again where the target allows it, the dearest first; in halves while the set is large."""
         tape = self.tape
         price = self.price(chosen)
         current = frozenset(price.twins)
         queue: list[list[int]] = [sorted(current, key=lambda nid: (-tape.seconds[nid], nid))]
-        allowed = max(12, self.left // 24)
+        allowed = max(12, self.left // 16)
         while queue and allowed > 0:
             part = [nid for nid in queue.pop(0) if nid in current]
             if not part:

@@ -1,0 +1,57 @@
+"""A backward order that suits recomputation: gradients in the reverse order of the forward part.
+
+The given order follows single gradients down to their variables and may leave other readers of an intermediate
+gradient for much later. That costs little while the forward results fill the memory anyway, but once these are
+repeated in segments, such waiting gradients (four gate gradients of every step of an unrolled LSTM, say) would be most
+of what is alive, and one segment's twins would have to wait for them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from weftplan.planner.liveness import Facts
+
+
+def reversed_backward(facts: Facts, num_forward: int) -> Facts:
+    """``facts`` with the backward part sorted by the forward nodes it belongs to, the last one first.
+
+    A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``facts`` itself
+    when that is the given order.
+    """
+    graph = facts.graph
+    makers: list[int] = graph.entry_node.tolist()
+    part = facts.order[num_forward:]
+    if any(op.aux for nid in part if (op := graph.nodes[nid].op) is not None):
+        return facts  # who writes a state, and when, is not for this pass to change
+    place = {nid: step for step, nid in enumerate(facts.order[:num_forward])}
+    given = {nid: step for step, nid in enumerate(part)}
+    urgency: dict[int, int] = {}
+    waits: dict[int, int] = {}
+    followers: dict[int, list[int]] = {}
+    for nid in part:
+        controls = graph.controls[nid]
+        before = {m for e in graph.inputs[nid] if (m := makers[e]) in given} | {m for m in controls if m in given}
+        waits[nid] = len(before)
+        for m in before:
+            followers.setdefault(m, []).append(nid)
+        if controls and controls[0] in place:
+            urgency[nid] = -place[controls[0]]
+        else:
+            urgency[nid] = max((urgency[m] for m in before), default=-num_forward)
+    ready: list[tuple[int, int, int]] = []
+    for nid in part:
+        if not waits[nid]:
+            heappush(ready, (urgency[nid], given[nid], nid))
+    order: list[int] = []
+    while ready:
+        _, _, nid = heappop(ready)
+        order.append(nid)
+        for follower in followers.get(nid, ()):
+            waits[follower] -= 1
+            if not waits[follower]:
+                heappush(ready, (urgency[follower], given[follower], follower))
+    if order == part:
+        return facts
+    return replace(facts, order=[*facts.order[:num_forward], *order])
