@@ -18,7 +18,9 @@ from weftplan.planner.inplace import Assignment
 from weftplan.planner.labels import GraphLabels
 from weftplan.planner.liveness import Facts, lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.packing.api import Effort, pack
 from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.reuse import reuse_edges
 from weftplan.planner.workspace import with_added_outputs
 
 
@@ -142,10 +144,8 @@ def blocks(buffers: Buffers, strategy: str, reported_bytes: int, color: Sequence
     )
 
 
-def arena(buffers: Buffers, *, effort: str = "normal") -> MemoryPlan:
+def arena(buffers: Buffers, *, effort: Effort = "fast") -> MemoryPlan:
     """The plan in which every buffer has an offset in one slab per device."""
-    from weftplan.planner.packing import pack, reuse_edges
-
     facts = buffers.facts
     count = len(buffers.nbytes)
     offset = np.zeros(count, dtype=np.int64)

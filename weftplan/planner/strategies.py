@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weftplan.planner import packing
 from weftplan.planner.assemble import Buffers, arena, blocks
 from weftplan.planner.inplace import Assignment, add_in_place, assign
 from weftplan.planner.liveness import Facts
@@ -57,7 +56,7 @@ def _candidates(facts: Facts, options: PlanOptions) -> Iterator[tuple[MemoryPlan
         buffers = Buffers(facts, found, options)
         if strategy in ("auto", "match_range", "none"):
             yield blocks(buffers, "none" if strategy == "none" else "match_range", reported, color), found
-        if strategy == "arena" or (strategy == "auto" and hasattr(packing, "pack")):
+        if strategy in ("auto", "arena"):
             yield arena(buffers), found
 
 
