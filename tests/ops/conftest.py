@@ -1,4 +1,4 @@
-"""Makes the helper modules of this folder importable from its tests: ``ops_harness`` and ``ops_tensor_cases``."""
+"""Makes the helper modules of this folder importable from its tests, as ``ops_harness`` and ``ops_<family>_cases``."""
 
 import importlib.util
 import pathlib
@@ -15,3 +15,4 @@ def _provide(name, file):
 
 _provide("ops_harness", "harness.py")
 _provide("ops_tensor_cases", "tensor_cases.py")
+_provide("ops_nn_cases", "nn_cases.py")

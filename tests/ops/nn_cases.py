@@ -1,0 +1,191 @@
+"""Small calls of every neural-network operator in every mode, for the tests that hold for all of them.
+
+Values stay away from kinks (ties, the point 0 of relu), where a derivative does not exist.
+"""
+
+import numpy as np
+
+
+def uniform(*shape, low=-1.0, high=1.0, seed=0):
+    """float64, at least 0.05 away from 0."""
+    x = np.random.RandomState(seed + 7 * sum(shape)).uniform(low, high, shape)
+    return x + np.where(np.abs(x) < 0.05, 0.1, 0.0)
+
+
+def distinct(*shape, seed=0):
+    """float64 in (0, 1) without near ties."""
+    size = int(np.prod(shape))
+    return ((np.random.RandomState(seed).permutation(size) + 0.5) / size).reshape(shape)
+
+
+def _convolution(data, filters, kernel, *, bias=True, group=1, **params):
+    weight = (filters, data[1] // group, *kernel)
+    params = {"kernel": kernel, "num_filter": filters, "num_group": group, **params}
+    if not bias:
+        params["no_bias"] = True
+    return "Convolution", [uniform(*data), uniform(*weight), *([uniform(filters)] if bias else [])], params
+
+
+def _deconvolution(data, filters, kernel, *, bias=True, group=1, **params):
+    weight = (data[1], filters // group, *kernel)
+    params = {"kernel": kernel, "num_filter": filters, "num_group": group, "no_bias": not bias, **params}
+    return "Deconvolution", [uniform(*data), uniform(*weight), *([uniform(filters)] if bias else [])], params
+
+
+FULLY_CONNECTED = [
+    ("FullyConnected", [uniform(3, 4), uniform(5, 4), uniform(5)], {"num_hidden": 5}),
+    ("FullyConnected", [uniform(3, 2, 4), uniform(5, 8)], {"num_hidden": 5, "no_bias": True}),
+    ("FullyConnected", [uniform(3, 2, 4), uniform(5, 4), uniform(5)], {"num_hidden": 5, "flatten": False}),
+    ("FullyConnected", [uniform(3), uniform(5, 1), uniform(5)], {"num_hidden": 5}),
+    ("FullyConnected", [uniform(1, 1), uniform(1, 1), uniform(1)], {"num_hidden": 1}),
+]
+CONVOLUTION = [
+    _convolution((2, 3, 5, 4), 4, (3, 3)),
+    _convolution((2, 3, 5, 4), 4, (3, 3), pad=(1, 1)),
+    _convolution((2, 3, 5, 4), 4, (3, 3), pad=(1, 1), bias=False),
+    _convolution((3, 3, 7, 6), 4, (3, 2), stride=(2, 3), pad=(2, 0)),
+    _convolution((2, 4, 7, 6), 6, (3, 2), group=2, stride=(2, 1), pad=(1, 2), dilate=(2, 1), bias=False),
+    _convolution((2, 4, 4, 4), 4, (3, 3), group=4, pad=(1, 1)),
+    _convolution((2, 3, 5, 4), 4, (1, 1)),
+    _convolution((2, 4, 3, 4), 4, (1, 1), group=2, bias=False),
+    _convolution((2, 3, 5, 4), 4, (1, 1), stride=(2, 2)),
+    _convolution((2, 3, 3, 4), 4, (1, 1), pad=(1, 0)),
+    _convolution((2, 3, 5, 4), 2, (5, 4)),
+    _convolution((2, 3, 8), 4, (3,), stride=(2,), pad=(1,)),
+    _convolution((2, 3, 8), 4, (3,), dilate=(3,)),
+    _convolution((2, 2, 4, 3, 3), 2, (2, 3, 2), pad=(1, 1, 0), stride=(2, 1, 1)),
+]
+DECONVOLUTION = [
+    _deconvolution((2, 4, 3, 3), 2, (3, 2)),
+    _deconvolution((2, 4, 3, 3), 2, (3, 2), group=2, stride=(2, 3), pad=(1, 0), adj=(1, 2), dilate=(1, 2)),
+    _deconvolution((2, 4, 3, 3), 2, (4, 4), stride=(2, 2), target_shape=(6, 5), bias=False),
+    _deconvolution((2, 3, 3, 2), 2, (1, 1)),
+    _deconvolution((2, 3, 5), 2, (3,), stride=(2,), dilate=(2,), bias=False),
+]
+POOLING = []
+for _kind in ("max", "avg", "sum", "lp"):
+    for _p in (1, 2, 3) if _kind == "lp" else (None,):
+        _params = {"pool_type": _kind, "p_value": _p}
+        for _window in (
+            {"kernel": (2, 2), "stride": (2, 2)},
+            {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)},
+            {"kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full"},
+            {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1), "count_include_pad": False},
+            {"kernel": (2, 2), "stride": (3, 3), "pooling_convention": "same"},
+            {"global_pool": True},
+        ):
+            POOLING.append(("Pooling", [distinct(2, 3, 5, 6)], {**_params, **_window}))
+        POOLING.append(("Pooling", [distinct(2, 3, 7)], {**_params, "kernel": (3,), "stride": (2,), "pad": (1,)}))
+        POOLING.append(
+            (
+                "Pooling",
+                [distinct(2, 2, 4, 3, 4)],
+                {**_params, "kernel": (3, 2, 2), "stride": (2, 1, 2), "pad": (1, 0, 1)},
+            )
+        )
+
+
+def _batch_norm(shape, axis, **params):
+    channels = shape[axis]
+    vectors = [uniform(channels, seed=k) for k in range(3)]
+    return (
+        "BatchNorm",
+        [uniform(*shape), *vectors, uniform(channels, low=0.5, high=2.0)],
+        {"axis": axis, "eps": 0.01, **params},
+    )
+
+
+BATCH_NORM = [
+    _batch_norm(shape, axis, **params)
+    for shape, axis in (((4, 3, 2, 2), 1), ((4, 2, 3), -1), ((4, 3), 1), ((3, 2, 4), 0))
+    for params in ({"fix_gamma": False}, {}, {"fix_gamma": False, "use_global_stats": True})
+]
+NORMS = [
+    *(("LayerNorm", [uniform(2, 3, 4), uniform(n), uniform(n)], {"axis": a}) for a, n in ((-1, 4), (1, 3), (0, 2))),
+    ("LayerNorm", [uniform(3, 4), uniform(4), uniform(4)], {"eps": 0.1}),
+    ("InstanceNorm", [uniform(2, 3, 4, 2), uniform(3), uniform(3)], {}),
+    ("InstanceNorm", [uniform(2, 3, 5), uniform(3), uniform(3)], {"eps": 0.1}),
+    *(("L2Normalization", [uniform(3, 3, 4)], {"mode": mode}) for mode in ("instance", "channel", "spatial")),
+    *(("LRN", [uniform(3, 6, 2, 2)], {"nsize": n, "alpha": 0.5, "knorm": 1.5}) for n in (1, 3, 5, 13)),
+]
+_WIDE = uniform(3, 4, 2) * 3
+ACTIVATION = [
+    *(("Activation", [_WIDE], {"act_type": kind}) for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign")),
+    *(("LeakyReLU", [_WIDE], {"act_type": kind}) for kind in ("leaky", "elu", "selu", "gelu", "rrelu")),
+    *(("LeakyReLU", [_WIDE], {"act_type": kind, "slope": -0.3}) for kind in ("leaky", "elu")),
+    *(("LeakyReLU", [_WIDE], {"act_type": kind, "slope": 0.0}) for kind in ("leaky", "elu")),
+    *(("LeakyReLU", [_WIDE, uniform(n)], {"act_type": "prelu"}) for n in (4, 1)),
+    ("LeakyReLU", [uniform(4), uniform(4)], {"act_type": "prelu"}),
+]
+SOFTMAX = [
+    *(
+        (name, [uniform(3, 4, 2) * 2], params)
+        for name in ("softmax", "softmin", "log_softmax")
+        for params in ({}, {"axis": 1, "temperature": 2.0}, {"axis": 0})
+    ),
+    ("softmax", [uniform(3, 4), np.array([4, 1, 2])], {"use_length": True}),
+    ("softmax", [uniform(2, 4, 3), np.array([[4, 1, 2], [3, 3, 1]])], {"use_length": True, "axis": 1}),
+    *(("SoftmaxActivation", [uniform(3, 4, 2)], {"mode": mode}) for mode in ("channel", "instance")),
+]
+RANDOM = [
+    ("Dropout", [uniform(3, 4, 2)], {"p": 0.4}),
+    ("Dropout", [uniform(3, 4, 2)], {"p": 0.4, "axes": (0, 2)}),
+    ("Dropout", [uniform(3, 4, 2)], {"p": 0.0}),
+    ("Dropout", [uniform(3, 4, 2)], {"p": 1.0}),
+]
+EMBEDDING = [
+    ("Embedding", [np.array([[0, 4, 2], [2, -1, 9]]), uniform(5, 3)], {"input_dim": 5, "output_dim": 3}),
+    ("Embedding", [np.array([1, 1, 1]), uniform(2, 3)], {"input_dim": 2, "output_dim": 3}),
+]
+
+DIFFERENTIABLE = [
+    *FULLY_CONNECTED,
+    *CONVOLUTION,
+    *DECONVOLUTION,
+    *POOLING,
+    *BATCH_NORM,
+    *NORMS,
+    *ACTIVATION,
+    *SOFTMAX,
+    *RANDOM,
+    *EMBEDDING,
+]
+"""Operators whose rule gives the derivative of their output."""
+
+_ROW = np.array([0, 1, 2, -1])
+_PAIRS = np.array([[0, 1], [2, -1], [1, 1], [0, 2]])
+LOSSES = [
+    ("SoftmaxOutput", [uniform(4, 3), _ROW], {}),
+    ("SoftmaxOutput", [uniform(4, 3), _ROW], {"use_ignore": True, "normalization": "valid"}),
+    ("SoftmaxOutput", [uniform(4, 3), _ROW], {"smooth_alpha": 0.2, "normalization": "batch"}),
+    ("SoftmaxOutput", [uniform(4, 3), _ROW], {"out_grad": True}),
+    ("SoftmaxOutput", [uniform(4, 3), uniform(4, 3, low=0.0)], {"grad_scale": 0.5}),
+    ("SoftmaxOutput", [uniform(4, 3, 2), _PAIRS], {"multi_output": True, "use_ignore": True}),
+    ("SoftmaxOutput", [uniform(4, 2, 3), _PAIRS], {"preserve_shape": True, "normalization": "valid"}),
+    ("SoftmaxOutput", [uniform(4, 2, 3), _PAIRS], {"normalization": "valid"}),
+    *(
+        (name, [uniform(4, 3), uniform(4, 3, seed=5)], {"grad_scale": 2.0})
+        for name in ("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput")
+    ),
+    ("LinearRegressionOutput", [uniform(4, 1), uniform(4)], {}),
+    *(("MakeLoss", [uniform(4, 3)], {"normalization": how}) for how in ("null", "batch", "valid")),
+    ("make_loss", [uniform(4, 3)], {}),
+]
+"""Operators whose gradient is that of a loss, and the one that has none."""
+
+OTHERS = [("BlockGrad", [uniform(4, 3)], {})]
+
+CASES = [*DIFFERENTIABLE, *LOSSES, *OTHERS]
+
+
+def narrowed(op, arrays, dtype):
+    """The arrays of a case in a narrower float dtype; vectors of BatchNorm stay float32 beside float16 data."""
+    vectors = "float32" if op == "BatchNorm" and dtype == "float16" else dtype
+    return [x.astype(vectors if k else dtype) if x.dtype == np.float64 else x.copy() for k, x in enumerate(arrays)]
+
+
+def ident(case):
+    """The name of a case in test output."""
+    op, arrays, params = case
+    shapes = ";".join("x".join(map(str, x.shape)) for x in arrays)
+    return f"{op}[{shapes}]" + ",".join(f"{key}={value}" for key, value in params.items() if value is not None)
