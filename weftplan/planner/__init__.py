@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.pipeline import plan_symbol
+from weftplan.planner.packing import Packing, pack
+from weftplan.planner.pipeline import plan, plan_symbol
 from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
 from weftplan.planner.validate import validate
+from weftplan.symbol.hooks import set_planner
 
-__all__ = ["IndexedGraph", "Kind", "MemoryPlan", "PlanOptions", "PlannedGraph", "plan_symbol", "validate"]
+__all__ = [
+    "IndexedGraph",
+    "Kind",
+    "MemoryPlan",
+    "Packing",
+    "PlanOptions",
+    "PlannedGraph",
+    "pack",
+    "plan",
+    "plan_symbol",
+    "validate",
+]
+
+set_planner(plan)

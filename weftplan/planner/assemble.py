@@ -18,9 +18,9 @@ from weftplan.planner.inplace import Assignment
 from weftplan.planner.labels import GraphLabels
 from weftplan.planner.liveness import Facts, lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.packing.api import Effort, pack
+from weftplan.planner.packing import pack, reuse_edges
+from weftplan.planner.packing.api import Effort
 from weftplan.planner.plan import MemoryPlan
-from weftplan.planner.reuse import reuse_edges
 from weftplan.planner.workspace import with_added_outputs
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from weftplan import config
 from weftplan.errors import PlanError
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
@@ -76,11 +78,6 @@ class PlanOptions:
             ConfigError: a variable has an illegal value.
             PlanError: an override is unknown or illegal.
         """
-        from weftplan import config
-
-        unknown = set(overrides) - {f.name for f in fields(cls)}
-        if unknown:
-            raise PlanError(f"unknown plan option(s) {sorted(unknown)}; known: {[f.name for f in fields(cls)]}")
         read = cls(
             match_range=config.get("MXNET_EXEC_MATCH_RANGE"),
             auto_search=config.get("NNVM_AUTO_SEARCH_MATCH_RANGE"),
@@ -93,7 +90,17 @@ class PlanOptions:
             if config.get("MXNET_MEMORY_OPT")
             else ("mxnet" if config.get("MXNET_BACKWARD_DO_MIRROR") else "off"),
         )
-        return replace(read, **overrides)
+        return read.replace(**overrides)
+
+    def replace(self, **overrides: Any) -> PlanOptions:
+        """A copy with some fields changed; raises PlanError for a field that does not exist or an illegal value."""
+        known = [field.name for field in fields(self)]
+        unknown = [name for name in overrides if name not in known]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
+        return replace(self, **overrides)
 
 
 def _one_of(name: str, value: str, legal: tuple[str, ...]) -> None:

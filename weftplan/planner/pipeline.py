@@ -27,7 +27,7 @@ from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
 from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
 from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
-from weftplan.planner.plan import Kind, PlannedGraph
+from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
 from weftplan.planner.strategies import plan_memory
 from weftplan.planner.workspace import operator_workspaces
 from weftplan.symbol.node import Entry, Node
@@ -169,6 +169,53 @@ def plan_symbol(
         memory=memory,
         notes=tuple(notes),
     )
+
+
+def plan(
+    symbol: Any,
+    shapes: Mapping[str, Shape],
+    *,
+    train: bool = True,
+    grad_req: str | Mapping[str, str] = "write",
+    dtypes: Mapping[str, Any] | None = None,
+    context: Context | None = None,
+    group2ctx: Mapping[str, Context] | None = None,
+    options: PlanOptions | None = None,
+    **overrides: Any,
+) -> MemoryPlan:
+    """The memory plan alone, as ``symbol.plan(shapes)`` gives it: how many bytes, where, and why.
+
+    Args:
+        symbol: a Symbol, or its entries.
+        shapes: shapes of variables by name.
+        train: with the backward part; without it ``grad_req`` is ignored.
+        grad_req, dtypes, context, group2ctx: as for :func:`plan_symbol`.
+        options: how to plan; default: from the environment.
+        overrides: single fields of :class:`PlanOptions`, such as ``strategy="arena"`` or ``workspaces=False``.
+
+    Raises:
+        MXNetError: as :func:`plan_symbol`; PlanError for an unknown option.
+
+    >>> from weftplan import symbol as sym
+    >>> net = sym.exp(sym.tanh(sym.Variable("x")))
+    >>> found = plan(net, {"x": (1000,)}, train=False)
+    >>> found.peak, found.lower_bound, found.unshared_bytes, found.total
+    (4000, 4000, 8000, 8000)
+    """
+    if options is None:
+        chosen = PlanOptions.from_environment(**overrides)
+    else:
+        chosen = options.replace(**overrides)
+    planned = plan_symbol(
+        symbol,
+        shapes,
+        dtypes,
+        grad_req=grad_req if train else "null",
+        context=context,
+        group2ctx=group2ctx,
+        options=chosen,
+    )
+    return planned.memory
 
 
 def _total(nbytes: IntArray, entries: Iterable[int]) -> int:
