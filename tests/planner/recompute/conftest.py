@@ -1,0 +1,99 @@
+"""Shared by the tests of recomputation: a training graph before any policy, and networks of a few kinds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.planner import PlanOptions, pipeline, plan_symbol
+from weftplan.planner.inplace import Assignment
+from weftplan.planner.liveness import Facts
+from weftplan.planner.recompute import Tape, node_seconds
+
+
+@dataclass
+class Training:
+    """What the planner knew just before it would have applied a policy."""
+
+    facts: Facts
+    num_forward: int
+    found: Assignment
+    options: PlanOptions
+    planned: Any
+
+    def tape(self, seconds: Any = None) -> Tape:
+        """A tape with the modelled costs, or with given ones."""
+        costs = node_seconds(self.facts) if seconds is None else seconds
+        return Tape(self.facts, self.num_forward, self.found, self.options, costs)
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``training(symbol, shapes, **options)``: the planned graph without recomputation, and what it was made from."""
+    seen: list[Any] = []
+    original = pipeline.plan_memory
+
+    def watched(facts: Facts, options: PlanOptions) -> Any:
+        result = original(facts, options)
+        seen.append((facts, result[1]))
+        return result
+
+    monkeypatch.setattr(pipeline, "plan_memory", watched)
+
+    def make(symbol: Any, shapes: dict[str, Any], **options: Any) -> Training:
+        chosen = PlanOptions(**options)
+        planned = plan_symbol(symbol, shapes, grad_req="write", options=chosen)
+        facts, found = seen[-1]
+        return Training(facts, planned.num_forward_nodes, found, chosen, planned)
+
+    return make
+
+
+def conv_net(layers: int = 4, *, dropout: float = 0.3, filters: int = 8) -> Any:
+    """Convolution, batch norm, relu and dropout, ``layers`` times, and a softmax."""
+    x = sym.Variable("data")
+    for i in range(layers):
+        x = sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
+        x = sym.BatchNorm(x, fix_gamma=False, name=f"norm{i}")
+        x = sym.Activation(x, act_type="relu", name=f"relu{i}")
+        if dropout:
+            x = sym.Dropout(x, p=dropout, name=f"drop{i}")
+    x = sym.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
+    return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=4, name="last"), name="softmax")
+
+
+def residual_net(layers: int) -> Any:
+    """A residual chain: every layer adds convolution, batch norm and relu of its input to it."""
+    x = sym.Convolution(sym.Variable("data"), num_filter=8, kernel=(3, 3), pad=(1, 1), name="stem")
+    for i in range(layers):
+        y = sym.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
+        y = sym.BatchNorm(y, name=f"norm{i}")
+        x = x + sym.Activation(y, act_type="relu", name=f"relu{i}")
+    return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=10, name="last"), name="softmax")
+
+
+def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
+    """An LSTM whose inputs are variables of their own, so that nothing but the recurrence grows with the steps."""
+    h, c = sym.Variable("h"), sym.Variable("c")
+    weights = [sym.Variable(name) for name in ("hw", "hb", "iw", "ib")]
+    for i in range(steps):
+        gates = sym.FullyConnected(
+            h, weights[0], weights[1], num_hidden=4 * hidden, name=f"h2h{i}"
+        ) + sym.FullyConnected(sym.Variable(f"x{i}"), weights[2], weights[3], num_hidden=4 * hidden, name=f"i2h{i}")
+        parts = sym.SliceChannel(gates, num_outputs=4, name=f"gates{i}")
+        kinds = ("sigmoid", "sigmoid", "tanh", "sigmoid")
+        a, f, g, o = (sym.Activation(parts[k], act_type=kind, name=f"gate{i}_{k}") for k, kind in enumerate(kinds))
+        c = f * c + a * g
+        h = o * sym.Activation(c, act_type="tanh", name=f"cell{i}")
+    return sym.SoftmaxOutput(sym.FullyConnected(h, num_hidden=10, name="last"), name="softmax")
+
+
+@pytest.fixture(scope="session")
+def nets() -> Any:
+    """The makers of networks."""
+    from types import SimpleNamespace
+
+    return SimpleNamespace(conv=conv_net, residual=residual_net, lstm=unrolled_lstm)

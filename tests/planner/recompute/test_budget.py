@@ -1,0 +1,140 @@
+"""Budgets: never exceeded, monotone, impossible ones say what would do; and the curve they are answered from."""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from weftplan.errors import BudgetError, PlanError
+from weftplan.planner import PlanOptions, plan_symbol, validate
+from weftplan.planner.recompute import curve, node_seconds
+
+SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
+
+
+def repeated_seconds(made: Any, plan: Any) -> float:
+    """Modelled seconds of the twins of a plan, by the names of what they repeat."""
+    cost = dict(zip((n.name for n in made.facts.graph.nodes), node_seconds(made.facts), strict=True))
+    return sum(cost[m.name] for nid in plan.order if (m := plan.graph.nodes[nid].mirror_of) is not None)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "match_range"])
+def test_time_never_rises_with_the_budget_and_the_peak_never_exceeds_it(
+    training: Any, nets: Any, strategy: str
+) -> None:
+    """Thirty budgets from the smallest that works to the plain peak, each planned on its own."""
+    symbol = nets.conv(6)
+    made = training(symbol, SHAPES, strategy=strategy)
+    peak = made.planned.memory.peak
+    with pytest.raises(BudgetError) as refused:
+        plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(strategy=strategy, budget=1))
+    smallest = int(re.search(r"smallest budget found that works is (\d+)", str(refused.value)).group(1))  # type: ignore[union-attr]
+    assert smallest < peak
+    before = None
+    times = set()
+    for k in range(13):
+        budget = smallest + (peak - smallest) * k // 12
+        options = PlanOptions(strategy=strategy, budget=budget)
+        plan = plan_symbol(symbol, SHAPES, grad_req="write", options=options)
+        validate(plan)
+        assert plan.memory.peak <= budget
+        seconds = repeated_seconds(made, plan)
+        assert before is None or seconds <= before
+        before = seconds
+        times.add(seconds)
+    assert before == 0.0
+    assert len(times) > 3, "the budgets must meet different choices"
+
+
+def test_the_number_in_the_error_is_the_smallest_that_works(nets: Any) -> None:
+    """One byte less fails again and names the same number."""
+    symbol = nets.residual(4)
+    with pytest.raises(BudgetError) as refused:
+        plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(budget=1000))
+    smallest = int(re.search(r"works is (\d+)", str(refused.value)).group(1))  # type: ignore[union-attr]
+    fits = plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(budget=smallest))
+    assert fits.memory.peak == smallest
+    with pytest.raises(BudgetError, match=f"works is {smallest}"):
+        plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(budget=smallest - 1))
+
+
+def test_a_budget_that_fits_anyway_changes_nothing(nets: Any) -> None:
+    """No note, no twin, the same bytes."""
+    off = plan_symbol(nets.conv(), SHAPES, grad_req="write", options=PlanOptions())
+    on = plan_symbol(nets.conv(), SHAPES, grad_req="write", options=PlanOptions(budget=off.memory.peak))
+    assert on.memory.peak == off.memory.peak
+    assert on.notes == off.notes
+    assert len(on.order) == len(off.order)
+
+
+def test_points_of_the_curve_are_not_dominated_and_priced_right(training: Any, nets: Any) -> None:
+    """Peaks fall strictly, seconds rise, and each point's price is what the tape says."""
+    tape = training(nets.residual(8), SHAPES).tape()
+    points = curve(tape)
+    assert points[0].seconds == 0.0
+    assert len(points) > 5
+    for faster, smaller in pairwise(points):
+        assert faster.seconds < smaller.seconds
+        assert faster.peak > smaller.peak
+    for point in points:
+        price = tape.price(point.twins)
+        assert (price.peak, price.seconds) == (point.peak, point.seconds)
+    assert curve(tape) == points
+
+
+def test_cheap_keeps_its_share_of_time(training: Any, nets: Any) -> None:
+    """At most five percent of the modelled step; less memory all the same."""
+    symbol = nets.conv(6, filters=32, dropout=0)
+    shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
+    made = training(symbol, shapes)
+    plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute="cheap"))
+    assert 0.0 < repeated_seconds(made, plan) <= 0.05 * made.tape().step_seconds
+    assert plan.memory.peak < 0.9 * made.planned.memory.peak
+
+
+def test_measured_times_replace_modelled_ones(training: Any, nets: Any) -> None:
+    """By name, for the twin as for the node; nonsense is refused."""
+    made = training(nets.conv(2), SHAPES)
+    seconds = node_seconds(made.facts, {"relu0": 7.0})
+    where = {node.name: nid for nid, node in enumerate(made.facts.graph.nodes)}
+    assert seconds[where["relu0"]] == 7.0
+    assert seconds[where["relu1"]] < 1.0
+    assert seconds[where["data"]] == 0.0
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(PlanError, match="measured time of 'relu0'"):
+            node_seconds(made.facts, {"relu0": bad})
+
+
+def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
+    """Twice the filters: twice the time of a convolution that arithmetic bounds; its gradient costs twice as much."""
+    shapes = {"data": (16, 64, 32, 32), "softmax_label": (16,)}
+    times = {}
+    for filters in (64, 128):
+        made = training(nets.conv(1, filters=filters, dropout=0), shapes)
+        where = {node.name: nid for nid, node in enumerate(made.facts.graph.nodes)}
+        seconds = node_seconds(made.facts)
+        times[filters] = seconds[where["conv0"]]
+        assert seconds[where["conv0_backward"]] == pytest.approx(2 * times[filters], rel=0.01)
+        assert seconds[where["relu0"]] < 0.2 * times[filters]
+    assert times[128] == pytest.approx(2 * times[64], rel=0.01)
+
+
+def test_a_thousand_nodes_within_ten_seconds(nets: Any) -> None:
+    """The whole search on a training graph of more than a thousand nodes."""
+    symbol = nets.residual(110)
+    off = plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(strategy="match_range"))
+    assert off.graph.num_nodes > 1000
+    started = time.perf_counter()
+    plan = plan_symbol(
+        symbol,
+        SHAPES,
+        grad_req="write",
+        options=PlanOptions(strategy="match_range", budget=off.memory.peak // 3),
+    )
+    # The bound on a busy machine; alone it is about half.
+    assert time.perf_counter() - started < 20.0
+    assert plan.memory.peak <= off.memory.peak // 3

@@ -1,0 +1,222 @@
+"""Policies: the same bits as without them, never a larger peak, statistics moved once, and what the notes say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import weftplan as mx
+from weftplan import symbol as sym
+from weftplan.errors import BudgetError, PlanError
+from weftplan.planner import PlanOptions, plan_symbol, validate
+from weftplan.planner.options import RECOMPUTE
+
+SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
+
+
+def one_step(symbol: Any, shapes: dict[str, Any], options: PlanOptions) -> tuple[dict[str, Any], Any]:
+    """Outputs, gradients and states after one training step from fixed values, and the executor."""
+    executor = symbol.simple_bind(mx.cpu(), plan_options=options, **shapes)
+    rng = np.random.default_rng(3)
+    for name, array in executor.arg_dict.items():
+        array[:] = rng.integers(0, 4, array.shape) if "label" in name else rng.normal(size=array.shape)
+    for name, array in executor.aux_dict.items():
+        array[:] = 1.0 if "var" in name else 0.0
+    mx.random.seed(11)
+    executor.forward(is_train=True)
+    executor.backward()
+    result = {f"output {i}": out.asnumpy() for i, out in enumerate(executor.outputs)}
+    result |= {f"gradient of {name}": g.asnumpy() for name, g in executor.grad_dict.items() if g is not None}
+    return result | {f"state {name}": a.asnumpy() for name, a in executor.aux_dict.items()}, executor
+
+
+def planned(symbol: Any, shapes: dict[str, Any], **options: Any) -> Any:
+    return plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(**options))
+
+
+def twins(plan: Any) -> list[str]:
+    """Names of the repeated nodes."""
+    return [n.mirror_of.name for nid in plan.order if (n := plan.graph.nodes[nid]).mirror_of is not None]
+
+
+@pytest.mark.parametrize("policy", [*RECOMPUTE[1:], "budget"])
+def test_every_policy_computes_the_same_bits(nets: Any, same: Any, policy: str) -> None:
+    """Batch norm, dropout (same random bits) and moving statistics (moved once) with each policy against none."""
+    symbol = nets.conv()
+    want, off = one_step(symbol, SHAPES, PlanOptions())
+    if policy == "budget":
+        options = PlanOptions(budget=int(off.memory_plan.peak * 0.8))
+    else:
+        options = PlanOptions(recompute=policy)
+    plan = plan_symbol(symbol, SHAPES, grad_req="write", options=options)
+    assert twins(plan), "the test must repeat something"
+    if policy in ("mxnet", "sqrt"):
+        assert any(name.startswith("norm") for name in twins(plan))
+    got, _ = one_step(symbol, SHAPES, options)
+    same(got, want)
+
+
+def test_dropout_that_is_repeated_draws_the_same_numbers(nets: Any, same: Any) -> None:
+    """The square-root rule repeats Dropout nodes; the mask must be the first one."""
+    symbol = nets.conv(6, dropout=0.5)
+    plan = planned(symbol, SHAPES, recompute="sqrt")
+    assert any(name.startswith("drop") for name in twins(plan))
+    want, _ = one_step(symbol, SHAPES, PlanOptions())
+    got, _ = one_step(symbol, SHAPES, PlanOptions(recompute="sqrt"))
+    same(got, want)
+
+
+def test_moving_statistics_move_once(nets: Any) -> None:
+    """With momentum 0.9 one update moves a mean of 0 a tenth of the way to the batch mean, and not twice."""
+    symbol = nets.conv(5, dropout=0)
+    plan = planned(symbol, SHAPES, recompute="mxnet")
+    assert "norm0" in twins(plan)
+    got, executor = one_step(symbol, SHAPES, PlanOptions(recompute="mxnet"))
+    weight, bias = executor.arg_dict["conv0_weight"].asnumpy(), executor.arg_dict["conv0_bias"].asnumpy()
+    data = np.pad(executor.arg_dict["data"].asnumpy(), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(data, (3, 3), axis=(2, 3))
+    mean = np.einsum("nchwij,ocij->o", windows, weight) / (4 * 10 * 10) + bias
+    np.testing.assert_allclose(got["state norm0_moving_mean"], 0.1 * mean, rtol=1e-3, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(2, 24),
+    policy=st.sampled_from([*RECOMPUTE, "budget"]),
+    strategy=st.sampled_from(["auto", "match_range", "none"]),
+    grad_req=st.sampled_from(["write", "add"]),
+)
+def test_random_graphs_run_on_poisoned_memory(
+    interpret: Any, same: Any, seed: int, size: int, policy: str, strategy: str, grad_req: str
+) -> None:
+    """Every policy on random graphs: a valid plan, no larger peak, and the bits of the plain graph."""
+    symbol = interpret.symbol(seed, size)
+    shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
+    off = plan_symbol(symbol, shapes, grad_req=grad_req, options=PlanOptions(strategy=strategy))
+    options = PlanOptions(strategy=strategy, recompute=policy if policy != "budget" else "off")
+    if policy == "budget":
+        options = PlanOptions(strategy=strategy, budget=max(1, int(off.memory.peak * 0.85)))
+    try:
+        plan = plan_symbol(symbol, shapes, grad_req=grad_req, options=options)
+    except BudgetError:
+        assert policy == "budget"
+        return
+    validate(plan)
+    assert plan.memory.peak <= (off.memory.peak if options.budget is None else options.budget)
+    given_values = interpret.values(symbol, seed)
+    if grad_req == "write":
+        given_values = {name: value for name, value in given_values.items() if not name.startswith("grad:")}
+    same(interpret.planned(plan, given_values), interpret.apart(off, given_values))
+
+
+def test_a_policy_that_raises_the_peak_is_refused() -> None:
+    """In a net whose products dominate, repeating activations needs more: the plan stays, the note says why."""
+    x = sym.Variable("data")
+    for i, width in enumerate((128, 64, 10)):
+        x = sym.FullyConnected(x, num_hidden=width, name=f"fc{i}")
+        x = sym.Activation(x, act_type="relu", name=f"relu{i}") if i < 2 else x
+    symbol = sym.SoftmaxOutput(x, name="softmax")
+    shapes = {"data": (64, 784)}
+    off, on = planned(symbol, shapes), planned(symbol, shapes, recompute="mxnet")
+    assert on.memory.peak == off.memory.peak
+    assert not twins(on)
+    (note,) = on.notes
+    assert note.startswith("recompute mxnet: not used, it ")
+    assert f"without it {off.memory.peak:,}" in note
+
+
+def test_forced_mirroring_wins_over_the_switch(nets: Any) -> None:
+    """``__force_mirroring__`` repeats a node whatever the policy; Dropout never, as in MXNet 1.9.1."""
+    x = sym.Variable("data")
+    for i in range(4):
+        x = sym.FullyConnected(x, num_hidden=64, name=f"fc{i}")
+        with mx.AttrScope(__force_mirroring__="true"):
+            x = sym.sin(x, name=f"sin{i}")
+    symbol = sym.sum(x, name="total")
+    plan = planned(symbol, {"data": (64, 64)})
+    assert set(twins(plan)) <= {f"sin{i}" for i in range(4)}
+    assert twins(plan) or "__force_mirroring__" in plan.notes[-1]
+    with mx.AttrScope(__force_mirroring__="perhaps"):
+        bad = sym.sum(sym.sin(sym.Variable("data"), name="odd"))
+    with pytest.raises(
+        PlanError, match=r"__force_mirroring__ of 'odd' must be one of 0, 1, true, false; got 'perhaps'"
+    ):
+        planned(bad, {"data": (2, 2)})
+
+
+def test_switches_in_the_environment(nets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MXNET_BACKWARD_DO_MIRROR means the policy mxnet, MXNET_MEMORY_OPT echo, and both echo."""
+    assert PlanOptions.from_environment().recompute == "off"
+    monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
+    assert PlanOptions.from_environment().recompute == "mxnet"
+    plan = plan_symbol(nets.conv(), SHAPES, grad_req="write")
+    assert twins(plan)
+    monkeypatch.setenv("MXNET_MEMORY_OPT", "1")
+    assert PlanOptions.from_environment().recompute == "echo"
+    monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "0")
+    assert PlanOptions.from_environment().recompute == "echo"
+
+
+def test_rules_leave_heavy_operators_alone(nets: Any) -> None:
+    """Neither rule of MXNet repeats convolutions, products, Dropout or the loss."""
+    for policy in ("mxnet", "echo"):
+        repeated = twins(planned(nets.conv(), SHAPES, recompute=policy))
+        assert repeated
+        assert all(name.startswith(("norm", "relu", "pool")) for name in repeated)
+
+
+def test_echo_stores_what_shrinks() -> None:
+    """A reduction is no larger than what would have to be kept for it: echo stores it, the older rule repeats it."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=256, name="wide")
+    small = sym.sum(sym.exp(x, name="exp"), axis=1, keepdims=True, name="shrunk")
+    y = sym.broadcast_mul(sym.FullyConnected(small, num_hidden=8, name="narrow"), small, name="scaled")
+    symbol = sym.MakeLoss(sym.sum(y * y, name="total"), name="loss")
+    made = planned(symbol, {"data": (64, 16)}, recompute="echo")
+    assert "shrunk" not in twins(made)
+
+
+def test_wrong_options_are_refused() -> None:
+    """A policy that does not exist, and a budget that is no number of bytes."""
+    with pytest.raises(PlanError, match=r"recompute must be one of off, mxnet, echo, sqrt, cheap; got 'all'"):
+        PlanOptions(recompute="all")
+    for bad in (-1, 1.5, True, "2GB"):
+        with pytest.raises(PlanError, match="budget must be a number of bytes"):
+            PlanOptions(budget=bad)  # type: ignore[arg-type]
+
+
+def test_inference_has_nothing_to_repeat(nets: Any) -> None:
+    """Without gradients policies change nothing, and a budget either fits or is an error."""
+    plain = plan_symbol(nets.conv(), SHAPES, options=PlanOptions())
+    for policy in RECOMPUTE:
+        plan = plan_symbol(nets.conv(), SHAPES, options=PlanOptions(recompute=policy))
+        assert plan.memory.peak == plain.memory.peak
+        assert not twins(plan)
+    plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=plain.memory.peak))
+    with pytest.raises(BudgetError, match=f"the smallest budget that works is {plain.memory.peak}"):
+        plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=plain.memory.peak - 1))
+
+
+def test_two_devices(nets: Any, same: Any) -> None:
+    """Nodes in groups on two devices are repeated where they ran first."""
+    with mx.AttrScope(ctx_group="low"):
+        x = sym.Variable("data")
+        for i in range(3):
+            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"a{i}"), name=f"s{i}")
+    with mx.AttrScope(ctx_group="high"):
+        for i in range(3):
+            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"b{i}"), name=f"t{i}")
+        symbol = sym.SoftmaxOutput(x, name="softmax")
+    groups = {"low": mx.cpu(0), "high": mx.cpu(1)}
+    options = PlanOptions(recompute="mxnet", strategy="match_range")
+    plan = plan_symbol(symbol, {"data": (64, 32)}, grad_req="write", group2ctx=groups, options=options)
+    validate(plan)
+    homes = {plan.graph.nodes[nid].name: plan.devices[nid] for nid in plan.order}
+    repeated = twins(plan)
+    assert repeated
+    for name in repeated:
+        assert homes[f"{name}_mirror"] == homes[name]

@@ -1,0 +1,166 @@
+"""The rewrite: twins, who reads them, when they run; and the price that foretells the plan of the rewritten graph."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from weftplan import symbol as sym
+from weftplan.planner.assemble import Buffers
+from weftplan.planner.inplace import assign
+from weftplan.planner.liveness import Facts
+from weftplan.planner.match_range import BlockPool
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.recompute import repeat
+from weftplan.planner.recompute.rewrite import needed_twins, repeatable
+
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def real_bound(facts: Facts, options: PlanOptions) -> int:
+    """The lower bound as the planner itself computes it, without additions into partial sums."""
+    pool = BlockPool(facts, facts.nbytes, 0)
+    found = assign(facts, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
+    return Buffers(facts, found, options).lower_bound()
+
+
+def chain(training: Any) -> Any:
+    """fc0 -> tanh -> fc1 -> tanh -> fc2, planned for training."""
+    x = sym.Variable("data")
+    for i in range(3):
+        x = sym.FullyConnected(x, num_hidden=6, name=f"fc{i}")
+        x = sym.tanh(x, name=f"act{i}")
+    return training(sym.sum(x, name="total"), {"data": (4, 6)})
+
+
+def names(facts: Facts) -> list[str]:
+    return [facts.graph.nodes[nid].name for nid in facts.order]
+
+
+def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(training: Any) -> None:
+    """The twin of act0 follows the gradients that do not need it, and computes from the kept fc0."""
+    made = chain(training)
+    graph = made.facts.graph
+    act0 = next(nid for nid in made.facts.order if graph.nodes[nid].name == "act0")
+    after = repeat(made.facts, made.num_forward, {act0})
+    order = names(after)
+    assert order[: made.num_forward] == names(made.facts)[: made.num_forward]
+    twin = after.order[order.index("act0_mirror")]
+    reader = after.order[order.index("act0_mirror") + 1]
+    node = after.graph.nodes[twin]
+    assert node.mirror_of is graph.nodes[act0]
+    assert [entry.node.name for entry in node.inputs] == ["fc0"]
+    assert twin in [int(after.graph.entry_node[e]) for e in after.graph.inputs[reader]]
+    # FullyConnected is not repeated, but its backward node reads its repeated input: the original dies early.
+    assert after.graph.nodes[reader].name == "fc1_backward"
+
+
+def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any) -> None:
+    """Repeating fc0 and act0 makes act0's twin read fc0's twin."""
+    made = chain(training)
+    graph = made.facts.graph
+    both = {nid for nid in made.facts.order if graph.nodes[nid].name in ("fc0", "act0")}
+    after = repeat(made.facts, made.num_forward, both)
+    order = names(after)
+    at = order.index("fc0_mirror")
+    assert order[at + 1] == "act0_mirror"
+    assert [entry.node.name for entry in after.graph.nodes[after.order[at + 1]].inputs] == ["fc0_mirror"]
+
+
+def test_nothing_is_made_for_results_that_the_backward_part_never_reads(training: Any) -> None:
+    """tanh's gradient needs its output only, so repeating fc0 alone changes nothing."""
+    made = chain(training)
+    graph = made.facts.graph
+    fc0 = {nid for nid in made.facts.order if graph.nodes[nid].name == "fc0"}
+    assert needed_twins(made.facts, made.num_forward, fc0) == []
+    assert repeat(made.facts, made.num_forward, fc0) is made.facts
+
+
+def test_the_given_graph_stays_as_it_is(training: Any) -> None:
+    """Backward nodes are copied, never changed: the plan without recomputation may still be used."""
+    made = chain(training)
+    before = [(node.name, list(node.inputs), list(node.control_deps)) for node in made.facts.graph.nodes]
+    order = list(made.facts.order)
+    repeat(made.facts, made.num_forward, repeatable(made.facts, made.num_forward))
+    assert [(node.name, list(node.inputs), list(node.control_deps)) for node in made.facts.graph.nodes] == before
+    assert made.facts.order == order
+
+
+def test_outputs_losses_and_variables_are_not_repeatable(training: Any) -> None:
+    """What stays alive to the end anyway has no twin."""
+    x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
+    made = training(sym.Group([sym.SoftmaxOutput(x, name="softmax"), sym.tanh(x, name="head")]), {"data": (2, 3)})
+    nodes = made.facts.graph.nodes
+    assert [nodes[nid].name for nid in repeatable(made.facts, made.num_forward)] == ["fc"]
+
+
+def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
+    """zeros_like needs a shape only: its input is not computed again for it."""
+    x = sym.tanh(sym.Variable("data"), name="first")
+    y = sym.zeros_like(x, name="nothing") + sym.Variable("other")
+    made = training(sym.sum(y * y, name="total"), {"data": (4, 6), "other": (4, 6)})
+    nodes = made.facts.graph.nodes
+    after = repeat(made.facts, made.num_forward, repeatable(made.facts, made.num_forward))
+    assert nodes[made.facts.order[0]].name == "first"
+    assert "nothing_mirror" in names(after)
+    assert "first_mirror" not in names(after)
+    for nid in after.order:
+        node = after.graph.nodes[nid]
+        assert node.op is not None
+        for slot in node.op.ignored(node.params):
+            assert node.inputs[slot].node.mirror_of is None
+
+
+@QUIET
+@given(seed=st.integers(0, 10**6), size=st.integers(2, 24), inplace=st.booleans())
+def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
+    training: Any, interpret: Any, seed: int, size: int, inplace: bool
+) -> None:
+    """On random graphs and random choices: to the byte what the planner computes after the rewrite."""
+    symbol = interpret.symbol(seed, size)
+    shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
+    made = training(symbol, shapes, enable_inplace=inplace, strategy="match_range")
+    tape = made.tape()
+    if made.found.skipped:
+        return  # compared in test_price_with_sums_added_in_place
+    rng = random.Random(seed)
+    for share in (0.0, 0.3, 0.6, 1.0):
+        chosen = {nid for nid in tape.repeatable if rng.random() < share}
+        after = repeat(made.facts, made.num_forward, chosen)
+        price = tape.price(chosen)
+        assert price.peak == real_bound(after, made.options)
+        assert list(price.twins) == [
+            made.facts.graph.nid[m] for nid in after.order if (m := after.graph.nodes[nid].mirror_of) is not None
+        ]
+
+
+def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
+    """Long gradient sums are accumulated in place; the price knows."""
+    from weftplan.planner.strategies import plan_memory
+
+    shapes = {"h": (4, 16), "c": (4, 16), **{f"x{i}": (4, 16) for i in range(12)}}
+    made = training(nets.lstm(12), shapes)
+    assert made.found.skipped
+    tape = made.tape()
+    assert tape.price(()).peak == made.planned.memory.lower_bound
+    for step in (2, 3):
+        chosen = set(tape.repeatable[::step])
+        memory, found = plan_memory(repeat(made.facts, made.num_forward, chosen), made.options)
+        if found.skipped:
+            assert tape.price(chosen).peak == memory.lower_bound
+
+
+def test_parse_bytes_refuses_what_is_no_size() -> None:
+    """The message shows the text and what is legal."""
+    from weftplan.errors import PlanError
+    from weftplan.planner.recompute import parse_bytes
+
+    assert parse_bytes("800m") == 800_000_000
+    assert parse_bytes(".5KiB") == 512
+    for bad in ("", "two", "2XB", "-1", "0", 0, True, None, 1.5):
+        with pytest.raises(PlanError, match="number of bytes"):
+            parse_bytes(bad)  # type: ignore[arg-type]
