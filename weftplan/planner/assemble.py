@@ -93,19 +93,33 @@ class Buffers:
         live = self.live()
         return int(live.max(axis=1).sum()) if live.shape[1] else 0
 
+    def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
+        """What allocations of these sizes take: whole multiples of the device's alignment (MXNet does not count it)."""
+        if self.options.compat == "mxnet":
+            return nbytes
+        units = np.array([self.options.alignment or alignment_of(c) for c in self.facts.contexts], dtype=np.int64)
+        unit = units[device]
+        return (nbytes + unit - 1) // unit * unit
+
     def unshared(self) -> int:
         """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
         facts = self.facts
-        planned = np.array(self.found.group, dtype=np.int64) >= 0
-        total = int(self.entry_nbytes[planned].sum())
+        planned = np.flatnonzero(np.array(self.found.group, dtype=np.int64) >= 0)
+        places = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[planned]]
+        total = int(self.rounded(self.entry_nbytes[planned], places).sum())
         largest = [0] * len(facts.contexts)
         for nid, nbytes in self.workspace.items():
             largest[facts.device[nid]] = max(largest[facts.device[nid]], nbytes)
         return total + sum(largest)
 
 
-def blocks(buffers: Buffers, strategy: str, reported_bytes: int, color: Sequence[int] = ()) -> MemoryPlan:
-    """The plan in which every storage of the assignment is an allocation of its own."""
+def blocks(
+    buffers: Buffers, strategy: str, reported_bytes: int, color: Sequence[int] = (), *, one_slab: bool = False
+) -> MemoryPlan:
+    """The plan in which storages do not overlap: each is an allocation of its own, or they lie side by side.
+
+    With ``one_slab`` they are stacked in one slab per device, so that executors with other shapes can use it too.
+    """
     facts, found = buffers.facts, buffers.found
     storage = np.array(found.storage, dtype=np.int64)
     held = np.flatnonzero(storage >= 0)
@@ -129,16 +143,28 @@ def blocks(buffers: Buffers, strategy: str, reported_bytes: int, color: Sequence
     nbytes = np.concatenate([nbytes, np.array(sizes, dtype=np.int64)])
     device = np.concatenate([device, np.array([key[0] for key in pools], dtype=np.int64)])
     count = len(nbytes)
+    room = buffers.rounded(nbytes, device)
+    slab = np.arange(count)
+    offset = np.zeros(count, dtype=np.int64)
+    slab_device, slab_nbytes = device, room
+    if one_slab:
+        slab_device, slab = np.unique(device, return_inverse=True)
+        slab_nbytes = np.zeros(len(slab_device), dtype=np.int64)
+        for index in range(len(slab_device)):
+            mine = np.flatnonzero(slab == index)
+            ends = np.cumsum(room[mine])
+            offset[mine] = ends - room[mine]
+            slab_nbytes[index] = ends[-1]
     return _finish(
         buffers,
         strategy,
         storage=storage,
         workspace_storage=workspace_storage,
-        storage_slab=np.arange(count),
-        storage_offset=np.zeros(count, dtype=np.int64),
+        storage_slab=slab,
+        storage_offset=offset,
         storage_nbytes=nbytes,
-        slab_device=device,
-        slab_nbytes=nbytes,
+        slab_device=slab_device,
+        slab_nbytes=slab_nbytes,
         after=(np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
         reported_bytes=reported_bytes,
     )

@@ -16,7 +16,8 @@ from weftplan.planner.plan import MemoryPlan
 def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
     """The plan of the chosen strategy, and the assignment behind it (which nodes are skipped, which entries added to).
 
-    ``auto`` is the smallest of the plans of all strategies; equal peaks prefer whole blocks, which need no extra edges.
+    ``auto`` is the smallest of the plans of all strategies, always in one slab per device; equal peaks prefer whole
+    blocks, which need no extra edges.
     """
     best: tuple[MemoryPlan, Assignment] | None = None
     for plan, found in _candidates(facts, options):
@@ -55,7 +56,8 @@ def _candidates(facts: Facts, options: PlanOptions) -> Iterator[tuple[MemoryPlan
     for found in variants:
         buffers = Buffers(facts, found, options)
         if strategy in ("auto", "match_range", "none"):
-            yield blocks(buffers, "none" if strategy == "none" else "match_range", reported, color), found
+            name = "none" if strategy == "none" else "match_range"
+            yield blocks(buffers, name, reported, color, one_slab=options.strategy == "auto"), found
         if strategy in ("auto", "arena"):
             yield arena(buffers), found
 
