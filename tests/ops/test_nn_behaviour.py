@@ -7,7 +7,7 @@ from ops_nn_cases import distinct, uniform
 
 from weftplan.errors import ParameterError
 from weftplan.ops import registry
-from weftplan.ops.nn.conv_gemm import geometry
+from weftplan.ops.nn.conv_geometry import geometry
 
 F32 = np.float32
 

@@ -10,7 +10,7 @@ from ops_nn_cases import CASES, DIFFERENTIABLE, ident, narrowed
 
 import weftplan.ops.nn
 from weftplan.ops import kernels, registry
-from weftplan.ops.nn import conv_gemm, embedding, softmax_output
+from weftplan.ops.nn import conv_geometry, embedding, softmax_output
 
 MODULES = [
     importlib.import_module(f"weftplan.ops.nn.{info.name}") for info in pkgutil.iter_modules(weftplan.ops.nn.__path__)
@@ -69,10 +69,10 @@ def shrink(monkeypatch, elements):
     for module in (kernels, *MODULES):
         if hasattr(module, "BLOCK"):
             monkeypatch.setattr(module, "BLOCK", elements)
-    monkeypatch.setattr(conv_gemm, "TILE_BYTES", 64 * elements)
+    monkeypatch.setattr(conv_geometry, "TILE_BYTES", 64 * elements)
     monkeypatch.setattr(softmax_output, "_LABELS", 3)
     monkeypatch.setattr(embedding, "_INDICES", 3)
-    conv_gemm.geometry.cache_clear()
+    conv_geometry.geometry.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=ident)
@@ -96,7 +96,7 @@ def test_contract_in_small_blocks(case, elements, monkeypatch):
                 np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-13)
     finally:
         monkeypatch.undo()
-        conv_gemm.geometry.cache_clear()
+        conv_geometry.geometry.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=ident)

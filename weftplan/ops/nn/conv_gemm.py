@@ -1,163 +1,18 @@
 """Convolution as matrix products over bounded tiles: what Convolution and Deconvolution share.
 
-A *tile* is some images (whole), or some rows of the first spatial axis of one image when a single image is too large.
 For each tile the windows of the input are laid out as the columns of a matrix (im2col), one product does the work, and
-the buffers are used again for the next tile. The size of a tile depends on shapes and parameters only, so results do
-not depend on the machine or on the number of threads.
-
-float16 data is widened to float32 in the column buffer and rounded once at the end.
+the buffers are used again for the next tile. float16 data is widened to float32 in the buffers and rounded when a tile
+is finished.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
-
-from weftplan.ops.kernels import accumulator
-from weftplan.ops.schema import OpContext, Shape, aligned
-
-TILE_BYTES = 4 << 20
-"""Columns beyond the size of a cache gain nothing, so a tile stays below this even when ``workspace`` allows more."""
-
-
-def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
-    """Number of windows along one axis.
-
-    >>> output_extent(8, 3, 1, 1, 1), output_extent(8, 3, 2, 0, 1)
-    (8, 3)
-    """
-    return (extent + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Sizes of one convolution, and of its tiles. ``image`` is the wide side, ``grid`` the side of the windows."""
-
-    batch: int
-    groups: int
-    channels: int
-    filters: int
-    image: Shape
-    kernel: Shape
-    stride: Shape
-    dilate: Shape
-    pad: Shape
-    grid: Shape
-    dtype: np.dtype[Any]
-    acc: np.dtype[Any]
-    images_per_tile: int
-    rows_per_tile: int
-
-    @property
-    def padded(self) -> Shape:
-        """Spatial extents of an image with its padding."""
-        return tuple(extent + 2 * pad for extent, pad in zip(self.image, self.pad, strict=True))
-
-    @property
-    def taps(self) -> int:
-        """Rows of the column matrix: channels times kernel positions."""
-        return self.channels * math.prod(self.kernel)
-
-    @property
-    def columns_per_tile(self) -> int:
-        """Columns of the matrix of a full tile."""
-        return self.images_per_tile * self.rows_per_tile * math.prod(self.grid[1:])
-
-    @property
-    def pointwise(self) -> bool:
-        """True when the image itself is the column matrix: 1x1 kernel, stride 1, no padding, no widening."""
-        same = all(s == 1 for s in self.stride) and all(k == 1 for k in self.kernel) and not any(self.pad)
-        return same and self.acc == self.dtype
-
-    @property
-    def copies_image(self) -> bool:
-        """True when a padded or widened copy of the image is needed."""
-        return any(self.pad) or self.acc != self.dtype
-
-    @property
-    def direct(self) -> bool:
-        """True when a tile is one whole image, so that the product can be written where it belongs."""
-        return self.images_per_tile == 1 and self.rows_per_tile == self.grid[0] and self.acc == self.dtype
-
-    def tiles(self) -> Iterator[tuple[int, int, int, int]]:
-        """First and last image, first and last row of each tile (half-open)."""
-        for n in range(0, self.batch, self.images_per_tile):
-            for r in range(0, self.grid[0], self.rows_per_tile):
-                yield n, min(n + self.images_per_tile, self.batch), r, min(r + self.rows_per_tile, self.grid[0])
-
-    def _nbytes(self, elements: int) -> int:
-        return aligned(elements * self.acc.itemsize)
-
-    def _image_nbytes(self) -> int:
-        return self._nbytes(self.images_per_tile * self.channels * math.prod(self.padded)) if self.copies_image else 0
-
-    def _grid_nbytes(self) -> int:
-        return 0 if self.direct else self._nbytes(self.filters * self.columns_per_tile)
-
-    def _weight_nbytes(self) -> int:
-        return self._nbytes(self.filters * self.taps // self.groups)
-
-    def _column_nbytes(self) -> int:
-        return self._nbytes(self.taps * self.columns_per_tile)
-
-    def forward_nbytes(self) -> int:
-        """Scratch of :func:`correlate`."""
-        if self.pointwise:
-            return 0
-        widened = self._weight_nbytes() if self.acc != self.dtype else 0
-        return self._image_nbytes() + self._column_nbytes() + self._grid_nbytes() + widened
-
-    def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
-        """Scratch of :func:`adjoint` for the gradients of data and weight, or one of them."""
-        if self.pointwise and not weight:
-            return 0
-        wide = self.acc != self.dtype
-        widened = self._weight_nbytes() if wide and data else 0
-        sums = self._weight_nbytes() * (1 + wide) if weight else 0
-        return self._image_nbytes() + self._column_nbytes() + self._grid_nbytes() + widened + sums
-
-
-@functools.lru_cache(maxsize=4096)
-def geometry(
-    image: Shape,
-    filters: int,
-    kernel: Shape,
-    stride: Shape,
-    dilate: Shape,
-    pad: Shape,
-    grid: Shape,
-    groups: int,
-    dtype: np.dtype[Any],
-    workspace: int,
-) -> Geometry:
-    """Tiles for ``image`` (batch, channels, extents…) and windows ``grid``; a tile takes at most ``workspace`` MiB."""
-    acc = accumulator(dtype)
-    batch, channels, *extents = image
-    row = max(1, channels * math.prod(kernel) * math.prod(grid[1:]) * acc.itemsize)
-    rows = max(1, min(workspace << 20, TILE_BYTES) // row)
-    images = max(1, min(batch, rows // max(1, grid[0])))
-    return Geometry(
-        batch=batch,
-        groups=groups,
-        channels=channels,
-        filters=filters,
-        image=tuple(extents),
-        kernel=kernel,
-        stride=stride,
-        dilate=dilate,
-        pad=pad,
-        grid=grid,
-        dtype=dtype,
-        acc=acc,
-        images_per_tile=images,
-        rows_per_tile=max(1, min(rows, grid[0])),
-    )
+from weftplan.ops.nn.conv_geometry import Geometry
+from weftplan.ops.schema import OpContext
 
 
 class _Buffers:
@@ -165,29 +20,52 @@ class _Buffers:
 
     def __init__(self, ctx: OpContext, geo: Geometry) -> None:
         self.geo = geo
-        self.image = None
+        self.xp = ctx.xp
+        self._image = None
         if geo.copies_image:
-            self.image = ctx.take((geo.images_per_tile, geo.channels, *geo.padded), geo.acc)
-        self.columns = ctx.take((geo.taps * geo.columns_per_tile,), geo.acc)
-        self.grid = None if geo.direct else ctx.take((geo.filters * geo.columns_per_tile,), geo.acc)
+            self._image = ctx.take((geo.images_per_tile, geo.channels, geo.channel_size), geo.acc)
+        self._columns = ctx.take((geo.taps * geo.columns_per_tile,), geo.acc)
+        self._grid = None if geo.direct else ctx.take((geo.filters * geo.columns_per_tile,), geo.acc)
 
-    def columns_of(self, images: int, rows: int) -> Any:
-        """Column buffer of a tile: (channels, *kernel, images, rows, *rest of grid)."""
+    @property
+    def copies(self) -> bool:
+        """Whether there is a buffer for the image."""
+        return self._image is not None
+
+    def columns(self, images: int, rows: int) -> Any:
+        """Columns of a tile: (channels, *kernel, images, rows, *rest)."""
         geo = self.geo
-        shape = (geo.channels, *geo.kernel, images, rows, *geo.grid[1:])
-        return self.columns[: math.prod(shape)].reshape(shape)
+        shape = (geo.channels, *geo.kernel, images, rows, *geo.rest)
+        return self._columns[: math.prod(shape)].reshape(shape)
 
-    def grid_of(self, images: int, rows: int) -> Any:
-        """Buffer of the window side of a tile: (filters, images, rows, *rest of grid)."""
+    def grid(self, images: int, rows: int) -> Any:
+        """Window side of a tile, column for column: (filters, images, rows, *rest)."""
         geo = self.geo
-        shape = (geo.filters, images, rows, *geo.grid[1:])
-        assert self.grid is not None
-        return self.grid[: math.prod(shape)].reshape(shape)
+        shape = (geo.filters, images, rows, *geo.rest)
+        assert self._grid is not None
+        return self._grid[: math.prod(shape)].reshape(shape)
+
+    def image(self, images: int) -> tuple[Any, Any]:
+        """The buffer of the image, flat per channel, and the part of it that is neither padding nor slack."""
+        geo = self.geo
+        assert self._image is not None
+        flat = self._image[:images]
+        steps = [math.prod(geo.padded[axis + 1 :]) for axis in range(len(geo.padded))]
+        offset = sum(pad * step for pad, step in zip(geo.pad, steps, strict=True))
+        item = geo.acc.itemsize
+        inner = self.xp.lib.stride_tricks.as_strided(
+            flat[:, :, offset:],
+            (images, geo.channels, *geo.image),
+            (*flat.strides[:2], *(step * item for step in steps)),
+        )
+        return flat, inner
 
 
-def _interior(geo: Geometry) -> tuple[slice, ...]:
-    bounds = zip(geo.pad, geo.image, strict=True)
-    return (slice(None), slice(None), *(slice(pad, pad + extent) for pad, extent in bounds))
+def _windows(geo: Geometry, part: Any) -> Any:
+    """The columns that are windows, of an array (…, rows, *rest)."""
+    if geo.rest == geo.grid[1:]:
+        return part
+    return part[(..., slice(None), *(slice(size) for size in geo.grid[1:]))]
 
 
 def _widened(ctx: OpContext, geo: Geometry, weight: Any) -> Any:
@@ -198,43 +76,57 @@ def _widened(ctx: OpContext, geo: Geometry, weight: Any) -> Any:
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
 
-def _padded(buffers: _Buffers, data: Any, first: int, last: int) -> Any:
-    """Images first…last with their padding."""
-    if buffers.image is None:
-        return data[first:last]
-    image = buffers.image[: last - first]
-    if any(buffers.geo.pad):
-        image.fill(0)
-    image[_interior(buffers.geo)] = data[first:last]
-    return image
+def _fill(buffers: _Buffers, data: Any, first: int, last: int) -> Any:
+    """Images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself."""
+    if not buffers.copies:
+        return data[first:last].reshape(last - first, buffers.geo.channels, -1)
+    flat, inner = buffers.image(last - first)
+    if flat.shape[2] != math.prod(buffers.geo.image):
+        flat.fill(0)
+    inner[...] = data[first:last]
+    return flat
 
 
-def _lay_out(ctx: OpContext, geo: Geometry, image: Any, first_row: int, columns: Any) -> None:
-    """Copy the windows of ``image`` into ``columns``."""
-    steps = image.strides[2:]
-    start = image[:, :, first_row * geo.stride[0] :]
-    windows = ctx.xp.lib.stride_tricks.as_strided(
-        start,
-        columns.shape,
-        (
-            image.strides[1],
-            *(step * dilate for step, dilate in zip(steps, geo.dilate, strict=True)),
-            image.strides[0],
-            *(step * stride for step, stride in zip(steps, geo.stride, strict=True)),
-        ),
-    )
-    columns[...] = windows
+def _lay_out(ctx: OpContext, geo: Geometry, flat: Any, first_row: int, columns: Any) -> None:
+    """Copy the windows of an image (images, channels, flat) into ``columns``."""
+    images, rows = columns.shape[1 + len(geo.kernel) : 3 + len(geo.kernel)]
+    item = flat.itemsize
+    steps = [math.prod(geo.padded[axis + 1 :]) * item for axis in range(len(geo.padded))]
+    taps = (flat.strides[1], *(step * dilate for step, dilate in zip(steps, geo.dilate, strict=True)), flat.strides[0])
+    begin = flat[:, :, first_row * geo.stride[0] * steps[0] // item :]
+    if geo.wide:
+        columns = columns.reshape(geo.channels, *geo.kernel, images, rows * math.prod(geo.rest))
+        strides: tuple[int, ...] = (*taps, item)
+    else:
+        strides = (*taps, *(step * stride for step, stride in zip(steps, geo.stride, strict=True)))
+    columns[...] = ctx.xp.lib.stride_tricks.as_strided(begin, columns.shape, strides)
 
 
-def _add_back(ctx: OpContext, geo: Geometry, columns: Any, first_row: int, rows: int, image: Any) -> None:
-    """Add every column to the places of ``image`` it was taken from: the transpose of :func:`_lay_out`."""
+def _add_back(ctx: OpContext, geo: Geometry, columns: Any, first_row: int, image: Any) -> None:
+    """Add every column to the places it was taken from: the transpose of :func:`_lay_out`.
+
+    ``image`` is flat per channel in the wide layout, (images, channels, *padded) otherwise. Columns that are no window
+    hold zeros.
+    """
+    rows = columns.shape[2 + len(geo.kernel)]
+    if geo.wide:
+        steps = [math.prod(geo.padded[axis + 1 :]) for axis in range(len(geo.padded))]
+        run = rows * steps[0]
+        flat = columns.reshape(geo.channels, *geo.kernel, -1, run)
+        for tap in product(*(range(extent) for extent in geo.kernel)):
+            begin = first_row * steps[0] + sum(
+                index * dilate * step for index, dilate, step in zip(tap, geo.dilate, steps, strict=True)
+            )
+            target = image[:, :, begin : begin + run]
+            ctx.xp.add(target, flat[(slice(None), *tap)].swapaxes(0, 1), out=target)
+        return
     counts = (rows, *geo.grid[1:])
     for tap in product(*(range(extent) for extent in geo.kernel)):
         place = [slice(None), slice(None)]
         for axis, index in enumerate(tap):
             stride = geo.stride[axis]
-            begin = index * geo.dilate[axis] + (first_row * stride if axis == 0 else 0)
-            place.append(slice(begin, begin + stride * (counts[axis] - 1) + 1, stride))
+            start = index * geo.dilate[axis] + (first_row * stride if axis == 0 else 0)
+            place.append(slice(start, start + stride * (counts[axis] - 1) + 1, stride))
         target = image[tuple(place)]
         ctx.xp.add(target, columns[(slice(None), *tap)].swapaxes(0, 1), out=target)
 
@@ -256,18 +148,18 @@ def correlate(ctx: OpContext, geo: Geometry, data: Any, weight: Any, bias: Any, 
     image = None
     for first, last, top, bottom in geo.tiles():
         if top == 0:
-            image = _padded(buffers, data, first, last)
+            image = _fill(buffers, data, first, last)
         images, rows = last - first, bottom - top
-        columns = buffers.columns_of(images, rows)
+        columns = buffers.columns(images, rows)
         _lay_out(ctx, geo, image, top, columns)
         part = out[first:last, :, top:bottom]
-        result = part if geo.direct else buffers.grid_of(images, rows)
+        result = part if geo.direct else buffers.grid(images, rows)
         xp.matmul(
             kernel,
             columns.reshape(geo.groups, geo.taps // geo.groups, -1),
             out=result.reshape(geo.groups, geo.filters // geo.groups, -1),
         )
-        turned = result if geo.direct else result.swapaxes(0, 1)
+        turned = result if geo.direct else _windows(geo, result).swapaxes(0, 1)
         if bias is not None:
             xp.add(turned, bias.reshape(per_filter), out=part, casting="same_kind")
         elif not geo.direct:
@@ -293,27 +185,36 @@ def adjoint(ctx: OpContext, geo: Geometry, data: Any, ograd: Any, weight: Any, d
     sums, term = _weight_sums(ctx, geo, wgrad)
     image = None
     for count, (first, last, top, bottom) in enumerate(geo.tiles()):
-        images, rows = last - first, bottom - top
-        columns = buffers.columns_of(images, rows)
+        columns = buffers.columns(last - first, bottom - top)
         matrix = columns.reshape(geo.groups, geo.taps // geo.groups, -1)
-        part = ograd[first:last, :, top:bottom]
-        if not geo.direct:
-            turned = buffers.grid_of(images, rows)
-            turned[...] = part.swapaxes(0, 1)
-            part = turned
-        part = part.reshape(geo.groups, geo.filters // geo.groups, -1)
+        part = _turned(geo, buffers, ograd, (first, last, top, bottom))
         if wgrad is not None:
-            # The padded copy is overwritten by the data gradient below, so it is made anew for every tile.
-            image = _padded(buffers, data, first, last) if dgrad is not None or top == 0 else image
+            # The copy of the image is overwritten by the data gradient below, so it is made anew for every tile.
+            image = _fill(buffers, data, first, last) if dgrad is not None or top == 0 else image
             _lay_out(ctx, geo, image, top, columns)
             xp.matmul(part, matrix.swapaxes(1, 2), out=term if count else sums)
             if count:
                 xp.add(sums, term, out=sums)
         if dgrad is not None:
-            xp.matmul(kernel, part, out=matrix)
+            # With one filter per group the product is an outer one, which matmul is slow at.
+            (xp.multiply if part.shape[1] == 1 else xp.matmul)(kernel, part, out=matrix)
             _scatter(ctx, geo, buffers, columns, (first, last, top, bottom), dgrad)
     if wgrad is not None and geo.acc != geo.dtype:
         wgrad[...] = sums.reshape(wgrad.shape)
+
+
+def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, int, int]) -> Any:
+    """The tile of ``ograd`` as (groups, filters, columns), with zeros in the columns that are no window."""
+    first, last, top, bottom = tile
+    part = ograd[first:last, :, top:bottom]
+    if not geo.direct:
+        grid = buffers.grid(last - first, bottom - top)
+        windows = _windows(geo, grid)
+        if windows is not grid:
+            grid.fill(0)
+        windows[...] = part.swapaxes(0, 1)
+        part = grid
+    return part.reshape(geo.groups, geo.filters // geo.groups, -1)
 
 
 def _weight_sums(ctx: OpContext, geo: Geometry, wgrad: Any) -> tuple[Any, Any]:
@@ -329,19 +230,22 @@ def _scatter(
     ctx: OpContext, geo: Geometry, buffers: _Buffers, columns: Any, tile: tuple[int, int, int, int], dgrad: Any
 ) -> None:
     """Add the columns of a tile to the data gradient of its images."""
-    first, last, top, bottom = tile
-    whole = bottom - top == geo.grid[0]
-    if buffers.image is None:
-        image = dgrad[first:last]
+    first, last, top, _ = tile
+    target = dgrad[first:last]
+    if not buffers.copies:
         if top == 0:
-            image.fill(0)
-        _add_back(ctx, geo, columns, top, bottom - top, image)
+            target.fill(0)
+        if geo.wide:
+            target = target.reshape(last - first, geo.channels, -1)
+        _add_back(ctx, geo, columns, top, target)
         return
-    image = buffers.image[: last - first]
-    image.fill(0)
-    _add_back(ctx, geo, columns, top, bottom - top, image)
-    inner = image[_interior(geo)]
-    if whole or top == 0:
-        dgrad[first:last] = inner
+    flat, inner = buffers.image(last - first)
+    flat.fill(0)
+    if geo.wide:
+        _add_back(ctx, geo, columns, top, flat)
     else:
-        ctx.xp.add(dgrad[first:last], inner, out=dgrad[first:last], casting="same_kind")
+        _add_back(ctx, geo, columns, top, flat.reshape(last - first, geo.channels, *geo.padded))
+    if top == 0:
+        target[...] = inner
+    else:
+        ctx.xp.add(target, inner, out=target, casting="same_kind")

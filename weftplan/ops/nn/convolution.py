@@ -7,7 +7,8 @@ from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.kernels import accumulator
-from weftplan.ops.nn.conv_gemm import Geometry, adjoint, correlate, geometry, output_extent
+from weftplan.ops.nn.conv_gemm import adjoint, correlate
+from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype

@@ -10,7 +10,8 @@ from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.kernels import accumulator
-from weftplan.ops.nn.conv_gemm import Geometry, adjoint, correlate, geometry
+from weftplan.ops.nn.conv_gemm import adjoint, correlate
+from weftplan.ops.nn.conv_geometry import Geometry, geometry
 from weftplan.ops.nn.convolution import check_channels, convolution_params, window
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register

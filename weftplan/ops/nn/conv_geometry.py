@@ -1,0 +1,179 @@
+"""Sizes of a convolution and of the tiles in which it is worked off.
+
+A *tile* is some images (whole), or some rows of the first spatial axis of one image when a single image is too large.
+Its size depends on shapes and parameters only, so results depend neither on the machine nor on the number of threads.
+
+Two layouts of a tile's columns. *Exact*: one column per window. *Wide* (stride 1): one column per position of the
+padded image, row by row, so that a whole tile of one tap is a single contiguous run of the image: copying and adding
+back go at the speed of memory, for some columns that belong to no window and whose results are dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.schema import Shape, aligned
+
+TILE_BYTES = 2 << 20
+"""Columns beyond the size of a cache gain nothing, so a tile stays below this even when ``workspace`` allows more."""
+
+WIDE_FILTERS = 192
+"""With more filters per group the products cost more than the copies, and superfluous columns do not pay."""
+
+
+def output_extent(extent: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
+    """Number of windows along one axis.
+
+    >>> output_extent(8, 3, 1, 1, 1), output_extent(8, 3, 2, 0, 1)
+    (8, 3)
+    """
+    return (extent + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of one convolution. ``image`` is the side that is padded, ``grid`` the side of the windows."""
+
+    batch: int
+    groups: int
+    channels: int
+    filters: int
+    image: Shape
+    kernel: Shape
+    stride: Shape
+    dilate: Shape
+    pad: Shape
+    grid: Shape
+    dtype: np.dtype[Any]
+    acc: np.dtype[Any]
+    padded: Shape
+    """Spatial extents of an image with its padding."""
+    wide: bool
+    rest: Shape
+    """Extents of a tile's columns on all spatial axes but the first."""
+    slack: int
+    """Elements that the last wide columns reach beyond a channel."""
+    images_per_tile: int
+    rows_per_tile: int
+
+    @property
+    def taps(self) -> int:
+        """Rows of the column matrix: channels times kernel positions."""
+        return self.channels * math.prod(self.kernel)
+
+    @property
+    def columns_per_tile(self) -> int:
+        """Columns of the matrix of a full tile."""
+        return self.images_per_tile * self.rows_per_tile * math.prod(self.rest)
+
+    @property
+    def pointwise(self) -> bool:
+        """True when the image itself is the column matrix: 1x1 kernel, stride 1, no padding, no widening."""
+        same = all(s == 1 for s in self.stride) and all(k == 1 for k in self.kernel) and not any(self.pad)
+        return same and self.acc == self.dtype
+
+    @property
+    def copies_image(self) -> bool:
+        """True when a copy of the image is needed: padded, widened or with slack."""
+        return any(self.pad) or self.acc != self.dtype or self.slack > 0
+
+    @property
+    def direct(self) -> bool:
+        """True when a tile is one whole image, column for column, so that the product is written where it belongs."""
+        exact = self.rest == self.grid[1:] and self.acc == self.dtype
+        return exact and self.images_per_tile == 1 and self.rows_per_tile == self.grid[0]
+
+    @property
+    def channel_size(self) -> int:
+        """Elements of one channel in the copy of the image."""
+        return math.prod(self.padded) + self.slack
+
+    def tiles(self) -> Iterator[tuple[int, int, int, int]]:
+        """First and last image, first and last row of each tile (half-open)."""
+        for n in range(0, self.batch, self.images_per_tile):
+            for r in range(0, self.grid[0], self.rows_per_tile):
+                yield n, min(n + self.images_per_tile, self.batch), r, min(r + self.rows_per_tile, self.grid[0])
+
+    def _nbytes(self, elements: int) -> int:
+        return aligned(elements * self.acc.itemsize)
+
+    def _buffer_nbytes(self) -> int:
+        """The copy of the image, the columns, and the window side of a tile."""
+        image = self._nbytes(self.images_per_tile * self.channels * self.channel_size) if self.copies_image else 0
+        grid = 0 if self.direct else self._nbytes(self.filters * self.columns_per_tile)
+        return image + self._nbytes(self.taps * self.columns_per_tile) + grid
+
+    def _weight_nbytes(self) -> int:
+        return self._nbytes(self.filters * self.taps // self.groups)
+
+    def forward_nbytes(self) -> int:
+        """Scratch of :func:`weftplan.ops.nn.conv_gemm.correlate`."""
+        if self.pointwise:
+            return 0
+        return self._buffer_nbytes() + (self._weight_nbytes() if self.acc != self.dtype else 0)
+
+    def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
+        """Scratch of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the gradients of data and weight, or one of them."""
+        if self.pointwise and not weight:
+            return 0
+        widens = self.acc != self.dtype
+        widened = self._weight_nbytes() if widens and data else 0
+        sums = self._weight_nbytes() * (1 + widens) if weight else 0
+        return self._buffer_nbytes() + widened + sums
+
+
+@functools.lru_cache(maxsize=4096)
+def geometry(
+    image: Shape,
+    filters: int,
+    kernel: Shape,
+    stride: Shape,
+    dilate: Shape,
+    pad: Shape,
+    grid: Shape,
+    groups: int,
+    dtype: np.dtype[Any],
+    workspace: int,
+) -> Geometry:
+    """Sizes and tiles for ``image`` (batch, channels, extents…) and windows ``grid``.
+
+    The columns of a tile take at most ``workspace`` MiB, unless a single row of windows takes more.
+    """
+    acc = accumulator(dtype)
+    batch, channels, *extents = image
+    padded = tuple(extent + 2 * p for extent, p in zip(extents, pad, strict=True))
+    wide = all(s == 1 for s in stride) and math.prod(kernel) > 1 and filters // groups <= WIDE_FILTERS
+    rest = padded[1:] if wide else grid[1:]
+    slack = 0
+    if wide:
+        steps = [math.prod(padded[axis + 1 :]) for axis in range(len(padded))]
+        slack = sum((k - 1) * d * step for k, d, step in list(zip(kernel, dilate, steps, strict=True))[1:])
+    row = max(1, channels * math.prod(kernel) * math.prod(rest) * acc.itemsize)
+    rows = max(1, min(workspace << 20, TILE_BYTES) // row)
+    return Geometry(
+        batch=batch,
+        groups=groups,
+        channels=channels,
+        filters=filters,
+        image=tuple(extents),
+        kernel=kernel,
+        stride=stride,
+        dilate=dilate,
+        pad=pad,
+        grid=grid,
+        dtype=dtype,
+        acc=acc,
+        padded=padded,
+        wide=wide,
+        rest=rest,
+        slack=slack,
+        images_per_tile=max(1, min(batch, rows // max(1, grid[0]))),
+        rows_per_tile=max(1, min(rows, grid[0])),
+    )
