@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,13 @@ from weftplan.planner.inplace import Assignment
 from weftplan.planner.labels import GraphLabels
 from weftplan.planner.liveness import Facts, lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.packing import pack, reuse_edges
+from weftplan.planner.packing import Packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.plan import MemoryPlan
 from weftplan.planner.workspace import with_added_outputs
+
+WORTH_A_SEARCH = 1 << 20
+"""Bytes above the lower bound for which a second, longer packing is worth its time."""
 
 
 @dataclass(slots=True)
@@ -170,7 +174,7 @@ def blocks(
     )
 
 
-def arena(buffers: Buffers, *, effort: Effort = "fast") -> MemoryPlan:
+def arena(buffers: Buffers) -> MemoryPlan:
     """The plan in which every buffer has an offset in one slab per device."""
     facts = buffers.facts
     count = len(buffers.nbytes)
@@ -191,7 +195,7 @@ def arena(buffers: Buffers, *, effort: Effort = "fast") -> MemoryPlan:
             continue
         alignment = buffers.options.alignment or alignment_of(context)
         lower, upper, size = buffers.first[mine], buffers.last[mine], buffers.nbytes[mine]
-        packed = pack(lower, upper, size, alignment=alignment, effort=effort)
+        packed = _packed(lower, upper, size, alignment, buffers.options.effort)
         offset[mine] = packed.offsets
         slab_of[index] = len(slab_device)
         slab_device.append(index)
@@ -214,6 +218,19 @@ def arena(buffers: Buffers, *, effort: Effort = "fast") -> MemoryPlan:
         after=_rows(later, earlier, count),
         reported_bytes=sum(slab_nbytes),
     )
+
+
+def _packed(lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str) -> Packing:
+    """Pack as hard as the option says; see :attr:`PlanOptions.effort`."""
+    if effort != "auto":
+        return pack(lower, upper, size, alignment=alignment, effort=cast(Effort, effort))
+    packed = pack(lower, upper, size, alignment=alignment, effort="fast")
+    wasted = packed.peak - packed.lower_bound
+    if wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
+        harder = pack(lower, upper, size, alignment=alignment, effort="normal")
+        if harder.peak < packed.peak:
+            return harder
+    return packed
 
 
 def alignment_of(context: Context) -> int:

@@ -44,6 +44,9 @@ class PlanOptions:
     """Count and place the scratch memory of operators. Without it the plan is a figure only and cannot be executed."""
     reorder: bool = False
     """Let the planner choose the execution order (never to a higher peak than the order given)."""
+    effort: str = "auto"
+    """How hard the arena strategy searches: ``fast``, ``normal``, ``max`` (see :func:`weftplan.planner.pack`), ``auto``:
+    fast, then normal where more than 0.5 % and more than 1 MiB above the lower bound are left."""
     alignment: int = 0
     """Bytes to which offsets in a slab are aligned; 0: 64 on a host, 256 on a GPU."""
     recompute: str = "off"
@@ -59,6 +62,7 @@ class PlanOptions:
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("sizes", self.sizes, ("true", "mxnet"))
         _one_of("compat", self.compat, ("none", "mxnet"))
+        _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
         _one_of("recompute", self.recompute, RECOMPUTE)
         for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 2), ("alignment", 0)):
             value = getattr(self, name)
