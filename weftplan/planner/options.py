@@ -83,6 +83,7 @@ class PlanOptions:
             PlanError: an override is unknown or illegal.
         """
         read = cls(
+            strategy=config.get("WEFTPLAN_PLANNER_STRATEGY"),
             match_range=config.get("MXNET_EXEC_MATCH_RANGE"),
             auto_search=config.get("NNVM_AUTO_SEARCH_MATCH_RANGE"),
             enable_inplace=config.get("MXNET_EXEC_ENABLE_INPLACE"),
