@@ -45,8 +45,8 @@ class PlanOptions:
     reorder: bool = False
     """Let the planner choose the execution order (never to a higher peak than the order given)."""
     effort: str = "auto"
-    """How hard the arena strategy searches: ``fast``, ``normal``, ``max`` (see :func:`weftplan.planner.pack`), ``auto``:
-    fast, then normal where more than 0.5 % and more than 1 MiB above the lower bound are left."""
+    """How hard the arena strategy searches: ``fast``, ``normal``, ``max`` (see :func:`weftplan.planner.pack`), or
+    ``auto``: fast, then normal where more than 0.5 % and more than 1 MiB above the lower bound are left."""
     alignment: int = 0
     """Bytes to which offsets in a slab are aligned; 0: 64 on a host, 256 on a GPU."""
     recompute: str = "off"
