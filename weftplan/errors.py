@@ -73,7 +73,12 @@ class PlanError(MXNetError):
 
 
 class BudgetError(PlanError, ValueError):
-    """No plan fits the memory budget; the message names the smallest that would."""
+    """No plan fits the memory budget; the message names the smallest that would, and so does :attr:`smallest`."""
+
+    def __init__(self, message: str, *, smallest: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest = smallest
+        """Bytes of the smallest budget found that works; None where it is not known."""
 
 
 class KVStoreError(MXNetError):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from weftplan.planner.bars import Bar
+from weftplan.planner.budget import plan_within
+from weftplan.planner.call import plan
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, pack
-from weftplan.planner.pipeline import plan, plan_symbol
+from weftplan.planner.pipeline import plan_symbol
 from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
 from weftplan.planner.validate import validate
 from weftplan.symbol.hooks import set_planner
 
 __all__ = [
+    "Bar",
     "IndexedGraph",
     "Kind",
     "MemoryPlan",
@@ -20,6 +24,7 @@ __all__ = [
     "pack",
     "plan",
     "plan_symbol",
+    "plan_within",
     "validate",
 ]
 

@@ -12,19 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.ops.schema import DType, Shape
+from weftplan.planner.bars import last_reader
+from weftplan.planner.bars import scratch as scratch_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.plan import Kind, MemoryPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One buffer of a picture: alive during steps [first, last), at these bytes of its device."""
-
-    first: int
-    last: int
-    address: int
-    nbytes: int
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +65,7 @@ def runs(plan: MemoryPlan) -> Runs:
         run_bytes = np.maximum.reduceat(plan.entry_nbytes[held], starts)
     else:
         run_last = run_bytes = np.zeros(0, dtype=np.int64)
-    scratch, moment = _scratch(plan)
+    scratch, moment = scratch_of(plan)
     storages = np.concatenate([storage[starts], plan.workspace_storage[scratch].astype(np.int64)])
     return Runs(
         storage=storages,
@@ -83,15 +74,6 @@ def runs(plan: MemoryPlan) -> Runs:
         nbytes=np.concatenate([run_bytes, plan.workspace_nbytes[scratch]]),
         device=plan.slab_device[plan.storage_slab[storages]].astype(np.int64),
     )
-
-
-def _scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
-    """(nodes with scratch, their steps)."""
-    steps = np.array(plan.labels.steps, dtype=np.int64)
-    position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
-    position[steps] = np.arange(len(steps))
-    nodes = np.flatnonzero((plan.workspace_nbytes > 0) & (position >= 0))
-    return nodes, position[nodes]
 
 
 def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
@@ -124,7 +106,7 @@ def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Aliv
                 op=labels.node_op(labels.maker(eid)),
                 first=int(plan.entry_first[eid]),
                 last=last,
-                last_reader="(caller)" if last == end else labels.node_name(labels.steps[last - 1]),
+                last_reader=last_reader(plan, eid),
             )
         )
     if 0 <= step < end:
@@ -143,31 +125,6 @@ def peak_step(plan: MemoryPlan) -> int:
     """The first step at which most bytes are alive; 0 for an empty plan."""
     alive = timeline(plan)
     return int(alive.argmax()) if len(alive) else 0
-
-
-def bars(plan: MemoryPlan, device: int) -> list[Bar]:
-    """One bar per entry and per node's scratch on a device; slabs are stacked on each other."""
-    base = np.zeros(plan.num_slabs, dtype=np.int64)
-    mine = np.flatnonzero(plan.slab_device == device)
-    base[mine] = np.concatenate([[0], np.cumsum(plan.slab_nbytes[mine])[:-1]]) if len(mine) else 0
-    labels = plan.labels
-
-    def address(storage: int) -> int:
-        return int(base[plan.storage_slab[storage]] + plan.storage_offset[storage])
-
-    on_device = plan.slab_device[plan.storage_slab] == device if plan.num_storages else np.zeros(0, dtype=bool)
-    found = []
-    for eid in np.flatnonzero(plan.entry_storage >= 0).tolist():
-        storage = int(plan.entry_storage[eid])
-        if on_device[storage]:
-            life = (int(plan.entry_first[eid]), int(plan.entry_last[eid]))
-            found.append(Bar(*life, address(storage), int(plan.entry_nbytes[eid]), labels.name(eid)))
-    for nid, step in zip(*(a.tolist() for a in _scratch(plan)), strict=True):
-        storage = int(plan.workspace_storage[nid])
-        if on_device[storage]:
-            label = f"{labels.node_name(nid)} (workspace)"
-            found.append(Bar(step, step + 1, address(storage), int(plan.workspace_nbytes[nid]), label))
-    return found
 
 
 def summary(plan: MemoryPlan, limit: int = 10) -> str:
@@ -198,14 +155,23 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
                 f"  {item.nbytes:>15,}  {item.name}  {kind}, steps {item.first} to {item.last}, "
                 f"last read by {item.last_reader}"
             )
-    lines.append(LEFT_OUT)
+    lines += [f"note: {note}" for note in plan.notes]
+    lines.append(left_out(plan))
     return "\n".join(lines)
 
 
-LEFT_OUT = (
-    "Not in these figures: optimizer states, buffers of the kvstore, the input pipeline, the interpreter and its "
-    "libraries, rounding by the storage pool, and on a GPU the CUDA context and workspaces inside cuBLAS and cuDNN."
-)
+def left_out(plan: MemoryPlan) -> str:
+    """What the figures of a plan do not contain, in words."""
+    absent = [
+        "" if "optimizer_states" in plan.external_bytes else "optimizer states",
+        "" if plan.options.workspaces else "scratch memory of operators",
+        "buffers of the kvstore",
+        "the input pipeline",
+        "the interpreter and its libraries",
+        "slack of the storage pool",
+        "and on a GPU the CUDA context and workspaces inside cuBLAS and cuDNN",
+    ]
+    return f"Not in these figures: {', '.join(filter(None, absent))}."
 
 
 def compare(plan: MemoryPlan, other: MemoryPlan) -> str:

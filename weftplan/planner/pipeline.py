@@ -27,7 +27,7 @@ from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
 from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
 from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
-from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
+from weftplan.planner.plan import Kind, PlannedGraph
 from weftplan.planner.strategies import plan_memory
 from weftplan.planner.workspace import operator_workspaces
 from weftplan.symbol.node import Entry, Node
@@ -166,56 +166,9 @@ def plan_symbol(
         head_grads=head_grads,
         arguments={name: graph.nid.get(node, -1) for name, node in arguments.items()},
         aux={name: graph.nid.get(node, -1) for name, node in states.items()},
-        memory=memory,
+        memory=replace(memory, outputs=tuple(outputs), num_forward=forward, notes=tuple(notes)),
         notes=tuple(notes),
     )
-
-
-def plan(
-    symbol: Any,
-    shapes: Mapping[str, Shape],
-    *,
-    train: bool = True,
-    grad_req: str | Mapping[str, str] = "write",
-    dtypes: Mapping[str, Any] | None = None,
-    context: Context | None = None,
-    group2ctx: Mapping[str, Context] | None = None,
-    options: PlanOptions | None = None,
-    **overrides: Any,
-) -> MemoryPlan:
-    """The memory plan alone, as ``symbol.plan(shapes)`` gives it: how many bytes, where, and why.
-
-    Args:
-        symbol: a Symbol, or its entries.
-        shapes: shapes of variables by name.
-        train: with the backward part; without it ``grad_req`` is ignored.
-        grad_req, dtypes, context, group2ctx: as for :func:`plan_symbol`.
-        options: how to plan; default: from the environment.
-        overrides: single fields of :class:`PlanOptions`, such as ``strategy="arena"`` or ``workspaces=False``.
-
-    Raises:
-        MXNetError: as :func:`plan_symbol`; PlanError for an unknown option.
-
-    >>> from weftplan import symbol as sym
-    >>> net = sym.exp(sym.tanh(sym.Variable("x")))
-    >>> found = plan(net, {"x": (1000,)}, train=False)
-    >>> found.peak, found.lower_bound, found.unshared_bytes, found.total
-    (4032, 4000, 8064, 8032)
-    """
-    if options is None:
-        chosen = PlanOptions.from_environment(**overrides)
-    else:
-        chosen = options.replace(**overrides)
-    planned = plan_symbol(
-        symbol,
-        shapes,
-        dtypes,
-        grad_req=grad_req if train else "null",
-        context=context,
-        group2ctx=group2ctx,
-        options=chosen,
-    )
-    return planned.memory
 
 
 def _total(nbytes: IntArray, entries: Iterable[int]) -> int:

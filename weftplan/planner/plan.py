@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from html import escape
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +29,12 @@ from numpy.typing import NDArray
 from weftplan.device.context import Context
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner.graph import IndexedGraph, IntArray
+from weftplan.planner.hooks import report
 from weftplan.planner.options import PlanOptions
 
 if TYPE_CHECKING:
-    from weftplan.planner.explain import Alive, Bar
+    from weftplan.planner.bars import Bar
+    from weftplan.planner.explain import Alive
     from weftplan.planner.labels import Labels
 
 
@@ -101,7 +105,14 @@ class MemoryPlan:
     labels: Labels
     """Names, shapes and sources of entries, for reports and files."""
     external_bytes: Mapping[str, int]
-    """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads."""
+    """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads and, where they were asked for,
+    optimizer_states."""
+    outputs: tuple[int, ...] = ()
+    """Entries that the caller gets: the forward outputs."""
+    num_forward: int | None = None
+    """How many steps are the forward part; None where nobody said."""
+    notes: tuple[str, ...] = ()
+    """What the planner decided and a user may want to know, in words."""
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -125,6 +136,13 @@ class MemoryPlan:
         totals = np.zeros(len(self.contexts), dtype=np.int64)
         np.add.at(totals, self.slab_device, self.slab_nbytes)
         return {context: int(total) for context, total in zip(self.contexts, totals, strict=True)}
+
+    @property
+    def left_out(self) -> str:
+        """What none of the figures contains, in words."""
+        from weftplan.planner import explain
+
+        return explain.left_out(self)
 
     @property
     def num_storages(self) -> int:
@@ -173,11 +191,11 @@ class MemoryPlan:
 
         return explain.alive_at(self, explain.peak_step(self), limit)
 
-    def bars(self, device: int = 0) -> list[Bar]:
-        """The buffers on a device as rectangles of time and address, for pictures."""
-        from weftplan.planner import explain
+    def bars(self, device: int | None = None) -> list[Bar]:
+        """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
+        from weftplan.planner.bars import bars
 
-        return explain.bars(self, device)
+        return bars(self, device)
 
     def summary(self, limit: int = 10) -> str:
         """The plan as text, with the ``limit`` largest buffers at the peak."""
@@ -190,6 +208,29 @@ class MemoryPlan:
         from weftplan.planner import explain
 
         return explain.compare(self, other)
+
+    def to_html(self, *, title: str = "memory plan") -> str:
+        """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""
+        return str(report("html")(self, title=title))
+
+    def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
+        """Draw the buffers over time with matplotlib.
+
+        Args:
+            path: where to save the picture (its ending says the format: svg, png, pdf); None: nowhere.
+            title: above the picture.
+
+        Returns:
+            The ``matplotlib.figure.Figure``.
+
+        Raises:
+            MXNetError: matplotlib is not installed.
+        """
+        return report("plot")(self, path, title=title)
+
+    def _repr_html_(self) -> str:
+        """The summary, for notebooks."""
+        return f"<pre>{escape(self.summary())}</pre>"
 
     def to_json(self) -> str:
         """The plan as JSON text, which :meth:`from_json` reads back."""

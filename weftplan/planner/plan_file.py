@@ -69,6 +69,9 @@ def dumps(plan: MemoryPlan) -> str:
         "unshared_bytes": plan.unshared_bytes,
         "reported_bytes": plan.reported_bytes,
         "external_bytes": dict(plan.external_bytes),
+        "outputs": list(plan.outputs),
+        "num_forward": plan.num_forward,
+        "notes": list(plan.notes),
         "devices": [[c.device_type, c.device_id] for c in plan.contexts],
         "slabs": [
             {"device": int(d), "nbytes": int(n)} for d, n in zip(plan.slab_device, plan.slab_nbytes, strict=True)
@@ -145,6 +148,9 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
             node_ops=[str(row["op"]) for row in nodes],
         ),
         external_bytes={str(k): int(v) for k, v in document["external_bytes"].items()},
+        outputs=tuple(_integers(document["outputs"], len(entries), "outputs")),
+        num_forward=None if document["num_forward"] is None else int(document["num_forward"]),
+        notes=tuple(str(note) for note in document["notes"]),
     )
     for name, rows, low, limit in (
         ("storage of an entry", plan.entry_storage, -1, plan.num_storages),

@@ -73,7 +73,8 @@ def apply(
             return start
         raise BudgetError(
             f"the plan needs {memory.peak:,} bytes, the budget is {options.budget:,}: without a backward part there is "
-            f"nothing to recompute; the smallest budget that works is {memory.peak}"
+            f"nothing to recompute; the smallest budget that works is {memory.peak}",
+            smallest=memory.peak,
         )
     starts = _tapes(start, num_forward, options, measured)
     if options.budget is not None:
@@ -181,7 +182,8 @@ def _within(start: Outcome, tapes: Sequence[Tape], options: PlanOptions, budget:
         f"the plan needs {start.memory.peak:,} bytes without recomputation and {smallest.memory.peak:,} with the most "
         f"that was found, more than the budget of {budget:,}; the smallest budget found that works is "
         f"{smallest.memory.peak}: raise the budget to that or use a smaller batch (arguments, gradients and states "
-        f"come on top: {outside:,} bytes)"
+        f"come on top: {outside:,} bytes)",
+        smallest=smallest.memory.peak,
     )
 
 

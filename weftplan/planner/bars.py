@@ -1,0 +1,142 @@
+"""The buffers of a plan one by one, with everything that a picture or a table says about them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.schema import Shape
+from weftplan.planner.graph import IntArray
+from weftplan.planner.plan import Kind, MemoryPlan
+
+CALLER = "(caller)"
+"""Last reader of an output of the graph."""
+NOBODY = "(nobody)"
+"""Last reader of an entry that is made but never read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One buffer: an entry with planned memory, or a node's scratch. A rectangle of time and address."""
+
+    name: str
+    kind: str
+    """Name of its :class:`~weftplan.planner.plan.Kind` in small letters, or ``workspace``."""
+    device: str
+    first: int
+    """Alive during steps [first, last)."""
+    last: int
+    address: int
+    """Bytes from the start of the device's planned memory, its slabs one after the other."""
+    nbytes: int
+    shape: Shape
+    dtype: str
+    op: str
+    """Operator that makes it."""
+    maker: str
+    """Name of the node that makes it."""
+    last_reader: str
+    """Name of the node that reads it last, :data:`CALLER` or :data:`NOBODY`."""
+    storage: int
+
+    @property
+    def label(self) -> str:
+        """What a picture writes on it."""
+        return self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
+        return asdict(self)
+
+
+def last_reader(plan: MemoryPlan, eid: int) -> str:
+    """Name of the node that reads an entry last; :data:`CALLER` for an output, :data:`NOBODY` when there is none."""
+    if eid in plan.outputs:
+        return CALLER
+    labels = plan.labels
+    node = labels.steps[int(plan.entry_last[eid]) - 1]
+    return NOBODY if node == labels.maker(eid) else labels.node_name(node)
+
+
+def scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
+    """(nodes with scratch, their steps)."""
+    steps = np.array(plan.labels.steps, dtype=np.int64)
+    position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
+    position[steps] = np.arange(len(steps))
+    nodes = np.flatnonzero((plan.workspace_nbytes > 0) & (position >= 0))
+    return nodes, position[nodes]
+
+
+def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
+    """One bar per entry and per node's scratch, on one device (an index of ``plan.contexts``) or on all.
+
+    Entries come first, in the order of their numbers; then scratch, in the order of its use.
+    """
+    labels = plan.labels
+    base = _bases(plan)
+    found = []
+
+    def place(storage: int) -> tuple[int, int]:
+        """(device, address) of a storage."""
+        slab = int(plan.storage_slab[storage])
+        return int(plan.slab_device[slab]), int(base[slab] + plan.storage_offset[storage])
+
+    for eid in np.flatnonzero(plan.entry_storage >= 0).tolist():
+        storage = int(plan.entry_storage[eid])
+        where, address = place(storage)
+        if device is not None and where != device:
+            continue
+        maker = labels.maker(eid)
+        found.append(
+            Bar(
+                name=labels.name(eid),
+                kind=Kind(int(plan.entry_kind[eid])).name.lower(),
+                device=str(plan.contexts[where]),
+                first=int(plan.entry_first[eid]),
+                last=int(plan.entry_last[eid]),
+                address=address,
+                nbytes=int(plan.entry_nbytes[eid]),
+                shape=tuple(labels.shape(eid)),
+                dtype=str(labels.dtype(eid)),
+                op=labels.node_op(maker),
+                maker=labels.node_name(maker),
+                last_reader=last_reader(plan, eid),
+                storage=storage,
+            )
+        )
+    for nid, step in zip(*(a.tolist() for a in scratch(plan)), strict=True):
+        storage = int(plan.workspace_storage[nid])
+        where, address = place(storage)
+        if device is not None and where != device:
+            continue
+        name, nbytes = labels.node_name(nid), int(plan.workspace_nbytes[nid])
+        found.append(
+            Bar(
+                name=f"{name} (workspace)",
+                kind="workspace",
+                device=str(plan.contexts[where]),
+                first=step,
+                last=step + 1,
+                address=address,
+                nbytes=nbytes,
+                shape=(nbytes,),
+                dtype="uint8",
+                op=labels.node_op(nid),
+                maker=name,
+                last_reader=name,
+                storage=storage,
+            )
+        )
+    return found
+
+
+def _bases(plan: MemoryPlan) -> IntArray:
+    """Where each slab begins in the picture of its device."""
+    base = np.zeros(plan.num_slabs, dtype=np.int64)
+    for device in range(len(plan.contexts)):
+        mine = np.flatnonzero(plan.slab_device == device)
+        if len(mine):
+            base[mine[1:]] = np.cumsum(plan.slab_nbytes[mine])[:-1]
+    return base

@@ -1,0 +1,47 @@
+"""Fit everything into a number of bytes: what the caller brings and what the planner places.
+
+``PlanOptions.budget`` limits the planned peak alone, because that is what recomputation can change. A user has a device
+of so many bytes, which arguments, gradients and states share; the difference is worked out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weftplan.errors import BudgetError
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.plan import PlannedGraph
+
+
+def plan_within(
+    make: Callable[[PlanOptions], PlannedGraph],
+    options: PlanOptions,
+    budget: int,
+    *,
+    besides: Callable[[PlannedGraph], int] = lambda planned: 0,
+) -> PlannedGraph:
+    """The plan with the least recomputation whose total is at most ``budget`` bytes.
+
+    Args:
+        make: plans the graph under given options.
+        options: the options; their ``recompute`` and ``budget`` are set here.
+        budget: most bytes of all devices together: planned peak, arguments, gradients, states.
+        besides: further bytes that the budget has to cover.
+
+    Raises:
+        BudgetError: nothing fits; names the smallest budget that works, also as its attribute ``smallest``.
+    """
+    plain = make(options.replace(recompute="off", budget=None))
+    outside = sum(plain.memory.external_bytes.values()) + besides(plain)
+    if plain.memory.peak + outside <= budget:
+        return plain
+    try:
+        return make(options.replace(recompute="off", budget=max(budget - outside, 0)))
+    except BudgetError as error:
+        peak = plain.memory.peak if error.smallest is None else error.smallest
+        raise BudgetError(
+            f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned "
+            f"peak of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget "
+            f"found that works is {outside + peak}: raise it to that, or use a smaller batch",
+            smallest=outside + peak,
+        ) from error
