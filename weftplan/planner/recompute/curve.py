@@ -29,7 +29,7 @@ from weftplan.planner.recompute.tape import Price, Tape, Trace
 
 STEPS_PRICED = 3_000_000
 """Steps that the whole search may walk: about eight seconds of Python."""
-MOST_PRICES = 4_000
+MOST_PRICES = 16_000
 """Prices are not worth more than this many, however small the graph."""
 EXHAUSTIVE = 12
 """So few nodes that may be repeated are tried in all combinations."""
@@ -37,6 +37,8 @@ SMALL = 64
 """Graphs with so few nodes that may be repeated get the exchange search."""
 LAYERS = 4
 """How many layers the exchange search looks at."""
+STRETCH = 6
+"""The longest stretch of the forward order that the exchange search moves at once."""
 RUNG = 0.96
 """Each target of the ladder is this part of the one before."""
 
@@ -294,7 +296,8 @@ class Search:
             fresh = next((layer for layer in self._layers() if not seen.issuperset(layer)), None)
             if fresh is None:
                 return
-            for twins in fresh:
+            # The slow end first: there the points are farther from each other, and more is to be found.
+            for twins in reversed(fresh):
                 if twins in seen:
                     continue
                 seen.add(twins)
@@ -329,7 +332,7 @@ class Search:
         for nid in outside:
             yield twins | {nid}
         for start in range(len(can)):
-            for end in range(start + 2, len(can) + 1):
+            for end in range(start + 2, min(start + STRETCH, len(can)) + 1):
                 stretch = can[start:end]
                 yield twins.union(stretch)
                 yield twins.difference(stretch)
