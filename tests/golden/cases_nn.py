@@ -149,6 +149,7 @@ _add("InstanceNorm", (2, 3, 4, 2), (3,), (3,))
 _add("InstanceNorm", (2, 3, 5), (3,), (3,), params={"eps": 0.1})
 for _mode in ("instance", "channel", "spatial"):
     _add("L2Normalization", (2, 3, 2, 2), params={"mode": _mode})
+    _add("L2Normalization", (2, 3, 2, 2), params={"mode": _mode, "eps": 0.5})
 for _size in (1, 3, 5):
     _add("LRN", (2, 6, 2, 3), params={"nsize": _size, "alpha": 0.5, "beta": 0.6, "knorm": 1.5})
 _add("LRN", (1, 4, 2, 2), params={"nsize": 3})

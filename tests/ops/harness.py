@@ -107,7 +107,7 @@ class Call:
             outputs[target] = base.reshape(-1).view(self.out_specs[target].dtype).reshape(self.out_specs[target].shape)
         in_specs = [spec_of(x) for x in self.inputs]
         size = op.workspace_bytes(self.params, in_specs, self.out_specs)
-        workspace = np.full(size, 0xA5, np.uint8) if size else None
+        workspace = np.full(size, 0xFF, np.uint8) if size else None
         ctx = OpContext(
             np,
             is_train=self.is_train,

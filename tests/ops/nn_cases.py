@@ -37,6 +37,7 @@ FULLY_CONNECTED = [
     ("FullyConnected", [uniform(3, 2, 4), uniform(5, 8)], {"num_hidden": 5, "no_bias": True}),
     ("FullyConnected", [uniform(3, 2, 4), uniform(5, 4), uniform(5)], {"num_hidden": 5, "flatten": False}),
     ("FullyConnected", [uniform(3), uniform(5, 1), uniform(5)], {"num_hidden": 5}),
+    ("FullyConnected", [uniform(3, 4), uniform(4, 4), uniform(4)], {"num_hidden": 4}),
     ("FullyConnected", [uniform(1, 1), uniform(1, 1), uniform(1)], {"num_hidden": 1}),
 ]
 CONVOLUTION = [
@@ -105,7 +106,10 @@ NORMS = [
     ("LayerNorm", [uniform(3, 4), uniform(4), uniform(4)], {"eps": 0.1}),
     ("InstanceNorm", [uniform(2, 3, 4, 2), uniform(3), uniform(3)], {}),
     ("InstanceNorm", [uniform(2, 3, 5), uniform(3), uniform(3)], {"eps": 0.1}),
-    *(("L2Normalization", [uniform(3, 3, 4)], {"mode": mode}) for mode in ("instance", "channel", "spatial")),
+    *(
+        ("L2Normalization", [uniform(3, 3, 4)], {"mode": mode, "eps": eps})
+        for mode, eps in (("instance", 1e-10), ("channel", 0.3), ("spatial", 0.1))
+    ),
     *(("LRN", [uniform(3, 6, 2, 2)], {"nsize": n, "alpha": 0.5, "knorm": 1.5}) for n in (1, 3, 5, 13)),
 ]
 _WIDE = uniform(3, 4, 2) * 3

@@ -19,8 +19,7 @@ _PARAMS = (Param("act_type", p_enum("relu", "sigmoid", "softrelu", "softsign", "
 def sigmoid_block(xp: Any, x: Any, out: Any, t: Any) -> None:
     """``out`` = 1 / (1 + exp(-x)) with scratch ``t`` of a float dtype; ``out`` may be ``x``."""
     xp.negative(x, out=t)
-    xp.minimum(t, 700.0 if t.dtype.itemsize == 8 else 87.0, out=t)  # exp stays finite; sigmoid is below 1e-37 there
-    xp.exp(t, out=t)
+    xp.exp(t, out=t)  # infinite for very negative x, whose sigmoid is 0
     xp.add(t, 1.0, out=t)
     xp.divide(1.0, t, out=out, casting="same_kind")
 
