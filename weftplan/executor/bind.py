@@ -14,6 +14,7 @@ from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
 from weftplan.executor.executor import Executor
 from weftplan.ndarray import NDArray, zeros
 from weftplan.planner import PlanOptions
+from weftplan.planner.recompute import parse_bytes
 from weftplan.symbol import Symbol
 
 GRAD_REQS = ("null", "write", "add")
@@ -109,6 +110,7 @@ def simple_bind(
     shared_buffer: dict[str, NDArray] | None = None,
     *,
     plan_options: PlanOptions | None = None,
+    memory_budget: int | str | None = None,
     **shapes: Any,
 ) -> Executor:
     """Infer every shape and dtype from a few, allocate zero-filled arrays, and bind.
@@ -121,9 +123,13 @@ def simple_bind(
         shared_arg_names: arguments that are the same arrays as in ``shared_exec`` (their gradients too).
         shared_exec: an executor whose planned memory and auxiliary states are used again.
         shared_buffer: name -> array; other arguments are cut from these, and new ones are added.
+        plan_options: how to plan; default: from the environment.
+        memory_budget: most bytes for everything that the executor holds (arguments, gradients, states and planned
+            memory), such as ``"2GB"``; forward results are computed again where that is needed to fit.
         shapes: known shapes by argument name.
 
     Raises:
+        BudgetError: nothing fits ``memory_budget``; names the smallest that works. Nothing has been allocated.
         MXNetError: beginning ``simple_bind error. Arguments:`` and one line per shape, then the cause.
     """
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
@@ -141,6 +147,18 @@ def simple_bind(
         lines = "".join(f"\n{name}: {shape}" for name, shape in shapes.items())
         raise type(error)(f"simple_bind error. Arguments:{lines}\n{error}") from error
     places = _variable_contexts(symbol, ctx, group2ctx)
+    if memory_budget is not None:
+        plan_options = _options_within(
+            symbol,
+            memory_budget,
+            plan_options,
+            dict(zip((*names, *aux_names), (*arg_shapes, *aux_shapes), strict=True)),
+            dict(zip((*names, *aux_names), (*arg_types, *aux_types), strict=True)),
+            grad_req=reqs,
+            context=ctx,
+            group2ctx=group2ctx,
+            variable_contexts={n: places.get(n, ctx) for n in (*names, *aux_names)} if group2ctx else None,
+        )
     shared_names = set(shared_arg_names or ())
     args: list[NDArray] = []
     grads: dict[str, NDArray] = {}
@@ -172,6 +190,23 @@ def simple_bind(
         shared_exec=shared_exec,
         plan_options=plan_options,
     )
+
+
+def _options_within(
+    symbol: Symbol,
+    budget: int | str,
+    options: PlanOptions | None,
+    shapes: Mapping[str, Any],
+    dtypes: Mapping[str, Any],
+    **how: Any,
+) -> PlanOptions:
+    """The options under which everything fits the budget, found by planning before any array is made."""
+    planned = planner.plan_within(
+        lambda these: planner.plan_symbol(symbol, shapes, dtypes, options=these, **how),
+        PlanOptions.from_environment() if options is None else options,
+        parse_bytes(budget),
+    )
+    return planned.memory.options
 
 
 def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
