@@ -19,7 +19,7 @@ from weftplan.planner.inplace import Assignment
 from weftplan.planner.labels import GraphLabels
 from weftplan.planner.liveness import Facts, lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.packing import Packing, pack, reuse_edges
+from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.plan import MemoryPlan
 from weftplan.planner.workspace import with_added_outputs
@@ -196,6 +196,8 @@ def arena(buffers: Buffers) -> MemoryPlan:
         alignment = buffers.options.alignment or alignment_of(context)
         lower, upper, size = buffers.first[mine], buffers.last[mine], buffers.nbytes[mine]
         packed = _packed(lower, upper, size, alignment, buffers.options.effort)
+        # Two live buffers in one place would corrupt results silently, and judging costs little beside packing.
+        check_packing(lower, upper, size, packed.offsets, alignment=alignment)
         offset[mine] = packed.offsets
         slab_of[index] = len(slab_device)
         slab_device.append(index)
