@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weftplan.planner.packing import compiled, greedy, large
+from weftplan.planner.packing.glue import glue
 from weftplan.planner.packing.problem import Int64, Packing, PackingError, Problem, check_input, sectioned
 from weftplan.planner.packing.search import Budget, improve
 
@@ -21,8 +22,8 @@ class Plan:
     """What one effort spends.
 
     Attributes:
-        work: search work with the plain kernel, about 8e6 per second.
-        compiled: the same with the numba kernel, about 4e8 per second; 0: numba is not even imported.
+        work: search work with the plain kernel, about 5e6 per second.
+        compiled: the same with the numba kernel, about 2e8 per second; 0: numba is not even imported.
         good_enough: search only while peak / lower bound is above this.
         largest: parts with more buffers than this are not searched (their conflict table is quadratic).
         tries: greedy packings tried before the search.
@@ -37,8 +38,8 @@ class Plan:
 
 EFFORTS: dict[str, Plan] = {
     "fast": Plan(work=400_000, compiled=0, good_enough=1.005, largest=600, tries=3),
-    "normal": Plan(work=16_000_000, compiled=3_000_000_000, good_enough=1.0, largest=3000, tries=5),
-    "max": Plan(work=80_000_000, compiled=6_000_000_000, good_enough=1.0, largest=6000, tries=5),
+    "normal": Plan(work=13_000_000, compiled=1_200_000_000, good_enough=1.0, largest=3000, tries=5),
+    "max": Plan(work=80_000_000, compiled=2_800_000_000, good_enough=1.0, largest=6000, tries=5),
 }
 
 
@@ -104,19 +105,40 @@ def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None) -> I
     Every independent part is packed on its own. Only a part that rises above what the others need anyway is searched.
     """
     offsets = np.zeros(len(problem), np.int64)
-    leaves = list(leaf_parts(problem))
-    start: list[Int64] = []
-    for base, part in leaves:
-        quick = greedy if len(part) <= large.THRESHOLD else large
-        start.append(quick.portfolio(part, bound - base, plan.tries))
     use_jit = plan.compiled > 0 and compiled.available()
     budget = Budget(plan.compiled if use_jit else plan.work, deadline)
-    for (base, part), first in zip(leaves, start, strict=True):
-        best = first
-        if greedy.peak_of(part, first) + base > bound * plan.good_enough and len(part) <= plan.largest:
-            best = improve(part, first, bound - base, budget, jit=use_jit, good_enough=plan.good_enough)
+    for base, part in leaf_parts(problem):
+        quick = greedy if len(part) <= large.THRESHOLD else large
+        best = quick.portfolio(part, bound - base, plan.tries)
+        if greedy.peak_of(part, best) + base > bound * plan.good_enough:
+            best = refine(part, best, bound - base, plan, budget, jit=use_jit)
         offsets[part.index] = best + base
     return offsets
+
+
+def refine(part: Problem, offsets: Int64, floor: int, plan: Plan, budget: Budget, *, jit: bool) -> Int64:
+    """Search: first among packings of glued pieces, which are fewer, then among all (or those of the largest buffers)."""
+    best, peak = offsets, greedy.peak_of(part, offsets)
+    enough = floor * plan.good_enough
+    glued = glue(part)
+    pieces = glued.problem
+    if len(pieces) < len(part):
+        quick = greedy if len(pieces) <= large.THRESHOLD else large
+        start = quick.portfolio(pieces, floor, plan.tries)
+        if len(pieces) <= plan.largest and greedy.peak_of(pieces, start) > enough:
+            share = Budget(budget.work // 3, budget.deadline)
+            budget.work -= share.work
+            start = improve(pieces, start, floor, share, jit=jit, good_enough=plan.good_enough)
+            budget.work += share.work
+        found = glued.expand(start)
+        if greedy.peak_of(part, found) < peak:
+            best, peak = found, greedy.peak_of(part, found)
+    if peak > enough and len(part) > large.CORES[0]:
+        best = large.improve_core(part, best, floor, budget, jit=jit)
+        peak = greedy.peak_of(part, best)
+    if peak > enough and len(part) <= plan.largest:
+        best = improve(part, best, floor, budget, jit=jit, good_enough=plan.good_enough)
+    return best
 
 
 def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:

@@ -17,8 +17,7 @@ Search = Callable[[Tables, Tables, Tables, Ints, Ints, int, int, int], tuple[int
 
 _HELPERS = (
     kernel.reset,
-    kernel.mark,
-    kernel.lift,
+    kernel.lift_row,
     kernel.raise_sky,
     kernel.waste,
     kernel.place,
@@ -47,7 +46,7 @@ def search() -> Search:
     from numba.extending import register_jitable
 
     for helper in _HELPERS:
-        register_jitable(inline="always")(helper)
+        register_jitable(helper)
     # The helpers stay plain Python functions for every other caller: register_jitable only tells numba about them.
     compiled: Search = numba.njit(cache=True)(kernel.search)
     return compiled

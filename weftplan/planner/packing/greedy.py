@@ -39,6 +39,12 @@ class Placed:
             return int(reach[-1])
         return int(reach[k - 1]) if k else 0
 
+    def fill(self, lo: Int64, hi: Int64, off: Int64, top: Int64) -> None:
+        """Start over with these buffers."""
+        order = np.argsort(off, kind="stable")
+        n = self._count = len(order)
+        self._lo[:n], self._hi[:n], self._off[:n], self._top[:n] = lo[order], hi[order], off[order], top[order]
+
     def insert(self, lo: int, hi: int, off: int, top: int) -> None:
         """Add a placed buffer."""
         n = self._count

@@ -63,44 +63,45 @@ def reset(problem: Tables, state: Tables, capacity: int) -> bool:
     return fits
 
 
-def mark(state: Tables, first: int, last: int) -> None:
-    """Queue sections ``first <= t < last`` for the bound of `propagate`."""
-    dirty, stack, count = state[7], state[8], state[12]
+def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, level: int) -> None:
+    """The unplaced buffers listed in row ``r`` can start no lower than ``level``; queue their sections."""
+    lo, hi = problem[0], problem[1]
+    placed, floor, dirty, queue = state[1], state[2], state[7], state[8]
+    key, value, count = state[9], state[10], state[12]
+    trail, queued = count[TRAIL], count[DIRTY]
+    for p in range(pointer[r], pointer[r + 1]):
+        j = row[p]
+        if placed[j] == 0 and floor[j] < level:
+            key[trail] = j
+            value[trail] = floor[j]
+            trail += 1
+            floor[j] = level
+            for t in range(lo[j], hi[j]):
+                if dirty[t] == 0:
+                    dirty[t] = 1
+                    queue[queued] = t
+                    queued += 1
+    count[TRAIL], count[DIRTY] = trail, queued
+
+
+def raise_sky(state: Tables, buffers: int, first: int, last: int, level: int) -> None:
+    """Nothing more will lie under ``level`` in sections ``first <= t < last``; queue them."""
+    sky, dirty, queue, key, value, count = state[3], state[7], state[8], state[9], state[10], state[12]
     for t in range(first, last):
+        key[count[TRAIL]] = buffers + t
+        value[count[TRAIL]] = sky[t]
+        count[TRAIL] += 1
+        sky[t] = level
         if dirty[t] == 0:
             dirty[t] = 1
-            stack[count[DIRTY]] = t
+            queue[count[DIRTY]] = t
             count[DIRTY] += 1
-
-
-def lift(problem: Tables, state: Tables, j: int, level: int) -> None:
-    """Buffer ``j`` can start no lower than ``level``."""
-    floor, key, value, count = state[2], state[9], state[10], state[12]
-    if floor[j] < level:
-        key[count[TRAIL]] = j
-        value[count[TRAIL]] = floor[j]
-        count[TRAIL] += 1
-        floor[j] = level
-        mark(state, problem[0][j], problem[1][j])
-
-
-def raise_sky(problem: Tables, state: Tables, t: int, level: int) -> None:
-    """Nothing more will lie under ``level`` in section ``t``."""
-    sky, key, value, count = state[3], state[9], state[10], state[12]
-    key[count[TRAIL]] = len(problem[0]) + t
-    value[count[TRAIL]] = sky[t]
-    count[TRAIL] += 1
-    sky[t] = level
 
 
 def waste(problem: Tables, state: Tables, t: int, level: int) -> None:
     """Leave section ``t`` empty up to ``level``."""
-    sptr, sec, placed = problem[5], problem[6], state[1]
-    raise_sky(problem, state, t, level)
-    mark(state, t, t + 1)
-    for p in range(sptr[t], sptr[t + 1]):
-        if placed[sec[p]] == 0:
-            lift(problem, state, sec[p], level)
+    raise_sky(state, len(problem[0]), t, t + 1, level)
+    lift_row(problem, state, problem[5], problem[6], t, level)
 
 
 def place(problem: Tables, state: Tables, i: int) -> None:
@@ -113,15 +114,12 @@ def place(problem: Tables, state: Tables, i: int) -> None:
     order[count[PLACED]] = i
     count[PLACED] += 1
     for t in range(lo[i], hi[i]):
-        raise_sky(problem, state, t, top)
         rem[t] -= size[i]
         uncovered[t] -= 1
-    mark(state, lo[i], hi[i])
     for p in range(cptr[i], cptr[i + 1]):
-        j = conf[p]
-        conflicts[j] -= 1
-        if placed[j] == 0:
-            lift(problem, state, j, top)
+        conflicts[conf[p]] -= 1
+    raise_sky(state, len(lo), lo[i], hi[i], top)
+    lift_row(problem, state, cptr, conf, i, top)
 
 
 def undo(problem: Tables, state: Tables, placed_before: int, trail_before: int) -> None:
@@ -147,17 +145,15 @@ def undo(problem: Tables, state: Tables, placed_before: int, trail_before: int) 
             sky[k - buffers] = value[count[TRAIL]]
 
 
-def stack_section(problem: Tables, state: Tables, t: int) -> int:
-    """Raise the sky of ``t`` to its least floor; return the height that its remaining buffers reach at best.
+def stack_section(
+    start: int, stop: int, sec: Ints, size: Ints, placed: Ints, floor: Ints, count: Ints
+) -> tuple[int, int]:
+    """Return (least floor, height reached at best) of the unplaced buffers in one section's row ``sec[start:stop]``.
 
-    The row of ``t`` is kept sorted by floor (by offset for placed buffers, which come first), so that the insertion sort
-    has little to move from one visit to the next.
+    The row is kept sorted by floor (by offset for placed buffers, which come first), so that the insertion sort has
+    little to move from one visit to the next.
     """
-    size, sptr, sec = problem[2], problem[5], problem[6]
-    placed, floor, sky, count = state[1], state[2], state[3], state[12]
-    height = -1
-    start = sptr[t]
-    stop = sptr[t + 1]
+    moved = 0
     for p in range(start, stop):
         j = sec[p]
         level = floor[j]
@@ -166,39 +162,46 @@ def stack_section(problem: Tables, state: Tables, t: int) -> int:
             sec[q] = sec[q - 1]
             q -= 1
         sec[q] = j
-        count[WORK] += p - q
+        moved += p - q
+    count[WORK] += 4 + stop - start + moved
+    least = -1
+    height = 0
     for p in range(start, stop):
         j = sec[p]
         if placed[j] == 0:
-            if height < 0:
-                height = floor[j]
-                if height > sky[t]:
-                    raise_sky(problem, state, t, height)
-            elif floor[j] > height:
+            if least < 0:
+                least = floor[j]
+            if floor[j] > height:
                 height = floor[j]
             height += size[j]
-    count[WORK] += 4 + stop - start
-    return height
+    return least, height
 
 
 def propagate(problem: Tables, state: Tables, weights: Ints, capacity: int) -> bool:
     """Bound every changed section and place buffers that have no conflict left; False when the node is refuted."""
-    sptr, sec = problem[5], problem[6]
-    placed, uncovered, conflicts, dirty, stack, count = state[1], state[5], state[6], state[7], state[8], state[12]
+    size, sptr, sec = problem[2], problem[5], problem[6]
+    _, placed, floor, sky, _, uncovered, conflicts, dirty, queue, key, value, _, count = state
+    buffers = len(size)
     fits = True
     while count[DIRTY] > 0:
         count[DIRTY] -= 1
-        t = stack[count[DIRTY]]
+        t = queue[count[DIRTY]]
         dirty[t] = 0
         if not fits or uncovered[t] == 0:
             continue
-        if stack_section(problem, state, t) > capacity:
+        least, height = stack_section(sptr[t], sptr[t + 1], sec, size, placed, floor, count)
+        if height > capacity:
             weights[t] += 1
             fits = False
             continue
+        if least > sky[t]:
+            key[count[TRAIL]] = buffers + t
+            value[count[TRAIL]] = sky[t]
+            count[TRAIL] += 1
+            sky[t] = least
         for p in range(sptr[t], sptr[t + 1]):
             j = sec[p]
-            if placed[j] == 0 and conflicts[j] == 0:
+            if conflicts[j] == 0 and placed[j] == 0:
                 place(problem, state, j)
     return fits
 
@@ -335,7 +338,10 @@ def search(
     child_room = len(what) - buffers - 1
     if not reset(problem, state, capacity):
         return REFUTED, 0
-    mark(state, 0, sections)
+    for t in range(sections):
+        state[7][t] = 1
+        state[8][t] = t
+    count[DIRTY] = sections
     depth = 0
     visited = 0
     last = 0

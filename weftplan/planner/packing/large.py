@@ -1,9 +1,116 @@
-"""Greedy packing of many buffers."""
+"""Packing of many buffers: a core of the largest placed with care, the tail of small ones on top of it.
+
+First fit looks at every buffer placed before, which is quadratic. In traces of real programs nearly all bytes belong to few
+buffers. The tail, so chosen that it never holds more than a small part of the bound, needs no care: each of its buffers
+goes on the skyline where that stays under the target, and only the others look for a gap.
+"""
 
 from __future__ import annotations
 
-from weftplan.planner.packing.greedy import portfolio
+import numpy as np
 
-__all__ = ["THRESHOLD", "portfolio"]
+from weftplan.planner.packing.greedy import Placed, fit, orders, peak_of
+from weftplan.planner.packing.problem import Int64, Problem
+from weftplan.planner.packing.search import Budget, improve
 
 THRESHOLD = 3000
+
+# Tail: at most this part of the bound is live in it at any time.
+TAIL = 0.003
+# Cores searched by the kernel: this many of the largest buffers.
+CORES = (250, 800)
+
+
+def by_size(problem: Problem) -> Int64:
+    """Indices by falling size, then lifetime, then birth."""
+    return np.lexsort((problem.lo, problem.lo - problem.hi, -problem.size))
+
+
+def core_size(problem: Problem, order: Int64, part: float, floor: int) -> int:
+    """Least k such that what comes after the first k of ``order`` never holds more than ``part * floor``."""
+    few, many = 0, len(order)
+    while few < many:
+        k = (few + many) // 2
+        if problem.take(order[k:]).lower_bound() <= part * floor:
+            many = k
+        else:
+            few = k + 1
+    return few
+
+
+def complete(problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, target: int) -> Int64:
+    """Keep the core where it is and place ``rest`` in the given order, under ``target`` where possible."""
+    offsets = np.zeros(len(problem), np.int64)
+    offsets[core] = core_offsets
+    lo, hi, size = problem.lo.tolist(), problem.hi.tolist(), problem.size.tolist()
+    sky = np.zeros(problem.sections, np.int64)
+    for i in core.tolist():
+        top = offsets[i] + size[i]
+        np.maximum(sky[lo[i] : hi[i]], top, out=sky[lo[i] : hi[i]])
+    late: list[int] = []
+    easy: list[int] = []
+    for i in rest.tolist():
+        window = sky[lo[i] : hi[i]]
+        off = int(window.max())
+        if off + size[i] > target:
+            late.append(i)
+            continue
+        offsets[i] = off
+        window[:] = off + size[i]
+        easy.append(i)
+    if late:
+        known = np.concatenate([core, np.array(easy, np.int64)])
+        placed = Placed(len(problem))
+        placed.fill(problem.lo[known], problem.hi[known], offsets[known], offsets[known] + problem.size[known])
+        for i in late:
+            off = placed.gap(lo[i], hi[i], size[i], best=False)
+            placed.insert(lo[i], hi[i], off, off + size[i])
+            offsets[i] = off
+    return offsets
+
+
+def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int) -> Int64:
+    """First fit by ``order`` for the buffers after the first ``k``, which lie at ``first``; the tail by `complete`."""
+    cut = max(k, core_size(problem, order, TAIL, floor))
+    core = order[:cut]
+    placed = Placed(cut)
+    placed.fill(problem.lo[order[:k]], problem.hi[order[:k]], first, first + problem.size[order[:k]])
+    offsets = np.concatenate([first, np.zeros(cut - k, np.int64)])
+    lo, hi, size = problem.lo[core].tolist(), problem.hi[core].tolist(), problem.size[core].tolist()
+    for at in range(k, cut):
+        off = placed.gap(lo[at], hi[at], size[at], best=False)
+        placed.insert(lo[at], hi[at], off, off + size[at])
+        offsets[at] = off
+    return complete(problem, core, offsets, order[cut:], floor)
+
+
+def portfolio(problem: Problem, floor: int, tries: int) -> Int64:
+    """The best of some greedy packings; stops at peak ``floor``. With ``tries`` 1 only first fit by size."""
+    order = by_size(problem)
+    best = extend(problem, order, 0, np.zeros(0, np.int64), floor)
+    peak = peak_of(problem, best)
+    if tries > 1 and peak > floor * 1.01 and len(problem) <= 20_000:
+        for other, tightest in orders(problem)[1:2]:
+            offsets = fit(problem, other, best=tightest)
+            if peak_of(problem, offsets) < peak:
+                best, peak = offsets, peak_of(problem, offsets)
+    return best
+
+
+def improve_core(problem: Problem, offsets: Int64, floor: int, budget: Budget, *, jit: bool) -> Int64:
+    """Search for a better packing of the largest buffers and complete it; return the best packing seen."""
+    best, peak = offsets, peak_of(problem, offsets)
+    order = by_size(problem)
+    for k in CORES:
+        if k >= len(problem) or peak <= floor or budget.spent():
+            break
+        core = problem.take(order[:k])
+        start = fit(core, np.arange(k))
+        share = Budget(budget.work // 3, budget.deadline)
+        budget.work -= share.work
+        packed = improve(core, start, core.lower_bound(), share, jit=jit)
+        budget.work += max(share.work, 0)
+        found = extend(problem, order, k, packed, floor)
+        if peak_of(problem, found) < peak:
+            best, peak = found, peak_of(problem, found)
+    return best
