@@ -6,6 +6,7 @@ every group of in-place entries and every workspace an offset in one slab per de
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.device.context import Context
+from weftplan.errors import PlanError
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.labels import GraphLabels
@@ -196,8 +198,6 @@ def arena(buffers: Buffers) -> MemoryPlan:
         alignment = buffers.options.alignment or alignment_of(context)
         lower, upper, size = buffers.first[mine], buffers.last[mine], buffers.nbytes[mine]
         packed = _packed(lower, upper, size, alignment, buffers.options.effort)
-        # Two live buffers in one place would corrupt results silently, and judging costs little beside packing.
-        check_packing(lower, upper, size, packed.offsets, alignment=alignment)
         offset[mine] = packed.offsets
         slab_of[index] = len(slab_device)
         slab_device.append(index)
@@ -223,15 +223,26 @@ def arena(buffers: Buffers) -> MemoryPlan:
 
 
 def _packed(lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str) -> Packing:
-    """Pack as hard as the option says; see :attr:`PlanOptions.effort`."""
-    if effort != "auto":
-        return pack(lower, upper, size, alignment=alignment, effort=cast(Effort, effort))
-    packed = pack(lower, upper, size, alignment=alignment, effort="fast")
+    """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result.
+
+    Two live buffers in one place would corrupt results silently, and judging costs little beside packing. When the
+    longer search errs, the quick packing stands and a warning says so.
+
+    Raises:
+        PlanError: the packing is wrong.
+    """
+    first = cast(Effort, "fast" if effort == "auto" else effort)
+    packed = pack(lower, upper, size, alignment=alignment, effort=first)
+    check_packing(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
-    if wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
+    if effort == "auto" and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
         harder = pack(lower, upper, size, alignment=alignment, effort="normal")
-        if harder.peak < packed.peak:
-            return harder
+        try:
+            check_packing(lower, upper, size, harder.offsets, alignment=alignment)
+        except PlanError as error:
+            warnings.warn(f"a search for better offsets failed and is not used: {error}", RuntimeWarning, stacklevel=2)
+        else:
+            packed = min(packed, harder, key=lambda candidate: candidate.peak)
     return packed
 
 
