@@ -188,10 +188,9 @@ def _run(
     }
     _print_result(result, console)
     if report is not None:
-        from weftplan.report.plan_picture import save_plan_picture
-
         for executor in module.group.executors[:1]:
-            path = save_plan_picture(executor.planned, report / "memory-plan.svg", title=f"{network}: memory plan")
+            path = report / "memory-plan.svg"
+            executor.memory_plan.plot(path, title=f"{network}: memory plan")
             console.print(f"picture of the memory plan: {path}")
         (report / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     return result

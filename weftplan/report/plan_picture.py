@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os import PathLike
+from typing import Any
 
 import numpy as np
 
 from weftplan.errors import MXNetError
-from weftplan.planner.plan import PlannedGraph
-from weftplan.report.plan_rows import buffer_rows, live_bytes
+from weftplan.planner.plan import MemoryPlan
 
 
-def save_plan_picture(planned: PlannedGraph, path: Path, *, title: str = "memory plan") -> Path:
-    """Draw the plan of ``planned`` into ``path`` (the ending says the format: svg, png, pdf); returns ``path``.
+def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
+    """Draw ``plan`` and, with a ``path``, save it (the ending says the format: svg, png, pdf).
 
     Time runs to the right, one column per step of the schedule; address runs upwards (with several devices, that of the
     first). A bar is one planned buffer from its first write to its last read.
+
+    Returns:
+        The ``matplotlib.figure.Figure``.
 
     Raises:
         MXNetError: matplotlib is not installed.
@@ -27,10 +30,7 @@ def save_plan_picture(planned: PlannedGraph, path: Path, *, title: str = "memory
         from matplotlib.patches import Rectangle
     except ImportError as error:
         raise MXNetError("pictures need matplotlib: pip install 'weftplan[plot]'") from error
-    plan = planned.memory
-    rows = buffer_rows(planned)
-    device = rows[0].device if rows else ""
-    bars = [row for row in rows if row.device == device]
+    bars = plan.bars(0)
     unit, name = _unit(max(plan.peak, 1))
     figure = Figure(figsize=(11, 6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -41,23 +41,31 @@ def save_plan_picture(planned: PlannedGraph, path: Path, *, title: str = "memory
         linewidth=0.2,
         cmap="turbo",
     )
-    collection.set_array(np.array([hash_color(bar.operator) for bar in bars]))
+    collection.set_array(np.array([hash_color(bar.op) for bar in bars]))
     axes.add_collection(collection)
-    steps = len(planned.order)
-    alive = np.asarray([*live_bytes(rows, steps, device), 0]) / unit
+    steps = len(plan.labels.steps)
+    alive = np.concatenate([plan.timeline(0), [0]]) / unit
+    first = plan.peak_by_device[plan.contexts[0]] / unit
+    several = len(plan.contexts) > 1
     axes.step(np.arange(steps + 1), alive, where="post", color="black", lw=1.2, label="bytes alive")
-    peak, bound, unshared = plan.peak / unit, plan.lower_bound / unit, plan.unshared_bytes / unit
-    axes.axhline(peak, color="crimson", lw=1.2, label=f"planned peak {peak:.2f} {name}")
-    axes.axhline(bound, color="seagreen", ls="--", lw=1.2, label=f"lower bound {bound:.2f} {name}")
+    label = f"planned peak {first:.2f} {name}" + (f" on {plan.contexts[0]}" if several else "")
+    axes.axhline(first, color="crimson", lw=1.2, label=label)
+    if not several:
+        bound = plan.lower_bound / unit
+        axes.axhline(bound, color="seagreen", ls="--", lw=1.2, label=f"lower bound {bound:.2f} {name}")
     axes.set_xlim(0, max(steps, 1))
-    axes.set_ylim(0, peak * 1.15 + 1e-9)
-    axes.axvline(planned.num_forward_nodes, color="grey", lw=0.8, ls=":")
+    axes.set_ylim(0, first * 1.15 + 1e-9)
+    if plan.num_forward is not None and plan.num_forward < steps:
+        axes.axvline(plan.num_forward, color="grey", lw=0.8, ls=":")
     axes.set_xlabel("step of the schedule (forward, then backward)")
     axes.set_ylabel(f"address ({name})")
-    axes.set_title(f"{title}: {peak:.2f} {name} planned, {unshared:.2f} {name} without sharing")
+    axes.set_title(
+        f"{title}: {plan.peak / unit:.2f} {name} planned, {plan.unshared_bytes / unit:.2f} {name} without sharing"
+    )
     axes.legend(loc="upper right")
-    figure.savefig(path)
-    return path
+    if path is not None:
+        figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
+    return figure
 
 
 def hash_color(label: str) -> float:
