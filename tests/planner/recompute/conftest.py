@@ -65,11 +65,11 @@ def conv_net(layers: int = 4, *, dropout: float = 0.3, filters: int = 8) -> Any:
     return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=4, name="last"), name="softmax")
 
 
-def residual_net(layers: int) -> Any:
+def residual_net(layers: int, filters: int = 8) -> Any:
     """A residual chain: every layer adds convolution, batch norm and relu of its input to it."""
-    x = sym.Convolution(sym.Variable("data"), num_filter=8, kernel=(3, 3), pad=(1, 1), name="stem")
+    x = sym.Convolution(sym.Variable("data"), num_filter=filters, kernel=(3, 3), pad=(1, 1), name="stem")
     for i in range(layers):
-        y = sym.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
+        y = sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
         y = sym.BatchNorm(y, name=f"norm{i}")
         x = x + sym.Activation(y, act_type="relu", name=f"relu{i}")
     return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=10, name="last"), name="softmax")

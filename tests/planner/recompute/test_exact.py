@@ -1,0 +1,118 @@
+"""The curve against the optimum: by trying every choice, and by an exact model on a solver.
+
+What is certified: the choice of nodes to repeat, for a fixed order, each node at most once, by the planner's own
+liveness. The enumeration prices every subset with the planner's in-place rules; the solver knows a model of its own
+(:mod:`exact`), written without the search and without in-place computation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.planner.recompute import curve
+
+
+@pytest.fixture(scope="module")
+def exact() -> ModuleType:
+    """The exact model; skips without a solver."""
+    pytest.importorskip("ortools")
+    where = Path(__file__).with_name("exact.py")
+    spec = importlib.util.spec_from_file_location("recompute_exact", where)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["recompute_exact"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def random_chain(size: int, seed: int) -> Any:
+    """A chain with skips: products of random widths, sines, sums with earlier results, concatenations."""
+    rng = random.Random(seed)
+    pool = [sym.Variable("data")]
+    for i in range(size):
+        kind, last = rng.random(), pool[-1]
+        if kind < 0.15 and len(pool) > 3:
+            made = sym.Concat(last, rng.choice(pool[-4:-1]), dim=1, name=f"join{i}")
+        elif kind < 0.3:
+            made = sym.elemwise_mul(last, sym.sigmoid(last, name=f"gate{i}"), name=f"swish{i}")
+        elif kind < 0.65:
+            made = sym.FullyConnected(last, num_hidden=rng.choice([8, 16, 32, 64]), no_bias=True, name=f"fc{i}")
+        else:
+            made = sym.sin(last, name=f"sin{i}")
+        pool.append(made)
+    return sym.MakeLoss(sym.sum(pool[-1], name="total"), name="loss")
+
+
+def whole_costs(made: Any, seed: int) -> list[int]:
+    """A random cost of 1 to 29 for every operator node, whatever its size."""
+    rng = random.Random(seed)
+    return [0 if node.op is None else rng.randrange(1, 30) for node in made.facts.graph.nodes]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_choice_tried(training: Any, seed: int) -> None:
+    """No subset of the repeatable nodes lies below the curve (in-place rules included)."""
+    size = 7 + seed % 4
+    made = training(random_chain(size, seed), {"data": (16, 32)}, strategy="match_range")
+    costs = whole_costs(made, seed)
+    tape = made.tape([float(c) for c in costs])
+    points = curve(tape)
+    can = tape.repeatable
+    assert len(can) <= 15
+    best: dict[int, float] = {}
+    for count in range(len(can) + 1):
+        for chosen in combinations(can, count):
+            price = tape.price(chosen)
+            best[price.peak] = min(price.seconds, best.get(price.peak, price.seconds))
+    for peak, seconds in best.items():
+        mine = min((point.seconds for point in points if point.peak <= peak), default=None)
+        assert mine is not None, f"nothing on the curve reaches {peak} bytes"
+        assert tape.step_seconds + mine <= 1.01 * (tape.step_seconds + seconds)
+
+
+@pytest.mark.parametrize(("size", "seed"), [(10, 1), (14, 2), (18, 3)])
+def test_within_one_percent_of_the_certified_optimum(training: Any, exact: ModuleType, size: int, seed: int) -> None:
+    """Step time at seven budgets; where the solver proves that nothing fits, the curve has nothing either."""
+    _certify(training, exact, size, seed)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_forty_forward_nodes_against_the_certified_optimum(training: Any, exact: ModuleType, seed: int) -> None:
+    """Graphs of forty forward nodes (about ninety that run)."""
+    _certify(training, exact, 36, seed)
+
+
+def _certify(training: Any, exact: ModuleType, size: int, seed: int) -> None:
+    made = training(
+        random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False, strategy="match_range"
+    )
+    assert not made.found.skipped
+    costs = whole_costs(made, seed)
+    tape = made.tape([float(c) for c in costs])
+    points = curve(tape)
+    peak = tape.price(()).peak
+    proven = 0
+    for tenths in (95, 90, 80, 70, 60, 50, 40):
+        budget = peak * tenths // 100
+        optimum = exact.least_ticks(tape, dict(enumerate(costs)), budget)
+        mine = min((point.seconds for point in points if point.peak <= budget), default=None)
+        if optimum is None:
+            assert mine is None, f"the model says that nothing fits {budget}, the curve has {mine}"
+            continue
+        assert mine is not None, f"{optimum} ticks fit {budget} bytes, the curve has nothing"
+        assert mine >= optimum, "the curve beats the optimum: the models differ"
+        assert tape.step_seconds + mine <= 1.01 * (tape.step_seconds + optimum)
+        proven += 1
+    assert proven >= 2, "the budgets must leave something to certify"

@@ -1,0 +1,104 @@
+"""Policies on the built-in networks, and on very deep ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from weftplan import models
+from weftplan.planner import PlanOptions, plan_symbol, validate
+from weftplan.planner.options import RECOMPUTE
+from weftplan.planner.recompute import Tape, node_seconds
+from weftplan.planner.recompute.backward_order import reversed_backward
+from weftplan.planner.recompute.segments import square_root
+
+QUICK = ("mlp", "lenet", "alexnet", "vgg16", "resnet18", "mobilenet")
+SLOW = ("resnet50", "resnet152", "inception_v3", "densenet121", "lstm")
+
+
+def check_network(name: str, policies: Any) -> None:
+    """Each policy: a valid plan, no larger peak than without, and a note that says what happened."""
+    symbol = models.get(name)
+    shapes = models.input_shapes(name, 4)
+    off = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions())
+    for policy in policies:
+        plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute=policy))
+        validate(plan)
+        assert plan.memory.peak <= off.memory.peak, f"{name}, {policy}"
+        assert plan.notes[-1].startswith(f"recompute {policy}: ")
+        assert plan.num_forward_nodes == off.num_forward_nodes
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_policy_raises_the_peak_of_a_network(name: str) -> None:
+    """All policies on the smaller networks."""
+    check_network(name, RECOMPUTE[1:])
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SLOW)
+def test_no_policy_raises_the_peak_of_a_large_network(name: str) -> None:
+    """All policies on the larger networks."""
+    check_network(name, RECOMPUTE[1:])
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg16"])
+def test_cheap_saves_a_quarter(name: str) -> None:
+    """Batch norm, relu and pooling rebuilt from the convolutions' outputs, for five percent of the step."""
+    symbol, shapes = models.get(name), models.input_shapes(name, 16)
+    off = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(workspaces=False))
+    on = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(workspaces=False, recompute="cheap"))
+    assert on.memory.lower_bound < 0.75 * off.memory.lower_bound
+
+
+def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> float:
+    """Exponent p such that the peak of the square-root rule grows as size^p between two sizes."""
+    peaks = []
+    for size in sizes:
+        made = training(make(size), shapes(size), strategy="match_range", workspaces=False)
+        facts = reversed_backward(made.facts, made.num_forward)
+        tape = Tape(facts, made.num_forward, made.found, made.options, node_seconds(facts))
+        price = tape.price(square_root(tape))
+        peaks.append(price.peak)
+    assert price.peak < tape.price(()).peak / 4
+    return math.log(peaks[1] / peaks[0]) / math.log(sizes[1] / sizes[0])
+
+
+def test_a_residual_net_grows_with_the_square_root_of_its_depth(training: Any, nets: Any) -> None:
+    """Sixteen times the depth, about four times the peak."""
+    shapes = {"data": (2, 8, 8, 8)}
+    assert growth(training, nets.residual, lambda size: shapes, (25, 400)) < 0.6
+
+
+def test_an_unrolled_lstm_grows_with_the_square_root_of_its_length(training: Any, nets: Any) -> None:
+    """With gradients in reverse order; in the given order the gate gradients would all wait."""
+
+    def shapes(size: int) -> dict[str, Any]:
+        return {"h": (8, 16), "c": (8, 16), **{f"x{i}": (8, 16) for i in range(size)}}
+
+    assert growth(training, nets.lstm, shapes, (25, 400)) < 0.6
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["residual", "lstm"])
+def test_a_thousand_layers(training: Any, nets: Any, kind: str) -> None:
+    """A real plan: a few square roots of the peak without recomputation, at three quarters of the modelled speed."""
+    if kind == "residual":
+        symbol, shapes = nets.residual(1000, filters=128), {"data": (8, 3, 32, 32)}
+    else:
+        symbol = nets.lstm(1000, hidden=512)
+        shapes = {"h": (64, 512), "c": (64, 512), **{f"x{i}": (64, 512) for i in range(1000)}}
+    off = training(symbol, shapes, workspaces=False, strategy="match_range")
+    options = PlanOptions(workspaces=False, recompute="sqrt", strategy="match_range")
+    on = plan_symbol(symbol, shapes, grad_req="write", options=options)
+    validate(on)
+    assert on.memory.peak < off.planned.memory.peak * 4 / math.sqrt(1000)
+    costs = node_seconds(off.facts)
+    number = off.facts.graph.nid
+    names = {node.name: costs[nid] for node, nid in number.items()}
+    extra = sum(names[m.name] for nid in on.order if (m := on.graph.nodes[nid].mirror_of) is not None)
+    assert extra < sum(costs) / 3
