@@ -15,6 +15,7 @@ import numpy as np
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.erf import erf
 from weftplan.ops.kernels import BLOCK, BOOL, accumulator, block_bytes, blocks
+from weftplan.ops.nn.prelu import prelu_backward, prelu_block, prelu_forward, prelu_rows
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
@@ -119,7 +120,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     if out is None:
         return
     if kind == "prelu":
-        _prelu_forward(ctx, inputs[0], inputs[1], out)
+        prelu_forward(ctx, inputs[0], inputs[1], out)
         return
     for x, y, *scratch in blocks(ctx, (inputs[0], out), _scratch(params, out.dtype)):
         _FORWARD[kind](ctx.xp, params, x, y, *scratch)
@@ -128,7 +129,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     (shape, dtype) = inputs[0]
     if params["act_type"] == "prelu":
-        return take_bytes((_prelu_block(_prelu_rows(shape, inputs[1].shape[0])), dtype))
+        return take_bytes((prelu_block(prelu_rows(shape, inputs[1].shape[0])), dtype))
     size = math.prod(shape)
     if params["act_type"] == "rrelu":
         return block_bytes(size, [np.dtype(np.float32), BOOL, dtype])
@@ -173,7 +174,7 @@ def _gelu_backward(xp: Any, g: Any, x: Any, out: Any, slope: Any, density: Any, 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, kind = ctx.xp, params["act_type"]
     if kind == "prelu":
-        _prelu_backward(ctx, inputs, outputs)
+        prelu_backward(ctx, inputs, outputs)
         return
     out = outputs[0]
     if out is None:
@@ -195,74 +196,13 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     (shape, dtype) = outputs[0]
     if params["act_type"] == "prelu":
-        rows = _prelu_rows(shape, inputs[2].shape[0])
+        rows = prelu_rows(shape, inputs[2].shape[0])
         wide = accumulator(dtype)
         vector = ((rows[1],), wide)
-        return take_bytes((_prelu_block(rows), wide), (_prelu_block(rows), BOOL), vector, vector)
+        return take_bytes((prelu_block(rows), wide), (prelu_block(rows), BOOL), vector, vector)
     if params["act_type"] == "rrelu":
         return 0
     return block_bytes(math.prod(shape), _scratch(params, dtype, backward=True))
-
-
-# ---------------------------------------------------------------------------------------------------------- prelu
-
-
-def _prelu_rows(shape: Sequence[int], slopes: int) -> tuple[int, int, int]:
-    """(outer, slopes, inner): one slope for each channel, or one for all."""
-    if slopes == 1:
-        return shape[0], 1, math.prod(shape[1:])
-    if len(shape) == 1:
-        return 1, shape[0], 1
-    return shape[0], shape[1], math.prod(shape[2:])
-
-
-def _prelu_block(rows: tuple[int, int, int]) -> tuple[int, int, int]:
-    return max(1, min(rows[0], BLOCK // max(1, rows[1] * rows[2]))), rows[1], rows[2]
-
-
-def _prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
-    xp = ctx.xp
-    rows = _prelu_rows(data.shape, gamma.size)
-    block = _prelu_block(rows)
-    scratch = ctx.take(block, out.dtype)
-    data, out, slope = data.reshape(rows), out.reshape(rows), gamma.reshape(1, -1, 1)
-    for first in range(0, rows[0], block[0]):
-        x, y = data[first : first + block[0]], out[first : first + block[0]]
-        low = scratch[: x.shape[0]]
-        xp.minimum(x, 0, out=low)
-        xp.multiply(low, slope, out=low)
-        xp.maximum(x, 0, out=y)
-        xp.add(y, low, out=y)
-
-
-def _prelu_backward(ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    xp = ctx.xp
-    ograd, data, gamma = inputs
-    dgrad, ggrad = outputs
-    rows = _prelu_rows(data.shape, gamma.size)
-    block = _prelu_block(rows)
-    wide = accumulator(data.dtype)
-    scratch, mask = ctx.take(block, wide), ctx.take(block, BOOL)
-    total, part = ctx.take((rows[1],), wide), ctx.take((rows[1],), wide)
-    total.fill(0)
-    ograd, data, slope = ograd.reshape(rows), data.reshape(rows), gamma.reshape(1, -1, 1)
-    target = None if dgrad is None else dgrad.reshape(rows)
-    for first in range(0, rows[0], block[0]):
-        here = slice(first, min(first + block[0], rows[0]))
-        g, x = ograd[here], data[here]
-        t, positive = scratch[: x.shape[0]], mask[: x.shape[0]]
-        xp.greater(x, 0, out=positive)
-        if ggrad is not None:
-            xp.minimum(x, 0, out=t)
-            xp.multiply(t, g, out=t)
-            xp.sum(t, axis=(0, 2), out=part)
-            xp.add(total, part, out=total)
-        if target is not None:
-            xp.copyto(t, slope)
-            xp.copyto(t, 1, where=positive)
-            xp.multiply(g, t, out=target[here], casting="same_kind")
-    if ggrad is not None:
-        ggrad[...] = total
 
 
 # ---------------------------------------------------------------------------------------------------------- rrelu

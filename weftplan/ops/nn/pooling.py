@@ -7,17 +7,22 @@ as its maximum and 0 as its sum. Averages and sums keep nothing for the backward
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import Any
-
-import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.kernels import BLOCK, BOOL, INDEX, accumulator
+from weftplan.ops.nn.pooling_windows import (
+    Grid,
+    divisors,
+    make_grid,
+    reduce_max,
+    reduce_sum,
+    root,
+    spread_max,
+    spread_power,
+)
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype, take_bytes
@@ -100,53 +105,9 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [(*lead, *data[2:])], [merge_shape((*lead, *grid), out, f"Pooling: output for data {data}, and given")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The windows of one image: for each tap (position within the window) which windows and elements meet there."""
-
-    image: Shape
-    grid: Shape
-    taps: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
-    """(windows, elements) per tap in row-major order; both index (planes, *spatial)."""
-    covering: tuple[bool, ...]
-    """Whether the tap meets every window."""
-    disjoint: bool
-    """No element belongs to two windows."""
-    counts: tuple[tuple[int, ...], ...]
-    """Per axis and window, elements counted by an average."""
-
-
-@functools.lru_cache(maxsize=1024)
-def _grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shape, include_pad: bool) -> _Grid:
-    along: list[list[tuple[slice, slice]]] = []
-    counts = []
-    for extent, size, k, s, p in zip(image, grid, kernel, stride, pad, strict=True):
-        ranges = []
-        for tap in range(k):
-            first = max(0, -(-(p - tap) // s))
-            last = min(size, (extent - 1 + p - tap) // s + 1)
-            if last > first:
-                begin = first * s - p + tap
-                ranges.append((slice(first, last), slice(begin, begin + (last - first - 1) * s + 1, s)))
-        along.append(ranges)
-        spans = []
-        for position in range(size):
-            begin, end = position * s - p, min(position * s - p + k, extent + p)
-            if not include_pad:
-                begin, end = max(begin, 0), min(end, extent)
-            spans.append(max(1, end - begin))
-        counts.append(tuple(spans))
-    every = slice(None)
-    taps = tuple(((every, *(pair[0] for pair in tap)), (every, *(pair[1] for pair in tap))) for tap in product(*along))
-    covering = tuple(
-        all(s.start == 0 and s.stop == size for s, size in zip(windows[1:], grid, strict=True)) for windows, _ in taps
-    )
-    return _Grid(image, grid, taps, covering, all(s >= k for s, k in zip(stride, kernel, strict=True)), tuple(counts))
-
-
-def _grid_of(params: Params, image: Shape, grid: Shape) -> _Grid:
+def _grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
     kernel, stride, pad = _window(params, len(image))
-    return _grid(image, grid, kernel, stride, pad, params["count_include_pad"] is not False)
+    return make_grid(image, grid, kernel, stride, pad, params["count_include_pad"] is not False)
 
 
 def _planes(image: Shape, total: int) -> int:
@@ -159,40 +120,9 @@ def _blocks(total: int, step: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, total)
 
 
-def _lowest(dtype: Any) -> Any:
-    return np.finfo(dtype).min if dtype.kind == "f" else np.iinfo(dtype).min
-
-
 def _flat(array: Any) -> Any:
     """(batch, channels, *spatial) as (planes, *spatial)."""
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
-
-
-def _divisors(xp: Any, grid: _Grid, dtype: Any) -> Any:
-    """1 / count of each window: a number where all are alike, else a small array over the grid."""
-    if all(len(set(spans)) == 1 for spans in grid.counts):
-        return 1.0 / math.prod(spans[0] for spans in grid.counts)
-    counts = functools.reduce(np.multiply.outer, (np.array(spans, np.float64) for spans in grid.counts))
-    return xp.asarray((1.0 / counts).astype(dtype))
-
-
-def _power(xp: Any, source: Any, p: int, out: Any) -> None:
-    """``source`` to the power ``p`` (0, 1, 2 or 3) into ``out`` (another array)."""
-    if p == 0:
-        out.fill(1)
-    elif p == 1:
-        out[...] = source
-    else:
-        xp.multiply(source, source, out=out)
-        if p == 3:
-            xp.multiply(out, source, out=out)
-
-
-def _root(xp: Any, array: Any, p: int) -> None:
-    if p == 2:
-        xp.sqrt(array, out=array)
-    elif p == 3:
-        xp.cbrt(array, out=array)
 
 
 def _needs_sum_block(params: Params, dtype: Any) -> bool:
@@ -220,49 +150,26 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
         return
     if params["global_pool"]:
         rank = data.ndim - 1
-        grid = _grid(data.shape[1:], out.shape[1:], data.shape[1:], (1,) * rank, (0,) * rank, True)
+        grid = make_grid(data.shape[1:], out.shape[1:], data.shape[1:], (1,) * rank, (0,) * rank, True)
     else:
         grid = _grid_of(params, data.shape[1:], out.shape[1:])
     step = _planes(grid.image, data.shape[0])
     sums = ctx.take((step, *grid.grid), acc) if _needs_sum_block(params, out.dtype) else None
     powers = ctx.take((step, *grid.grid), acc) if kind == "lp" and p != 1 else None
-    scale = _divisors(xp, grid, acc) if kind == "avg" else None
+    scale = divisors(xp, grid, acc) if kind == "avg" else None
     for first, last in _blocks(data.shape[0], step):
         source, result = data[first:last], out[first:last]
         target = result if sums is None else sums[: last - first]
         if kind == "max":
-            _reduce_max(xp, grid, source, target)
+            reduce_max(xp, grid, source, target)
         else:
-            _reduce_sum(xp, grid, source, target, p if powers is not None else 1, powers)
+            reduce_sum(xp, grid, source, target, p if powers is not None else 1, powers)
             if scale is not None:
                 xp.multiply(target, scale, out=target)
             elif powers is not None:
-                _root(xp, target, p)
+                root(xp, target, p)
         if sums is not None:
             result[...] = target
-
-
-def _reduce_max(xp: Any, grid: _Grid, source: Any, target: Any) -> None:
-    begun = grid.covering[0]
-    if not begun:
-        target.fill(_lowest(target.dtype))
-    for number, (windows, elements) in enumerate(grid.taps):
-        if begun and number == 0:
-            target[...] = source[elements]
-        else:
-            xp.maximum(target[windows], source[elements], out=target[windows])
-
-
-def _reduce_sum(xp: Any, grid: _Grid, source: Any, target: Any, p: int, powers: Any) -> None:
-    target.fill(0)
-    for windows, elements in grid.taps:
-        part = target[windows]
-        term = source[elements]
-        if powers is not None:
-            raised = powers[: source.shape[0]][windows]
-            _power(xp, term, p, raised)
-            term = raised
-        xp.add(part, term, out=part)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -295,14 +202,14 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
         dgrad.reshape(dgrad.shape[0], -1)[...] = column[:, None]
         return
     if params["global_pool"]:
-        grid = _grid(image, shape, image, (1,) * len(image), (0,) * len(image), True)
+        grid = make_grid(image, shape, image, (1,) * len(image), (0,) * len(image), True)
     else:
         grid = _grid_of(params, image, shape)
     wide = ctx.take((step, *image), acc) if acc != dgrad.dtype else None
     share = ctx.take((step, *shape), acc)
     term = ctx.take((step, *shape), acc) if _keeps(params) else None
     mask = ctx.take((step, *shape), BOOL) if kind == "max" else None
-    scale = _divisors(xp, grid, acc) if kind == "avg" else None
+    scale = divisors(xp, grid, acc) if kind == "avg" else None
     for first, last in _blocks(dgrad.shape[0], step):
         count = last - first
         target = dgrad[first:last] if wide is None else wide[:count]
@@ -316,40 +223,15 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
             data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
             assert term is not None
             assert mask is not None
-            _spread_max(xp, grid, data, output, part, term[:count], mask[:count], target)
+            spread_max(xp, grid, data, output, part, term[:count], mask[:count], target)
         elif term is not None:
             data, output = _flat(inputs[1])[first:last], _flat(inputs[2])[first:last]
-            _spread_power(xp, grid, data, output, p, part, term[:count], target)
+            spread_power(xp, grid, data, output, p, part, term[:count], target)
         else:
             for windows, elements in grid.taps:
                 xp.add(target[elements], part[windows], out=target[elements])
         if wide is not None:
             dgrad[first:last] = target
-
-
-def _spread_max(xp: Any, grid: _Grid, data: Any, output: Any, left: Any, term: Any, mask: Any, target: Any) -> None:
-    """Give each window's gradient to its first maximum; ``left`` holds what has not been given yet."""
-    for windows, elements in grid.taps:
-        hit, given, rest = mask[windows], term[windows], left[windows]
-        xp.equal(data[elements], output[windows], out=hit)
-        xp.multiply(rest, hit, out=given)
-        xp.subtract(rest, given, out=rest)
-        if grid.disjoint:
-            target[elements] = given
-        else:
-            xp.add(target[elements], given, out=target[elements])
-
-
-def _spread_power(xp: Any, grid: _Grid, data: Any, output: Any, p: int, share: Any, term: Any, target: Any) -> None:
-    """d out / d x = (x / out)^(p-1); where out is 0 the divisor counts as 1, so nothing becomes infinite."""
-    _power(xp, output, p - 1, term)
-    xp.copyto(term, 1, where=term == 0)
-    xp.divide(share, term, out=share)
-    for windows, elements in grid.taps:
-        part = term[windows]
-        _power(xp, data[elements], p - 1, part)
-        xp.multiply(part, share[windows], out=part)
-        xp.add(target[elements], part, out=target[elements])
 
 
 def _global_max_backward(ctx: OpContext, ograd: Any, data: Any, dgrad: Any, step: int) -> None:

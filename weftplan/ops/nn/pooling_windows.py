@@ -1,0 +1,144 @@
+"""The windows of a pooling, and what is done to them on a block of planes (planes, *spatial).
+
+A *tap* is one position within the window; all windows are worked on together, tap by tap, on strided views of the
+image, so nothing is copied or padded.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.schema import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The windows of one image: for each tap (position within the window) which windows and elements meet there."""
+
+    image: Shape
+    grid: Shape
+    taps: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
+    """(windows, elements) per tap in row-major order; both index (planes, *spatial)."""
+    covering: tuple[bool, ...]
+    """Whether the tap meets every window."""
+    disjoint: bool
+    """No element belongs to two windows."""
+    counts: tuple[tuple[int, ...], ...]
+    """Per axis and window, elements counted by an average."""
+
+
+@functools.lru_cache(maxsize=1024)
+def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shape, include_pad: bool) -> Grid:
+    """The windows of ``kernel`` over an image, with ``grid`` of them along each axis."""
+    along: list[list[tuple[slice, slice]]] = []
+    counts = []
+    for extent, size, k, s, p in zip(image, grid, kernel, stride, pad, strict=True):
+        ranges = []
+        for tap in range(k):
+            first = max(0, -(-(p - tap) // s))
+            last = min(size, (extent - 1 + p - tap) // s + 1)
+            if last > first:
+                begin = first * s - p + tap
+                ranges.append((slice(first, last), slice(begin, begin + (last - first - 1) * s + 1, s)))
+        along.append(ranges)
+        spans = []
+        for position in range(size):
+            begin, end = position * s - p, min(position * s - p + k, extent + p)
+            if not include_pad:
+                begin, end = max(begin, 0), min(end, extent)
+            spans.append(max(1, end - begin))
+        counts.append(tuple(spans))
+    every = slice(None)
+    taps = tuple(((every, *(pair[0] for pair in tap)), (every, *(pair[1] for pair in tap))) for tap in product(*along))
+    covering = tuple(
+        all(s.start == 0 and s.stop == size for s, size in zip(windows[1:], grid, strict=True)) for windows, _ in taps
+    )
+    return Grid(image, grid, taps, covering, all(s >= k for s, k in zip(stride, kernel, strict=True)), tuple(counts))
+
+
+def _lowest(dtype: Any) -> Any:
+    return np.finfo(dtype).min if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+def divisors(xp: Any, grid: Grid, dtype: Any) -> Any:
+    """1 / count of each window: a number where all are alike, else a small array over the grid."""
+    if all(len(set(spans)) == 1 for spans in grid.counts):
+        return 1.0 / math.prod(spans[0] for spans in grid.counts)
+    counts = functools.reduce(np.multiply.outer, (np.array(spans, np.float64) for spans in grid.counts))
+    return xp.asarray((1.0 / counts).astype(dtype))
+
+
+def _power(xp: Any, source: Any, p: int, out: Any) -> None:
+    """``source`` to the power ``p`` (0, 1, 2 or 3) into ``out`` (another array)."""
+    if p == 0:
+        out.fill(1)
+    elif p == 1:
+        out[...] = source
+    else:
+        xp.multiply(source, source, out=out)
+        if p == 3:
+            xp.multiply(out, source, out=out)
+
+
+def root(xp: Any, array: Any, p: int) -> None:
+    """The ``p``-th root of ``array``, in place."""
+    if p == 2:
+        xp.sqrt(array, out=array)
+    elif p == 3:
+        xp.cbrt(array, out=array)
+
+
+def reduce_max(xp: Any, grid: Grid, source: Any, target: Any) -> None:
+    """``target`` = maximum of each window of ``source`` (planes, *spatial)."""
+    begun = grid.covering[0]
+    if not begun:
+        target.fill(_lowest(target.dtype))
+    for number, (windows, elements) in enumerate(grid.taps):
+        if begun and number == 0:
+            target[...] = source[elements]
+        else:
+            xp.maximum(target[windows], source[elements], out=target[windows])
+
+
+def reduce_sum(xp: Any, grid: Grid, source: Any, target: Any, p: int, powers: Any) -> None:
+    """``target`` = sum of each window of ``source`` to the power ``p``; ``powers``: scratch like it, None for p = 1."""
+    target.fill(0)
+    for windows, elements in grid.taps:
+        part = target[windows]
+        term = source[elements]
+        if powers is not None:
+            raised = powers[: source.shape[0]][windows]
+            _power(xp, term, p, raised)
+            term = raised
+        xp.add(part, term, out=part)
+
+
+def spread_max(xp: Any, grid: Grid, data: Any, output: Any, left: Any, term: Any, mask: Any, target: Any) -> None:
+    """Give each window's gradient to its first maximum; ``left`` holds what has not been given yet."""
+    for windows, elements in grid.taps:
+        hit, given, rest = mask[windows], term[windows], left[windows]
+        xp.equal(data[elements], output[windows], out=hit)
+        xp.multiply(rest, hit, out=given)
+        xp.subtract(rest, given, out=rest)
+        if grid.disjoint:
+            target[elements] = given
+        else:
+            xp.add(target[elements], given, out=target[elements])
+
+
+def spread_power(xp: Any, grid: Grid, data: Any, output: Any, p: int, share: Any, term: Any, target: Any) -> None:
+    """d out / d x = (x / out)^(p-1); where out is 0 the divisor counts as 1, so nothing becomes infinite."""
+    _power(xp, output, p - 1, term)
+    xp.copyto(term, 1, where=term == 0)
+    xp.divide(share, term, out=share)
+    for windows, elements in grid.taps:
+        part = term[windows]
+        _power(xp, data[elements], p - 1, part)
+        xp.multiply(part, share[windows], out=part)
+        xp.add(target[elements], part, out=target[elements])
