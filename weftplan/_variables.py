@@ -176,13 +176,15 @@ _PLANNER = (
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
-        effect="no effect yet: recomputation is to come",
+        effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only where the planned peak "
+        "falls",
     ),
     _planner(
         name="MXNET_MEMORY_OPT",
         default=False,
         meaning="Recompute by the echo rule: only where the planned memory shrinks.",
-        effect="no effect yet: recomputation is to come",
+        effect="repeats what lies between such operators unless storing it is no dearer; used only where the planned "
+        "peak falls; wins over MXNET_BACKWARD_DO_MIRROR",
     ),
 )
 
