@@ -176,8 +176,8 @@ _PLANNER = (
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
-        effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only where the planned peak "
-        "falls",
+        effect="repeats all but Convolution, FullyConnected, Concat, Dropout and losses; used only where the planned "
+        "peak falls",
     ),
     _planner(
         name="MXNET_MEMORY_OPT",
