@@ -262,6 +262,8 @@ class _Solver:
             raise FormatError(f"backward node {node.name!r}: its forward node is not in the graph")
         source, values, again = self.inputs[forward], self.values, False
         for k, position in enumerate(op.gradient_inputs(node.params)):
+            # What the forward node learns of this input later in the pass makes another visit here necessary.
+            self.seen[source[position]] = 1
             new = values[source[position]]
             if new is not None and _differ(values[start + k], new):
                 values[start + k] = new
