@@ -18,6 +18,7 @@ OPTIONS = {
     "off": PlanOptions(strategy="none"),
     "no_inplace": PlanOptions(enable_inplace=False),
     "mxnet": PlanOptions(strategy="match_range", match_range=16, compat="mxnet", sizes="mxnet"),
+    "mxnet_auto": PlanOptions(compat="mxnet", sizes="mxnet"),
     "colors": PlanOptions(strategy="match_range", num_temp=4),
     "chained_sums": PlanOptions(inplace_grad_sum_cap=2),
     "chained_blocks": PlanOptions(strategy="match_range", inplace_grad_sum_cap=2, compat="mxnet"),

@@ -100,9 +100,7 @@ class Buffers:
         return int(live.max(axis=1).sum()) if live.shape[1] else 0
 
     def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
-        """What allocations of these sizes take: whole multiples of the device's alignment (MXNet does not count it)."""
-        if self.options.compat == "mxnet":
-            return nbytes
+        """These sizes as whole multiples of the device's alignment."""
         units = np.array([self.options.alignment or alignment_of(c) for c in self.facts.contexts], dtype=np.int64)
         unit = units[device]
         return (nbytes + unit - 1) // unit * unit
@@ -149,7 +147,9 @@ def blocks(
     nbytes = np.concatenate([nbytes, np.array(sizes, dtype=np.int64)])
     device = np.concatenate([device, np.array([key[0] for key in pools], dtype=np.int64)])
     count = len(nbytes)
-    room = buffers.rounded(nbytes, device)
+    # An allocation takes whole multiples of the alignment, which MXNet does not count.
+    separate = buffers.options.compat == "mxnet" and not one_slab
+    room = nbytes if separate else buffers.rounded(nbytes, device)
     slab = np.arange(count)
     offset = np.zeros(count, dtype=np.int64)
     slab_device, slab_nbytes = device, room
