@@ -207,3 +207,12 @@ def test_methods_call_operators():
     np.testing.assert_allclose(x.exp().log().asnumpy(), values, atol=1e-6)
     np.testing.assert_array_equal((x @ x.T).asnumpy(), values @ values.T)
     np.testing.assert_array_equal(x.expand_dims(0).asnumpy(), values[None])
+
+
+def test_infinities_are_results_not_warnings():
+    """Overflow, log(0) and 1/0 give what IEEE 754 says, silently, in operators and in arithmetic."""
+    assert mx.nd.sigmoid(mx.nd.array([-1000.0, 1000.0])).asnumpy().tolist() == [0, 1]
+    assert mx.nd.log(mx.nd.array([0.0])).asscalar() == -np.inf
+    assert np.isnan(mx.nd.log(mx.nd.array([-1.0])).asscalar())
+    assert (mx.nd.array([1e38]) * 10).asscalar() == np.inf
+    assert (mx.nd.array([1.0]) / 0).asscalar() == np.inf

@@ -116,11 +116,11 @@ def _run(
         borrowed = resource.allocate(plan.workspace, name=f"{op.name} workspace")
         workspace = borrowed.raw
     try:
-        op.forward(
-            OpContext(place.xp, is_train=is_train, workspace=workspace, random_key=key), plan.params, raw_in, raw_out
-        )
-        for target, value in final:
-            target[...] = value
+        ctx = OpContext(place.xp, is_train=is_train, workspace=workspace, random_key=key)
+        with np.errstate(all="ignore"):
+            op.forward(ctx, plan.params, raw_in, raw_out)
+            for target, value in final:
+                target[...] = value
     finally:
         if borrowed is not None:
             resource.free(borrowed)
