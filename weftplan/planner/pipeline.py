@@ -46,6 +46,7 @@ def plan_symbol(
     variable_contexts: Mapping[str, Context] | None = None,
     options: PlanOptions | None = None,
     mirror: Callable[[Node], bool] | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> PlannedGraph:
     """Plan a symbol (or a sequence of entries) without allocating anything.
 
@@ -59,6 +60,7 @@ def plan_symbol(
         variable_contexts: devices of the caller's arrays by variable name (with their gradients); wins over groups.
         options: how to plan; default: from the environment.
         mirror: forward nodes for which it is true are computed again for the backward part.
+        seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
 
     Raises:
         PlanError: the graph is cyclic or malformed, not differentiable, or an option is illegal.
@@ -142,7 +144,7 @@ def plan_symbol(
                 notes.append(f"another order of execution lowers the peak from {memory.peak} to {moved[0].peak} bytes")
                 facts, (memory, found) = better, moved
     if mirror is None and recompute.wanted(chosen, facts):
-        outcome = recompute.apply(facts, forward, chosen, memory, found)
+        outcome = recompute.apply(facts, forward, chosen, memory, found, measured=seconds)
         notes.extend(outcome.notes)
         if outcome.facts is not facts:
             facts, memory, found = outcome.facts, outcome.memory, outcome.found

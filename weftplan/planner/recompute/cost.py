@@ -5,8 +5,9 @@ cost of being called. Only ratios matter to the search (which results are cheap 
 repetition is), so two rough machines are enough: a few host cores under NumPy, and a current accelerator.
 
 Arithmetic is counted for the operators that are more than a few operations per element: matrix products and
-convolutions (two per multiply-add, twice that for their backward nodes, which make two products) and pooling windows.
-Everything else is priced by its traffic; operators that sweep their data several times say how often.
+convolutions (two per multiply-add, twice that for their backward nodes, which make two products). Everything else is
+priced by its traffic; operators that sweep their data several times say how often, and pooling sweeps its output once
+for every element of its window.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Machine:
     """Seconds that every node takes whatever its size."""
 
 
-HOST = Machine(flops=1.0e11, bandwidth=1.0e10, call=2.0e-6)
-"""Two cores: NumPy's matrix products in float32 (measured 0.7e11 to 1.4e11) and a single thread's streaming traffic."""
+HOST = Machine(flops=3.0e10, bandwidth=1.0e10, call=2.0e-6)
+"""Two cores under NumPy. Kernels measured there, beside other work: convolutions 1e10 to 2e10 operations per second,
+batch norm 0.9e10 to 1.2e10 bytes per second, activations 2e10; a quiet machine is faster at the products."""
 ACCELERATOR = Machine(flops=3.0e13, bandwidth=2.0e12, call=5.0e-6)
-"""A data-centre card without reduced precision."""
+"""A data-centre card without reduced precision: taken from data sheets, at about half of what they state."""
 
 SWEEPS: Mapping[str, float] = {
     # Mean, variance and normalisation each pass over the data once.
@@ -53,9 +55,6 @@ SWEEPS: Mapping[str, float] = {
     "Dropout": 4.0,
 }
 """How often an operator's memory traffic is more than reading every input and writing every output once."""
-
-FREE = frozenset(("Flatten", "Reshape", "reshape", "_copy", "identity", "BlockGrad", "expand_dims", "squeeze"))
-"""At most a copy; in place not even that."""
 
 _PRODUCTS = frozenset(("FullyConnected", "dot", "batch_dot", "_linalg_gemm", "_linalg_gemm2"))
 _CONVOLUTIONS = frozenset(("Convolution", "Deconvolution"))
@@ -93,17 +92,21 @@ def node_seconds(facts: Facts, measured: Mapping[str, float] | None = None) -> l
             continue
         machine = machines[facts.device[nid]]
         outs = range(row[nid], row[nid + 1])
-        traffic = sum(facts.nbytes[e] for e in facts.reads[nid]) + sum(facts.nbytes[e] for e in outs if facts.refs[e])
+        traffic: float = sum(facts.nbytes[e] for e in facts.reads[nid]) + sum(
+            facts.nbytes[e] for e in outs if facts.refs[e]
+        )
         name = node.op.backward_of or node.op.name
-        traffic = int(traffic * SWEEPS.get(name, 1.0))
-        arithmetic = _arithmetic(name, node.op.backward_of is not None, facts, graph.inputs[nid], outs, node.params)
+        traffic *= SWEEPS.get(name, 1.0)
+        if name == "Pooling":
+            traffic += (
+                2.0 * _window(node.params, facts.shapes[graph.inputs[nid][0]]) * facts.nbytes[_pooled(nid, facts)]
+            )
+        arithmetic = _arithmetic(name, node.op.backward_of is not None, facts, graph.inputs[nid], outs)
         result.append(machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth))
     return result
 
 
-def _arithmetic(
-    name: str, is_backward: bool, facts: Facts, inputs: Sequence[int], outs: Sequence[int], params: Mapping[str, object]
-) -> float:
+def _arithmetic(name: str, is_backward: bool, facts: Facts, inputs: Sequence[int], outs: Sequence[int]) -> float:
     """Operations of one node. Backward nodes of products have the inputs (outgoing gradient, left, right, …)."""
     elements, shapes = facts.elements, facts.shapes
     if is_backward:
@@ -112,7 +115,7 @@ def _arithmetic(
         out, left, right, times = inputs[0], inputs[1], inputs[2], 2.0 * sum(facts.refs[e] > 0 for e in outs[:2])
     else:
         if len(inputs) < 2:
-            return float(elements[outs[0]] * _window(name, params, shapes[inputs[0]])) if inputs else 0.0
+            return 0.0
         out, left, right, times = outs[0], inputs[0], inputs[1], 2.0
     if name == "Convolution":
         return times * elements[out] * prod(shapes[right][1:])
@@ -125,11 +128,15 @@ def _arithmetic(
     return 0.0
 
 
-def _window(name: str, params: Mapping[str, object], shape: Sequence[int]) -> int:
-    """Elements that a pooling window covers; 0 for other operators."""
-    if name != "Pooling":
-        return 0
-    if params.get("global_pool"):
-        return prod(shape[2:])
+def _window(params: Mapping[str, object], shape: Sequence[int]) -> int:
+    """Elements that a pooling window covers; the whole image counts once, because it is one ordinary reduction."""
     kernel = params.get("kernel")
-    return prod(kernel) if isinstance(kernel, tuple) else 0
+    if params.get("global_pool") or not isinstance(kernel, tuple):
+        return 1
+    return prod(int(side) for side in kernel)
+
+
+def _pooled(nid: int, facts: Facts) -> int:
+    """The smaller side of a pooling node, forward or backward: the entry that has one element per window."""
+    row = facts.graph.row
+    return min([*facts.graph.inputs[nid], *range(row[nid], row[nid + 1])], key=facts.nbytes.__getitem__)

@@ -19,6 +19,7 @@ plans.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ import numpy as np
 from weftplan.planner.recompute.segments import measure, segments, thresholds
 from weftplan.planner.recompute.tape import Price, Tape, Trace
 
-STEPS_PRICED = 3_000_000
-"""Steps that the whole search may walk: about eight seconds of Python."""
+STEPS_PRICED = 2_000_000
+"""Steps that the whole search may walk: about four seconds of Python."""
 MOST_PRICES = 16_000
 """Prices are not worth more than this many, however small the graph."""
 EXHAUSTIVE = 12
@@ -37,6 +38,8 @@ SMALL = 64
 """Graphs with so few nodes that may be repeated get the exchange search."""
 LAYERS = 4
 """How many layers the exchange search looks at."""
+PATIENCE = 120
+"""So many prices per repeatable node without any change of the curve end the exchange search."""
 STRETCH = 6
 """The longest stretch of the forward order that the exchange search moves at once."""
 RUNG = 0.96
@@ -72,6 +75,9 @@ class Search:
         self.left = max(60, min(MOST_PRICES, steps_priced // max(steps, 1)))
         """Prices that may still be asked for."""
         self.known: dict[frozenset[int], Price] = {}
+        self.stairs: list[tuple[float, int]] = []
+        self.idle = 0
+        """Prices since the curve last changed."""
         self.can = frozenset(tape.repeatable)
 
     def run(self) -> None:
@@ -92,11 +98,25 @@ class Search:
         """The price of a choice, remembered under what it really repeats."""
         known = self.known.get(chosen)
         if known is None:
-            self.left -= 1
             known = self.tape.price(chosen)
             self.known[chosen] = known
-            self.known[frozenset(known.twins)] = known
+            self._remember(known)
         return known
+
+    def _remember(self, price: Price) -> None:
+        self.left -= 1
+        self.idle += 1
+        self.known[frozenset(price.twins)] = price
+        # `stairs` holds (seconds, peak) of the curve so far: seconds rise, peaks fall.
+        stairs, step = self.stairs, (price.seconds, price.peak)
+        at = bisect_left(stairs, step)
+        if (at and stairs[at - 1][1] <= price.peak) or (at < len(stairs) and stairs[at] == step):
+            return
+        end = at
+        while end < len(stairs) and stairs[end][1] >= price.peak:
+            end += 1
+        stairs[at:end] = [step]
+        self.idle = 0
 
     def frontier(self) -> list[Point]:
         """What is not dominated, fastest first."""
@@ -188,9 +208,8 @@ class Search:
     def _look(self, chosen: frozenset[int], target: int) -> tuple[Trace, Price, float]:
         """Trace, price, and bytes times steps above the target (in proportion, the peak counts extra)."""
         trace = Trace()
-        self.left -= 1
         price = self.tape.price(chosen, trace)
-        self.known.setdefault(frozenset(price.twins), price)
+        self._remember(price)
         live = np.array(trace.live, dtype=np.float64)
         return trace, price, float(np.maximum(live - target, 0.0).sum())
 
@@ -292,6 +311,7 @@ class Search:
         prices once nothing new is found next to the curve itself.
         """
         seen: set[frozenset[int]] = set()
+        patience = PATIENCE * len(self.can)
         while self.left > 0:
             fresh = next((layer for layer in self._layers() if not seen.issuperset(layer)), None)
             if fresh is None:
@@ -302,7 +322,7 @@ class Search:
                     continue
                 seen.add(twins)
                 for neighbour in self._neighbours(twins):
-                    if self.left <= 0:
+                    if self.left <= 0 or self.idle > patience:
                         return
                     self.price(neighbour)
 
