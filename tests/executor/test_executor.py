@@ -150,9 +150,9 @@ def test_forward_keywords():
     np.testing.assert_allclose(out, mlp_oracle(executor.arg_dict)[0], rtol=1e-5, atol=1e-6)
     with pytest.raises(BindError, match="unknown argument 'dat'"):
         executor.forward(dat=mx.nd.array(data))
-    with pytest.raises(ShapeError, match=r"'data' was bound as \(4, 5\), got \(2, 5\)"):
+    with pytest.raises(ShapeError, match=r"'data' was bound with shape \(4, 5\), got \(2, 5\)"):
         executor.forward(data=mx.nd.array(data[:2]))
-    with pytest.raises(DTypeError, match="must be an array"):
+    with pytest.raises(DTypeError, match="must be an NDArray or a NumPy array"):
         executor.forward(data=[1, 2])
 
 

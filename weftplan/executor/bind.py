@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,6 +51,7 @@ def bind(
         BindError: an array is missing, has the wrong context, or lists have the wrong length.
         ShapeError, DTypeError: an array does not fit the network.
     """
+    _check_context("bind", ctx)
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
     if twice:
@@ -61,16 +64,24 @@ def bind(
     shapes = {n: tuple(a.shape) for n, a in zip((*names, *aux_names), (*arg_arrays, *aux_arrays), strict=True)}
     dtypes = {n: np.dtype(a.dtype) for n, a in zip((*names, *aux_names), (*arg_arrays, *aux_arrays), strict=True)}
     for name, array, grad in zip(names, arg_arrays, grad_arrays, strict=True):
-        if grad is not None and (tuple(grad.shape) != tuple(array.shape) or grad.dtype != array.dtype):
-            raise ShapeError(
-                f"bind: argument {name!r} is {array.shape} {array.dtype} but its gradient array "
-                f"{grad.shape} {grad.dtype}"
+        if grad is None:
+            continue
+        if not isinstance(grad, NDArray):
+            raise DTypeError(
+                f"bind: args_grad {name!r} must be an NDArray to write the gradient to, got {type(grad).__name__}; "
+                f"make one with mx.nd.zeros({array.shape})"
             )
+        if tuple(grad.shape) != tuple(array.shape):
+            raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
+        if grad.dtype != array.dtype:
+            raise DTypeError(f"bind: argument {name!r} has dtype {array.dtype}, its gradient array {grad.dtype}")
     if not group2ctx:
-        for name, array in zip((*names, *aux_names), (*arg_arrays, *aux_arrays), strict=True):
-            if array.context != ctx:
+        every = (*zip(names, arg_arrays, strict=True), *zip(aux_names, aux_arrays, strict=True))
+        for label, held in (*every, *((f"grad of {n}", g) for n, g in zip(names, grad_arrays, strict=True))):
+            if held is not None and held.context != ctx:
                 raise BindError(
-                    f"bind: {name!r} is on {array.context}, the executor on {ctx}; copy it with as_in_context({ctx})"
+                    f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with as_in_context({ctx}), "
+                    f"or bind with group2ctx to spread one network over contexts"
                 )
     planned = planner.plan_symbol(
         symbol,
@@ -132,6 +143,7 @@ def simple_bind(
         BudgetError: nothing fits ``memory_budget``; names the smallest that works. Nothing has been allocated.
         MXNetError: beginning ``simple_bind error. Arguments:`` and one line per shape, then the cause.
     """
+    _check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
@@ -140,7 +152,7 @@ def simple_bind(
         warnings.warn(f"simple_bind: no arguments named {unknown}; the arguments are {names}", stacklevel=3)
     try:
         reqs = normalize_grad_req(grad_req, names)
-        known = {name: tuple(int(d) for d in shape) for name, shape in shapes.items() if name not in unknown}
+        known = {name: _shape(name, shape) for name, shape in shapes.items() if name not in unknown}
         arg_shapes, aux_shapes = _complete_shapes(symbol, known)
         arg_types, _, aux_types = _infer_types(symbol, type_dict or {})
     except MXNetError as error:
@@ -218,6 +230,7 @@ def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     if isinstance(grad_req, str):
         reqs = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, Mapping):
+        _warn_unknown("grad_req", grad_req, names)
         reqs = {name: grad_req.get(name, "null") for name in names}
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(names):
@@ -245,7 +258,9 @@ def _collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
         raise BindError(f"bind: {what} must be a list or a dictionary, got {type(given).__name__}")
     for name, array in zip(names, arrays, strict=True):
         if not isinstance(array, NDArray):
-            raise DTypeError(f"bind: {what} {name!r} must be an NDArray, got {type(array).__name__}")
+            raise DTypeError(
+                f"bind: {what} {name!r} must be an NDArray, got {type(array).__name__}; make one with mx.nd.array(...)"
+            )
     return arrays
 
 
@@ -253,15 +268,51 @@ def _collect_optional(given: Any, names: Sequence[str]) -> list[NDArray | None]:
     if given is None:
         return [None] * len(names)
     if isinstance(given, Mapping):
+        _warn_unknown("args_grad", given, names)
         return [given.get(name) for name in names]
+    if not isinstance(given, (list, tuple)):
+        raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(given).__name__}")
     if len(given) != len(names):
         raise BindError(f"bind: args_grad has {len(given)} items, needed are {len(names)}: {list(names)}")
     return list(given)
 
 
+def _check_context(verb: str, ctx: Any) -> None:
+    if not isinstance(ctx, Context):
+        raise BindError(f"{verb}: ctx must be a context such as mx.cpu() or mx.gpu(0), got {ctx!r}")
+
+
+def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            warnings.warn(
+                f"{what} names {name!r}, which is no argument: {hint}the arguments are {list(names)}", stacklevel=5
+            )
+
+
+def _shape(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(d) for d in shape)
+    except TypeError:
+        raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None
+
+
+def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
+    try:
+        known: np.dtype[Any] = np.dtype(dtype)
+        return known
+    except TypeError:
+        raise DTypeError(
+            f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}"
+        ) from None
+
+
 def _infer_types(symbol: Symbol, type_dict: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Dtypes of arguments, outputs and auxiliary states; what stays open is float32."""
-    known = {name: np.dtype(dtype) for name, dtype in type_dict.items() if dtype is not None}
+    known = {name: _dtype(name, dtype) for name, dtype in type_dict.items() if dtype is not None}
     args, outs, aux = symbol.infer_type_partial(**known)
     if any(t is None for t in args):
         known.update({n: np.dtype(np.float32) for n, t in zip(symbol.list_arguments(), args, strict=True) if t is None})
@@ -331,7 +382,7 @@ def _reshape(
     unknown = [name for name in shapes if name not in old.arg_names]
     if unknown:
         raise BindError(f"reshape: no arguments named {unknown}; the arguments are {old.arg_names}")
-    arg_shapes, aux_shapes = _complete_shapes(symbol, {n: tuple(s) for n, s in shapes.items()})
+    arg_shapes, aux_shapes = _complete_shapes(symbol, {n: _shape(n, s) for n, s in shapes.items()})
 
     def fit(name: str, array: NDArray, shape: tuple[int, ...]) -> NDArray:
         if tuple(array.shape) == tuple(shape):

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan import config, engine
 from weftplan.device.context import Context
-from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
+from weftplan.errors import BindError, DTypeError, EngineError, MXNetError, ShapeError
 from weftplan.executor.debug import debug_str
 from weftplan.executor.memory import PlannedMemory, SlabPool
 from weftplan.executor.monitor import Monitored
@@ -88,6 +90,7 @@ class Executor:
         self._monitor: Monitored | None = None
         self._ran_training_forward = False
         self._run = RunState(is_train=False)
+        self._engine = engine.get()
 
     def _build(self, external: dict[int, NDArray]) -> None:
         planned = self.planned
@@ -132,16 +135,13 @@ class Executor:
             ShapeError: a value of another shape.
             DTypeError: a value that is no array.
         """
-        for name, value in inputs.items():
-            self._assign(name, value)
+        self._check_engine("forward")
+        for target, value in [self._matched(name, value) for name, value in inputs.items()]:
+            _copy_in(value, target)
         seed, counter = random.next_key(self.context) if self._random else (0, 0)
         self._run = RunState(bool(is_train), seed, counter)
         self._ran_training_forward = bool(is_train)
-        pool = self._memory.pool
-        if self._overlaps or (pool.last_owner is not None and pool.last_owner is not self):
-            # Addresses are about to be used by other storages than those whose readers the vars know.
-            engine.get().push(_nothing, (), self._fence_vars, self.context, name="fence")
-        pool.last_owner = self
+        self._fence()
         self._push(self._forward_segments, self._forward_steps)
         return self.outputs
 
@@ -162,7 +162,14 @@ class Executor:
             raise MXNetError("backward: this executor was bound without gradients (every grad_req is 'null')")
         if not self._ran_training_forward:
             raise MXNetError("backward: run forward(is_train=True) first; the last forward had is_train=False")
+        self._check_engine("backward")
+        if not self._memory.pool.owned_by(self._memory):
+            raise MXNetError(
+                "backward: another executor that shares this one's planned memory has run since this one's forward, so "
+                "what backward needs is overwritten; run forward(is_train=True) again"
+            )
         given = self._out_grads(out_grads)
+        heads = []
         for name, head, value in zip(self.output_names, self._head_grads, given, strict=True):
             if head is None:
                 continue
@@ -171,10 +178,35 @@ class Executor:
                     f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network "
                     f"in a loss operator such as SoftmaxOutput or make_loss"
                 )
-            if tuple(value.shape) != tuple(head.shape):
-                raise ShapeError(f"backward: output {name!r} has shape {head.shape}, its gradient {value.shape}")
-            value.copyto(head)
+            heads.append((_as_array(value, head, f"backward: the gradient of output {name!r}"), head))
+        for value, head in heads:
+            _copy_in(value, head)
         self._push(self._backward_segments, self._backward_steps)
+
+    def _fence(self) -> None:
+        """Order this run after every operation that uses its memory under another var; pushes one operation at most.
+
+        Needed where addresses are used by other storages than those whose users the vars know: a plan whose storages
+        overlap, or memory that another executor used since.
+        """
+        pool = self._memory.pool
+        writes = self._fence_vars if self._overlaps else []
+        if self._overlaps and self._monitor is not None:
+            writes = [*writes, *(chunk.var for chunk in self._memory.chunks)]
+        if not pool.owned_by(self._memory):
+            before = pool.take_over(self._memory)
+            if before:
+                writes = [*self._fence_vars, *before, *writes]
+        if writes:
+            engine.get().push(_nothing, (), engine.dedupe([], writes)[1], self.context, name="fence")
+
+    def _check_engine(self, verb: str) -> None:
+        current = engine.get()
+        if current is not self._engine:
+            raise EngineError(
+                f"{verb}: this executor was bound under {self._engine!r}, the current engine is {current!r}; bind it "
+                f"again, or run it under the engine that it was bound under"
+            )
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
         if self._monitor is not None:
@@ -188,29 +220,27 @@ class Executor:
         count = len(self.output_names)
         if out_grads is None:
             return [None] * count
-        if isinstance(out_grads, NDArray):
+        if isinstance(out_grads, (NDArray, np.ndarray)):
             out_grads = [out_grads]
         if isinstance(out_grads, Mapping):
             unknown = [name for name in out_grads if name not in self.output_names]
             if unknown:
                 raise BindError(f"backward: no outputs named {unknown}; the outputs are {self.output_names}")
             return [out_grads.get(name) for name in self.output_names]
+        if not isinstance(out_grads, (list, tuple)):
+            raise BindError(
+                f"backward: out_grads must be an array, a list or a dictionary, got {type(out_grads).__name__}"
+            )
         if len(out_grads) != count:
             raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {self.output_names}")
         return list(out_grads)
 
-    def _assign(self, name: str, value: Any) -> None:
+    def _matched(self, name: str, value: Any) -> tuple[NDArray, Any]:
+        """(argument, the value for it, of its shape); changes nothing."""
         target = self.arg_dict.get(name)
         if target is None:
             raise BindError(f"forward: unknown argument {name!r}; the arguments are {self.arg_names}")
-        if not isinstance(value, NDArray) and not hasattr(value, "__array__"):
-            raise DTypeError(f"forward: argument {name!r} must be an array, got {type(value).__name__}")
-        if tuple(value.shape) != tuple(target.shape):
-            raise ShapeError(f"forward: argument {name!r} was bound as {target.shape}, got {tuple(value.shape)}")
-        if isinstance(value, NDArray):
-            value.copyto(target)
-        else:
-            target[:] = value
+        return target, _as_array(value, target, f"forward: argument {name!r}")
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 
@@ -248,9 +278,12 @@ class Executor:
     ) -> None:
         """Copy values into arguments and auxiliary states by name, cast to their dtypes.
 
+        Values are NDArrays or NumPy arrays.
+
         Raises:
             BindError: an unknown name, unless ``allow_extra_params``. Nothing is copied then.
             ShapeError: a value of another shape. Nothing is copied then.
+            DTypeError: a value that is no array. Nothing is copied then.
         """
         work = []
         for given, table, what in ((arg_params, self.arg_dict, "arg"), (aux_params or {}, self.aux_dict, "aux")):
@@ -260,11 +293,9 @@ class Executor:
                     if allow_extra_params:
                         continue
                     raise BindError(f"copy_params_from: {name!r} is no {what} of the symbol; it has {list(table)}")
-                if tuple(value.shape) != tuple(target.shape):
-                    raise ShapeError(f"copy_params_from: {name!r} was bound as {target.shape}, got {value.shape}")
-                work.append((value, target))
+                work.append((_as_array(value, target, f"copy_params_from: {name!r}"), target))
         for value, target in work:
-            (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
+            _copy_in(value, target)
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any) -> Executor:
         """An executor for other input shapes that shares arrays and planned memory with this one.
@@ -309,6 +340,30 @@ class Executor:
             f"<Executor {self.output_names} on {self.context}: {len(self._forward_steps)} forward and "
             f"{len(self._backward_steps)} backward nodes, {self.memory_plan.peak:,} planned bytes>"
         )
+
+
+def _as_array(value: Any, target: NDArray, what: str) -> Any:
+    """``value``, an NDArray or a NumPy array of the shape of ``target``; raises with ``what`` otherwise."""
+    if not isinstance(value, (NDArray, np.ndarray, np.generic)):
+        if not hasattr(value, "__array__"):
+            raise DTypeError(
+                f"{what} must be an NDArray or a NumPy array of shape {target.shape}, got {type(value).__name__}; make "
+                f"one with mx.nd.array(...)"
+            )
+        value = np.asarray(value)
+    if tuple(value.shape) != tuple(target.shape):
+        raise ShapeError(f"{what} was bound with shape {target.shape}, got {tuple(value.shape)}")
+    if not isinstance(value, NDArray) and value.dtype.kind not in "biufV":
+        raise DTypeError(f"{what} must hold numbers, got dtype {value.dtype}")
+    return value
+
+
+def _copy_in(value: Any, target: NDArray) -> None:
+    """Copy ``value``, cast to the target's dtype, into ``target``, asynchronously if it is an NDArray."""
+    if not isinstance(value, NDArray):
+        target[:] = value
+        return
+    (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
 
 
 def _nothing() -> None:

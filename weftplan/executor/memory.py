@@ -4,32 +4,63 @@ A :class:`SlabPool` may be shared by executors that never need their memory at o
 what fits and adds what is missing. All operations of an executor *read* the pool's var; whoever starts a run after
 another executor's, or with a plan whose storages overlap in address, first *writes* it (see ``Executor.forward``), so
 the engine keeps runs apart without blocking the caller.
+
+Users' operations read arrays of an executor (its outputs, what a monitor saw) without knowing the pool: a run that
+takes the memory over from another executor therefore also writes the vars of that one's storages. Without that:
+
+1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
+2. executor B, which shares A's memory, runs, and writes over that output;
+3. the copy starts, and reads B's values.
 """
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from weftplan.device.context import Context
-from weftplan.engine import get as get_engine
+from weftplan.device.context import Context, cpu
 from weftplan.ndarray import Chunk, NDArray
 from weftplan.planner.plan import PlannedGraph
 
 
 class SlabPool:
-    """Slabs that executors share, and the var that keeps their runs apart."""
+    """Slabs that executors share, and the var that keeps their runs apart.
+
+    The pool keeps no slab alive, its executors do: one that grows by :meth:`Executor.reshape`, step by step, does not
+    collect a slab for every size it ever had.
+    """
 
     def __init__(self) -> None:
-        self.slabs: list[Chunk] = []
-        self.var = get_engine().new_variable("slab pool")
-        self.last_owner: object | None = None
+        self._slabs: list[weakref.ref[Chunk]] = []
+        # A chunk, because the engine must delete the var when the last executor is gone.
+        self._gate = Chunk(cpu(0), 0, name="slab pool")
+        self.var = self._gate.var
+        self._owner: int = 0
+        self._chunks: Sequence[Chunk] = ()
+
+    @property
+    def slabs(self) -> list[Chunk]:
+        """The slabs that some executor still uses."""
+        return [slab for slab in (ref() for ref in self._slabs) if slab is not None]
+
+    def owned_by(self, memory: PlannedMemory) -> bool:
+        """True when the last run in this memory was one of ``memory``'s executor."""
+        return self._owner == memory.serial
+
+    def take_over(self, memory: PlannedMemory) -> list[Any]:
+        """Make ``memory`` the owner; returns the vars of the storages of the owner before it (none: no run yet)."""
+        before, self._owner, self._chunks = self._chunks, memory.serial, memory.chunks
+        return [chunk.var for chunk in before]
 
     def take(self, needs: list[tuple[Context, int]]) -> tuple[list[Chunk], int]:
         """One slab per need, each at least that large and on that device; (slabs, bytes newly allocated).
 
         Largest need first; of the slabs that fit, the smallest. A slab serves one need of a call.
         """
-        free = list(self.slabs)
+        free = self.slabs
+        self._slabs = [weakref.ref(slab) for slab in free]
         taken: dict[int, Chunk] = {}
         fresh = 0
         for i in sorted(range(len(needs)), key=lambda k: -needs[k][1]):
@@ -41,7 +72,7 @@ class SlabPool:
             else:
                 best = Chunk(ctx, nbytes, name="planned")
                 fresh += best.nbytes
-                self.slabs.append(best)
+                self._slabs.append(weakref.ref(best))
             taken[i] = best
         return [taken[i] for i in range(len(needs))], fresh
 
@@ -53,13 +84,18 @@ class PlannedMemory:
         pool: the slab pool.
         allocated_bytes: bytes that this executor took from storage (0 when the pool had everything).
         chunks: per storage id, the chunk with its var.
+        serial: a number that no other planned memory of this process has.
     """
 
+    _serials = itertools.count(1)
+
     def __init__(self, planned: PlannedGraph, pool: SlabPool | None = None) -> None:
+        self.serial = next(self._serials)
         self.pool = SlabPool() if pool is None else pool
         plan = planned.memory
         needs = [(plan.contexts[plan.slab_device[i]], int(n)) for i, n in enumerate(plan.slab_nbytes)]
         slabs, self.allocated_bytes = self.pool.take(needs)
+        self._slabs = slabs
         whole = pool is None
         self.chunks: list[Chunk] = []
         for s in range(plan.num_storages):

@@ -1,0 +1,125 @@
+"""Memory that executors share, arrays that users hold meanwhile, and what is left when executors are gone."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine, planner, storage
+from weftplan.errors import EngineError, MXNetError
+
+
+@pytest.fixture
+def two_workers(monkeypatch):
+    """A threaded engine that can run two operations at once."""
+    monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "2")
+    chosen = engine.create("ThreadedEngine")
+    with engine.using(chosen):
+        yield chosen
+        chosen.wait_for_all()
+    chosen.stop()
+
+
+def chain():
+    """``exp(data) ** 2``: one planned array besides the output."""
+    return mx.sym.square(mx.sym.exp(mx.sym.Variable("data")))
+
+
+def loss_net():
+    """One layer and a softmax loss."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def live_bytes():
+    """Bytes that storage has given out on cpu(0), once everything that is dead has been handed back."""
+    for _ in range(4):  # a part's release may let go of its slab, whose release comes a drain later
+        mx.nd.zeros((1,)).wait_to_read()
+        engine.get().wait_for_all()
+    return storage.get(mx.cpu()).statistics().requested_bytes
+
+
+@pytest.mark.parametrize("strategy", ["match_range", "arena"])
+def test_an_output_that_is_being_read_is_not_overwritten_by_a_sharing_executor(two_workers, strategy):
+    """A reader of A's output that is still waiting delays B, which shares A's memory; afterwards the same for A.
+
+    A.forward --> [reader waits for the gate ........ reads A's output]
+                  B.forward must not start before here ^
+    """
+    options = planner.PlanOptions.from_environment(strategy=strategy)
+    first = chain().simple_bind(mx.cpu(), data=(300,), grad_req="null", plan_options=options)
+    second = first.reshape(data=(200,))
+    runs = [(first, 1.0, second, 2.0), (second, 3.0, first, 4.0)]
+    for before, low, after, high in runs:
+        held = before.forward(data=np.full(before.arg_arrays[0].shape, low, "float32"))[0]
+        gate, kept = threading.Event(), mx.nd.zeros(held.shape)
+        kept.wait_to_read()
+
+        def slow(held=held, kept=kept, gate=gate):
+            assert gate.wait(20)
+            kept.raw()[...] = held.raw()
+
+        engine.get().push(slow, [held.var], [kept.var], mx.cpu(), name="slow reader")
+        after.forward(data=np.full(after.arg_arrays[0].shape, high, "float32"))
+        # B's first kernel would be done long before this one, which has only its own array to wait for.
+        mx.nd.ones((4,)).wait_to_read()
+        gate.set()
+        np.testing.assert_allclose(kept.asnumpy(), np.exp(low) ** 2, rtol=1e-5)
+        np.testing.assert_allclose(after.outputs[0].asnumpy(), np.exp(high) ** 2, rtol=1e-5)
+
+
+def test_backward_after_a_sharing_executor_ran_is_refused():
+    """A.forward, B.forward, A.backward: B has written over what A kept, so A says so instead of computing nonsense."""
+    first = loss_net().simple_bind(mx.cpu(), data=(4, 5))
+    first.arg_dict["data"][:] = 1.0
+    second = first.reshape(data=(2, 5), softmax_label=(2,))
+    first.forward(is_train=True)
+    second.forward(is_train=True)
+    with pytest.raises(MXNetError, match=r"another executor that shares .* run forward\(is_train=True\) again"):
+        first.backward()
+    second.backward()
+    first.forward(is_train=True)
+    first.backward()
+    assert np.abs(first.grad_dict["fc_weight"].asnumpy()).sum() > 0
+
+
+def test_no_executor_needs_the_cycle_collector():
+    """Bound, run, reshaped, dropped: all bytes are back without a run of the garbage collector."""
+    loss_net().simple_bind(mx.cpu(), data=(4, 5)).forward()[0].wait_to_read()
+    gc.collect()
+    start = live_bytes()
+    gc.disable()
+    try:
+        for rows in (4, 8, 16):
+            executor = loss_net().simple_bind(mx.cpu(), data=(rows, 5))
+            executor.forward(is_train=True)
+            executor.backward()
+            other = executor.reshape(data=(2, 5), softmax_label=(2,))
+            other.forward()
+            del executor, other
+        assert live_bytes() == start
+    finally:
+        gc.enable()
+
+
+def test_growing_by_reshape_keeps_no_slab_of_smaller_sizes():
+    """A pool holds the slabs of its living executors, not of every size that there ever was."""
+    options = planner.PlanOptions.from_environment(strategy="arena")
+    executor = chain().simple_bind(mx.cpu(), data=(1000,), grad_req="null", plan_options=options)
+    for size in range(2000, 9000, 1000):
+        executor = executor.reshape(data=(size,), allow_up_sizing=True)
+        executor.forward()[0].wait_to_read()
+    live_bytes()
+    assert sum(slab.nbytes for slab in executor.pool.slabs) == executor.memory_plan.peak
+
+
+def test_an_executor_runs_under_the_engine_it_was_bound_under():
+    """Under another engine forward refuses before it changes anything; back under its own it runs on."""
+    executor = chain().simple_bind(mx.cpu(), data=(3,), grad_req="null")
+    other = engine.create("NaiveEngine")
+    with engine.using(other), pytest.raises(EngineError, match=r"was bound under .* bind it again"):
+        executor.forward(data=np.ones(3, "float32"))
+    assert executor.arg_dict["data"].asnumpy().tolist() == [0, 0, 0]
+    np.testing.assert_allclose(executor.forward()[0].asnumpy(), np.ones(3))

@@ -1,0 +1,164 @@
+"""Graphs and bindings at the edge: outputs repeated, arguments as outputs, one array twice, other dtypes, groups."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, DTypeError, ShapeError
+
+X = mx.sym.Variable("data")
+
+
+def test_an_output_twice_and_an_argument_as_output():
+    """Outputs y, y and the argument itself: three arrays, and the gradient is the sum over all three."""
+    y = mx.sym.square(X)
+    executor = mx.sym.Group([y, y, X]).simple_bind(mx.cpu(), data=(3,))
+    out = executor.forward(is_train=True, data=np.array([1.0, 2.0, 3.0]))
+    assert [o.asnumpy().tolist() for o in out] == [[1, 4, 9], [1, 4, 9], [1, 2, 3]]
+    executor.backward([mx.nd.ones((3,)), mx.nd.ones((3,)) * 10, mx.nd.ones((3,)) * 100])
+    assert executor.grad_dict["data"].asnumpy().tolist() == [2 * 11 * v + 100 for v in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("req", "expected"), [("write", 7.0), ("add", 14.0)])
+def test_a_network_of_one_variable(req, expected):
+    """The identity network: its gradient is the head gradient, written or added."""
+    executor = X.simple_bind(mx.cpu(), data=(2,), grad_req=req)
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((2,)) * 7])
+    assert executor.grad_dict["data"].asnumpy().tolist() == [expected, expected]
+
+
+def test_one_array_as_two_arguments_adds_both_gradients():
+    """With grad_req add and one gradient array for both, a*a has gradient 2a per run."""
+    both, grad = mx.nd.array([1.0, 2.0, 3.0]), mx.nd.zeros((3,))
+    product = mx.sym.Variable("a") * mx.sym.Variable("b")
+    executor = product.bind(
+        mx.cpu(), {"a": both, "b": both}, args_grad={"a": grad, "b": grad}, grad_req={"a": "add", "b": "add"}
+    )
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones((3,)))
+    assert grad.asnumpy().tolist() == [4.0, 8.0, 12.0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_dtypes_reach_every_array(dtype):
+    """The dtype of the data becomes that of parameters, labels, outputs and gradients; values agree with float32."""
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), name="softmax")
+    results = []
+    for kind in (dtype, "float32"):
+        executor = net.simple_bind(mx.cpu(), data=(4, 5), type_dict={"data": kind})
+        rng = np.random.default_rng(0)
+        for name, array in executor.arg_dict.items():
+            assert array.dtype == kind, name
+            array[:] = rng.integers(0, 3, array.shape) if name == "softmax_label" else rng.random(array.shape)
+        out = executor.forward(is_train=True)[0]
+        executor.backward()
+        assert out.dtype == kind
+        assert executor.grad_dict["fc_weight"].dtype == kind
+        results.append((out.asnumpy(), executor.grad_dict["fc_weight"].asnumpy()))
+    for got, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-3)
+
+
+def test_moving_statistics_live_with_their_group():
+    """With group2ctx, BatchNorm's auxiliary states are made on its group's context and change there."""
+    with mx.AttrScope(ctx_group="far"):
+        norm = mx.sym.BatchNorm(mx.sym.square(X), fix_gamma=False, name="bn")
+    with mx.AttrScope(ctx_group="near"):
+        net = mx.sym.sum(norm * 2, name="total")
+    executor = net.simple_bind(mx.cpu(0), data=(6, 2), group2ctx={"far": mx.cpu(1), "near": mx.cpu(0)})
+    assert executor.aux_dict["bn_moving_mean"].context == mx.cpu(1)
+    assert executor.outputs[0].context == mx.cpu(0)
+    values = np.arange(12.0, dtype="float32").reshape(6, 2)
+    executor.forward(is_train=True, data=values)
+    np.testing.assert_allclose(executor.aux_dict["bn_moving_mean"].asnumpy(), 0.1 * (values**2).mean(0), rtol=1e-5)
+
+
+SHAPES = {"data": (4, 5), "fc_weight": (3, 5), "fc_bias": (3,)}
+
+
+def layer():
+    """A symbol and an array for each of its arguments."""
+    return (
+        mx.sym.FullyConnected(X, num_hidden=3, name="fc"),
+        {name: mx.nd.ones(shape) for name, shape in SHAPES.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ({"args_grad": {"data": [1]}}, DTypeError, r"'data' must be an NDArray .* got list; make one with mx.nd.zeros"),
+        ({"args_grad": mx.nd.ones((4, 5))}, BindError, "args_grad must be a list or a dictionary, got NDArray"),
+        ({"args_grad": {"data": mx.nd.ones((4, 6))}}, ShapeError, r"'data' has shape \(4, 5\), its gradient array"),
+        (
+            {"args_grad": {"data": mx.nd.ones((4, 5), dtype="float64")}},
+            DTypeError,
+            "float32, its gradient array float64",
+        ),
+        ({"args_grad": {"data": mx.nd.ones((4, 5), ctx=mx.cpu(1))}}, BindError, r"'grad of data' is on cpu\(1\)"),
+        ({"grad_req": "wirte"}, BindError, "must be one of null, write, add, got 'wirte'"),
+        ({"ctx": "cpu"}, BindError, r"ctx must be a context such as mx.cpu\(\).* got 'cpu'"),
+    ],
+)
+def test_bind_says_what_is_wrong(how, error, words):
+    """Gradients of a wrong kind, shape, dtype or place, and a context that is none, are refused by name."""
+    symbol, args = layer()
+    with pytest.raises(error, match=words):
+        symbol.bind(how.pop("ctx", mx.cpu()), args, **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ({"data": 4}, ShapeError, r"shape of 'data' must be a tuple of integers such as \(32, 10\), got 4"),
+        ({"data": (4, 5), "type_dict": {"data": "flot32"}}, DTypeError, "'data' needs a dtype .* got 'flot32'"),
+        ({}, ShapeError, r"shapes of \['data', 'fc_weight'\] cannot be inferred; give them too"),
+    ],
+)
+def test_simple_bind_says_what_is_wrong(how, error, words):
+    """No shape, a shape that is a number, a dtype that is none."""
+    with pytest.raises(error, match=words):
+        layer()[0].simple_bind(mx.cpu(), **how)
+
+
+def test_misspelt_names_are_pointed_out():
+    """A name in grad_req or args_grad that no argument has would train nothing: it warns with the nearest name."""
+    symbol, args = layer()
+    with pytest.warns(UserWarning, match="grad_req names 'fc_weigth'.*did you mean 'fc_weight'"):
+        symbol.simple_bind(mx.cpu(), data=(4, 5), grad_req={"fc_weigth": "write"})
+    with pytest.warns(UserWarning, match="args_grad names 'dta'.*did you mean 'data'"):
+        symbol.bind(mx.cpu(), args, args_grad={"dta": mx.nd.ones((4, 5))})
+
+
+def test_values_may_be_numpy_arrays_but_nothing_else():
+    """forward, backward and copy_params_from take NumPy arrays; a list is refused with what to do instead."""
+    symbol, _ = layer()
+    executor = symbol.simple_bind(mx.cpu(), data=(4, 5))
+    executor.copy_params_from({"fc_weight": np.full((3, 5), 2.0)})
+    out = executor.forward(is_train=True, data=np.ones((4, 5)))[0]
+    assert out.asnumpy().tolist() == [[10.0] * 3] * 4
+    executor.backward(np.ones((4, 3)))
+    assert executor.grad_dict["fc_bias"].asnumpy().tolist() == [4.0] * 3
+    for call in (
+        lambda: executor.forward(data=[[1]]),
+        lambda: executor.copy_params_from({"fc_weight": [1]}),
+        lambda: executor.backward([[1]]),
+    ):
+        with pytest.raises(
+            DTypeError, match=r"must be an NDArray or a NumPy array .* got list; make one with mx.nd.array"
+        ):
+            call()
+    with pytest.raises(DTypeError, match="must hold numbers, got dtype <U1"):
+        executor.forward(data=np.full((4, 5), "a"))
+
+
+def test_bad_forward_values_change_nothing():
+    """One good and one bad keyword: the good one is not copied in either."""
+    symbol, _ = layer()
+    executor = symbol.simple_bind(mx.cpu(), data=(4, 5))
+    with pytest.raises(ShapeError, match="'fc_bias'"):
+        executor.forward(data=np.ones((4, 5)), fc_bias=np.ones(4))
+    assert executor.arg_dict["data"].asnumpy().sum() == 0
