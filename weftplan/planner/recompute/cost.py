@@ -139,5 +139,5 @@ def _window(params: Mapping[str, object], shape: Sequence[int]) -> int:
 def _pooled(nid: int, facts: Facts) -> int:
     """The smaller side of a pooling node, forward or backward: the entry that has one element per window."""
     row = facts.graph.row
-    entries = [*facts.graph.inputs[nid], *range(row[nid], row[nid + 1])]
+    entries: list[int] = [*facts.graph.inputs[nid], *range(row[nid], row[nid + 1])]
     return min(entries, key=lambda e: facts.nbytes[e])
