@@ -38,9 +38,15 @@ class Plan:
 
 EFFORTS: dict[str, Plan] = {
     "fast": Plan(work=400_000, compiled=0, good_enough=1.005, largest=600, tries=3),
-    "normal": Plan(work=13_000_000, compiled=1_200_000_000, good_enough=1.0, largest=3000, tries=5),
+    "normal": Plan(work=13_000_000, compiled=1_200_000_000, good_enough=1.001, largest=3000, tries=5),
     "max": Plan(work=80_000_000, compiled=2_800_000_000, good_enough=1.0, largest=6000, tries=5),
 }
+
+# How far buffers are glued together before packing: to the end, then one round only.
+GLUE_ROUNDS = (1 << 30, 1)
+
+# The budget grows with the largest part up to this many times: a descent costs more where there are more buffers.
+BUFFERS_PER_BUDGET, MOST_BUDGETS = 450, 3
 
 
 def pack(
@@ -106,8 +112,10 @@ def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None) -> I
     """
     offsets = np.zeros(len(problem), np.int64)
     use_jit = plan.compiled > 0 and compiled.available()
-    budget = Budget(plan.compiled if use_jit else plan.work, deadline)
-    for base, part in leaf_parts(problem):
+    leaves = leaf_parts(problem)
+    scale = min(max(max((len(part) for _, part in leaves), default=0) / BUFFERS_PER_BUDGET, 1.0), MOST_BUDGETS)
+    budget = Budget(int((plan.compiled if use_jit else plan.work) * scale), deadline)
+    for base, part in leaves:
         quick = greedy if len(part) <= large.THRESHOLD else large
         best = quick.portfolio(part, bound - base, plan.tries)
         if greedy.peak_of(part, best) + base > bound * plan.good_enough:
@@ -117,28 +125,36 @@ def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None) -> I
 
 
 def refine(part: Problem, offsets: Int64, floor: int, plan: Plan, budget: Budget, *, jit: bool) -> Int64:
-    """Search: first among packings of glued pieces, which are fewer, then among all (or those of the largest buffers)."""
+    """Search: first among packings of glued pieces, which are fewer; then the largest buffers; then all."""
     best, peak = offsets, greedy.peak_of(part, offsets)
     enough = floor * plan.good_enough
-    glued = glue(part)
-    pieces = glued.problem
-    if len(pieces) < len(part):
-        quick = greedy if len(pieces) <= large.THRESHOLD else large
-        start = quick.portfolio(pieces, floor, plan.tries)
-        if len(pieces) <= plan.largest and greedy.peak_of(pieces, start) > enough:
-            share = Budget(budget.work // 3, budget.deadline)
-            budget.work -= share.work
-            start = improve(pieces, start, floor, share, jit=jit, good_enough=plan.good_enough)
-            budget.work += share.work
-        found = glued.expand(start)
+    count = len(part)
+    for rounds in GLUE_ROUNDS:
+        glued = glue(part, rounds)
+        if peak <= enough or len(glued.problem) == count:
+            break
+        count = len(glued.problem)
+        found = glued.expand(pack_pieces(glued.problem, floor, plan, budget, original=len(part), jit=jit))
         if greedy.peak_of(part, found) < peak:
             best, peak = found, greedy.peak_of(part, found)
-    if peak > enough and len(part) > large.CORES[0]:
-        best = large.improve_core(part, best, floor, budget, jit=jit)
+    if peak > enough and len(part) > large.CORED:
+        best = large.improve_core(part, best, floor, enough, budget, jit=jit)
         peak = greedy.peak_of(part, best)
     if peak > enough and len(part) <= plan.largest:
         best = improve(part, best, floor, budget, jit=jit, good_enough=plan.good_enough)
     return best
+
+
+def pack_pieces(pieces: Problem, floor: int, plan: Plan, budget: Budget, *, original: int, jit: bool) -> Int64:
+    """Pack glued pieces with a share of the budget, the larger the more ``original`` buffers were glued."""
+    start = (greedy if len(pieces) <= large.THRESHOLD else large).portfolio(pieces, floor, plan.tries)
+    if len(pieces) > plan.largest:
+        return start
+    share = Budget(budget.work // (3 if 2 * len(pieces) < original else 10), budget.deadline)
+    budget.work -= share.work
+    start = improve(pieces, start, floor, share, jit=jit, good_enough=plan.good_enough)
+    budget.work += share.work
+    return start
 
 
 def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:

@@ -33,18 +33,19 @@ class Glued:
         return offsets
 
 
-def glue(problem: Problem) -> Glued:
-    """Apply both rules until nothing changes; O(n log n) per round."""
+def glue(problem: Problem, rounds: int = 1 << 30) -> Glued:
+    """Apply both rules until nothing changes, at most ``rounds`` times; O(n log n) per round."""
     lo, hi, size = problem.lo, problem.hi, problem.size
     steps: list[tuple[Int64, Int64]] = []
     while True:
         before = len(lo)
+        rounds -= 1
         for rule in (_stack, _join):
             owner, shift, *pieces = rule(lo, hi, size)
             if len(pieces[0]) < len(lo):
                 lo, hi, size = pieces
                 steps.append((owner, shift))
-        if len(lo) == before:
+        if len(lo) == before or rounds == 0:
             return Glued(sectioned(lo, hi, size, np.arange(len(lo))), tuple(steps))
 
 

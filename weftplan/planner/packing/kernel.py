@@ -39,7 +39,7 @@ FEWEST, FEWEST_LOW, FAILURES, FEWEST_TIGHT = 0, 1, 2, 3
 def reset(problem: Tables, state: Tables, capacity: int) -> bool:
     """Empty the placement; False when some section holds more than ``capacity``."""
     _, _, size, cptr, _, sptr, sec, _, _, _, _ = problem
-    off, placed, floor, sky, rem, uncovered, conflicts, dirty, _, _, _, _, count = state
+    off, placed, floor, sky, rem, uncovered, conflicts, dirty, _, _, _, _, slack, count = state
     for i in range(len(size)):
         placed[i] = 0
         floor[i] = 0
@@ -53,6 +53,7 @@ def reset(problem: Tables, state: Tables, capacity: int) -> bool:
     for t in range(len(sky)):
         sky[t] = 0
         dirty[t] = 0
+        slack[t] = 0
         live = 0
         for p in range(sptr[t], sptr[t + 1]):
             live += size[sec[p]]
@@ -64,29 +65,37 @@ def reset(problem: Tables, state: Tables, capacity: int) -> bool:
 
 
 def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, level: int) -> None:
-    """The unplaced buffers listed in row ``r`` can start no lower than ``level``; queue their sections."""
+    """The unplaced buffers listed in row ``r`` can start no lower than ``level``; queue the sections that this may matter to.
+
+    Lifting one buffer by d raises the stack of a section by at most d. A section is looked at again when the sum of such
+    rises since the last look exceeds the slack it had then, or when its lowest buffer was lifted. Slack left over from a
+    deeper node is too small, never too large, because stacks only grow downwards in the tree.
+    """
     lo, hi = problem[0], problem[1]
     placed, floor, dirty, queue = state[1], state[2], state[7], state[8]
-    key, value, count = state[9], state[10], state[12]
-    trail, queued = count[TRAIL], count[DIRTY]
+    sky, key, value, slack, count = state[3], state[9], state[10], state[12], state[13]
+    trail, queued, work = count[TRAIL], count[DIRTY], count[WORK]
     for p in range(pointer[r], pointer[r + 1]):
         j = row[p]
         if placed[j] == 0 and floor[j] < level:
+            old = floor[j]
             key[trail] = j
-            value[trail] = floor[j]
+            value[trail] = old
             trail += 1
             floor[j] = level
+            work += hi[j] - lo[j]
             for t in range(lo[j], hi[j]):
-                if dirty[t] == 0:
+                slack[t] -= level - old
+                if dirty[t] == 0 and (slack[t] < 0 or sky[t] == old):
                     dirty[t] = 1
                     queue[queued] = t
                     queued += 1
-    count[TRAIL], count[DIRTY] = trail, queued
+    count[TRAIL], count[DIRTY], count[WORK] = trail, queued, work
 
 
 def raise_sky(state: Tables, buffers: int, first: int, last: int, level: int) -> None:
     """Nothing more will lie under ``level`` in sections ``first <= t < last``; queue them."""
-    sky, dirty, queue, key, value, count = state[3], state[7], state[8], state[9], state[10], state[12]
+    sky, dirty, queue, key, value, count = state[3], state[7], state[8], state[9], state[10], state[13]
     for t in range(first, last):
         key[count[TRAIL]] = buffers + t
         value[count[TRAIL]] = sky[t]
@@ -107,7 +116,7 @@ def waste(problem: Tables, state: Tables, t: int, level: int) -> None:
 def place(problem: Tables, state: Tables, i: int) -> None:
     """Put buffer ``i`` on its floor."""
     lo, hi, size, cptr, conf, _, _, _, _, _, _ = problem
-    off, placed, floor, _, rem, uncovered, conflicts, _, _, _, _, order, count = state
+    off, placed, floor, _, rem, uncovered, conflicts, dirty, queue, _, _, order, _, count = state
     top = floor[i] + size[i]
     placed[i] = 1
     off[i] = floor[i]
@@ -117,7 +126,12 @@ def place(problem: Tables, state: Tables, i: int) -> None:
         rem[t] -= size[i]
         uncovered[t] -= 1
     for p in range(cptr[i], cptr[i + 1]):
-        conflicts[conf[p]] -= 1
+        j = conf[p]
+        conflicts[j] -= 1
+        if conflicts[j] == 0 and dirty[lo[j]] == 0:
+            dirty[lo[j]] = 1
+            queue[count[DIRTY]] = lo[j]
+            count[DIRTY] += 1
     raise_sky(state, len(lo), lo[i], hi[i], top)
     lift_row(problem, state, cptr, conf, i, top)
 
@@ -125,7 +139,7 @@ def place(problem: Tables, state: Tables, i: int) -> None:
 def undo(problem: Tables, state: Tables, placed_before: int, trail_before: int) -> None:
     """Take back placements and raised levels, last first."""
     lo, hi, size, cptr, conf, _, _, _, _, _, _ = problem
-    _, placed, floor, sky, rem, uncovered, conflicts, _, _, key, value, order, count = state
+    _, placed, floor, sky, rem, uncovered, conflicts, _, _, key, value, order, _, count = state
     while count[PLACED] > placed_before:
         count[PLACED] -= 1
         i = order[count[PLACED]]
@@ -180,7 +194,7 @@ def stack_section(
 def propagate(problem: Tables, state: Tables, weights: Ints, capacity: int) -> bool:
     """Bound every changed section and place buffers that have no conflict left; False when the node is refuted."""
     size, sptr, sec = problem[2], problem[5], problem[6]
-    _, placed, floor, sky, _, uncovered, conflicts, dirty, queue, key, value, _, count = state
+    _, placed, floor, sky, _, uncovered, conflicts, dirty, queue, key, value, _, slack, count = state
     buffers = len(size)
     fits = True
     while count[DIRTY] > 0:
@@ -194,6 +208,7 @@ def propagate(problem: Tables, state: Tables, weights: Ints, capacity: int) -> b
             weights[t] += 1
             fits = False
             continue
+        slack[t] = capacity - height
         if least > sky[t]:
             key[count[TRAIL]] = buffers + t
             value[count[TRAIL]] = sky[t]
@@ -329,7 +344,7 @@ def search(
     largest first; ``weights`` counts refutations per section and is kept between calls for the FAILURES rule.
     """
     child, position, trail_at, placed_at, part_a, part_b, what, level = nodes
-    uncovered, count = state[5], state[12]
+    uncovered, count = state[5], state[13]
     buffers = len(problem[0])
     sections = len(uncovered)
     # One node adds at most this much to the trail: each placement and each level once per section and buffer.

@@ -15,10 +15,13 @@ from weftplan.planner.packing.search import Budget, improve
 
 THRESHOLD = 3000
 
+# Above so many buffers a core of the largest is searched before all of them.
+CORED = 600
+
 # Tail: at most this part of the bound is live in it at any time.
 TAIL = 0.003
 # Cores searched by the kernel: this many of the largest buffers.
-CORES = (250, 800)
+CORES = (250, 500, 1000)
 
 
 def by_size(problem: Problem) -> Int64:
@@ -97,19 +100,22 @@ def portfolio(problem: Problem, floor: int, tries: int) -> Int64:
     return best
 
 
-def improve_core(problem: Problem, offsets: Int64, floor: int, budget: Budget, *, jit: bool) -> Int64:
+def improve_core(problem: Problem, offsets: Int64, floor: int, enough: float, budget: Budget, *, jit: bool) -> Int64:
     """Search for a better packing of the largest buffers and complete it; return the best packing seen."""
     best, peak = offsets, peak_of(problem, offsets)
     order = by_size(problem)
     for k in CORES:
-        if k >= len(problem) or peak <= floor or budget.spent():
+        if peak <= enough or budget.spent():
             break
+        if k >= len(problem) * 0.8:
+            continue
         core = problem.take(order[:k])
-        start = fit(core, np.arange(k))
-        share = Budget(budget.work // 3, budget.deadline)
+        start = fit(core, np.arange(k))  # by size already
+        share = Budget(budget.work // 2, budget.deadline)
         budget.work -= share.work
-        packed = improve(core, start, core.lower_bound(), share, jit=jit)
-        budget.work += max(share.work, 0)
+        tail = problem.take(order[k:]).lower_bound()
+        packed = improve(core, start, max(core.lower_bound(), floor - tail), share, jit=jit)
+        budget.work += share.work
         found = extend(problem, order, k, packed, floor)
         if peak_of(problem, found) < peak:
             best, peak = found, peak_of(problem, found)

@@ -82,8 +82,9 @@ class Searcher:
         n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
         trail = 12 * (pairs + 2 * cells) + 4 * (n + sections)
         depth = 4 * (n + sections)
-        self._dive = 8 * (cells + sections)  # work of one straight descent, corrected by the first runs
-        state = [n, n, n, sections, sections, sections, n, sections, sections, trail, trail, n, 4]
+        # About the work of one straight descent: each buffer is lifted by those it meets, in each of its sections.
+        self._dive = int(np.dot(np.diff(arrays[3]), problem.hi - problem.lo)) + 4 * (cells + sections)
+        state = [n, n, n, sections, sections, sections, n, sections, sections, trail, trail, n, sections, 4]
         nodes = [depth] * 6 + [4 * depth + n, 4 * depth + n]
         self._tables: Tables = tuple(self._ints(a) for a in arrays)
         self._state: Tables = tuple(self._ints(np.zeros(k, np.int64)) for k in state)
@@ -127,13 +128,11 @@ class Searcher:
                 for t in range(self.problem.sections):
                     self._weights[t] = 0
             began = time.perf_counter()
-            verdict, visited = self._search(
+            verdict, _ = self._search(
                 self._tables, self._state, self._nodes, self._priorities(), self._weights, capacity, limit, rule
             )
             work = int(self._state[-1][kernel.WORK])
             self._rate = work / max(time.perf_counter() - began, 1e-6)
-            if visited:
-                self._dive = max(self._dive, len(self.problem) * work // visited) if self.runs < 4 else self._dive
             self.runs += 1
             left -= work
             budget.work -= work
@@ -163,7 +162,7 @@ def improve(
     if peak <= enough or budget.spent():
         return best
     searcher = Searcher(problem, jit=jit, seed=seed)
-    dives = 8
+    dives = 2
     while peak > enough and not budget.spent():
         refused = -1
         step = 0
@@ -182,5 +181,5 @@ def improve(
                 step = 0
             else:
                 refused = capacity
-        dives *= 3
+        dives *= 2
     return best
