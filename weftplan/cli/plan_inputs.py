@@ -33,13 +33,17 @@ class Network:
         Raises:
             click.UsageError: a batch size, but no shape to put it into.
         """
-        if self.built_in and not given:
-            return models.input_shapes(self.name, 32 if batch is None else batch)
-        shapes = {**models.input_shapes(self.name), **given} if self.built_in else dict(given)
-        if self.built_in and batch is None:
-            # Labels and states follow the batch of the shape that was given.
-            batch = next(iter(given.values()))[0] if next(iter(given.values())) else None
-        return shapes if batch is None else with_batch(shapes, batch)
+        if not self.built_in:
+            return dict(given) if batch is None else with_batch(given, batch)
+        if batch is None:
+            # Labels and states follow the batch of the first shape that was given.
+            batch = next((shape[0] for shape in given.values()), 32)
+            return {**models.input_shapes(self.name, batch), **given}
+        return (
+            with_batch({**models.input_shapes(self.name), **given}, batch)
+            if given
+            else models.input_shapes(self.name, batch)
+        )
 
     def requests(self, shapes: Shapes, *, input_grads: bool) -> str | dict[str, str]:
         """Which arguments get gradients: all, or all but the inputs (those with a shape, and labels)."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from weftplan.planner.hooks import set_reports
-from weftplan.report.plan_html import plan_html
-from weftplan.report.plan_picture import plot_plan
+from weftplan.report import plan_html, plan_picture
 
-__all__ = ["plan_html", "plot_plan"]
-
-set_reports(html=plan_html, plot=plot_plan)
+set_reports(html=plan_html.plan_html, plot=plan_picture.plot_plan)

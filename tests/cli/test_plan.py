@@ -1,0 +1,240 @@
+"""``weftplan plan``: figures, budgets and exit codes, the largest batch, comparison, files, bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from weftplan import models
+from weftplan.cli import main
+from weftplan.cli.batch import largest_batch
+from weftplan.errors import BudgetError
+from weftplan.planner import MemoryPlan, validate
+
+
+def plan(*args: object) -> Result:
+    """Run the command; an exception that is no message fails the test."""
+    return CliRunner().invoke(main, ["plan", *map(str, args)], catch_exceptions=False)
+
+
+def figures(*args: object) -> dict[str, Any]:
+    """The command's JSON."""
+    result = plan(*args, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_built_in_network_has_usual_shapes() -> None:
+    """The figures of the command are those of the call."""
+    found = figures("lenet", "--batch", 64, "--train", "--input-grads")
+    expected = models.get("lenet").plan(models.input_shapes("lenet", 64))
+    assert found["peak"] == expected.peak
+    assert found["lower_bound"] == expected.lower_bound
+    assert found["total"] == expected.total == found["peak"] + sum(found["external"].values())
+    assert found["per_device"] == {"cpu(0)": expected.peak}
+    assert [item["name"] for item in found["alive_at_peak"][:3]] == [b.name for b in expected.alive_at_peak(3)]
+
+
+def test_parameters_only_by_default() -> None:
+    """Training with Module has no gradients of data and labels."""
+    found, every = (figures("mlp", "--train", *more) for more in ((), ("--input-grads",)))
+    inputs = 4 * (32 * 784 + 32)
+    assert every["external"]["gradients"] - found["external"]["gradients"] == inputs
+    assert figures("mlp")["external"]["gradients"] == 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_symbol_file(tmp_path: Path, packed: bool) -> None:
+    """A saved symbol gives the plan of the built-in network; gzipped files are read too."""
+    text = models.get("lenet").tojson()
+    path = tmp_path / ("net-symbol.json.gz" if packed else "net-symbol.json")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    found = figures(path, "--shape", "data=32,1,28,28", "--train")
+    built_in = figures("lenet", "--train")
+    assert {k: v for k, v in found.items() if k != "model"} == {k: v for k, v in built_in.items() if k != "model"}
+
+
+def test_text_for_people() -> None:
+    """Peak, what fills it, and what is left out; numbers are not cut where the output is narrow."""
+    result = plan("lenet", "--train", "--optimizer", "adam")
+    assert result.exit_code == 0
+    found = figures("lenet", "--train", "--optimizer", "adam")
+    assert f"{found['peak']:,}" in result.stdout
+    assert f"{found['external']['optimizer_states']:,}" in result.stdout
+    for item in found["alive_at_peak"][:5]:
+        assert f"{item['nbytes']:,}" in result.stdout
+        assert item["name"] in result.stdout
+    assert "CUDA context" in result.stdout
+
+
+def test_a_budget_that_cannot_be_met_exits_with_1_and_names_one_that_works() -> None:
+    """The number in the message works; one byte less does not."""
+    refused = plan("lenet", "--train", "--budget", "1MB")
+    assert refused.exit_code == 1
+    smallest = int(re.search(r"smallest budget found that works is (\d+)", refused.output).group(1))  # type: ignore[union-attr]
+    assert figures("lenet", "--train", "--budget", smallest)["total"] <= smallest
+    assert plan("lenet", "--train", "--budget", smallest - 1).exit_code == 1
+
+
+def test_a_budget_is_met_by_recomputation() -> None:
+    """A note says what it costs; a policy that was named is kept, even where it does not fit."""
+    plain = figures("resnet", "--batch", 32, "--train")
+    budget = int(plain["total"] * 0.95)
+    found = figures("resnet", "--batch", 32, "--train", "--budget", budget)
+    assert found["total"] <= budget < plain["total"]
+    assert "run twice" in found["notes"][0]
+    refused = plan("resnet", "--batch", 32, "--train", "--budget", budget, "--recompute", "off")
+    assert refused.exit_code == 1
+    assert f"the smallest budget that works is {plain['total']}" in refused.output
+
+
+@pytest.mark.parametrize("recompute", ["off", "budget"])
+def test_the_largest_batch(recompute: str) -> None:
+    """It fits and the next one does not; with recomputation it is larger."""
+    arguments = ("resnet", "--train", "--recompute", recompute, "--budget", "6MB")
+    found = figures(*arguments, "--batch-max")
+    batch = found["batch_max"]
+    assert found["total"] <= 6_000_000
+    assert plan(*arguments, "--batch", batch).exit_code == 0
+    assert plan(*arguments, "--batch", batch + 1).exit_code == 1
+    if recompute == "budget":
+        assert batch > figures(*arguments[:2], "--budget", "6MB", "--batch-max")["batch_max"]
+
+
+def test_the_largest_batch_of_a_file(tmp_path: Path) -> None:
+    """The batch is the first dimension of the first shape, wherever another begins with it."""
+    path = tmp_path / "net.json"
+    path.write_text(models.get("mlp").tojson())
+    shapes = ("--shape", "data=8,784", "--shape", "softmax_label=8")
+    batch = figures(path, *shapes, "--budget", "2MB", "--batch-max")["batch_max"]
+    assert figures(path, "--shape", f"data={batch},784", "--shape", f"softmax_label={batch}")["total"] <= 2_000_000
+    assert figures(path, "--shape", f"data={batch + 1},784")["total"] > 2_000_000
+
+
+def test_not_even_one_sample() -> None:
+    """The message says what one sample needs."""
+    refused = plan("mlp", "--budget", "1KB", "--batch-max")
+    assert refused.exit_code == 1
+    assert f"smallest budget that works is {figures('mlp', '--batch', 1)['total']}" in refused.output
+
+
+@pytest.mark.parametrize("budget", [107, 108, 1000, 12345, 10**9])
+def test_the_search_is_exact_and_short(budget: int) -> None:
+    """Straight lines, steps and curves: the result is the largest that fits, in few plans."""
+    for total in (lambda b: 100 + 7 * b, lambda b: 100 + 7 * b + 50 * (b // 16), lambda b: 100 + 7 * b + b * b // 9):
+        asked: list[int] = []
+
+        def counted(batch: int, total: Any = total, asked: list[int] = asked) -> int:
+            asked.append(batch)
+            found: int = total(batch)
+            return found
+
+        batch, nbytes = largest_batch(counted, budget)
+        assert nbytes == total(batch) <= budget
+        assert batch == 1 << 24 or total(batch + 1) > budget
+        assert len(asked) <= 50
+
+
+def test_the_search_refuses() -> None:
+    """One sample too large: the number that works is in the error."""
+    with pytest.raises(BudgetError, match="not even a batch of 1") as refused:
+        largest_batch(lambda batch: 10 * batch, 9)
+    assert refused.value.smallest == 10
+
+
+def test_compare_lists_every_strategy_and_policy() -> None:
+    """One row each; sharing needs less than none."""
+    result = plan("lenet", "--train", "--compare")
+    assert result.exit_code == 0
+    peaks = {}
+    for name in ("none", "match_range", "arena", "auto"):
+        row = re.search(rf"strategy {name} +([\d,]+)", result.stdout)
+        assert row is not None
+        peaks[name] = int(row.group(1).replace(",", ""))
+    assert peaks["auto"] == min(peaks.values()) < peaks["none"]
+    for policy in ("mxnet", "echo", "sqrt", "cheap"):
+        assert f"recompute {policy}" in result.stdout
+    assert "recompute" not in plan("lenet", "--compare").stdout
+
+
+def test_files(tmp_path: Path) -> None:
+    """Page, picture and plan; stdout stays JSON."""
+    page, picture, saved = (tmp_path / name for name in ("plan.html", "plan.svg", "plan.json"))
+    result = plan("lenet", "--train", "--html", page, "--picture", picture, "--save", saved, "--json")
+    assert result.exit_code == 0
+    peak = json.loads(result.stdout)["peak"]
+    assert "<!doctype html>" in page.read_text()
+    assert "<svg" in picture.read_text()
+    found = MemoryPlan.from_json(saved.read_text())
+    validate(found)
+    assert found.peak == peak
+
+
+def test_options_reach_the_planner() -> None:
+    """Strategy, order, dtype and scratch."""
+    assert figures("lenet", "--strategy", "match_range")["strategy"] == "match_range"
+    assert figures("mlp", "--dtype", "float16")["external"]["arguments"] * 2 == figures("mlp")["external"]["arguments"]
+    assert figures("lenet", "--no-workspaces")["workspaces"] is False
+    assert figures("lenet", "--order", "best")["peak"] <= figures("lenet", "--order", "given")["peak"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["lenett"], 2, "neither a file nor a built-in network; did you mean 'lenet'"),
+        (["mlp", "--shape", "data"], 2, "expected NAME=DIMS such as data=32,3,224,224; got 'data'"),
+        (["mlp", "--shape", "data=a,b"], 2, "expected NAME=DIMS"),
+        (["mlp", "--shape", "data=8,784", "--shape", "data=9,784"], 2, "'data' is given twice"),
+        (["mlp", "--shape", "dota=8,784"], 1, "'dota', which is no argument of the symbol"),
+        (["mlp", "--shape", "data=-8,784"], 1, "dimensions must be positive"),
+        (["mlp", "--shape", "data=0,784"], 1, "cannot be inferred"),
+        (["mlp", "--budget", "much"], 2, "expected a number of bytes such as 2GB"),
+        (["mlp", "--batch-max"], 2, "--batch-max needs --budget"),
+        (["mlp", "--batch-max", "--budget", "1GB", "--batch", "3"], 2, "do not give --batch"),
+        (["mlp", "--recompute", "budget"], 2, "--recompute budget needs --budget"),
+        (["mlp", "--optimizer", "adam"], 2, "need --train"),
+        (["mlp", "--train", "--optimizer", "adamm"], 1, "did you mean 'adam'"),
+        (["mlp", "--dtype", "float17"], 1, "float17"),
+        (["mlp", "--html", "/nowhere/at/all.html"], 1, "cannot write /nowhere/at/all.html"),
+        (["mlp", "--picture", "plan.xyz"], 1, "cannot write plan.xyz"),
+    ],
+)
+def test_bad_input(arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Usage errors exit with 2, networks that cannot be planned with 1; both are one message, never a traceback."""
+    monkeypatch.chdir(tmp_path)
+    result = plan(*arguments)
+    assert result.exit_code == code, result.output
+    # Messages are wrapped by click where they are long.
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "binary", "cyclic", "unknown operator", "needs shapes"])
+def test_bad_files(damage: str, tmp_path: Path) -> None:
+    """Whatever a file holds, the answer is a message that names the problem, and exit code 1."""
+    text = models.get("mlp").tojson()
+    if damage == "cyclic":
+        document = json.loads(text)
+        relu = next(k for k, node in enumerate(document["nodes"]) if node["name"] == "relu1")
+        document["nodes"][relu]["inputs"] = [[relu + 3, 0, 0]]
+        text = json.dumps(document)
+    content = {
+        "truncated": text[: len(text) // 2].encode(),
+        "binary": b"\xff\xfe\x00" * 50,
+        "cyclic": text.encode(),
+        "unknown operator": text.replace('"FullyConnected"', '"FullyConected"').encode(),
+        "needs shapes": text.encode(),
+    }[damage]
+    path = tmp_path / "net.json"
+    path.write_bytes(content)
+    shape = () if damage == "needs shapes" else ("--shape", "data=4,784")
+    result = plan(path, *shape)
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert len(result.output) > 40

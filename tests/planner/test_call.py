@@ -1,0 +1,264 @@
+"""``symbol.plan`` and ``simple_bind(memory_budget=)``: tell the bytes, allocate nothing, fit a budget."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import models, storage
+from weftplan.errors import BudgetError, FormatError, MXNetError, PlanError, ShapeError
+from weftplan.planner import MemoryPlan, validate
+from weftplan.training import optimizer
+
+
+def _network(name: str = "lenet", batch: int = 4) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    return models.get(name), models.input_shapes(name, batch)
+
+
+def _chain(depth: int = 6) -> Any:
+    """Wide layers one after the other: recomputation has something to win."""
+    net = mx.sym.Variable("data")
+    for i in range(depth):
+        net = mx.sym.FullyConnected(net, num_hidden=64, name=f"fc{i}")
+        net = mx.sym.Activation(net, act_type="tanh", name=f"act{i}")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def test_planning_allocates_nothing() -> None:
+    """Not one byte is asked from storage, however large the network: 2.5 GB of activations are planned."""
+    before = storage.get(mx.cpu()).statistics()
+    plan = models.get("resnet50").plan(models.input_shapes("resnet50"))
+    after = storage.get(mx.cpu()).statistics()
+    assert plan.peak > 2_000_000_000
+    assert after == before
+
+
+def test_a_training_plan_needs_more_than_an_inference_plan() -> None:
+    """``train=False`` ignores grad_req: no gradients, no kept activations."""
+    net, shapes = _network()
+    train, infer = net.plan(shapes), net.plan(shapes, train=False)
+    assert train.peak > infer.peak
+    assert infer.external_bytes["gradients"] == 0
+    assert train.external_bytes["gradients"] > 0
+    assert train.num_forward is not None
+    assert train.num_forward < len(train.labels.steps)
+    assert infer.num_forward == len(infer.labels.steps)
+
+
+def test_the_total_is_what_an_executor_holds() -> None:
+    """Peak plus arguments, gradients and states equal the bytes of the executor's arrays and of its pool."""
+    net, shapes = _network("resnet", 2)
+    plan = net.plan(shapes)
+    executor = net.simple_bind(mx.cpu(), **shapes)
+    arrays = [*executor.arg_arrays, *executor.grad_arrays, *executor.aux_arrays]
+    held = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays if a is not None)
+    assert plan.peak == executor.allocated_bytes
+    assert plan.total == held + executor.allocated_bytes + plan.external_bytes["head_grads"]
+
+
+def test_optimizer_states_are_counted_for_parameters_only() -> None:
+    """By number of arrays or by asking the optimizer; inputs, whose shapes are given, have none."""
+    net, shapes = _network("mlp")
+    plain = net.plan(shapes)
+    args, _, _ = net.infer_shape(**shapes)
+    names = net.list_arguments()
+    parameters = sum(4 * int(np.prod(s)) for n, s in zip(names, args, strict=True) if n not in shapes)
+    for kept, arrays in ((1, 1), (2, 2), (optimizer.create("sgd", momentum=0.9), 1), (optimizer.create("adam"), 2)):
+        plan = net.plan(shapes, optimizer_states=kept)
+        assert plan.external_bytes["optimizer_states"] == arrays * parameters
+        assert plan.total == plain.total + arrays * parameters
+        assert "optimizer states" not in plan.left_out
+    assert "optimizer states" in plain.left_out
+    for bad in (-1, True, "adam"):
+        with pytest.raises(PlanError, match="optimizer_states must be a number of arrays per parameter"):
+            net.plan(shapes, optimizer_states=bad)
+
+
+def test_one_dtype_for_everything() -> None:
+    """float16 inputs make float16 parameters: half the bytes of everything but the scratch of operators."""
+    net, shapes = _network("mlp")
+    shapes = {"data": shapes["data"]}
+    single, half = (net.plan(shapes, dtypes=d, workspaces=False) for d in (None, "float16"))
+    assert half.external_bytes["arguments"] * 2 == single.external_bytes["arguments"]
+    assert half.peak < 0.51 * single.peak
+
+
+def test_workspaces_can_be_left_out() -> None:
+    """Then scratch counts nothing, and the report says that it is missing."""
+    net, shapes = _network()
+    with_scratch, without = net.plan(shapes), net.plan(shapes, workspaces=False)
+    assert without.peak < with_scratch.peak
+    assert not without.workspace_nbytes.any()
+    assert "scratch memory of operators" in without.left_out
+
+
+def test_gradients_of_parameters_only() -> None:
+    """The states of an unrolled LSTM have no gradients; dtypes are inferred all the same, late in the walk."""
+    net, shapes = _network("lstm", 2)
+    requests = {name: "null" if name in shapes else "write" for name in net.list_arguments()}
+    assert net.plan(shapes, grad_req=requests).peak < net.plan(shapes).peak * 1.01
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.7, 1.0])
+def test_a_budget_is_kept(fraction: float) -> None:
+    """Between the smallest that works and no recomputation, the total never exceeds the budget; the plan is valid."""
+    net, shapes = _chain(), {"data": (512, 64)}
+    plain = net.plan(shapes)
+    with pytest.raises(BudgetError) as refused:
+        net.plan(shapes, budget=1)
+    smallest = refused.value.smallest
+    assert smallest is not None
+    assert smallest < plain.total
+    assert f"smallest budget found that works is {smallest}:" in str(refused.value)
+    budget = smallest + int((plain.total - smallest) * fraction)
+    plan = net.plan(shapes, budget=budget)
+    assert plan.total <= budget
+    validate(plan)
+    assert bool(plan.notes) == (fraction < 1.0)
+
+
+def test_a_budget_counts_optimizer_states() -> None:
+    """What Adam keeps is part of the bytes that have to fit."""
+    net, shapes = _chain(), {"data": (512, 64)}
+    with pytest.raises(BudgetError) as plain:
+        net.plan(shapes, budget=1)
+    with pytest.raises(BudgetError) as adam:
+        net.plan(shapes, budget=1, optimizer_states=2)
+    states = net.plan(shapes, optimizer_states=2).external_bytes["optimizer_states"]
+    assert adam.value.smallest == plain.value.smallest + states
+    assert net.plan(shapes, budget=adam.value.smallest, optimizer_states=2).total == adam.value.smallest
+
+
+def test_a_budget_of_parameters_and_one_operator_less() -> None:
+    """Less than the arguments alone: the message says what is needed, in bytes."""
+    net, shapes = _network("mlp")
+    arguments = net.plan(shapes).external_bytes["arguments"]
+    with pytest.raises(BudgetError, match=f"the budget is {arguments:,} bytes, but .* of arguments, gradients"):
+        net.plan(shapes, budget=arguments)
+
+
+def test_a_bound_executor_keeps_the_budget() -> None:
+    """simple_bind with the smallest budget: the same bytes as planned, the same gradients as without a budget."""
+    net, shapes = _chain(), {"data": (128, 64)}
+    with pytest.raises(BudgetError) as refused:
+        net.simple_bind(mx.cpu(), memory_budget="10KB", **shapes)
+    small = net.simple_bind(mx.cpu(), memory_budget=refused.value.smallest, **shapes)
+    plain = net.simple_bind(mx.cpu(), **shapes)
+    assert small.allocated_bytes == small.memory_plan.peak < plain.memory_plan.peak
+    assert small.memory_plan.total == refused.value.smallest
+    rng = np.random.default_rng(0)
+    for name in small.arg_dict:
+        value = rng.standard_normal(small.arg_dict[name].shape).astype("float32")
+        small.arg_dict[name][:] = value
+        plain.arg_dict[name][:] = value
+    for executor in (small, plain):
+        executor.forward(is_train=True)
+        executor.backward()
+    for name, grad in small.grad_dict.items():
+        assert np.array_equal(grad.asnumpy(), plain.grad_dict[name].asnumpy()), name
+
+
+def test_a_refused_budget_allocates_nothing() -> None:
+    """The plan comes before the first array."""
+    net, shapes = _network()
+    before = storage.get(mx.cpu()).statistics()
+    with pytest.raises(BudgetError):
+        net.simple_bind(mx.cpu(), memory_budget=1000, **shapes)
+    assert storage.get(mx.cpu()).statistics() == before
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "message"),
+    [
+        ({"order": "random"}, PlanError, "order must be one of given, best; got 'random'"),
+        ({"strategy": "magic"}, PlanError, "strategy must be one of"),
+        ({"recompute": "all"}, PlanError, "recompute must be one of"),
+        ({"budget": "2 elephants"}, PlanError, "expected a number of bytes such as 2GB"),
+        ({"budget": 0}, PlanError, "expected a positive number of bytes"),
+        ({"strateggy": "auto"}, PlanError, "unknown plan option 'strateggy'; did you mean 'strategy'"),
+    ],
+)
+def test_bad_options(named: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Every wrong word is named with what is legal."""
+    net, shapes = _network("mlp")
+    with pytest.raises(error, match=message):
+        net.plan(shapes, **named)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error", "message"),
+    [
+        ({}, ShapeError, r"shape of argument 'data' is unknown and cannot be inferred; operator FullyConnected"),
+        ({"data": (0, 784)}, ShapeError, r"'data' is \(0, 784\) and cannot be inferred; operator FullyConnected"),
+        ({"data": (-4, 784)}, ShapeError, r"'data' is \(-4, 784\): dimensions must be positive"),
+        ({"data": "4,784"}, ShapeError, "must be a tuple of integers"),
+        ({"dota": (4, 784)}, PlanError, "'dota', which is no argument of the symbol; did you mean 'data'"),
+        ({"data": (1 << 61, 784)}, ShapeError, r"more than 2\^63 - 1"),
+        ({"data": (4, 784), "fc1_weight": (128, 700)}, ShapeError, "operator FullyConnected"),
+    ],
+)
+def test_bad_shapes(shapes: Any, error: type[Exception], message: str) -> None:
+    """Unknown, zero, negative, malformed, misnamed, too large, contradictory."""
+    with pytest.raises(error, match=message):
+        models.get("mlp").plan(shapes)
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    """Sizes are counted in Python integers: 2^33 floats are 2^35 bytes."""
+    plan = mx.sym.exp(mx.sym.Variable("x")).plan({"x": (1 << 33,)}, train=False)
+    assert plan.peak == 1 << 35
+
+
+def test_a_cyclic_graph_is_refused() -> None:
+    """A file in which two nodes need each other is named as such, and does not hang."""
+    net = mx.sym.exp(mx.sym.tanh(mx.sym.Variable("x"), name="a"), name="b")
+    document = json.loads(net.tojson())
+    first = next(node for node in document["nodes"] if node["name"] == "a")
+    last = next(k for k, node in enumerate(document["nodes"]) if node["name"] == "b")
+    first["inputs"] = [[last, 0, 0]]
+    with pytest.raises(FormatError):
+        mx.sym.load_json(json.dumps(document)).plan({"x": (2,)})
+
+
+def test_reports_from_the_plan_alone(tmp_path: Any) -> None:
+    """A plan that was written and read again has the same summary, page and notebook form, notes included."""
+    net, shapes = _chain(), {"data": (512, 64)}
+    plan = net.plan(shapes, recompute="sqrt")
+    back = MemoryPlan.from_json(plan.to_json())
+    assert back.summary() == plan.summary()
+    assert back.to_html() == plan.to_html()
+    assert back.notes == plan.notes != ()
+    assert f"note: {plan.notes[0]}" in plan.summary()
+    assert plan._repr_html_().startswith("<pre>plan: strategy")
+    assert "&#x27;" in plan._repr_html_()
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    """Frozen data: neither fields nor arrays."""
+    net, shapes = _network("mlp")
+    plan = net.plan(shapes)
+    with pytest.raises(AttributeError):
+        plan.lower_bound = 0
+    with pytest.raises(ValueError, match="read-only"):
+        plan.entry_first[0] = 1
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is named."""
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    net, shapes = _network("mlp")
+    plan = net.plan(shapes)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MXNetError, match=r"pip install 'weftplan\[plot\]'"):
+        plan.plot()

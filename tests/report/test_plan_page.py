@@ -1,0 +1,221 @@
+"""The page and the picture of a plan: self-contained, complete, safe, and alive in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weftplan as mx
+from weftplan import models
+from weftplan.planner import MemoryPlan
+from weftplan.report import plan_html as module
+
+CHROMIUM = shutil.which("chromium")
+
+
+def page_data(page: str) -> dict[str, Any]:
+    """The data that the page's script reads."""
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found.group(1))
+    return data
+
+
+@pytest.fixture(scope="module")
+def plan() -> MemoryPlan:
+    """The training plan of LeNet."""
+    found: MemoryPlan = models.get("lenet").plan(models.input_shapes("lenet", 8))
+    return found
+
+
+class _Links(HTMLParser):
+    """Collects what a page would load, and that its elements are closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note sources and open elements."""
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        if tag not in ("meta", "input", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the element that is open."""
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_self_contained(plan: MemoryPlan) -> None:
+    """Well formed; loads nothing; no address of another host."""
+    page = plan.to_html(title="lenet")
+    parser = _Links()
+    parser.feed(page)
+    assert parser.loads == []
+    assert parser.open == []
+    assert not re.search(r"https?:|url\(|@import|import\s", page)
+    assert not re.search(r"@[A-Z_]+@", page), "a placeholder was left"
+
+
+def test_the_page_holds_every_buffer(plan: MemoryPlan) -> None:
+    """Name, bytes, shape, maker, last reader and place of each; bytes alive and peak of each device."""
+    data = page_data(plan.to_html())
+    bars = plan.bars()
+    rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+    assert sorted(row["name"] for row in rows) == sorted(bar.name for bar in bars)
+    by_name = {bar.name: bar for bar in bars}
+    for row in rows:
+        bar = by_name[row["name"]]
+        assert (row["nbytes"], row["maker"], row["last_reader"], row["op"]) == (
+            bar.nbytes,
+            bar.maker,
+            bar.last_reader,
+            bar.op,
+        )
+        assert tuple(row["shape"]) == bar.shape
+        assert 0 <= row["first"] < row["last"] <= data["steps"]
+    (device,) = data["devices"]
+    assert device["peak"] == plan.peak
+    assert max(device["alive"]) == plan.lower_bound
+
+
+def test_last_readers_are_the_graphs(plan: MemoryPlan) -> None:
+    """An activation is read last by a gradient, an output by the caller, scratch by its own node."""
+    bars = {bar.name: bar for bar in plan.bars()}
+    assert bars["softmax_output"].last_reader == "(caller)"
+    assert bars["fc1_output"].last_reader == "tanh3"
+    assert bars["pool1_output"].last_reader.endswith("backward")
+    scratch = [bar for bar in bars.values() if bar.kind == "workspace"]
+    assert scratch
+    assert all(bar.last_reader == bar.maker and bar.last == bar.first + 1 for bar in scratch)
+
+
+def test_the_last_node_reads_too() -> None:
+    """Alive to the last step is not the same as kept for the caller."""
+    x = mx.sym.Variable("x")
+    plan = mx.sym.tanh(mx.sym.exp(x, name="inner"), name="outer").plan({"x": (4,)}, train=False, enable_inplace=False)
+    readers = {bar.name: bar.last_reader for bar in plan.bars()}
+    assert readers == {"inner_output": "outer", "outer_output": "(caller)"}
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    """Names with markup, and names that look like the template's own places, stay text."""
+    evil = "</script><script>alert(1)</script>@TITLE@"
+    net = mx.sym.exp(mx.sym.tanh(mx.sym.Variable("x"), name=evil), name="b")
+    page = net.plan({"x": (2,)}).to_html(title="<b>&")
+    assert "alert(1)</script>" not in page
+    assert evil in {row[0].removesuffix("_output") for row in page_data(page)["rows"]}
+    assert "<title>&lt;b&gt;&amp;</title>" in page
+
+
+def test_large_plans_show_the_largest_buffers(plan: MemoryPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And say how many are left out."""
+    monkeypatch.setattr(module, "MOST_BARS", 5)
+    page = plan.to_html()
+    shown = [row[module.COLUMNS.index("nbytes")] for row in page_data(page)["rows"]]
+    assert shown == sorted((bar.nbytes for bar in plan.bars()), reverse=True)[:5]
+    assert f"the {len(plan.bars()) - 5:,} smallest buffers are left out" in page
+
+
+def test_several_devices(tmp_path: Path) -> None:
+    """Each device has its peak and its bars; the picture shows the first."""
+    with mx.AttrScope(ctx_group="a"):
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1")
+    with mx.AttrScope(ctx_group="b"):
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=4, name="fc2"), name="softmax")
+    plan = net.plan({"data": (16, 8)}, group2ctx={"a": mx.cpu(0), "b": mx.cpu(1)})
+    data = page_data(plan.to_html())
+    assert [device["name"] for device in data["devices"]] == ["cpu(0)", "cpu(1)"]
+    assert sum(device["peak"] for device in data["devices"]) == plan.peak
+    assert {bar.device for bar in plan.bars(1)} == {"cpu(1)"}
+    assert len(plan.bars(0)) + len(plan.bars(1)) == len(plan.bars())
+    plan.plot(tmp_path / "two.png")
+    assert (tmp_path / "two.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_picture_is_the_same_every_time(plan: MemoryPlan, tmp_path: Path) -> None:
+    """A bar per buffer; no date, and colours that depend on the operator's name alone."""
+    figure = plan.plot(title="lenet")
+    (axes,) = figure.axes
+    assert len(axes.collections[0].get_paths()) == len(plan.bars(0))
+    assert {line.get_label().split()[0] for line in axes.lines[:3]} == {"bytes", "planned", "lower"}
+    for name in ("a.png", "b.png"):
+        plan.plot(tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_an_empty_plan_has_a_page() -> None:
+    """A variable alone: nothing to place, nothing that divides by zero."""
+    plan = mx.sym.Variable("x").plan({"x": (3,)}, train=False)
+    assert plan.peak == 0
+    assert page_data(plan.to_html())["rows"] == []
+    plan.plot()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_in_a_browser(plan: MemoryPlan, tmp_path: Path) -> None:
+    """The script runs: the table lists every buffer by size; a click sorts, the filter filters, hovering tells."""
+    page = plan.to_html().replace(
+        "</body>",
+        """<script>
+        const seen = {listed: document.querySelectorAll("#table tbody tr").length, painted: boxes.length,
+                      first: document.querySelector("#table tbody td").textContent};
+        document.querySelectorAll("#table th")[0].click();
+        seen.sorted = document.querySelector("#table tbody td").textContent;
+        const [x, y, w, h, row] = boxes[0], place = canvas.getBoundingClientRect();
+        canvas.onmousemove({clientX: place.left + (x + 1) / devicePixelRatio,
+                            clientY: place.top + (y + 1) / devicePixelRatio});
+        seen.tip = tip.textContent; seen.shown = tip.style.display;
+        canvas.dispatchEvent(new WheelEvent("wheel", {deltaY: -1, clientX: place.left + 5}));
+        seen.zoomed = view[1] < data.steps;
+        canvas.ondblclick(); seen.whole = view[1] === data.steps;
+        element("filter").value = "Pooling"; element("filter").dispatchEvent(new Event("input"));
+        seen.filtered = document.querySelectorAll("#table tbody tr").length;
+        seen.message = element("message").textContent;
+        document.body.dataset.seen = JSON.stringify(seen);
+        </script></body>""",
+    )
+    path = tmp_path / "plan.html"
+    path.write_text(page)
+    switches = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            *switches.split(),
+            "--disable-component-update",
+            "--disable-sync",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1200,900",
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = re.search(r'data-seen="(.*?)"', done.stdout)
+    assert found is not None, done.stderr[-2000:]
+    seen = json.loads(found.group(1).replace("&quot;", '"').replace("&amp;", "&"))
+    bars = plan.bars()
+    pooling = [bar for bar in bars if "pooling" in " ".join(map(str, bar.as_dict().values())).lower()]
+    assert seen["listed"] == seen["painted"] == len(bars)
+    largest = max(bar.nbytes for bar in bars)
+    assert seen["first"] in {bar.name for bar in bars if bar.nbytes == largest}
+    assert seen["sorted"] == min((bar.name for bar in bars), key=str.lower)
+    assert seen["shown"] == "block"
+    top = next(bar for bar in bars if bar.name == seen["first"])
+    assert seen["tip"].startswith(f"{top.name}\n{top.nbytes:,} bytes, {top.dtype} (")
+    assert f"made by {top.maker} ({top.op}) at step {top.first}" in seen["tip"]
+    assert f"read last by {top.last_reader}, free from step {top.last}" in seen["tip"]
+    assert seen["zoomed"] is seen["whole"] is True
+    assert 0 < seen["filtered"] == len(pooling) < len(bars)
+    assert seen["message"].startswith(f"{len(pooling)} buffers, {sum(bar.nbytes for bar in pooling):,} bytes")
