@@ -98,7 +98,8 @@ def test_allocated_equals_planned():
 def test_checkpoint_round_trip(tmp_path, count):
     """Saved, loaded and continued equals never stopped.
 
-    With two contexts a checkpoint averages their moving statistics, which training does not read: only parameters agree.
+    With two contexts a checkpoint averages their moving statistics, which training does not read: only parameters
+    agree.
     """
     prefix = tmp_path / "net"
     contexts = [mx.cpu(i) for i in range(count)]

@@ -23,21 +23,27 @@ class KeyTable:
         self._numbers: dict[str, int] = {}
 
     def check(self, key: Any) -> Key:
-        """``key`` if it is an int or a str of the kind that the store uses; raises KVStoreError."""
+        """``key`` if it is an int or a str of the kind that the store uses; raises KVStoreError. Changes nothing."""
         if isinstance(key, bool) or not isinstance(key, (int, str)):
             raise KVStoreError(f"a key must be an int or a str, got {type(key).__name__}: {key!r}")
         kind = int if isinstance(key, int) else str
-        if self._type is None:
-            self._type = kind
-        elif self._type is not kind:
+        if self._type is not None and self._type is not kind:
             raise KVStoreError(
                 f"Mixed key types are not allowed: this store uses {self._type.__name__} keys, got {key!r}"
             )
         return key
 
+    def add(self, key: Key) -> None:
+        """Number a key that ``init`` has accepted; the first one fixes the type of all."""
+        if isinstance(key, str):
+            self._type = str
+            self._numbers.setdefault(key, len(self._numbers))
+        else:
+            self._type = int
+
     def number(self, key: Key) -> int:
-        """The number of ``key``: itself, or its place in the order of init."""
-        return key if isinstance(key, int) else self._numbers.setdefault(key, len(self._numbers))
+        """The number of ``key``: itself, or its place in the order of init (a new one comes last)."""
+        return key if isinstance(key, int) else self._numbers.get(key, len(self._numbers))
 
 
 def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tuple[Key, list[NDArray]]]:
@@ -60,6 +66,8 @@ def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tup
         pairs = [(table.check(k), _arrays(k, v, what)) for k, v in zip(key, values, strict=True)]
     else:
         pairs = [(table.check(key), _arrays(key, value, what))]
+    if len({type(k) for k, _ in pairs}) > 1:
+        raise KVStoreError(f"Mixed key types are not allowed: one call has {[k for k, _ in pairs]}")
     groups: dict[Key, list[NDArray]] = {}
     for k, arrays in pairs:
         groups.setdefault(k, []).extend(arrays)

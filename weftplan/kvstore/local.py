@@ -72,7 +72,7 @@ class KVStoreLocal(KVStoreBase):
             if len(arrays) != 1:
                 raise KVStoreError(f"key {k!r}: init takes one value per key, got {len(arrays)}")
         for k, arrays in groups:
-            self._keys.number(k)
+            self._keys.add(k)
             stored = empty(arrays[0].shape, ctx=self._home(arrays[0]), dtype=arrays[0].dtype)
             _copy(arrays[0], stored, 0)
             self._stored[k] = stored
@@ -125,6 +125,18 @@ class KVStoreLocal(KVStoreBase):
         self.init(key, value)
         self.pull(key, out, priority)
 
+    def replace(self, key: Any, value: NDArray) -> None:
+        """Make a copy of ``value`` the stored value of ``key``, past the updater: what a new set of weights needs.
+
+        A key that the store does not have is left alone.
+
+        Raises:
+            KVStoreError: the shape or dtype differs from the stored value's.
+        """
+        if key in self._stored:
+            self._check(key, [value], "replace")
+            _copy(value, self._stored[key], 0)
+
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
@@ -137,6 +149,11 @@ class KVStoreLocal(KVStoreBase):
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
+        if not callable(getattr(optimizer, "update_multi_precision", None)):
+            raise KVStoreError(
+                f"set_optimizer needs an optimizer such as mx.optimizer.create('sgd', learning_rate=0.1), "
+                f"got {optimizer!r}"
+            )
         self.set_updater(Updater(optimizer))
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan import ndarray as nd
-from weftplan.errors import MXNetError
+from weftplan.errors import MXNetError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import metric as metrics
 from weftplan.training.callbacks import BatchEndParam
 from weftplan.training.initializer import Initializer, Uniform
-from weftplan.training.io import DataBatch, DataDesc, DataIter
+from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
 
 log = logging.getLogger("weftplan")
 
@@ -119,6 +122,11 @@ class BaseModule:
         """
         if num_epoch is None:
             raise MXNetError("fit needs num_epoch: the epoch to stop before")
+        _check_iterator("fit: train_data", train_data)
+        if eval_data is not None:
+            _check_iterator("fit: eval_data", eval_data)
+        train_metric = metrics.create(eval_metric)
+        check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         self.init_params(
             initializer or Uniform(0.01),
@@ -128,17 +136,22 @@ class BaseModule:
             force_init=force_init,
         )
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
-        train_metric = metrics.create(eval_metric)
-        check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
+        train_data.reset()  # it may have been used before
         for epoch in range(begin_epoch, num_epoch):
             start = time.perf_counter()
             train_metric.reset()
+            nbatch = -1
             for nbatch, batch in enumerate(train_data):
                 self.forward_backward(batch)
                 self.update()
                 self.update_metric(train_metric, batch.label)
                 _call(batch_end_callback, BatchEndParam(epoch, nbatch, train_metric, {"self": self}))
-            for name, value in train_metric.get_name_value():
+            if nbatch < 0:
+                raise MXNetError(
+                    f"fit: train_data gave no batch in epoch {epoch}; its reset() must start over, and with "
+                    f"last_batch_handle 'discard' there must be at least one whole batch"
+                )
+            for name, value in train_metric.get_global_name_value():
                 log.info("Epoch[%d] Train-%s=%f", epoch, name, value)
             log.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
             if epoch_end_callback is not None:
@@ -168,6 +181,7 @@ class BaseModule:
     ) -> list[tuple[str, float]]:
         """Metric values over ``eval_data``: [(name, value), …]. Padding samples are not counted."""
         self._need("score", binded=True, params=True)
+        _check_iterator("score: eval_data", eval_data)
         if reset:
             eval_data.reset()
         metric = metrics.create(eval_metric)
@@ -186,6 +200,7 @@ class BaseModule:
     ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
         """(outputs without padding, batch number, batch) for each batch."""
         self._need("predict", binded=True, params=True)
+        _check_iterator("predict: eval_data", eval_data)
         if reset:
             eval_data.reset()
         for nbatch, batch in enumerate(eval_data):
@@ -197,7 +212,7 @@ class BaseModule:
 
     def predict(
         self,
-        eval_data: DataIter,
+        eval_data: Any,
         num_batch: int | None = None,
         merge_batches: bool = True,
         reset: bool = True,
@@ -206,7 +221,20 @@ class BaseModule:
         """Outputs for all of ``eval_data``: one array per output over all samples (a single array if one output).
 
         With ``merge_batches=False``: a list of the batches' lists of outputs.
+
+        Args:
+            eval_data: batches, or one array of samples (NDArray or NumPy) for a module with one data input.
         """
+        if isinstance(eval_data, (NDArray, np.ndarray)):
+            self._need("predict", binded=True, params=True)
+            bound = self.data_shapes
+            if len(bound) != 1 or eval_data.ndim == 0:
+                raise MXNetError(
+                    f"predict: one array of samples is for a module with one data input; this one's are "
+                    f"{[tuple(d) for d in bound]}; pass a DataIter"
+                )
+            batch = min(bound[0].shape[0], eval_data.shape[0])
+            eval_data = NDArrayIter(eval_data, batch_size=batch, data_name=bound[0].name)
         collected = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset)]
         if not merge_batches:
             return collected
@@ -218,6 +246,11 @@ class BaseModule:
         ]
         return merged[0] if len(merged) == 1 and not always_output_list else merged
 
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        """Bound data inputs."""
+        raise NotImplementedError
+
     def _need(self, verb: str, *, binded: bool = False, params: bool = False, optimizer: bool = False) -> None:
         """Raise a helpful error when a step that ``verb`` relies on has not been done."""
         if binded and not self.binded:
@@ -226,6 +259,13 @@ class BaseModule:
             raise MXNetError(f"{verb}: parameters have no values; call init_params or set_params first")
         if optimizer and not self.optimizer_initialized:
             raise MXNetError(f"{verb}: there is no optimizer; call init_optimizer first")
+
+
+def _check_iterator(what: str, data: Any) -> None:
+    if not (hasattr(data, "provide_data") and hasattr(data, "reset") and hasattr(data, "__iter__")):
+        raise MXNetError(
+            f"{what} must be a DataIter such as mx.io.NDArrayIter(data, label, batch_size), got {type(data).__name__}"
+        )
 
 
 def _call(callbacks: Callbacks, *args: Any) -> None:
@@ -241,4 +281,18 @@ def as_descs(shapes: Any) -> list[DataDesc]:
     >>> as_descs([("data", (2, 3))])[0].shape
     (2, 3)
     """
-    return [d if isinstance(d, DataDesc) else DataDesc(d[0], tuple(d[1]), *d[2:3]) for d in shapes or ()]
+    descs = []
+    for item in () if shapes is None else shapes if isinstance(shapes, (list, tuple)) else [shapes]:
+        if isinstance(item, DataDesc):
+            descs.append(item)
+            continue
+        try:
+            name, shape, *dtype = item
+            if not isinstance(name, str):
+                raise TypeError
+            descs.append(DataDesc(name, tuple(operator.index(n) for n in shape), *dtype[:1]))
+        except (TypeError, ValueError):
+            raise ShapeError(
+                f"shapes are given as a list of pairs such as [('data', (32, 10))], got {shapes!r}"
+            ) from None
+    return descs

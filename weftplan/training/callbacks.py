@@ -28,7 +28,11 @@ class BatchEndParam:
 
 
 class Speedometer:
-    """Log samples per second (and the metric) every ``frequent`` batches."""
+    """Log samples per second (and the metric) every ``frequent`` batches.
+
+    With ``auto_reset`` the metric that is shown covers the batches since the last line; what ``fit`` logs at
+    the end of an epoch still covers all of it.
+    """
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
         self.batch_size = batch_size
@@ -50,7 +54,7 @@ class Speedometer:
         if param.eval_metric is not None:
             values = "".join(f"\t{name}={value:f}" for name, value in param.eval_metric.get_name_value())
             if self.auto_reset:
-                param.eval_metric.reset()
+                param.eval_metric.reset_local()
         log.info("Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, values)
         self._since, self._last_batch = now, param.nbatch
 

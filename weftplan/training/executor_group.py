@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
-from weftplan.errors import BindError, ShapeError
+from weftplan.errors import BindError, DTypeError, ShapeError
 from weftplan.executor import Executor
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
@@ -28,6 +30,22 @@ def split_batch(batch_size: int, parts: int) -> list[slice]:
         raise BindError(f"a batch of {batch_size} samples cannot be split over {parts} contexts: make it larger")
     edges = [batch_size * i // parts for i in range(parts + 1)]
     return [slice(lo, hi) for lo, hi in pairwise(edges)]
+
+
+def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
+    """``value`` if it is an NDArray, an NDArray of it if it is a NumPy array.
+
+    Raises:
+        DTypeError: it is neither; the message says ``what`` it is.
+    """
+    if isinstance(value, NDArray):
+        return value
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biufV":
+        raise DTypeError(
+            f"{what} must be an NDArray or a NumPy array of numbers, got {type(value).__name__}; make one with "
+            f"mx.nd.array(...)"
+        )
+    return nd.array(value, dtype=value.dtype if dtype is None else dtype)
 
 
 class ExecutorGroup:
@@ -111,20 +129,28 @@ class ExecutorGroup:
         """Copy each context's slice of the batch into its executor, asynchronously.
 
         Raises:
-            ShapeError: an array does not have the shape that was bound.
+            ShapeError: an array does not have the shape that was bound. Nothing is copied then.
+            DTypeError: something that is no array.
         """
-        for descs, arrays in ((self.data_shapes, batch.data), (self.label_shapes, batch.label)):
-            if not arrays and descs is self.label_shapes:
-                continue
+        work: list[tuple[DataDesc, NDArray]] = []
+        for what, descs, arrays in (("data", self.data_shapes, batch.data), ("label", self.label_shapes, batch.label)):
+            if what == "label" and (not arrays or not descs):
+                continue  # a network without labels, or a run that only predicts
             if len(arrays) != len(descs):
-                raise ShapeError(f"the batch has {len(arrays)} arrays, bound were {[d.name for d in descs]}")
+                raise ShapeError(
+                    f"the batch has {len(arrays)} {what} arrays, bound were {len(descs)}: {[d.name for d in descs]}"
+                )
             for desc, value in zip(descs, arrays, strict=True):
-                if tuple(value.shape) != tuple(desc.shape):
-                    raise ShapeError(f"input {desc.name!r}: bound shape {desc.shape}, got {value.shape}")
-                for executor, part in zip(self.executors, self.slices, strict=True):
-                    target = executor.arg_dict.get(desc.name)
-                    if target is not None:
-                        value[part].copyto(target)
+                array = as_ndarray(value, f"{what} {desc.name!r} of the batch", dtype=desc.dtype)
+                if tuple(array.shape) != tuple(desc.shape):
+                    raise ShapeError(f"{what} {desc.name!r} was bound with shape {desc.shape}, got {array.shape}")
+                work.append((desc, array))
+        for desc, array in work:
+            for executor, part in zip(self.executors, self.slices, strict=True):
+                target = executor.arg_dict.get(desc.name)
+                if target is not None:
+                    piece = array if len(self.executors) == 1 else array[part]
+                    (piece if piece.dtype == target.dtype else piece.astype(target.dtype)).copyto(target)
 
     def forward(self, *, is_train: bool) -> None:
         """Run forward on every context, asynchronously."""

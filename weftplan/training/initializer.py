@@ -19,6 +19,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray, random
+from weftplan.training.settings import construct
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
@@ -200,12 +201,20 @@ def create(spec: Any) -> Initializer:
     if isinstance(spec, Initializer):
         return spec
     name, kwargs = spec, {}
-    if isinstance(spec, str) and spec.lstrip().startswith("["):
-        name, kwargs = json.loads(spec)
+    if not isinstance(spec, str):
+        raise ParameterError(f"an initializer is an object of mx.init or a name such as 'xavier', got {spec!r}")
+    if spec.lstrip().startswith("["):
+        try:
+            name, kwargs = json.loads(spec)
+            kwargs = dict(kwargs)
+        except (ValueError, TypeError) as error:
+            raise ParameterError(
+                f'an initializer as JSON reads ["name", {{"setting": value}}], got {spec!r}: {error}'
+            ) from error
     key = _ALIASES.get(str(name).lower(), str(name).lower())
     klass = Initializer.registry.get(key)
     if klass is None:
         near = difflib.get_close_matches(key, Initializer.registry, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ParameterError(f"unknown initializer {name!r}: {hint}known: {', '.join(Initializer.registry)}")
-    return klass(**kwargs)
+    return construct(klass, kwargs, "initializer")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.device.context import cpu
-from weftplan.errors import ParameterError, ShapeError
+from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -79,7 +79,7 @@ class NDArrayIter(DataIter):
 
     Args:
         data: one array, a list (named ``data_0``, ``data_1``, …; one alone: ``data``) or a dictionary of arrays, NumPy
-            or NDArray, samples first.
+            or NDArray, samples first. NumPy arrays of float64 or integers become float32; NDArrays keep their dtype.
         label: the same for labels (default name ``softmax_label``), or None.
         batch_size: samples per batch.
         shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.
@@ -112,8 +112,11 @@ class NDArrayIter(DataIter):
         if len(set(counts.values())) != 1:
             raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
         self.num_data = next(iter(counts.values()))
-        if not 1 <= batch_size <= self.num_data:
-            raise ParameterError(f"NDArrayIter: batch_size must be in [1, {self.num_data}], got {batch_size}")
+        if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= self.num_data:
+            raise ParameterError(
+                f"NDArrayIter: batch_size must be an integer in [1, {self.num_data}], the number of samples, got "
+                f"{batch_size!r}"
+            )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
         self._order = np.arange(self.num_data)
@@ -165,7 +168,10 @@ class NDArrayIter(DataIter):
 
 
 def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:
-    """[(name, host array)] from an array, a list or a dictionary; float64 becomes float32, as in MXNet."""
+    """[(name, host array)] from an array, a list or a dictionary.
+
+    NumPy arrays of float64, integers or booleans become float32, as in MXNet; NDArrays keep their dtype.
+    """
     if source is None:
         source = []
     if isinstance(source, (np.ndarray, NDArray)):
@@ -176,7 +182,9 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
         names = [default] if len(source) == 1 else [f"{default}_{i}" for i in range(len(source))]
         pairs = list(zip(names, source, strict=True))
     else:
-        raise ParameterError(f"{default}: expected an array, a list or a dictionary of arrays, got {type(source)}")
+        raise ParameterError(
+            f"{default}: expected an array, a list or a dictionary of arrays, got {type(source).__name__}"
+        )
     if not pairs and not empty_ok:
         raise ParameterError(f"{default}: no arrays given")
     result = []
@@ -184,5 +192,9 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
         host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
         if host.ndim == 0:
             raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
-        result.append((str(name), host.astype(np.float32) if host.dtype == np.float64 else host))
+        if host.dtype.kind not in "biufV":
+            raise DTypeError(f"{name}: expected an array of numbers, got dtype {host.dtype}")
+        if not isinstance(value, NDArray) and (host.dtype == np.float64 or host.dtype.kind in "biu"):
+            host = host.astype(np.float32)
+        result.append((str(name), host))
     return result

@@ -14,6 +14,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray
+from weftplan.training.settings import construct
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,11 +30,17 @@ class EvalMetric:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sum_metric = 0.0
-        self.num_inst = 0
+        self.reset()
 
     def reset(self) -> None:
         """Forget everything seen."""
+        self.sum_metric = 0.0
+        self.num_inst = 0
+        self.global_sum_metric = 0.0
+        self.global_num_inst = 0
+
+    def reset_local(self) -> None:
+        """Forget what :meth:`get` tells of; :meth:`get_global` still counts from the last :meth:`reset`."""
         self.sum_metric = 0.0
         self.num_inst = 0
 
@@ -53,6 +60,8 @@ class EvalMetric:
             total, count = self.measure(_host(label), _host(pred))
             self.sum_metric += total
             self.num_inst += count
+            self.global_sum_metric += total
+            self.global_num_inst += count
 
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
         """(sum, count) of one pair of arrays."""
@@ -61,6 +70,15 @@ class EvalMetric:
     def get(self) -> tuple[Any, Any]:
         """(name, value)."""
         return self.name, (self.sum_metric / self.num_inst if self.num_inst else math.nan)
+
+    def get_global(self) -> tuple[Any, Any]:
+        """(name, value) since the last :meth:`reset`."""
+        return self.name, (self.global_sum_metric / self.global_num_inst if self.global_num_inst else math.nan)
+
+    def get_global_name_value(self) -> list[tuple[str, float]]:
+        """[(name, value), …] since the last :meth:`reset`."""
+        name, value = self.get_global()
+        return list(zip(name, value, strict=True)) if isinstance(name, list) else [(name, value)]
 
     def get_name_value(self) -> list[tuple[str, float]]:
         """[(name, value), …]."""
@@ -179,12 +197,20 @@ class CompositeEvalMetric(EvalMetric):
         for metric in getattr(self, "metrics", ()):
             metric.reset()
 
+    def reset_local(self) -> None:
+        for metric in self.metrics:
+            metric.reset_local()
+
     def update(self, labels: Sequence[Any], preds: Sequence[Any]) -> None:
         for metric in self.metrics:
             metric.update(labels, preds)
 
     def get(self) -> tuple[Any, Any]:
         pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
+        return [name for name, _ in pairs], [value for _, value in pairs]
+
+    def get_global(self) -> tuple[Any, Any]:
+        pairs = [pair for metric in self.metrics for pair in metric.get_global_name_value()]
         return [name for name, _ in pairs], [value for _, value in pairs]
 
 
@@ -212,4 +238,4 @@ def create(metric: Any, **kwargs: Any) -> EvalMetric:
         near = difflib.get_close_matches(key, EvalMetric.registry, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ParameterError(f"unknown metric {metric!r}: {hint}known: {', '.join(EvalMetric.registry)}")
-    return klass(**kwargs)
+    return construct(klass, kwargs, "metric")

@@ -10,15 +10,16 @@ from typing import Any
 from weftplan import config, kvstore
 from weftplan import ndarray as nd
 from weftplan.device.context import Context, current_context
-from weftplan.errors import BindError, MXNetError, ShapeError
-from weftplan.kvstore import KVStoreBase, Updater
+from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
+from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.kvstore.local import write_atomically
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
+from weftplan.training import initializer as initializers
 from weftplan.training import optimizer as optimizers
 from weftplan.training.base_module import BaseModule, as_descs
 from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
-from weftplan.training.executor_group import ExecutorGroup
+from weftplan.training.executor_group import ExecutorGroup, as_ndarray
 from weftplan.training.initializer import InitDesc, Initializer, Uniform
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
@@ -46,19 +47,30 @@ class Module(BaseModule):
         fixed_param_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(symbol, Symbol):
+            raise BindError(
+                f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
+            )
         if context is None:
             context = current_context()
         self.contexts = [context] if isinstance(context, Context) else list(context)
+        strange = [c for c in self.contexts if not isinstance(c, Context)]
+        if strange:
+            raise BindError(f"context must be a context such as mx.cpu(0), or a list of them, got {context!r}")
         if not self.contexts:
             raise BindError("context is an empty list: give at least one context")
         arguments = symbol.list_arguments()
         self.symbol: Symbol = symbol
-        self.data_names = list(data_names or ())
-        self.label_names = [name for name in label_names or () if name in arguments]
+        self.data_names = _names(data_names, "data_names")
+        wanted = _names(label_names, "label_names")
+        self.label_names = [name for name in wanted if name in arguments]
+        lost = [name for name in wanted if name not in arguments]
+        if lost and wanted != ["softmax_label"]:
+            raise BindError(f"label_names {lost} are no arguments of the symbol; it has {arguments}")
         missing = [name for name in self.data_names if name not in arguments]
         if missing:
             raise BindError(f"data_names {missing} are no arguments of the symbol; it has {arguments}")
-        self.fixed_param_names = list(fixed_param_names or ())
+        self.fixed_param_names = _names(fixed_param_names, "fixed_param_names")
         inputs = {*self.data_names, *self.label_names}
         self.param_names = [name for name in arguments if name not in inputs]
         unknown = [name for name in self.fixed_param_names if name not in self.param_names]
@@ -75,6 +87,7 @@ class Module(BaseModule):
         self._updater: Updater | None = None
         self._optimizer: optimizers.Optimizer | None = None
         self._pending_states: bytes | None = None
+        self._ran = False
 
     # -- binding --------------------------------------------------------------------------------------------------
 
@@ -108,7 +121,8 @@ class Module(BaseModule):
         """Plan and allocate one executor per context.
 
         Args:
-            data_shapes, label_shapes: ``[(name, shape)]`` of a whole batch (or DataDescs), in any order.
+            data_shapes, label_shapes: ``[(name, shape)]`` of a whole batch (or DataDescs), in the order in which
+                batches have their arrays.
             for_training: bind gradients too.
             inputs_need_grad: also the gradients of the data.
             force_rebind: bind again if bound; values of parameters are kept.
@@ -119,12 +133,13 @@ class Module(BaseModule):
             return
         if self.binded and self.params_initialized:
             self._arg_params, self._aux_params = self.get_params()
-        data = _ordered(as_descs(data_shapes), self.data_names, "data")
-        label = _ordered(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        data = _named_as(as_descs(data_shapes), self.data_names, "data")
+        label = _named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
         self._group = self._make_group(data, label, shared_module.group if shared_module is not None else None)
         self.for_training = for_training
         self.binded = True
+        self._ran = False
         if shared_module is not None and shared_module.params_initialized:
             self._arg_params, self._aux_params = shared_module.get_params()
             self.params_initialized = True
@@ -147,9 +162,10 @@ class Module(BaseModule):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind for other input shapes; parameters, their gradients and the planned memory are shared."""
         self._need("reshape", binded=True)
-        data = _ordered(as_descs(data_shapes), self.data_names, "data")
-        label = _ordered(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        data = _named_as(as_descs(data_shapes), self.data_names, "data")
+        label = _named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         self._group = self._make_group(data, label, self.group)
+        self._ran = False
 
     # -- parameters -----------------------------------------------------------------------------------------------
 
@@ -180,18 +196,24 @@ class Module(BaseModule):
             if extra:
                 raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
         attrs = self.symbol.attr_dict()
-        rule = initializer if initializer is not None else Uniform(0.01)
+        rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
         complete = given_args is not None and not allow_missing
         group = self.group
 
         def value_of(name: str, like: NDArray, given: Mapping[str, NDArray] | None, must: bool) -> NDArray:
             if given is not None and name in given:
-                if tuple(given[name].shape) != tuple(like.shape):
-                    raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {given[name].shape}")
-                return given[name]
+                value = as_ndarray(given[name], f"parameter {name!r}")
+                if tuple(value.shape) != tuple(like.shape):
+                    raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {value.shape}")
+                return value
             if must:
                 raise MXNetError(
                     f"parameter {name!r} is missing from the given ones; pass allow_missing=True to init it"
+                )
+            if name.endswith("label") and "__init__" not in attrs.get(name, {}):
+                raise BindError(
+                    f"{name!r} would be a parameter, since label_names are {self.label_names}; pass "
+                    f"label_names=[{name!r}] to Module, and label_name={name!r} to the data iterator"
                 )
             fresh = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
             rule(InitDesc(name, attrs.get(name), rule), fresh)
@@ -208,6 +230,10 @@ class Module(BaseModule):
         group.set_params(args, aux)
         self._arg_params, self._aux_params = args, aux
         self.params_initialized = True
+        if self._update_on_kvstore and isinstance(self._kvstore, KVStoreLocal):
+            # The store has weights of its own, which the next update would bring back.
+            for name, arrays in zip(self.param_names, group.param_arrays, strict=True):
+                self._kvstore.replace(name, arrays[0])
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """(arg_params, aux_params) as copies on the host; auxiliary states are averaged over the contexts."""
@@ -238,7 +264,12 @@ class Module(BaseModule):
         if isinstance(optimizer, optimizers.Optimizer):
             chosen = optimizer
         else:
-            settings = dict(optimizer_params)
+            try:
+                settings = dict(optimizer_params)
+            except (TypeError, ValueError):
+                raise ParameterError(
+                    f"optimizer_params must be a dictionary such as {{'learning_rate': 0.1}}, got {optimizer_params!r}"
+                ) from None
             workers = store.num_workers if store is not None and "dist" in store.type else 1
             settings.setdefault("rescale_grad", 1.0 / (self.group.batch_size * workers))
             chosen = optimizers.create(
@@ -308,16 +339,38 @@ class Module(BaseModule):
             is_train: default: what was bound.
         """
         self._need("forward", binded=True, params=True)
-        shapes = [tuple(a.shape) for a in data_batch.data]
+        if not isinstance(getattr(data_batch, "data", None), (list, tuple)):
+            raise MXNetError(
+                f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(data_batch).__name__}"
+            )
+        training = self.for_training if is_train is None else bool(is_train)
+        if training and self.label_names and not (data_batch.label and self.group.label_shapes):
+            missing = "the batch has no label" if self.group.label_shapes else "bind got no label_shapes"
+            raise MXNetError(
+                f"forward: {missing}, and training this network needs {self.label_names}; give the iterator labels, or "
+                f"pass is_train=False"
+            )
+        shapes = [tuple(as_ndarray(a, "data of the batch").shape) for a in data_batch.data]
+        if len(shapes) != len(self.group.data_shapes):
+            bound = [(d.name, d.shape) for d in self.group.data_shapes]
+            raise ShapeError(f"forward: the batch has {len(shapes)} data arrays, bound were {len(bound)}: {bound}")
         if shapes != [tuple(d.shape) for d in self.group.data_shapes]:
             data = [DataDesc(d.name, s, d.dtype) for d, s in zip(self.group.data_shapes, shapes, strict=True)]
             label = [
                 DataDesc(d.name, tuple(a.shape), d.dtype)
-                for d, a in zip(self.group.label_shapes, data_batch.label, strict=False)
+                for d, a in zip(self.group.label_shapes, data_batch.label or (), strict=False)
             ]
-            self.reshape(data, label)
+            try:
+                self.reshape(data, label)
+            except ShapeError as error:
+                bound = [(d.name, d.shape) for d in self.group.data_shapes]
+                raise ShapeError(
+                    f"forward: the batch's data have shapes {shapes}, bound were {bound}; binding for them fails: "
+                    f"{error}"
+                ) from error
         self.group.load(data_batch)
-        self.group.forward(is_train=self.for_training if is_train is None else is_train)
+        self.group.forward(is_train=training)
+        self._ran = True
 
     def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
         """Run backward on every context, asynchronously."""
@@ -329,6 +382,8 @@ class Module(BaseModule):
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """Outputs of the last forward: of the whole batch, or per output a list with one array per context."""
         self._need("get_outputs", binded=True, params=True)
+        if not self._ran:
+            raise MXNetError("get_outputs: there are none yet; call forward first")
         return self.group.merged_outputs() if merge_multi_context else self.group.outputs()
 
     def get_input_grads(self) -> list[NDArray]:
@@ -382,8 +437,22 @@ class Module(BaseModule):
 _HOST = Context("cpu", 0)
 
 
-def _ordered(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
-    by_name = {desc.name: desc for desc in descs}
-    if what == "data" and set(by_name) != set(names):
-        raise BindError(f"data_shapes name {sorted(by_name)}, the module's data_names are {list(names)}")
-    return [by_name[name] for name in names if name in by_name]
+def _named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
+    """``descs`` if their names fit; labels that the network has no use for may be among them."""
+    given = [desc.name for desc in descs]
+    if len(set(given)) != len(given):
+        raise BindError(f"{what}_shapes name an input twice: {given}")
+    if (set(given) != set(names)) if what == "data" else not set(given) >= set(names):
+        raise BindError(
+            f"{what}_shapes name {given}, the module's {what}_names are {list(names)}: name the {what} of the iterator "
+            f"accordingly, or pass {what}_names={given} to Module if the network's inputs are called so"
+        )
+    return descs
+
+
+def _names(names: Any, what: str) -> list[str]:
+    if names is None:
+        return []
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise BindError(f"{what} must be a list of names such as ['data'], got {names!r}")
+    return list(names)

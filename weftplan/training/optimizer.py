@@ -19,6 +19,7 @@ from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.lr_scheduler import LRScheduler
+from weftplan.training.settings import construct, number
 
 State = Any
 
@@ -31,12 +32,14 @@ class Optimizer:
         param_idx2name: index -> parameter name.
         wd: weight decay (added to the gradient as ``wd * weight``).
         clip_gradient: clip each rescaled gradient element to [-c, c]; None or a negative value: do not clip.
-        learning_rate: the rate, or the scheduler's ``base_lr`` when one is given.
+        learning_rate: the rate (default: the class's ``default_rate``); with a scheduler, its ``base_lr`` (default: the
+            one that it has).
         lr_scheduler: callable from the number of updates to a rate.
         sym: a symbol whose ``__lr_mult__`` and ``__wd_mult__`` attributes count.
         begin_num_update: number of updates already done.
     """
 
+    default_rate: ClassVar[float] = 0.01
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
 
     def __init__(
@@ -50,13 +53,18 @@ class Optimizer:
         sym: Symbol | None = None,
         begin_num_update: int = 0,
     ) -> None:
-        if learning_rate is not None and learning_rate < 0:
-            raise ParameterError(f"{type(self).__name__}: learning_rate must be >= 0, got {learning_rate}")
-        if wd < 0:
-            raise ParameterError(f"{type(self).__name__}: wd must be >= 0, got {wd}")
+        me = type(self).__name__
+        if learning_rate is not None:
+            number(learning_rate, f"{me}: learning_rate", low=0)
+        number(wd, f"{me}: wd", low=0)
+        number(rescale_grad, f"{me}: rescale_grad")
+        if clip_gradient is not None:
+            number(clip_gradient, f"{me}: clip_gradient")
+        if lr_scheduler is not None and not callable(lr_scheduler):
+            raise ParameterError(f"{me}: lr_scheduler must map an update number to a rate, got {lr_scheduler!r}")
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
-        self.lr = 0.01 if learning_rate is None else learning_rate
+        self.lr = self.default_rate if learning_rate is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None:
             lr_scheduler.base_lr = lr_scheduler.warmup_final_lr = learning_rate
         self.wd = wd
@@ -150,9 +158,9 @@ class Optimizer:
 class SGD(Optimizer):
     """Stochastic gradient descent: ``m = momentum*m - lr*(g + wd*w); w += m`` (``w -= lr*(g + wd*w)`` without)."""
 
-    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, **kwargs: Any) -> None:
+    def __init__(self, learning_rate: float | None = None, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self.momentum = momentum
+        self.momentum = number(momentum, "SGD: momentum", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:
         if self.momentum == 0.0:
@@ -175,18 +183,20 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015), weight decay added to the gradient; the rate carries the bias correction."""
 
+    default_rate: ClassVar[float] = 0.001
+
     def __init__(
         self,
-        learning_rate: float = 0.001,
+        learning_rate: float | None = None,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+        self.beta1 = number(beta1, "Adam: beta1", low=0, below=1)
+        self.beta2 = number(beta2, "Adam: beta2", low=0, below=1)
+        self.epsilon = number(epsilon, "Adam: epsilon", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:
         return (
@@ -235,16 +245,18 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
     """The optimizer of that name (any case): ``create("sgd", learning_rate=0.1, momentum=0.9)``.
 
     Raises:
-        ParameterError: unknown name; the message lists the known ones.
+        ParameterError: unknown name or setting; the message lists the known ones.
     """
     if isinstance(name, Optimizer):
         return name
+    if not isinstance(name, str):
+        raise ParameterError(f"an optimizer is a name such as 'sgd', or an Optimizer, got {name!r}")
     klass = Optimizer.opt_registry.get(name.lower())
     if klass is None:
         near = difflib.get_close_matches(name.lower(), Optimizer.opt_registry, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(Optimizer.opt_registry)}")
-    return klass(**kwargs)
+    return construct(klass, kwargs, "optimizer")
 
 
 register = Optimizer.register
