@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from weftplan.engine.arrays import var_of
 from weftplan.engine.core import Engine, Tracer
 from weftplan.engine.factory import create, debug_enabled, get, set_engine, set_tracer, using
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.statistics import QueueStatistics, Statistics
+from weftplan.engine.tasks import future, submit, task, wait
 from weftplan.engine.var import Var
 
 __all__ = [
@@ -37,11 +39,16 @@ __all__ = [
     "create",
     "debug_enabled",
     "dedupe",
+    "future",
     "get",
     "set_bulk_size",
     "set_engine",
     "set_tracer",
+    "submit",
+    "task",
     "using",
+    "var_of",
+    "wait",
 ]
 
 

@@ -1,0 +1,281 @@
+"""Tasks on plain arrays: functions whose vars are found from the arrays that they get.
+
+>>> import numpy as np
+>>> from weftplan import engine
+>>> a, b, c = np.ones(3), np.zeros(3), np.zeros(3)
+>>> engine.submit(np.add, a, 1, out=b)  # returns at once
+>>> engine.submit(np.multiply, b, 10, out=c)  # runs after the addition, since it reads b
+>>> engine.wait(c)
+>>> c
+array([20., 20., 20.])
+
+A function runs on a worker when no earlier task writes what it reads, or uses what it writes. Arrays are NumPy and CuPy
+arrays and NDArrays (the function gets their raw array); views of one buffer count as that buffer. An array that a
+function reaches in another way than through its arguments must be named in ``reads`` or ``writes``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ParamSpec
+
+from weftplan.device.context import Context
+from weftplan.engine.arrays import context_of, is_array, is_ndarray, var_of
+from weftplan.engine.core import Engine
+from weftplan.engine.factory import get
+from weftplan.engine.guard import guarded, read_only
+from weftplan.engine.operation import FnProperty, dedupe, label_of
+from weftplan.engine.var import Var
+from weftplan.errors import EngineError
+
+P = ParamSpec("P")
+
+
+def submit(
+    fn: Callable[..., Any],
+    *args: Any,
+    out: Any = None,
+    reads: Sequence[Any] = (),
+    writes: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    ctx: Context | None = None,
+    priority: int = 0,
+    prop: FnProperty = FnProperty.NORMAL,
+    name: str | None = None,
+) -> None:
+    """Schedule ``fn(*args, **kwargs, out=out)``; without ``out``, ``fn(*args, **kwargs)``. What it returns is dropped.
+
+    Args:
+        fn: any function; one of NumPy's that take ``out`` fits as it is.
+        args: what it is called with. Arrays among them, also in lists, tuples and dictionaries, count as read.
+        out: an array, or a tuple or list of arrays, that it writes.
+        reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes though they are
+            among ``args``.
+        kwargs: keyword arguments; arrays among them count as read.
+        ctx: where; default: where the first array written is, else the first read, else ``cpu(0)``. Each context has
+            workers of its own, so contexts are lanes that run side by side.
+        priority: larger first, in queues that honour it.
+        prop: kind of work.
+        name: for errors and traces; default: the function's.
+
+    Raises:
+        EngineError: ``out``, ``reads`` or ``writes`` holds something that is no array. Nothing has been scheduled then.
+    """
+    targets = [] if out is None else list(out) if isinstance(out, (tuple, list)) else [out]
+    taken = [*arrays_in(args), *(arrays_in(kwargs.values()) if kwargs else ())]
+    given = dict(kwargs) if kwargs else {}
+    if out is not None:
+        given["out"] = out
+    _schedule(fn, args, given, [*taken, *reads], [*targets, *writes], ctx, priority, prop, name)
+
+
+def task(
+    *,
+    reads: Sequence[str] | None = None,
+    writes: Sequence[str] = (),
+    ctx: Context | None = None,
+    priority: int = 0,
+    prop: FnProperty = FnProperty.NORMAL,
+    name: str | None = None,
+) -> Callable[[Callable[P, Any]], Callable[P, None]]:
+    """Make a function schedule itself: calling it returns at once, and its arrays order it.
+
+    Args:
+        reads: names of the parameters that it reads; default: all that are not written. When given, an array passed to
+            a parameter that is in neither list is an error.
+        writes: names of the parameters that it writes.
+        ctx, priority, prop, name: as for :func:`submit`.
+
+    The plain function stays reachable as ``__wrapped__``.
+
+    Raises:
+        EngineError: a name that is no parameter of the function, or in both lists; at the call, an array that was not
+            declared.
+
+    >>> import numpy as np
+    >>> @task(reads=["a"], writes=["total"])
+    ... def accumulate(a, total):
+    ...     total += a
+    >>> total = np.zeros(2)
+    >>> for i in range(3):
+    ...     accumulate(np.full(2, i), total)
+    >>> wait(total)
+    >>> total
+    array([3., 3.])
+    """
+
+    def decorate(fn: Callable[P, Any]) -> Callable[P, None]:
+        signature = inspect.signature(fn)
+        label = label_of(fn, name)
+        read_names, write_names = _checked_names(label, list(signature.parameters), reads, writes)
+        positional = _plain_positional(signature)
+
+        @functools.wraps(fn)
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            if positional is not None and not kwargs and len(args) == len(positional):
+                values: Mapping[str, Any] = dict(zip(positional, args, strict=True))
+            else:
+                values = signature.bind(*args, **kwargs).arguments
+            read: list[Any] = []
+            written: list[Any] = []
+            for parameter, value in values.items():
+                arrays = list(arrays_in((value,)))
+                if parameter in write_names:
+                    if not arrays:
+                        raise EngineError(
+                            f"task {label!r}: parameter {parameter!r} is declared as written, so an array is expected, "
+                            f"got {type(value).__name__}"
+                        )
+                    written += arrays
+                elif read_names is None or parameter in read_names:
+                    read += arrays
+                elif arrays:
+                    raise EngineError(
+                        f"task {label!r} got an array in parameter {parameter!r}, which is in neither reads nor "
+                        f"writes; add it to the one that is true"
+                    )
+            _schedule(fn, args, kwargs, read, written, ctx, priority, prop, label)
+
+        return call
+
+    return decorate
+
+
+def wait(*arrays: Any, readers: bool = False) -> None:
+    """Block until what was submitted so far has written ``arrays``; without arrays, until everything is done.
+
+    Args:
+        arrays: as for :func:`submit`, or vars.
+        readers: also wait for the tasks that read them: needed before *you* write them by hand.
+
+    Raises:
+        WaitInWorkerError: called inside a task.
+        BaseException: what a failed task raised, with a note that names it and the line that submitted it.
+    """
+    if not arrays:
+        get().wait_for_all()
+        return
+    found = list(dict.fromkeys(var_of(array) for array in arrays))
+    if readers:
+        for var in found:
+            _engine_of(var).push(_nothing, (), (var,), name="wait")
+    for var in found:
+        _engine_of(var).wait_for_var(var)
+
+
+def future(array: Any) -> Future[Any]:
+    """A future of ``array`` itself, done when what was submitted so far has written it; it may carry a task's failure.
+
+    In a coroutine ``await asyncio.wrap_future(engine.future(array))``, or ``await engine.var_of(array)``.
+    """
+    var = var_of(array)
+    result: Future[Any] = Future()
+
+    def settle(done: Future[Var]) -> None:
+        error = done.exception()
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(array)
+
+    if result.set_running_or_notify_cancel():  # from here on nobody can cancel it, so that settling cannot fail
+        _engine_of(var).future(var).add_done_callback(settle)
+    return result
+
+
+def arrays_in(values: Any) -> Iterator[Any]:
+    """The arrays among ``values``, and in lists, tuples and dictionaries among them."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from arrays_in(value)
+        elif isinstance(value, dict):
+            yield from arrays_in(value.values())
+        elif is_array(value):
+            yield value
+
+
+def _schedule(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    read: Sequence[Any],
+    written: Sequence[Any],
+    ctx: Context | None,
+    priority: int,
+    prop: FnProperty,
+    name: str | None,
+) -> None:
+    """Push the call with the vars of ``read`` and ``written``."""
+    if not callable(fn):
+        raise EngineError(f"expected a function, got {type(fn).__name__}")
+    engine = get()
+    label = label_of(fn, name)
+    try:
+        write_vars = [var_of(array, engine) for array in written]
+        read_vars = [var_of(array, engine) for array in read]
+    except EngineError as error:
+        raise EngineError(f"task {label!r}: {error}") from error
+    if ctx is None:
+        ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
+    const_vars, mutable_vars = dedupe(read_vars, write_vars)
+    opened: Callable[[Any], Any] = _open
+    work = fn
+    if engine._debug:
+        changing = set(mutable_vars)
+        opened = functools.partial(_open, lock=lambda array: var_of(array, engine) not in changing)
+        work = guarded(fn, label, [array for array in read if var_of(array, engine) not in changing])
+
+    def run() -> None:
+        work(*[opened(value) for value in args], **{key: opened(value) for key, value in kwargs.items()})
+
+    engine.push(run, const_vars, mutable_vars, ctx, prop=prop, priority=priority, name=label)
+
+
+def _open(value: Any, lock: Callable[[Any], bool] | None = None) -> Any:
+    """What the function gets for an argument: NDArrays as raw arrays; read-only where ``lock`` says so."""
+    if type(value) in (list, tuple):
+        return type(value)(_open(item, lock) for item in value)
+    if type(value) is dict:
+        return {key: _open(item, lock) for key, item in value.items()}
+    if isinstance(value, Var) or not is_array(value):
+        return value
+    raw = value.raw() if is_ndarray(value) else value
+    return read_only(raw) if lock is not None and lock(value) else raw
+
+
+def _checked_names(
+    label: str, parameters: Sequence[str], reads: Sequence[str] | None, writes: Sequence[str]
+) -> tuple[frozenset[str] | None, frozenset[str]]:
+    """The declared names, as sets; raises EngineError when they do not fit the function."""
+    for which, names in (("reads", reads or ()), ("writes", writes)):
+        if isinstance(names, str):
+            raise EngineError(f"task {label!r}: {which} must be a sequence of names, such as [{names!r}]")
+        for one in names:
+            if one not in parameters:
+                raise EngineError(
+                    f"task {label!r}: {which} names {one!r}, which is none of its parameters: {', '.join(parameters)}"
+                )
+    both = sorted(set(reads or ()) & set(writes))
+    if both:
+        raise EngineError(f"task {label!r}: {both[0]!r} is in reads and in writes; written arrays may be read, too")
+    return (None if reads is None else frozenset(reads)), frozenset(writes)
+
+
+def _plain_positional(signature: inspect.Signature) -> list[str] | None:
+    """Parameter names when all can be given by position alone, which needs no binding; else None."""
+    simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature.parameters.values()
+    return [p.name for p in parameters] if all(p.kind in simple for p in parameters) else None
+
+
+def _engine_of(var: Var) -> Engine:
+    if var.engine is None:
+        raise EngineError(f"{var!r} has been deleted; nothing can be waited for")
+    return var.engine
+
+
+def _nothing() -> None:
+    """Writes nothing: waits for the readers of a var."""
