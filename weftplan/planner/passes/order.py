@@ -7,6 +7,11 @@ of them writes it.
 Candidates: the given order; greedy list scheduling forwards in time (next is the ready node after which least is
 alive) and backwards (last is the node before which least is alive); and depth-first order in which the input whose
 computation needs most beyond its result comes first. The two parts are chosen one after the other.
+
+The best of them is then improved where its peak is (:mod:`.order_window`): the block around the peak is solved exactly
+by a search over down-sets (:mod:`.order_search`) after what is series-parallel in it has been put into its optimal
+order (:mod:`.order_series_parallel`); a block too large for that is improved by windows. Costs come from
+:mod:`.order_model`; the planner's own figure decides at the end.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from weftplan.planner.inplace import assign
 from weftplan.planner.liveness import Facts
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.passes.order_model import OrderModel
+from weftplan.planner.passes.order_window import improve
 
 
 def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
@@ -40,6 +47,9 @@ def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
             bound = lower_bound(facts, order, options)
             if bound < least:
                 best, least = order, bound
+    improved, _ = improve(OrderModel(facts, graph.before, options), best, forward)
+    if improved != best and lower_bound(facts, improved, options) < least:
+        best = improved
     return best
 
 

@@ -1,0 +1,138 @@
+"""Improve an order where its peak is: whole blocks where they can be solved, windows around the peak where not.
+
+A node that is comparable with every other (all run before it, or after it, in any order) is a *bottleneck*: what has
+run when it ends is the same in every order, so an order splits there into blocks that do not know each other. The peak
+of the order is that of its highest block, so only that one is worth a search; once it cannot be lowered, no order of
+the blocks can have a smaller peak, and the work ends.
+
+A block that the search cannot finish is improved by windows: consecutive nodes around a peak step, put into their best
+order, over and over while that lowers the peak or the number of steps at it.
+
+All limits are counts of states, never clocks, so that the same graph always gets the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from weftplan.planner.passes.order_model import Block, OrderModel
+from weftplan.planner.passes.order_search import best_order
+
+WINDOW = 10
+"""Nodes of a window."""
+WINDOW_STATES = 300
+"""States looked at for one window; the down-sets of ten nodes are at most 1024, and safe moves skip most."""
+
+Reduce = Callable[[Block], None]
+"""Adds order to a block without loss: see :mod:`weftplan.planner.passes.order_series_parallel`."""
+
+
+def improve(
+    model: OrderModel, order: Sequence[int], forward: int, reduce: Reduce | None = None
+) -> tuple[list[int], bool]:
+    """An order with a smaller peak, or the same; the first ``forward`` steps stay in front.
+
+    Returns the order and whether its peak is proven to be the least of the model (of a topological order that keeps the
+    parts apart). Work is at most proportional to the number of nodes.
+    """
+    chosen = list(order)
+    budget = 2000 + 4 * len(chosen)
+    while True:
+        held, during = model.profile(chosen)
+        if not during:
+            return chosen, True
+        peak = max(during)
+        at = during.index(peak)
+        start, end = _block_around(model, chosen, forward, at)
+        block = Block.of(model, chosen, start, end, held[start])
+        if reduce is not None:
+            reduce(block)
+        found = best_order(block, peak, budget // 2)
+        budget -= found.states
+        if found.order is not None:
+            chosen[start:end] = [block.nodes[i] for i in found.order]
+        elif found.proven:
+            return chosen, True
+        else:
+            better, spent = _slide(model, chosen, start, end, budget)
+            budget -= spent
+            if better is None:
+                return chosen, False
+            chosen = better
+        if budget <= 0:
+            return chosen, False
+
+
+def _block_around(model: OrderModel, order: Sequence[int], forward: int, at: int) -> tuple[int, int]:
+    """The steps of the block that contains step ``at``: up to and with the next bottleneck."""
+    low, high = (0, forward) if at < forward else (forward, len(order))
+    cuts = [low - 1, *bottlenecks(model, order, low, high), high - 1]
+    for before, last in pairwise(cuts):
+        if before < at <= last:
+            return before + 1, last + 1
+    raise AssertionError("every step is in a block")
+
+
+def bottlenecks(model: OrderModel, order: Sequence[int], start: int, end: int) -> list[int]:
+    """Steps of nodes that are comparable with every other node of the part ``start`` to ``end``.
+
+    Such a node is the only one of its prefix that has no follower in it, and the only one of its suffix that waits for
+    nobody in it.
+    """
+    place = {nid: step for step, nid in enumerate(order[start:end])}
+    count = end - start
+    first_follower = [count] * count
+    last_need = [-1] * count
+    for nid, step in place.items():
+        for other in model.before[nid]:
+            at = place.get(other, -1)
+            if at >= 0:
+                last_need[step] = max(last_need[step], at)
+                first_follower[at] = min(first_follower[at], step)
+    # Sinks of each prefix and sources of each suffix, by differences.
+    sinks, sources = [0] * (count + 1), [0] * (count + 1)
+    for step in range(count):
+        sinks[step] += 1
+        sinks[first_follower[step]] -= 1
+        # step is a source of the suffixes that begin after last_need, up to its own.
+        sources[last_need[step] + 1] += 1
+        sources[step + 1] -= 1
+    found = []
+    open_sinks = open_sources = 0
+    for step in range(count):
+        open_sinks += sinks[step]
+        open_sources += sources[step]
+        if open_sinks == 1 and open_sources == 1:
+            found.append(start + step)
+    return found
+
+
+def _slide(model: OrderModel, order: Sequence[int], start: int, end: int, budget: int) -> tuple[list[int] | None, int]:
+    """The order after windows within the block have lowered its peak, or None; and the states spent.
+
+    A window that lowers its own peak below the block's removes one peak step; the block's peak falls when all are gone.
+    Windows also move nodes across the peak: one that reaches a lower figure after it is tried on either side.
+    """
+    chosen = list(order)
+    spent = 0
+    held, during = model.profile(chosen)
+    peak = max(during[start:end])
+    while spent < budget:
+        tops = [step for step in range(start, end) if during[step] == peak]
+        if not tops:
+            return chosen, spent
+        step = tops[0]
+        for shift in (WINDOW // 2, WINDOW - 2, 1):
+            low = max(start, min(step - shift, end - WINDOW))
+            high = min(end, low + WINDOW)
+            block = Block.of(model, chosen, low, high, held[low])
+            found = best_order(block, peak, WINDOW_STATES)
+            spent += 1 + found.states
+            if found.order is not None:
+                chosen[low:high] = [block.nodes[i] for i in found.order]
+                held, during = model.profile(chosen)
+                break
+        else:
+            return None, spent
+    return None, spent
