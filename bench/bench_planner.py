@@ -1,0 +1,389 @@
+"""How good are the memory plans, how long do they take, and do they tell the truth?
+
+Sections (``--only NAME`` runs one; each takes at most about two minutes):
+
+* ``ordinary``: eleven networks, training and inference: is our plan ever above MXNet 1.9.1's plan of the same symbol
+  file, how far above the lower bound of its order is it, and what is the geometric mean of ours / MXNet's? No
+  recomputation; scratch of operators left out, as in MXNet's figure. Goals: never above; <= 1.005; <= 0.88.
+* ``recompute``: the same networks, training: how much smaller is the plan under a policy that costs at most 5 % of the
+  time? Goals: geometric mean <= 0.65 of MXNet's default plan at >= 95 % of the speed; no policy above the plan without
+  it. The time here is the planner's model; ``bench_recompute.py`` measures steps.
+* ``deep``: a residual network of 1,000 layers and an LSTM of 1,000 steps: bytes and time under ``sqrt`` and ``budget``.
+* ``time``: how long does it take from symbol to plan, and how much memory, for 1,000 to 1,000,000 nodes?
+  Goals: 20 ms, 0.3 s (10,000), 1 s (an unrolled RNN of 20,000 nodes, training), 60 s (1,000,000).
+* ``reality``: are the bytes that storage hands to an executor those of its plan, under every strategy and policy?
+* ``packing``: offsets for hard, planted and large sets of buffers: see ``bench_packing.py``.
+
+MXNet's bytes are exact integers from ``bench/data/mxnet_plans.json``; with ``--mxnet-python PATH`` MXNet also binds the
+networks here and now, and its (whole) mebibytes are held against them.
+
+    python bench/bench_planner.py --mxnet-python PATH
+"""
+
+import argparse
+import gzip
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import weftplan as mx
+import weftplan.ops
+from weftplan import models, storage
+from weftplan.errors import BudgetError
+from weftplan.planner import PlanOptions, plan_symbol, validate
+
+HERE = Path(__file__).parent
+SYMBOLS = HERE / "data" / "symbols"
+POLICIES = ("mxnet", "echo", "sqrt", "cheap")
+NODES = (1_000, 10_000, 1_000_000)
+
+
+def batch_of(name):
+    """The batch at which MXNet's plans were measured."""
+    return 64 if name in ("mlp", "lenet") else 32
+
+
+def symbol_file(name):
+    """The symbol file that MXNet wrote."""
+    return next(path for path in (SYMBOLS / f"{name}.json", SYMBOLS / f"{name}.json.gz") if path.exists())
+
+
+def load(name):
+    """MXNet's own graph of a network."""
+    content = symbol_file(name).read_bytes()
+    return mx.sym.load_json((gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode())
+
+
+def geometric_mean(values):
+    """Of positive numbers."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def table(*columns):
+    """Print a table's head; returns the function that prints a row."""
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+
+    def row(*cells):
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+    return row
+
+
+def timed(function, *args, **named):
+    """(seconds, result) of one call."""
+    start = time.perf_counter()
+    result = function(*args, **named)
+    return time.perf_counter() - start, result
+
+
+def ordinary(args, measured):
+    """Ours beside MXNet's."""
+    live = mxnet_now(args.mxnet_python, measured) if args.mxnet_python else {}
+    for mode, grad_req in (("training", "write"), ("inference", "null")):
+        print(f"\n### {mode}\n")
+        row = table(
+            "network",
+            "ours",
+            "/ lower bound",
+            "with scratch / lower bound",
+            "MXNet 1.9.1",
+            "ours / MXNet's",
+            "MXNet's / least in its order",
+            "edges",
+            "planned in",
+            *(["MXNet now"] if live else []),
+        )
+        ratios, worst = [], 1.0
+        for name, modes in measured.items():
+            symbol, shapes, theirs = load(name), models.input_shapes(name, batch_of(name)), modes[mode]
+            options = PlanOptions.from_environment(workspaces=False)
+            seconds, planned = min(
+                (timed(plan_symbol, symbol, shapes, grad_req=grad_req, options=options) for _ in range(3)),
+                key=lambda pair: pair[0],
+            )
+            validate(planned)
+            plan = planned.memory
+            full = plan_symbol(symbol, shapes, grad_req=grad_req).memory
+            ratios.append(plan.peak / theirs["planned"])
+            worst = max(worst, plan.peak / plan.lower_bound, full.peak / full.lower_bound)
+            row(
+                name,
+                f"{plan.peak:,}",
+                f"{plan.peak / plan.lower_bound:.4f}",
+                f"{full.peak / full.lower_bound:.4f}",
+                f"{theirs['planned']:,}",
+                f"{ratios[-1]:.4f}",
+                f"{theirs['planned'] / theirs['live']:.3f}",
+                full.num_reuse_edges,
+                f"{seconds * 1e3:.0f} ms",
+                *([agreement(live[name][mode], theirs["planned"])] if live else []),
+            )
+        print(
+            f"\n{mode}: geometric mean of ours / MXNet's {geometric_mean(ratios):.4f} (goal 0.88), worst "
+            f"{max(ratios):.4f} (goal 1), worst peak / lower bound {worst:.4f} (goal 1.005)"
+        )
+
+
+def mxnet_now(python, measured):
+    """What MXNet plans on this machine, in whole mebibytes."""
+    requests = {
+        name: {"file": str(symbol_file(name)), "shapes": models.input_shapes(name, batch_of(name))} for name in measured
+    }
+    done = subprocess.run(
+        [python, str(HERE / "peers" / "mxnet_planner.py")],
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"the MXNet peer failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def agreement(mebibytes, nbytes):
+    """MXNet's mebibytes now, and whether they are those of the stored integer."""
+    return f"{mebibytes} MiB" + ("" if mebibytes == nbytes >> 20 else f" (stored: {nbytes >> 20})")
+
+
+def recompute(args, measured):
+    """Policies: bytes at full size, time modelled and measured."""
+    row = table(
+        "network",
+        "MXNet 1.9.1",
+        "its mirror",
+        "ours, off",
+        *(f"ours, {policy}" for policy in POLICIES),
+        "time of cheap",
+    )
+    ratios = {policy: [] for policy in ("off", *POLICIES)}
+    for name, modes in measured.items():
+        symbol, shapes, theirs = load(name), models.input_shapes(name, batch_of(name)), modes["training"]
+        cells, spent = [], ""
+        for policy in ("off", *POLICIES):
+            options = PlanOptions.from_environment(workspaces=False, recompute=policy)
+            memory = plan_symbol(symbol, shapes, grad_req="write", options=options).memory
+            ratio = memory.peak / theirs["planned"]
+            if policy == "cheap":
+                spent = more_time(memory)
+            ratios[policy].append(ratio)
+            cells.append(f"{ratio:.3f}")
+        assert all(ratios[policy][-1] <= ratios["off"][-1] for policy in POLICIES), f"{name}: a policy raised the peak"
+        row(
+            name,
+            f"{theirs['planned']:,}",
+            f"{theirs['mirror'] / theirs['planned']:.3f}",
+            *cells,
+            spent,
+        )
+    means = ", ".join(f"{policy} {geometric_mean(ratios[policy]):.3f}" for policy in ratios)
+    print(f"\ngeometric means of ours / MXNet's default plan: {means} (goal: 0.65 at 95 % of the speed)")
+
+
+def more_time(plan):
+    """What the planner's note says about time."""
+    note = next((note for note in plan.notes if "run twice" in note), " for nothing")
+    return note.rsplit(" for ", 1)[-1]
+
+
+def step(executor):
+    """One training step, waited for."""
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+
+
+def deep(args, measured):
+    """Square roots and budgets on deep networks."""
+    row = table("network", "policy", "peak", "/ off", "more modelled time", "planned in")
+    for name, symbol, shapes in (
+        ("residual network, 1,000 layers", residual(1000), {"data": (32, 16, 32, 32)}),
+        ("LSTM, 1,000 steps", unrolled(1000, 256), {"data": (32, 1000, 64), "h": (32, 256), "c": (32, 256)}),
+    ):
+        off = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(strategy="arena")).memory.peak
+        for policy in ("off", "sqrt", 4, 16):
+            named = {"budget": off // policy} if isinstance(policy, int) else {"recompute": policy}
+            options = PlanOptions(strategy="arena", **named)
+            label = f"budget off / {policy}" if isinstance(policy, int) else policy
+            start = time.perf_counter()
+            try:
+                planned = plan_symbol(symbol, shapes, grad_req="write", options=options)
+            except BudgetError as error:
+                row(
+                    name, label, f"refused: at least {error.smallest:,}", "", "", f"{time.perf_counter() - start:.1f} s"
+                )
+                continue
+            seconds = time.perf_counter() - start
+            peak = planned.memory.peak
+            row(name, label, f"{peak:,}", f"{peak / off:.3f}", more_time(planned.memory), f"{seconds:.1f} s")
+
+
+def residual(layers):
+    """Identity blocks of two convolutions each, 16 channels."""
+    net = mx.sym.Variable("data")
+    for i in range(layers // 2):
+        inner = mx.sym.BatchNorm(net, name=f"bn{i}a")
+        inner = mx.sym.Activation(inner, act_type="relu", name=f"relu{i}a")
+        inner = mx.sym.Convolution(inner, kernel=(3, 3), pad=(1, 1), num_filter=16, name=f"conv{i}a")
+        inner = mx.sym.BatchNorm(inner, name=f"bn{i}b")
+        inner = mx.sym.Activation(inner, act_type="relu", name=f"relu{i}b")
+        net = net + mx.sym.Convolution(inner, kernel=(3, 3), pad=(1, 1), num_filter=16, name=f"conv{i}b")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10, name="fc"), name="softmax")
+
+
+def unrolled(steps, hidden):
+    """One LSTM layer, its steps written out."""
+    data = mx.sym.Variable("data")
+    inputs = mx.sym.SliceChannel(data, num_outputs=steps, axis=1, squeeze_axis=True, name="slices")
+    h, c = mx.sym.Variable("h"), mx.sym.Variable("c")
+    weights = {f"{part}_{kind}": mx.sym.Variable(f"{part}_{kind}") for part in "xh" for kind in ("weight", "bias")}
+    for t in range(steps):
+        gates = mx.sym.FullyConnected(inputs[t], weights["x_weight"], weights["x_bias"], num_hidden=4 * hidden)
+        gates = gates + mx.sym.FullyConnected(h, weights["h_weight"], weights["h_bias"], num_hidden=4 * hidden)
+        parts = mx.sym.SliceChannel(gates, num_outputs=4, axis=1)
+        i, f, o = (mx.sym.Activation(parts[k], act_type="sigmoid") for k in range(3))
+        c = f * c + i * mx.sym.Activation(parts[3], act_type="tanh")
+        h = o * mx.sym.Activation(c, act_type="tanh")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(h, num_hidden=10, name="fc"), name="softmax")
+
+
+def planning_time(args, measured):
+    """From symbol to plan, each size in a process of its own for the memory."""
+    row = table("graph", "nodes", "planned in", "µs a node", "memory of the process", "bytes a node", "peak / bound")
+    requests = [("chain with skips, inference", n) for n in NODES[: 2 if args.quick else 3]]
+    requests += [("unrolled RNN, training", 20_000), ("chain with skips, training", 10_000)]
+    for kind, nodes in requests:
+        done = subprocess.run(
+            [sys.executable, __file__, "--measure", kind, str(nodes)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{kind}, {nodes} nodes failed:\n{done.stderr[-2000:]}")
+        found = json.loads(done.stdout)
+        row(
+            kind,
+            f"{found['nodes']:,}",
+            f"{found['seconds']:.3f} s",
+            f"{1e6 * found['seconds'] / found['nodes']:.1f}",
+            f"{found['rss'] / 1e6:,.0f} MB",
+            f"{(found['rss'] - found['before']) / found['nodes']:,.0f}",
+            f"{found['ratio']:.4f}",
+        )
+
+
+def measure(kind, nodes):
+    """Plan one graph in this process and print what it took; best of three for small graphs."""
+    training = kind.endswith("training")
+    if kind.startswith("unrolled"):
+        symbol, shapes = unrolled_rnn(nodes), {"data": (8, 16), "h": (8, 16)}
+    else:
+        net = skip = mx.sym.Variable("data")
+        for i in range(nodes if not training else nodes // 2):
+            if i % 8 == 7:
+                net = skip = net + skip
+            else:
+                net = mx.sym.tanh(net) if i % 2 else net + 1.0
+        symbol, shapes = net, {"data": (64, 16)}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    best = math.inf
+    for _ in range(3 if nodes <= 20_000 else 1):
+        grad_req = "write" if training else "null"
+        seconds, planned = timed(plan_symbol, symbol, shapes, grad_req=grad_req)
+        best = min(best, seconds)
+    plan = planned.memory
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result = {"seconds": best, "nodes": planned.graph.num_nodes, "rss": rss, "before": before}
+    print(json.dumps({**result, "ratio": plan.peak / max(plan.lower_bound, 1)}))
+
+
+def unrolled_rnn(nodes):
+    """About ``nodes`` nodes of training graph: ten a step, forward and backward."""
+    w, u, b = (mx.sym.Variable(name) for name in ("w", "u", "b"))
+    h, x = mx.sym.Variable("h"), mx.sym.Variable("data")
+    for _ in range(nodes // 10):
+        fed = mx.sym.FullyConnected(x, w, b, num_hidden=16)
+        h = mx.sym.Activation(fed + mx.sym.FullyConnected(h, u, b, num_hidden=16), act_type="tanh")
+    return mx.sym.sum(h)
+
+
+def reality(args, measured):
+    """Bind, run, and compare what storage handed out with what the plan said."""
+    row = table("network", "strategy", "recompute", "planned", "handed out by storage", "after two steps", "same")
+    for name in ("mlp", "lenet", "resnet"):
+        symbol, shapes = models.get(name), models.input_shapes(name, 4)
+        for strategy, policy in (
+            *((s, "off") for s in ("none", "match_range", "arena", "auto")),
+            *(("auto", p) for p in POLICIES),
+        ):
+            options = PlanOptions.from_environment(strategy=strategy, recompute=policy)
+            context = mx.cpu()
+            args_made, grads, states = args_of(symbol, shapes)
+            before = storage.get(context).statistics().requested_bytes
+
+            executor = symbol.bind(context, args_made, grads, "write", aux_states=states, plan_options=options)
+            bound = storage.get(context).statistics().requested_bytes - before
+            for _ in range(2):
+                step(executor)
+            after = storage.get(context).statistics().requested_bytes - before
+            planned = executor.memory_plan.peak
+            same = planned == bound == after == executor.allocated_bytes
+            row(name, strategy, policy, f"{planned:,}", f"{bound:,}", f"{after:,}", "yes" if same else "NO")
+            del executor
+
+
+def args_of(symbol, shapes):
+    """Arrays to bind: arguments, gradients, auxiliary states."""
+    arg_shapes, _, aux_shapes = symbol.infer_shape(**shapes)
+    make = [mx.nd.array(np.full(s, 0.1, np.float32)) for s in arg_shapes]
+    grads = [mx.nd.zeros(s) for s in arg_shapes]
+    states = [mx.nd.array(np.full(s, 0.5, np.float32)) for s in aux_shapes]
+    mx.nd.waitall()
+    return make, grads, states
+
+
+def packing(args, measured):
+    """Offsets alone."""
+    script = HERE / "bench_packing.py"
+    subprocess.run([sys.executable, str(script)], check=True)
+
+
+SECTIONS = {
+    "ordinary": ordinary,
+    "recompute": recompute,
+    "deep": deep,
+    "time": planning_time,
+    "reality": reality,
+    "packing": packing,
+}
+
+
+def main():
+    """Run the sections and print their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="run this section; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="without the graph of 10^6 nodes")
+    parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
+    parser.add_argument("--measure", nargs=2, metavar=("KIND", "NODES"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure[0], int(args.measure[1]))
+        return
+    measured = json.loads((HERE / "data" / "mxnet_plans.json").read_text())["networks"]
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    for name in args.only or SECTIONS:
+        print(f"\n## {name}\n")
+        seconds, _ = timed(SECTIONS[name], args, measured)
+        print(f"\n({seconds:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

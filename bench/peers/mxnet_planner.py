@@ -1,0 +1,40 @@
+"""Planner peer: what MXNet 1.9.1 plans for symbol files. Run with MXNet's own interpreter.
+
+    python bench/peers/mxnet_planner.py < requests.json
+
+Standard input: ``{network: {"file": path, "shapes": {name: dims}}}``. Prints one JSON object: for each network the
+mebibytes that the executor reports after binding for training and for inference (``debug_str`` prints whole ones).
+"""
+
+import gc
+import gzip
+import json
+import re
+import sys
+import warnings
+
+warnings.filterwarnings("ignore")
+import mxnet as mx  # noqa: E402 - MXNet warns while it is imported
+
+
+def planned_mib(symbol, shapes, grad_req):
+    """Whole mebibytes that a bound executor reports."""
+    executor = symbol.simple_bind(mx.cpu(), grad_req=grad_req, **{k: tuple(v) for k, v in shapes.items()})
+    return int(re.search(r"Total (\d+) MB allocated", executor.debug_str()).group(1))
+
+
+def main():
+    """Bind every network both ways."""
+    found = {}
+    for name, request in json.load(sys.stdin).items():
+        path = request["file"]
+        with (gzip.open if path.endswith(".gz") else open)(path, "rt") as file:
+            symbol = mx.sym.load_json(file.read())
+        found[name] = {}
+        for mode, grad_req in (("training", "write"), ("inference", "null")):
+            found[name][mode] = planned_mib(symbol, request["shapes"], grad_req)
+            gc.collect()
+    print(json.dumps(found))
+
+
+main()
