@@ -1,0 +1,42 @@
+"""Making stores by name, plug-in stores, and where the device store sums."""
+
+import pytest
+
+import weftplan as mx
+from weftplan.errors import KVStoreError
+
+
+@pytest.mark.parametrize("name", ["locl", "divice", ""])
+def test_unknown_name(name):
+    """An unknown store is refused, with the nearest name where there is one."""
+    with pytest.raises(KVStoreError, match="unknown kvstore"):
+        mx.kv.create(name)
+
+
+def test_names_that_are_still_to_come():
+    """Distributed stores say so instead of pretending."""
+    with pytest.raises(KVStoreError, match="not available in this version"):
+        mx.kv.create("dist_sync")
+
+
+def test_plugin_store():
+    """A registered class is made by its name in lower case; registering again warns."""
+
+    class MyOwnStore(mx.kv.KVStoreBase):
+        """Does nothing."""
+
+    mx.kv.register(MyOwnStore)
+    assert isinstance(mx.kv.create("myownstore"), MyOwnStore)
+    with pytest.warns(UserWarning, match="registered again"):
+        mx.kv.register(MyOwnStore)
+
+
+def test_device_store_balances_merge_buffers():
+    """Keys are summed on the device that has least so far; the choice is deterministic."""
+    kv = mx.kv.create("device")
+    for key in range(4):
+        kv.init(key, mx.nd.zeros((100,)))
+        kv.push(key, [mx.nd.ones((100,), ctx=mx.cpu(i)) for i in range(2)])
+    assert [str(kv._merged[key].context) for key in range(4)] == ["cpu(0)", "cpu(1)", "cpu(0)", "cpu(1)"]
+    assert repr(kv) == "<KVStoreDevice 'device': 4 keys>"
+    assert kv.statistics() == {"keys": 4, "stored_bytes": 1600, "merged_bytes": 1600, "staging_bytes": 0}
