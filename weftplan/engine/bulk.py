@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.failure import Failure
-from weftplan.engine.operation import OprBlock, Site, dedupe
+from weftplan.engine.operation import OprBlock, dedupe, label_of
+from weftplan.engine.sites import Site
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
@@ -38,6 +39,9 @@ class BulkState(threading.local):
     def __init__(self) -> None:
         self.size = 0
         self.members: list[BulkMember] = []
+        """The same list object for the thread's life: its guard holds it, too."""
+        self.guard: Any = None
+        """Flushes when the thread ends."""
 
 
 class BulkRun:
@@ -69,7 +73,7 @@ class BulkRun:
                 try:
                     member.fn()
                 except BaseException as error:
-                    label = str(member.name or getattr(member.fn, "__qualname__", type(member.fn).__name__))
+                    label = label_of(member.fn, member.name)
                     blocked = Failure(error, label, member.site, seq)
             if blocked is not None:
                 failed = True

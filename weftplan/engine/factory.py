@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from weftplan import config
-from weftplan.engine.core import Engine, Tracer, live_engines
+from weftplan.engine import blas
+from weftplan.engine.core import Engine
+from weftplan.engine.life import Tracer, live_engines, running
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
@@ -56,6 +58,8 @@ def create(
             raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
     if options and kind != "Simulator":
         raise EngineError(f"engine.create: {kind} has no options {sorted(options)}")
+    if kind in (*KINDS, "Simulator"):
+        blas.limit()  # every kind, so that all give the same bits
     if kind == "NaiveEngine":
         return NaiveEngine()
     if kind == "Simulator":
@@ -122,9 +126,18 @@ def debug_enabled() -> bool:
     return bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
 
 
+def _engines() -> list[Engine]:
+    """All live engines; a WeakSet that another thread changes meanwhile is read again."""
+    while True:
+        try:
+            return list(live_engines)
+        except RuntimeError:
+            continue
+
+
 def _at_exit() -> None:
     """Let running work end, run deletes, report what nobody waited for."""
-    for engine in list(live_engines):
+    for engine in _engines():
         engine.notify_shutdown()
         if not engine._wait_idle(EXIT_PATIENCE_S):
             print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
@@ -136,20 +149,40 @@ def _at_exit() -> None:
 
 atexit.register(_at_exit)
 
+_held: list[Engine] = []
+"""Engines whose lock the forking thread holds."""
+
 
 def _before_fork() -> None:
-    for engine in list(live_engines):
+    """Finish all work and hold every engine's lock, so that the child sees no half-made change of another thread."""
+    for engine in _engines():
         engine.stop()
+        engine._lock.acquire()
+        while engine._pending and running.engine is not engine and running.depth == 0:
+            # Another thread has pushed in between.
+            engine._lock.release()
+            engine.stop()
+            engine._lock.acquire()
+        _held.append(engine)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop()._lock.release()
 
 
 def _in_forked_child() -> None:
-    """Threads are gone, and so are all operations: stop() waited. New engines of the child use the MP worker count."""
-    global _in_child, _current, _lock
+    """Threads are gone, and so are all operations: the fork waited.
+
+    New engines of the child use the MP worker count.
+    """
+    global _in_child, _lock
     _in_child = True
     _lock = threading.Lock()
-    for engine in list(live_engines):
-        engine._lock = threading.Lock()
+    for engine in _held:
+        engine._after_fork()
+    _held.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_in_forked_child)

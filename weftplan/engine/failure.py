@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from weftplan.engine.operation import Site, site_text
+from weftplan.engine.sites import Site, site_text
 
 if TYPE_CHECKING:
     from weftplan.engine.operation import OprBlock
@@ -19,10 +20,12 @@ class Failure:
     order of the program, never on timing.
     """
 
-    __slots__ = ("error", "label", "observed_seq", "seq", "site", "vars")
+    __slots__ = ("error", "label", "observed_seq", "seq", "site", "traceback", "vars")
 
     def __init__(self, error: BaseException, label: str, site: Site, seq: int) -> None:
         self.error = error
+        self.traceback = error.__traceback__
+        """As it was when the operation failed: every raise starts from it, so that it does not grow."""
         self.label = label
         self.site = site
         self.seq = seq
@@ -37,14 +40,20 @@ class Failure:
         return cls(error, op.label, op.site, op.seq)
 
     def _explain(self) -> None:
-        note = f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}"
-        if note not in getattr(self.error, "__notes__", ()):
-            self.error.add_note(note)
+        add_note(self.error, f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}")
 
     def describe(self) -> str:
         """One line: error, operation, line of the push."""
         kind = type(self.error).__name__
-        return f"{kind}: {self.error} (operation {self.label!r}, pushed at {site_text(self.site)})"
+        try:
+            text = str(self.error)
+        except BaseException as broken:
+            text = f"(its __str__ raised {type(broken).__name__})"
+        return f"{kind}: {text} (operation {self.label!r}, pushed at {site_text(self.site)})"
+
+    def exception(self) -> BaseException:
+        """The error, ready to be raised once more."""
+        return self.error.with_traceback(self.traceback)
 
     def blocks(self, seq: int) -> bool:
         """True when the operation numbered ``seq`` may not overwrite what failed."""
@@ -56,3 +65,15 @@ class Failure:
             if var.failure is self:
                 var.failure = None
         self.vars = None
+
+
+MOST_NOTES = 100
+"""One exception object may be raised by any number of operations; it does not grow for ever."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """``error.add_note(note)``, once per text, whatever a user's exception class makes of notes."""
+    with suppress(Exception):
+        notes = getattr(error, "__notes__", ())
+        if len(notes) < MOST_NOTES and note not in notes:
+            error.add_note(note)

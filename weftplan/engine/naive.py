@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.engine.core import WAITER, Engine, running
+from weftplan.engine.core import Engine
 from weftplan.engine.failure import Failure
+from weftplan.engine.life import WAITER, running
 from weftplan.engine.operation import OprBlock
 from weftplan.engine.statistics import QueueStatistics
 
@@ -33,18 +34,22 @@ class NaiveEngine(Engine):
         """Notified when an operation finishes, for threads whose own operation waits for another thread's."""
         self._by_context: dict[Context, int] = {}
 
-    def _enqueue(self, op: OprBlock) -> Any:
+    def _enqueue(self, op: OprBlock) -> None:
         if op.queue is WAITER:
-            op.fn()
-            for ready in self._finish(op, None):
-                self._enqueue(ready)
+            self._finish_waiter(op)
         else:
             self._ready.append(op)
             self._turn.notify_all()
-        return None
+
+    def _ensure_enqueued(self, op: OprBlock) -> None:
+        if op not in self._ready:
+            self._ready.append(op)
+        self._turn.notify_all()
 
     def _run_inline(self, op: OprBlock) -> None:
-        nested = getattr(running, "depth", 0) > 0
+        """Run what is ready until ``op`` is done; inside an operation: until nothing is ready, since what ``op`` still
+        waits for may be that operation itself."""
+        nested = running.depth > 0
         raised: Failure | None = None
         while True:
             with self._lock:
@@ -56,7 +61,10 @@ class NaiveEngine(Engine):
                         break
                     self._turn.wait()
                     continue
-                following = self._ready.popleft()
+                # In this order, an interrupt between the two lines runs the operation twice at worst in theory; taking
+                # it and being interrupted before it has a name would lose it.
+                following = self._ready[0]
+                self._ready.popleft()
             deferred = following.queue is _DEFERRED
             self._perform(following)
             if deferred and following.failure is not None and raised is None:
@@ -69,24 +77,31 @@ class NaiveEngine(Engine):
     def _perform(self, op: OprBlock) -> None:
         """Run one operation to its end on this thread."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
-        running.depth = getattr(running, "depth", 0) + 1
+        failure: Any = None
+        running.depth += 1
         try:
             failure = self._run_async(op) if op.asynchronous else self._execute(op)
+        except BaseException as error:  # an interrupt outside the operation's function: it counts as its failure
+            failure = Failure.of(op, error)
         finally:
             running.depth -= 1
-        tracer = self._tracer
-        if tracer is not None and start:
-            me = threading.current_thread().name
-            tracer(op.label, op.ctx, "inline", me, op.push_ns or start, start, time.perf_counter_ns(), op.seq)
+        if start:
+            self._trace(op, "inline", threading.current_thread().name, start)
         with self._lock:
-            ctx = op.ctx or _CPU0
-            self._by_context[ctx] = self._by_context.get(ctx, 0) + 1
-            ready = self._finish(op, failure)
-            op.failure = failure
-            op.queue = _DONE
-            for other in ready:
-                self._enqueue(other)
-            self._turn.notify_all()
+            self._inside = True
+            try:
+                ctx = op.ctx or _CPU0
+                self._by_context[ctx] = self._by_context.get(ctx, 0) + 1
+                ready = self._finish(op, failure)
+                op.failure = failure
+                op.queue = _DONE
+                for other in ready or ():
+                    self._enqueue(other)
+                self._turn.notify_all()
+            finally:
+                self._inside = False
+        if self._deferred:
+            self._run_deferred()
 
     def _run_async(self, op: OprBlock) -> Any:
         """Start an asynchronous operation and wait until it says that it is done."""
@@ -100,6 +115,10 @@ class NaiveEngine(Engine):
         self._start_async(op, complete)
         done.wait()
         return result[0]
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._turn = threading.Condition(self._lock)
 
     def _queues(self) -> Sequence[Any]:
         return [_Inline(ctx, count) for ctx, count in self._by_context.items()]

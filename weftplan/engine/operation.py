@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from weftplan.engine.sites import Site, site_text
 from weftplan.errors import DuplicateVarError, EngineError
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
     from weftplan.engine.core import Engine
-    from weftplan.engine.failure import Failure
+    from weftplan.engine.life import Core
     from weftplan.engine.var import Var
 
 
@@ -32,15 +32,11 @@ class FnProperty(IntEnum):
     """Runs even when an input has failed."""
 
 
-Site = tuple[CodeType, int] | None
-"""Where an operation was pushed: code object and instruction offset; turned into file and line only when needed."""
-
-
 class OprBlock:
     """One scheduled execution. Guarded by the engine's lock until it is dispatched, then owned by its worker.
 
     ``wait`` counts the grants that are missing. An operation is dispatched by whoever brings it to 0, exactly once:
-    while vars are being registered it is held above 0, so a grant in between cannot dispatch it early.
+    vars are registered in one go under the engine's lock, so no grant comes in between.
     """
 
     __slots__ = (
@@ -81,7 +77,7 @@ class OprBlock:
         self.site = site
         self.wait = 0
         self.seq = 0
-        self.failure: Failure | None = None
+        self.failure: Any = None
         self.asynchronous = False
         self.queue: Any = None
         self.push_ns = 0
@@ -89,7 +85,7 @@ class OprBlock:
     @property
     def label(self) -> str:
         """Its name, or its function's."""
-        return self.name or getattr(self.fn, "__qualname__", None) or type(self.fn).__name__
+        return label_of(self.fn, self.name)
 
     def where(self) -> str:
         """``file:line`` of the push, or ``an unknown line``."""
@@ -103,21 +99,15 @@ class OprBlock:
         return (-self.priority, self.seq) < (-other.priority, other.seq)
 
 
-def site_text(site: Site) -> str:
-    """``file:line`` of a site.
-
-    >>> site_text(None)
-    'an unknown line'
-    """
-    if site is None:
-        return "an unknown line"
-    code, lasti = site
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= lasti < end and number is not None:
-            line = number
-            break
-    return f"{code.co_filename}:{line}"
+def label_of(fn: Any, name: str | None) -> str:
+    """``name``, or the function's own; a callable object with an odd ``__qualname__`` is named by its class."""
+    if name:
+        return str(name)
+    try:
+        own = fn.__qualname__
+    except BaseException:  # a property of the user's may raise anything, and this runs on a worker
+        own = None
+    return own if type(own) is str and own else type(fn).__name__
 
 
 class Operator:
@@ -153,7 +143,7 @@ def dedupe(reads: Sequence[Var], writes: Sequence[Var]) -> tuple[list[Var], list
 
 
 def checked_vars(
-    engine: Engine, const_vars: Sequence[Var], mutable_vars: Sequence[Var], name: str | None
+    engine: Core, const_vars: Sequence[Var], mutable_vars: Sequence[Var], name: str | None
 ) -> tuple[Sequence[Var], Sequence[Var]]:
     """Reads without duplicates, and writes; the slow, complete check behind the fast one in ``push``.
 

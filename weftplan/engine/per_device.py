@@ -34,11 +34,11 @@ class ThreadedEnginePerDevice(ThreadedBase):
     def _route(self, op: OprBlock) -> WorkerQueue:
         ctx = context_of(op)
         kind, index = ctx.device_type, ctx.device_id
-        key = (kind, index, op.prop)
+        key = (kind, index, op.prop + 0)  # a plain integer: hashing the enumeration costs more than the look-up
         queue = self._by_route.get(key)
         if queue is None:
             queue = self._by_route[key] = self._choose(kind, index, op.prop)
-            if key == ("cpu", 0, FnProperty.NORMAL):
+            if key == ("cpu", 0, 0):
                 self._default = queue
         return queue
 
@@ -58,5 +58,5 @@ class ThreadedEnginePerDevice(ThreadedBase):
         key = ("queue", ctx, name)
         queue = self._by_route.get(key)
         if queue is None:
-            queue = self._by_route[key] = WorkerQueue(self, ctx, name, threads, by_priority=by_priority)
+            queue = self._by_route[key] = self._new_queue(ctx, name, threads, by_priority=by_priority)
         return queue

@@ -7,10 +7,13 @@ and can walk through every order of a small program.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from weftplan.engine.core import WAITER, Engine, running
+from weftplan.engine.core import Engine
+from weftplan.engine.life import WAITER, running
 from weftplan.engine.operation import OprBlock
 from weftplan.engine.var import Var
 
@@ -35,14 +38,15 @@ class Simulator(Engine):
         self.history: list[int] = []
         """Numbers of the operations in the order in which they ran."""
 
-    def _enqueue(self, op: OprBlock) -> Any:
+    def _enqueue(self, op: OprBlock) -> None:
         if op.queue is WAITER:
-            op.fn()
-            for ready in self._finish(op, None):
-                self._enqueue(ready)
+            self._finish_waiter(op)
         else:
             self._ready.append(op)
-        return None
+
+    def _ensure_enqueued(self, op: OprBlock) -> None:
+        if op not in self._ready:
+            self._ready.append(op)
 
     def step(self) -> bool:
         """Run one ready operation; False when there is none."""
@@ -51,13 +55,16 @@ class Simulator(Engine):
                 return False
             op = self._ready.pop(self._choose(tuple(self._ready)))
             self.history.append(op.seq)
-        if op.asynchronous:
-            self._start_async(op, lambda failure: self._complete(op, failure))
-            return True
-        outer = getattr(running, "engine", None)
+        outer = running.engine
         running.engine = self
         try:
+            if op.asynchronous:
+                self._start_async(op, lambda failure: self._complete(op, failure))
+                return True
+            start = time.perf_counter_ns() if self._tracer is not None else 0
             failure = self._execute(op)
+            if start:
+                self._trace(op, "simulated", "simulator", start)
         finally:
             running.engine = outer
         self._complete(op, failure)
@@ -65,8 +72,17 @@ class Simulator(Engine):
 
     def _complete(self, op: OprBlock, failure: Any) -> None:
         with self._lock:
-            for ready in self._finish(op, failure):
-                self._enqueue(ready)
+            if self._inside:
+                self._deferred.append(partial(self._complete, op, failure))
+                return
+            self._inside = True
+            try:
+                for ready in self._finish(op, failure) or ():
+                    self._enqueue(ready)
+            finally:
+                self._inside = False
+        if self._deferred:
+            self._run_deferred()
 
     def _before_wait(self, var: Var | None = None) -> None:
         while (var is None or var.write is not None) and self.step():

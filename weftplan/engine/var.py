@@ -19,6 +19,7 @@ operation whose count reaches 0 goes to ``ready``. Nothing here blocks or calls 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -107,6 +108,12 @@ class Var:
             if self.write is not None:
                 return
         self.waiting = None
+
+    def __await__(self) -> Generator[Any, None, Var]:
+        """``await var`` in a coroutine: until it is readable; raises its failure. The event loop goes on meanwhile."""
+        from weftplan.engine.waiting import await_var
+
+        return await_var(self)
 
     @property
     def state(self) -> str:

@@ -1,0 +1,66 @@
+"""Debug mode's watchdog: a thread that tells, after a while without progress, who waits for whom.
+
+It holds its engine weakly and ends with it. It never stops anything; what it says goes to stderr, once per standstill.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weftplan.engine.core import Engine
+
+_SHARE = 4
+"""Looks per patience: a standstill is told between one and 1 + 1/_SHARE times the patience after it began."""
+
+
+def start_watchdog(engine: Engine, patience_s: float) -> threading.Thread | None:
+    """Watch ``engine``; None when ``patience_s`` is 0."""
+    if patience_s <= 0:
+        return None
+    gone = threading.Event()
+    reference = weakref.ref(engine, lambda _: gone.set())
+    thread = threading.Thread(
+        target=_watch, args=(reference, gone, patience_s), name="weftplan-engine-watchdog", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _watch(reference: weakref.ref[Engine], gone: threading.Event, patience_s: float) -> None:
+    seen, quiet, told = -1, 0, False
+    while not gone.wait(patience_s / _SHARE):
+        engine = reference()
+        if engine is None:
+            return
+        finished = engine._completed
+        if finished != seen or not engine._pending:
+            seen, quiet, told = finished, 0, False
+        else:
+            quiet += 1
+            if quiet >= _SHARE and not told:
+                told = True
+                print(report(engine, patience_s), file=sys.stderr, flush=True)
+        del engine  # nothing here may keep it alive while this thread sleeps
+
+
+def report(engine: Engine, patience_s: float) -> str:
+    """What is pending, for which var, held by whom, and where the threads that run operations are."""
+    lines = [f"weftplan watchdog: no operation has finished for {patience_s:g} s", engine.dump().rstrip()]
+    frames = sys._current_frames()
+    for number, ident in sorted(dict(engine._running_on).items()):
+        frame = frames.get(ident)
+        op = engine._in_flight.get(number)
+        if op is None:
+            continue
+        if frame is None:
+            lines.append(f"operation #{number} {op.label!r} was started by a thread that has ended")
+            continue
+        name = next((t.name for t in threading.enumerate() if t.ident == ident), str(ident))
+        lines.append(f"operation #{number} {op.label!r} runs on thread {name!r}:")
+        lines.append("".join(traceback.format_stack(frame)).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,244 @@
+"""Streams: order on devices where a function only enqueues its work.
+
+Each worker of such a device owns a stream, current while it runs an operation. The operation is over for the engine
+when its function has returned, so what depends on it is dispatched while the device still works; the rest is events:
+
+    a var remembers the event after its last write, and per stream the event after the last read since
+    an operation on a stream      makes it wait for the writers' events of what it reads, and for the writer's and all
+                                  readers' of what it writes, unless they are of the same stream
+    an operation on a CPU, a wait block the host on the same events
+    a delete                      is held back until all events of the var have passed: only then is memory free
+
+Marks are changed by the operation that holds the var (alone for a write); several readers of one var may add theirs at
+the same time, under ``_lock``, a leaf.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from weftplan import device as devices
+from weftplan.engine.failure import Failure
+from weftplan.engine.operation import FnProperty, OprBlock
+
+if TYPE_CHECKING:
+    from weftplan.device.context import Context
+    from weftplan.engine.life import Core
+    from weftplan.engine.var import Var
+
+_lock = threading.Lock()
+LATER: Any = object()
+"""What :meth:`StreamWorker.run` returns for a delete that has been put off; :meth:`StreamWorker.bury` ends it."""
+
+
+class Mark:
+    """The point in a stream after one operation."""
+
+    __slots__ = ("event", "label", "seq", "site", "stream")
+
+    def __init__(self, stream: Any, op: OprBlock) -> None:
+        self.stream = stream
+        self.event = stream.record()
+        self.label = op.label
+        self.site = op.site
+        self.seq = op.seq
+
+
+class VarEvents:
+    """What the streams still do to one var."""
+
+    __slots__ = ("readers", "writer")
+
+    def __init__(self, writer: Mark | None) -> None:
+        self.writer = writer
+        self.readers: dict[Any, Mark] = {}
+
+    def __repr__(self) -> str:
+        return f"<VarEvents: {'written' if self.writer else 'not written'}, {len(self.readers)} readers>"
+
+
+def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark]]:
+    """(var, mark) of everything on streams that must have passed before ``op`` may touch its vars."""
+    for var in op.reads:
+        events = var.events
+        if events is not None and events.writer is not None:
+            yield var, events.writer
+    for var in op.writes:
+        events = var.events
+        if events is not None:
+            if events.writer is not None:
+                yield var, events.writer
+            with _lock:
+                readers = list(events.readers.values())
+            for mark in readers:
+                yield var, mark
+
+
+def synchronize_host(core: Core, op: OprBlock) -> Failure | None:
+    """Block until ``op``, which runs on the host, may touch its vars; a device's error is its failure."""
+    found: Failure | None = None
+    for var, mark in marks_before(op):
+        failure = _pass(core, var, mark)
+        found = found or failure
+    for var in op.writes:
+        var.events = None
+    return found
+
+
+def synchronize_var(core: Core, var: Var) -> None:
+    """Block until the last write of ``var`` has passed; a device's error becomes the var's failure."""
+    events = var.events
+    if events is not None and events.writer is not None:
+        _pass(core, var, events.writer)
+
+
+def _pass(core: Core, var: Var, mark: Mark) -> Failure | None:
+    try:
+        mark.event.synchronize()
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        failure = Failure(error, f"{mark.label} (or earlier work of its stream)", mark.site, mark.seq)
+        with core._lock:
+            core._any_failure = core._careful = True
+            core._failed += 1
+            core._unobserved.append(failure)
+            if var.failure is None:
+                var.failure = failure
+        return failure
+    return None
+
+
+class StreamWorker:
+    """What a worker thread of an asynchronous device runs operations with."""
+
+    def __init__(self, core: Core, place: Any) -> None:
+        self.stream = place.new_stream()
+        self._graveyard: list[tuple[list[Mark], OprBlock]] = []
+        with core._lock:
+            # Before any operation of this worker can be granted to others, everybody is careful.
+            core._careful = core._streams_used = True
+            core._streams.append(self)
+
+    def run(self, core: Core, op: OprBlock) -> Any:
+        """As ``Core._execute``, or LATER."""
+        if op.prop is FnProperty.DELETE_VAR:
+            marks = [mark for _, mark in marks_before(op)]
+            if marks:
+                self._graveyard.append((marks, op))
+                return LATER
+            return core._execute_carefully(op, on_stream=True)
+        self._wait_for_others(op)
+        with self.stream:
+            failure = core._execute_carefully(op, on_stream=True)
+        self._mark(op)
+        return failure
+
+    def start(self, core: Core, op: OprBlock, done: Callable[[Any], None]) -> None:
+        """As ``Core._start_async``: what was enqueued when the operation says that it is done counts as its work."""
+
+        def complete(failure: Any) -> None:
+            self._mark(op)
+            done(failure)
+
+        self._wait_for_others(op)
+        with self.stream:
+            core._start_async(op, complete, on_stream=True)
+
+    def _wait_for_others(self, op: OprBlock) -> None:
+        """Order the stream behind what other streams do to the operation's vars. Without this call a stream would read
+        what another has not written yet."""
+        for _, mark in marks_before(op):
+            if mark.stream is not self.stream:
+                if type(mark.stream) is type(self.stream):
+                    self.stream.wait(mark.event)
+                else:
+                    mark.event.synchronize()
+
+    def _mark(self, op: OprBlock) -> None:
+        mark = Mark(self.stream, op)
+        with _lock:
+            for var in op.reads:
+                if var.events is None:
+                    var.events = VarEvents(None)
+                var.events.readers[self.stream] = mark
+            for var in op.writes:
+                var.events = VarEvents(mark)
+
+    def has_graves(self) -> bool:
+        """True when deletes wait for events."""
+        return bool(self._graveyard)
+
+    def bury(self, core: Core, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
+        """End the deletes whose events have passed; ``block``: the oldest after waiting for it.
+
+        Yields (operation, failure); the caller finishes it.
+        """
+        while self._graveyard:
+            marks, op = self._graveyard[0]
+            if not block and not all(mark.event.query() for mark in marks):
+                return
+            self._graveyard.pop(0)
+            failure = None
+            for mark in marks:
+                for var in op.writes:
+                    failure = _pass(core, var, mark) or failure
+            yield op, core._execute_carefully(op, on_stream=True) or failure
+            block = False
+
+    def drain(self, core: Core) -> None:
+        """Block until everything enqueued has passed; an error becomes a failure that wait_for_all raises."""
+        try:
+            self.stream.synchronize()
+        except Exception as error:
+            with core._lock:
+                core._failed += 1
+                core._unobserved.append(Failure(error, f"work on {self.stream!r}", None, core._seq))
+
+    def close(self, core: Core | None) -> None:
+        """The worker ends. Marks of its stream live on, and so does the stream, as long as a var has one."""
+        if core is not None:
+            with core._lock:
+                if self in core._streams:
+                    core._streams.remove(self)
+
+
+class BrokenDevice:
+    """Stands for a device that cannot be used: every operation on it fails with the reason, deletes still run."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def run(self, core: Core, op: OprBlock) -> Any:
+        """The failure."""
+        if op.prop is FnProperty.DELETE_VAR:
+            return core._execute_carefully(op)
+        return Failure.of(op, self._error)
+
+    def start(self, core: Core, op: OprBlock, done: Callable[[Any], None]) -> None:
+        """The failure."""
+        done(Failure.of(op, self._error))
+
+    def has_graves(self) -> bool:
+        """Never."""
+        return False
+
+    def bury(self, core: Core, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
+        """Nothing."""
+        return iter(())
+
+    def close(self, core: Core | None) -> None:
+        """Nothing."""
+
+
+def enter(core: Core, context: Context | None) -> StreamWorker | BrokenDevice | None:
+    """What a new worker of a queue of ``context`` runs operations with; None: plain calls."""
+    if context is None or context.device_type in ("cpu", "cpu_pinned"):
+        return None
+    try:
+        place = devices.get(context)
+        return StreamWorker(core, place) if place.asynchronous else None
+    except Exception as error:
+        return BrokenDevice(error)

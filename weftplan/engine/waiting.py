@@ -1,0 +1,180 @@
+"""Waiting for operations, and how failures reach whoever waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any
+
+from weftplan.engine.failure import Failure, add_note
+from weftplan.engine.life import WAITER, Core, running
+from weftplan.engine.operation import FnProperty, OprBlock, checked_vars
+from weftplan.engine.sites import push_site
+from weftplan.engine.var import Var
+from weftplan.errors import EngineError, WaitInWorkerError
+
+
+class WaitingCore(Core):
+    """The core, and every way to wait."""
+
+    def _forbid_wait(self, what: str, *, would_block: bool = False) -> None:
+        """Raise if this thread runs an operation of this engine (on an inline engine: if the wait would not end)."""
+        if running.engine is self if not self._inline else (would_block and running.depth > 0):
+            raise WaitInWorkerError(
+                f"{what} was called inside an engine operation: the worker would wait for work that may need this "
+                f"worker. Declare the var in const_vars of the operation instead, or push the rest as its own "
+                f"operation."
+            )
+
+    def wait_for_var(self, var: Var) -> None:
+        """Block until every write of ``var`` pushed before is done; raise its failure if it has one.
+
+        Reads that are still running are not waited for (push an operation that writes the var for that).
+
+        Raises:
+            WaitInWorkerError: called inside an operation.
+            BaseException: whatever the failed operation raised, with a note that names it and the line of its push.
+        """
+        self._forbid_wait("wait_for_var")
+        if self._bulking:
+            self._flush_bulk()
+        if var.engine is not self:
+            checked_vars(self, (var,), (), "wait_for_var")
+        with self._lock:
+            blocks = var.write is not None
+        if blocks:
+            self._forbid_wait("wait_for_var", would_block=True)
+            self._before_wait(var)
+            self._block(var)
+        if var.events is not None:
+            self._synchronize(var)
+        failure = var.failure
+        if failure is not None:
+            self._raise(failure)
+
+    def _block(self, var: Var) -> None:
+        """Become a reader of ``var`` that is granted like any other, and whose grant wakes this thread."""
+        done = threading.Lock()
+        done.acquire()
+        op = OprBlock(done.release, (var,), (), None, FnProperty.NO_SKIP, 0, "WaitForVar", None)
+        op.queue = WAITER
+        with self._lock:
+            if self._inside:
+                raise EngineError(
+                    "a finalizer or signal handler waited while the engine was in the middle of a change on this thread"
+                )
+            if var.write is None:
+                return
+            self._inside = True
+            try:
+                self._seq = op.seq = self._seq + 1
+                self._pending += 1
+                op.wait = 1
+                var.add_read(op)
+            except BaseException:
+                # Interrupted: either it stands in the queue, and will be granted to nobody's harm, or it was not there.
+                if not (var.waiting and var.waiting[-1] == (op,)):
+                    self._pending -= 1
+                    self._waits += 1
+                raise
+            finally:
+                self._inside = False
+        if self._deferred:
+            self._run_deferred()
+        done.acquire()
+
+    def wait_for_all(self) -> None:
+        """Block until nothing is pending; raise every failure that no wait has raised, the first in push order.
+
+        The others are in its notes. Work that another thread has put into a bulk but not flushed is not waited for.
+        """
+        self._forbid_wait("wait_for_all")
+        self._forbid_wait("wait_for_all", would_block=True)
+        if self._bulking:
+            self._flush_bulk()
+        self._before_wait()
+        self._wait_idle()
+        for stream in list(self._streams):
+            stream.drain(self)
+        with self._lock:
+            failures = sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
+            self._unobserved = []
+            for failure in failures:
+                self._observe(failure)
+        if failures:
+            first = failures[0].exception()
+            for other in failures[1:]:
+                add_note(first, f"another operation failed: {other.describe()}")
+            raise first
+
+    def _wait_idle(self, timeout: float = -1) -> bool:
+        """Wait until nothing is pending; False when ``timeout`` seconds were not enough."""
+        while True:
+            with self._lock:
+                if not self._pending:
+                    return True
+                done = threading.Lock()
+                done.acquire()
+                self._idle_waiters.append(done)
+            if not done.acquire(timeout=timeout):
+                return False
+
+    def throw(self, var: Var) -> None:
+        """Raise the failure of ``var`` if it has one, without waiting."""
+        failure = var.failure
+        if failure is not None:
+            self._raise(failure)
+
+    def future(self, var: Var) -> Future[Var]:
+        """A ``concurrent.futures.Future`` that is done when ``var`` is readable; its exception is the var's failure."""
+        result: Future[Var] = Future()
+
+        def settle() -> None:
+            failure = var.failure
+            if not result.set_running_or_notify_cancel():
+                return
+            if failure is None:
+                result.set_result(var)
+            else:
+                self._note_observed(failure)
+                result.set_exception(failure.exception())
+
+        reads, _ = checked_vars(self, (var,), (), "future")
+        if self._bulking:
+            self._flush_bulk()
+        op = OprBlock(settle, tuple(reads), (), None, FnProperty.NO_SKIP, 0, "future", push_site())
+        self._admit(op)
+        return result
+
+    def _raise(self, failure: Failure) -> None:
+        self._note_observed(failure)
+        raise failure.exception()
+
+    def _note_observed(self, failure: Failure) -> None:
+        """The user is told of ``failure`` now."""
+        with self._lock:
+            self._observe(failure)
+            if failure in self._unobserved:
+                self._unobserved.remove(failure)
+
+    def _observe(self, failure: Failure) -> None:
+        """Lock held: the user has been told. From here on new operations may heal what failed."""
+        if failure.observed_seq is None:
+            failure.observed_seq = self._seq
+            if self._raise_once:
+                failure.heal_everywhere()
+
+    def _synchronize(self, var: Var) -> None:
+        """Block the host until the last write of ``var`` on an asynchronous device has passed."""
+
+    def _flush_bulk(self) -> None:
+        """Push what this thread's bulk has absorbed."""
+        raise NotImplementedError
+
+
+def await_var(var: Var) -> Generator[Any, None, Var]:
+    """What ``await var`` does: suspend the task, not the thread, until the var is readable; raise its failure."""
+    import asyncio
+
+    return (yield from asyncio.wrap_future(var.engine.future(var)).__await__())
