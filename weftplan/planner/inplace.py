@@ -11,7 +11,8 @@ that only it is about to free, except by the first rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weftplan.planner.liveness import Facts
@@ -150,7 +151,7 @@ def add_in_place(facts: Facts, found: Assignment) -> None:
             or maker in found.skipped
             or term in found.added
             or facts.dtypes[term] != facts.dtypes[total]
-            or any(position[maker] < step < position[nid] for step in readers.get(group, ()))
+            or _any_between(readers.get(group, ()), position[maker], position[nid])
         ):
             continue
         found.storage[term] = found.storage[out]
@@ -159,3 +160,9 @@ def add_in_place(facts: Facts, found: Assignment) -> None:
         found.kind[term] = Kind.ADDTO
         found.added.add(term)
         found.skipped.add(nid)
+
+
+def _any_between(steps: Sequence[int], low: int, high: int) -> bool:
+    """Whether ascending ``steps`` have one in low < step < high."""
+    place = bisect_right(steps, low)
+    return place < len(steps) and steps[place] < high
