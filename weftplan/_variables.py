@@ -100,6 +100,13 @@ _ENGINE = (
     _threads(
         "MXNET_MP_WORKER_NTHREADS", 1, "Worker threads per CPU context in a forked child.", "pool size after a fork"
     ),
+    _threads(
+        "WEFTPLAN_BLAS_NTHREADS",
+        1,
+        "Threads of one BLAS call, whatever the number of workers.",
+        "set for the process when its first engine is made, unless OMP_NUM_THREADS or another variable of BLAS is set "
+        "and this one is not",
+    ),
     _engine(
         name="WEFTPLAN_ERRORS",
         default="weftplan",

@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_info
 
 from weftplan import __version__, config
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
+from weftplan.engine import blas as engine_blas
 from weftplan.errors import ConfigError, MXNetError
 
 
@@ -108,9 +109,13 @@ def _blas() -> list[dict[str, Any]]:
 def _threads(blas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Who has how many threads: ``count`` each, ``per`` what, set by which variable."""
     rows = [
-        {"who": pool["library"], "count": pool["threads"], "per": "process", "set_by": "OMP_NUM_THREADS, threadpoolctl"}
+        {"who": pool["library"], "count": pool["threads"], "per": "process", "set_by": "its own default or variables"}
         for pool in blas
     ]
+    limit, decided_by = _blas_limit()
+    rows.append(
+        {"who": "BLAS once an engine is made", "count": limit or _native(blas), "per": "process", "set_by": decided_by}
+    )
     for who, per, name in (
         ("engine: CPU workers", "cpu(i)", "MXNET_CPU_WORKER_NTHREADS"),
         ("engine: CPU priority", "process", "MXNET_CPU_PRIORITY_NTHREADS"),
@@ -122,17 +127,30 @@ def _threads(blas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def _native(blas: list[dict[str, Any]]) -> int:
+    """Threads of BLAS now, 1 without any."""
+    return max((pool["threads"] for pool in blas if pool["api"] == "blas"), default=1)
+
+
+def _blas_limit() -> tuple[int | None, str]:
+    """What the first engine makes of BLAS, None when it leaves it alone, and which variable decides."""
+    try:
+        return engine_blas.planned()
+    except ConfigError:  # which ``problems`` tells
+        return None, engine_blas.VARIABLE
+
+
 def _load(cpus: int, blas: list[dict[str, Any]]) -> dict[str, Any]:
     """How many CPU contexts can be busy before there are more running threads than CPUs, and that in words."""
     workers = _value("MXNET_CPU_WORKER_NTHREADS")
-    native = max((pool["threads"] for pool in blas if pool["api"] == "blas"), default=1)
+    native = _blas_limit()[0] or _native(blas)
     if workers is None:
         return {"threads_per_context": None, "contexts_that_fit": None, "note": "unknown: a thread count is bad"}
     busy = workers * native
     fit = cpus // busy
     note = f"a busy cpu(i) runs {workers} workers x {native} BLAS threads; {cpus} CPUs carry {fit} such contexts"
     if fit < 2:
-        note += ". With more contexts busy, set OMP_NUM_THREADS lower (`weftplan train` divides the CPUs by itself)"
+        note += ". With more contexts busy, set WEFTPLAN_BLAS_NTHREADS or MXNET_CPU_WORKER_NTHREADS lower"
     return {"threads_per_context": busy, "contexts_that_fit": fit, "note": note}
 
 

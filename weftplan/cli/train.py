@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
-from threadpoolctl import threadpool_limits
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import engine, models, storage
@@ -103,10 +101,8 @@ def command(
     Ctrl-C stops between two batches and saves a checkpoint.
     """
     console = Console(stderr=as_json, quiet=as_json)
-    # One BLAS thread count for the whole run: no oversubscription, and the same bits whatever the worker count.
-    blas = max(1, (os.cpu_count() or 1) // len(devices))
     chosen = engine.create(kind) if kind is not None else engine.get()
-    with threadpool_limits(limits=blas), engine.using(chosen):
+    with engine.using(chosen):
         try:
             result = _run(network, devices, kvstore, epochs, batch_size, seed, lr, report, checkpoint, console)
         except MXNetError as error:

@@ -1,0 +1,153 @@
+"""The thread policy of BLAS: when it applies, to what, and that results do not depend on workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from weftplan import config
+from weftplan.engine import blas
+from weftplan.errors import ConfigError
+
+PROBE = """
+import numpy, weftplan as mx
+from threadpoolctl import threadpool_info
+threads = lambda: max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+before = threads()
+mx.engine.create({kind!r}).stop()
+print(before, threads())
+"""
+
+
+def run(code: str, **variables: str) -> list[int]:
+    """The numbers that ``code`` prints in a process with no variable of BLAS or ours but ``variables``."""
+    clean = {k: v for k, v in os.environ.items() if k not in blas.NATIVE and not k.startswith(("WEFTPLAN_", "MXNET_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, timeout=60, check=True
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+class Library:
+    """A double for a BLAS that counts per thread."""
+
+    threading_layer = "openmp"
+
+    def __init__(self) -> None:
+        self.set_to: list[int] = []
+
+    def set_num_threads(self, threads: int) -> None:
+        self.set_to.append(threads)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch):
+    """As before the first engine, without variables; nothing is limited for real."""
+    for name in (*blas.NATIVE, blas.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    config._reset_for_tests()
+    library = Library()
+
+    class Controller:
+        def select(self, **kind: str) -> Controller:
+            assert kind == {"user_api": "blas"}
+            return self
+
+        lib_controllers = [library]  # noqa: RUF012 - a double
+
+    monkeypatch.setattr(blas, "ThreadpoolController", Controller)
+    monkeypatch.setattr(blas, "_applied", False)
+    monkeypatch.setattr(blas, "_limit", 0)
+    monkeypatch.setattr(blas, "_per_thread", [])
+    yield library
+    config._reset_for_tests()
+
+
+class TestInAProcess:
+    """The real BLAS."""
+
+    @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
+    def test_the_first_engine_limits(self, kind):
+        """Importing changes nothing; the first engine of any kind makes it one thread."""
+        before, after = run(PROBE.format(kind=kind))
+        assert after == 1
+        assert before == run("from threadpoolctl import *; import numpy; print(threadpool_info()[0]['num_threads'])")[0]
+
+    def test_our_variable(self):
+        """WEFTPLAN_BLAS_NTHREADS is the number, whatever BLAS's own variables say."""
+        assert run(PROBE.format(kind="ThreadedEngine"), WEFTPLAN_BLAS_NTHREADS="2", OMP_NUM_THREADS="1")[1] == 2
+
+    def test_a_variable_of_blas_stands(self):
+        """Who has set OPENBLAS_NUM_THREADS has decided."""
+        before, after = run(PROBE.format(kind="ThreadedEngine"), OPENBLAS_NUM_THREADS="2")
+        assert before == after == 2
+
+    def test_same_bits_whatever_the_workers(self):
+        """Products of odd sizes give one digest on every engine and worker count."""
+        code = """
+import hashlib, numpy as np, weftplan as mx
+rng = np.random.default_rng(0)
+a, b = rng.random((301, 517), dtype=np.float32), rng.random((517, 203), dtype=np.float32)
+found = set()
+for kind, options in [("NaiveEngine", {}), ("ThreadedEngine", {"cpu_workers": 1}),
+                      ("ThreadedEngine", {"cpu_workers": 5}),
+                      ("ThreadedEnginePerDevice", {"cpu_workers": 3})]:
+    engine = mx.engine.create(kind, **options)
+    with mx.engine.using(engine):
+        outs = [np.empty((301, 203), np.float32) for _ in range(8)]
+        for out in outs:
+            mx.engine.submit(np.matmul, a, b, out=out)
+        mx.engine.wait()
+    engine.stop()
+    found |= {hashlib.sha256(out.tobytes()).hexdigest() for out in outs}
+print(len(found))
+"""
+        assert run(code) == [1]
+
+
+class TestRule:
+    """Doubles for BLAS."""
+
+    def test_once(self, fresh):
+        """The first call limits, later ones do not fight with whoever changed it since."""
+        blas.limit()
+        blas.limit()
+        assert fresh.set_to == [1]
+
+    def test_workers_repeat_it(self, fresh):
+        """A library that counts per thread is limited again by each worker."""
+        blas.enter_worker()
+        assert fresh.set_to == []
+        blas.limit()
+        blas.enter_worker()
+        blas.enter_worker()
+        assert fresh.set_to == [1, 1, 1]
+
+    def test_a_library_of_the_process_is_set_once(self, fresh):
+        """One that counts for the process is left alone by workers."""
+        fresh.threading_layer = "pthreads"
+        blas.limit()
+        blas.enter_worker()
+        assert fresh.set_to == [1]
+
+    @pytest.mark.parametrize("name", blas.NATIVE)
+    def test_planned(self, fresh, monkeypatch: pytest.MonkeyPatch, name: str):
+        """What would happen, and because of which variable; an empty variable is none."""
+        assert blas.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
+        monkeypatch.setenv(name, "")
+        assert blas.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
+        monkeypatch.setenv(name, "4")
+        assert blas.planned() == (None, name)
+        blas.limit()
+        assert fresh.set_to == []
+
+    def test_bad_value(self, fresh, monkeypatch: pytest.MonkeyPatch):
+        """A bad count limits nothing, and is met again by the next engine."""
+        monkeypatch.setenv("WEFTPLAN_BLAS_NTHREADS", "many")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="WEFTPLAN_BLAS_NTHREADS='many'"):
+                blas.limit()
+        assert fresh.set_to == []
