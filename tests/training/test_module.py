@@ -183,3 +183,22 @@ def test_bad_names_and_shapes():
         module.init_params(arg_params={}, aux_params={})
     with pytest.raises(MXNetError, match="unknown names"):
         module.init_params(arg_params={"zzz": mx.nd.zeros((1,))}, allow_missing=True)
+
+
+def test_contexts_agree_on_moving_statistics_after_an_epoch():
+    """Each context sees its own half of the batches; fit averages their moving statistics after every epoch."""
+    net = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="bn")
+    net = mx.sym.SoftmaxOutput(net, name="softmax")
+    rng = np.random.default_rng(5)
+    data = mx.io.NDArrayIter(rng.random((40, 4)), rng.integers(0, 3, 40), batch_size=8)
+    module = mx.mod.Module(net, context=[mx.cpu(0), mx.cpu(1)])
+    differed = []
+
+    def look(param):
+        first, second = (executor.aux_dict["bn_moving_mean"].asnumpy() for executor in module.group.executors)
+        differed.append(not np.array_equal(first, second))
+
+    module.fit(data, num_epoch=2, batch_end_callback=look, initializer=mx.init.Uniform(0.5))
+    first, second = (executor.aux_dict["bn_moving_mean"].asnumpy() for executor in module.group.executors)
+    np.testing.assert_array_equal(first, second)
+    assert all(differed)

@@ -73,6 +73,9 @@ class BaseModule:
         """(arg_params, aux_params) as copies on the host."""
         raise NotImplementedError
 
+    def synchronize(self) -> None:
+        """Give every context the same auxiliary states: their average. ``fit`` does so after each epoch."""
+
     def set_params(self, arg_params: Params, aux_params: Params, **kwargs: Any) -> None:
         """Assign parameters."""
         self.init_params(arg_params=arg_params, aux_params=aux_params, force_init=True, **kwargs)
@@ -154,6 +157,7 @@ class BaseModule:
             for name, value in train_metric.get_global_name_value():
                 log.info("Epoch[%d] Train-%s=%f", epoch, name, value)
             log.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
+            self.synchronize()
             if epoch_end_callback is not None:
                 args, aux = self.get_params()
                 _call(epoch_end_callback, epoch, self.symbol, args, aux)

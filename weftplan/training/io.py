@@ -84,7 +84,8 @@ class NDArrayIter(DataIter):
         batch_size: samples per batch.
         shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.
         last_batch_handle: what becomes of the samples left over: ``pad`` (fill up with the first samples; the batch's
-            ``pad`` says how many), ``discard``, or ``roll_over`` (keep them for the next epoch).
+            ``pad`` says how many), ``discard``, or ``roll_over`` (keep them for the next epoch, whose first batch they
+            begin; its ``pad`` is 0, where MXNet 1.9.1 counts them as padding).
 
     >>> it = NDArrayIter(np.arange(10.0).reshape(5, 2), np.arange(5.0), batch_size=2)
     >>> [(batch.data[0].shape, batch.pad) for batch in it]

@@ -240,6 +240,11 @@ class Module(BaseModule):
         self._need("get_params", binded=True, params=True)
         return self.group.get_params()
 
+    def synchronize(self) -> None:
+        self._need("synchronize", binded=True, params=True)
+        if len(self.contexts) > 1 and self.aux_names:
+            self.group.set_params({}, self.group.get_params()[1])
+
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     def init_optimizer(

@@ -1,0 +1,208 @@
+"""Cases of whole training runs, as plain code over the API that MXNet 1.9.1 and weftplan share.
+
+``run(mx)`` gets either package and returns ``{key: array}``; every random number comes from NumPy's ``RandomState``.
+"""
+
+import numpy as np
+
+SAMPLES, FEATURES, CLASSES = 46, 6, 4
+
+
+def data():
+    """Images-like features and labels of a small problem."""
+    rng = np.random.RandomState(7)
+    x = rng.uniform(-1, 1, (SAMPLES, FEATURES)).astype(np.float32)
+    y = np.argmax(x @ rng.normal(0, 1, (FEATURES, CLASSES)), axis=1).astype(np.float32)
+    return x, y
+
+
+def perceptron(mx):
+    """Two layers with dropout-free training."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1")
+    net = mx.sym.Activation(net, act_type="tanh", name="act1")
+    net = mx.sym.FullyConnected(net, num_hidden=CLASSES, name="fc2")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def convolution(mx):
+    """Convolution, batch normalisation with scale, pooling: moving statistics take part."""
+    net = mx.sym.Reshape(mx.sym.Variable("data"), shape=(-1, 1, 2, 3))
+    # No bias: before a normalisation its gradient is rounding noise, which Adam would blow up to whole steps.
+    net = mx.sym.Convolution(net, num_filter=4, kernel=(2, 2), pad=(1, 1), no_bias=True, name="conv1")
+    net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn1")
+    net = mx.sym.Activation(net, act_type="relu", name="act1")
+    net = mx.sym.Pooling(net, kernel=(2, 2), stride=(1, 1), pool_type="max", name="pool1")
+    net = mx.sym.FullyConnected(mx.sym.Flatten(net), num_hidden=CLASSES, name="fc2")
+    return mx.sym.SoftmaxOutput(net, normalization="batch", name="softmax")
+
+
+def start_values(mx, symbol, rows):
+    """The same parameters on both sides."""
+    rng = np.random.RandomState(3)
+    shapes, _, aux_shapes = symbol.infer_shape(data=(rows, FEATURES))
+    args = {
+        name: mx.nd.array(rng.uniform(-0.6, 0.6, shape).astype(np.float32))
+        for name, shape in zip(symbol.list_arguments(), shapes, strict=True)
+        if name not in ("data", "softmax_label")
+    }
+    aux = {
+        name: mx.nd.array((np.zeros if "mean" in name else np.ones)(shape).astype(np.float32))
+        for name, shape in zip(symbol.list_auxiliary_states(), aux_shapes, strict=True)
+    }
+    return args, aux
+
+
+RUNS = {
+    "sgd": ("perceptron", "sgd", {"learning_rate": 0.2}, 1, "local"),
+    "sgd-momentum-wd-clip": (
+        "perceptron",
+        "sgd",
+        {"learning_rate": 0.3, "momentum": 0.9, "wd": 0.01, "clip_gradient": 0.05},
+        1,
+        "local",
+    ),
+    "sgd-two-devices-local": ("perceptron", "sgd", {"learning_rate": 0.2, "momentum": 0.9, "wd": 0.01}, 2, "local"),
+    "sgd-three-devices-device": ("perceptron", "sgd", {"learning_rate": 0.2, "momentum": 0.9}, 3, "device"),
+    "adam": ("perceptron", "adam", {"learning_rate": 0.02, "wd": 0.001}, 1, "local"),
+    "adam-two-devices": ("perceptron", "adam", {"learning_rate": 0.02}, 2, "device"),
+    "convolution-momentum": ("convolution", "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.001}, 1, "local"),
+    "convolution-two-devices-adam": ("convolution", "adam", {"learning_rate": 0.01}, 2, "device"),
+    "schedule": ("perceptron", "sgd", {"learning_rate": 0.4, "schedule": True}, 1, "local"),
+}
+
+
+def train(mx, network, optimizer, settings, devices, store):
+    """Four epochs of Module.fit: cross-entropy per batch, metrics per epoch, final parameters and predictions."""
+    x, y = data()
+    symbol = {"perceptron": perceptron, "convolution": convolution}[network](mx)
+    settings = dict(settings)
+    if settings.pop("schedule", False):
+        settings["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(step=5, factor=0.5, base_lr=0.4)
+    args, aux = start_values(mx, symbol, 12)
+    batches = mx.io.NDArrayIter(x, y, batch_size=12)
+    module = mx.mod.Module(symbol, context=[mx.cpu(i) for i in range(devices)])
+    losses, seen = [], []
+
+    def after(param):
+        out = module.get_outputs()[0].asnumpy()
+        first = param.nbatch * 12
+        labels = np.take(y, np.arange(first, first + 12) % SAMPLES).astype(int)
+        losses.append(-np.log(out[np.arange(12), labels] + 1e-12).mean())
+        seen.append([value for _, value in param.eval_metric.get_name_value()])
+
+    module.fit(
+        batches,
+        eval_metric=["acc", mx.metric.create("top_k_accuracy", top_k=2), "ce"],
+        batch_end_callback=after,
+        kvstore=store,
+        optimizer=optimizer,
+        optimizer_params=settings,
+        arg_params=args,
+        aux_params=aux,
+        num_epoch=4,
+    )
+    result = {"losses": np.array(losses), "metrics": np.array(seen), "prediction": module.predict(batches).asnumpy()}
+    args, aux = module.get_params()
+    result.update({f"param:{name}": value.asnumpy() for name, value in {**args, **aux}.items()})
+    return result
+
+
+def schedules(mx):
+    """Every schedule's rate at updates 1 to 60."""
+    make = mx.lr_scheduler
+    every = {
+        "factor": make.FactorScheduler(step=7, factor=0.6, base_lr=0.5, stop_factor_lr=0.05),
+        "factor-warmup": make.FactorScheduler(
+            step=10, factor=0.5, base_lr=0.4, warmup_steps=8, warmup_begin_lr=0.1, warmup_mode="linear"
+        ),
+        "constant-warmup": make.FactorScheduler(
+            step=10, factor=0.5, base_lr=0.4, warmup_steps=8, warmup_begin_lr=0.1, warmup_mode="constant"
+        ),
+        "multi": make.MultiFactorScheduler(step=[5, 9, 30], factor=0.3, base_lr=1.0),
+        "multi-warmup": make.MultiFactorScheduler(step=[5, 9, 30], factor=0.3, base_lr=1.0, warmup_steps=6),
+        "poly": make.PolyScheduler(max_update=40, base_lr=0.3, pwr=2, final_lr=0.01),
+        "poly-warmup": make.PolyScheduler(max_update=40, base_lr=0.3, pwr=3, warmup_steps=5, warmup_begin_lr=0.02),
+        "cosine": make.CosineScheduler(max_update=40, base_lr=0.3, final_lr=0.01),
+        "cosine-warmup": make.CosineScheduler(max_update=40, base_lr=0.3, final_lr=0.01, warmup_steps=5),
+    }
+    return {name: np.array([schedule(n) for n in range(1, 61)]) for name, schedule in every.items()}
+
+
+def iterators(mx):
+    """Batches of three epochs under every way to treat the last one: data, label and padding of each batch."""
+    x = np.arange(22, dtype=np.float32).reshape(11, 2)
+    y = np.arange(11, dtype=np.float32) * 10
+    result = {}
+    for handle in ("pad", "discard", "roll_over"):
+        it = mx.io.NDArrayIter(x, y, batch_size=4, last_batch_handle=handle)
+        rows = []
+        for epoch in range(3):
+            for batch in it:
+                rows.append([epoch, batch.pad, *batch.data[0].asnumpy().ravel(), *batch.label[0].asnumpy()])
+            it.reset()
+        result[handle] = np.array(rows)
+    return result
+
+
+def metrics(mx):
+    """Values of every metric after each of three batches."""
+    rng = np.random.RandomState(11)
+    result = {}
+    for name, settings in (("acc", {}), ("top_k_accuracy", {"top_k": 3}), ("ce", {}), ("mse", {})):
+        metric = mx.metric.create(name, **settings)
+        values = []
+        for rows in (5, 8, 3):
+            if name == "mse":
+                label, pred = rng.normal(size=(rows, 2)), rng.normal(size=(rows, 2))
+            else:
+                pred = rng.dirichlet(np.ones(6), rows)
+                label = rng.randint(0, 6, rows)
+            metric.update([mx.nd.array(label)], [mx.nd.array(pred)])
+            values.append(metric.get()[1])
+        result[f"{name}:{metric.get()[0]}"] = np.array(values)
+    return result
+
+
+INITIALIZERS = {
+    "uniform": ("Uniform", {"scale": 0.3}),
+    "normal": ("Normal", {"sigma": 0.2}),
+    "xavier": ("Xavier", {}),
+    "xavier-in": ("Xavier", {"factor_type": "in", "magnitude": 2.34}),
+    "xavier-gaussian-out": ("Xavier", {"rnd_type": "gaussian", "factor_type": "out", "magnitude": 2}),
+    "msra": ("MSRAPrelu", {}),
+    "msra-in": ("MSRAPrelu", {"factor_type": "in", "slope": 0.1}),
+    "zero": ("Zero", {}),
+    "one": ("One", {}),
+    "constant": ("Constant", {"value": 0.7}),
+}
+SHAPES = {"fc_weight": (300, 200), "conv_weight": (64, 32, 5, 5)}
+
+
+def initializers(mx):
+    """Mean, standard deviation, least and largest value that each rule gives each weight; the fixed ones in full."""
+    result = {}
+    mx.random.seed(5)
+    for key, (name, settings) in INITIALIZERS.items():
+        rule = getattr(mx.init, name)(**settings)
+        for param, shape in SHAPES.items():
+            array = mx.nd.zeros(shape)
+            rule(mx.init.InitDesc(param), array)
+            values = array.asnumpy().astype(np.float64)
+            result[f"{key}:{param}"] = np.array([values.mean(), values.std(), values.min(), values.max()])
+        fixed = []
+        for param in ("fc_bias", "bn_gamma", "bn_beta"):
+            array = mx.nd.zeros((3,)) + 0.5
+            rule(mx.init.InitDesc(param), array)
+            fixed.append(array.asnumpy())
+        result[f"{key}:fixed"] = np.array(fixed)
+    return result
+
+
+def run(mx):
+    """Everything, by ``group/key``."""
+    result = {}
+    for name, how in RUNS.items():
+        result.update({f"train/{name}/{key}": value for key, value in train(mx, *how).items()})
+    for group in (schedules, iterators, metrics, initializers):
+        result.update({f"{group.__name__}/{key}": value for key, value in group(mx).items()})
+    return result

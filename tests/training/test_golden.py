@@ -1,0 +1,81 @@
+"""Training runs, schedules, iterators, metrics and initializers against what MXNet 1.9.1 computed."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def load_cases():
+    """The module that both packages run."""
+    spec = importlib.util.spec_from_file_location("training_cases", GOLDEN / "training_cases.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+cases = load_cases()
+
+
+@pytest.fixture(scope="module")
+def stored():
+    """{key: array} of MXNet's results."""
+    with np.load(GOLDEN / "data" / "training.npz") as archive:
+        return dict(archive)
+
+
+def group(stored, prefix):
+    """The stored arrays under a prefix."""
+    found = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
+    assert found, prefix
+    return found
+
+
+@pytest.mark.parametrize("name", cases.RUNS)
+def test_whole_training_runs(stored, name):
+    """Sixteen steps of Module.fit from the same weights: loss of every batch, metrics, parameters and predictions."""
+    want = group(stored, f"train/{name}/")
+    got = cases.train(mx, *cases.RUNS[name])
+    assert set(got) == set(want)
+    assert len(got["losses"]) == 16
+    assert got["losses"][-1] < got["losses"][0]
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-4, err_msg=f"{name}: {key}")
+
+
+@pytest.mark.parametrize("what", ["schedules", "iterators", "metrics"])
+def test_exact_parts(stored, what):
+    """Rates at every update, batches with their padding, metric values after every batch."""
+    got = getattr(cases, what)(mx)
+    want = group(stored, f"{what}/")
+    assert set(got) == set(want)
+    for key, value in want.items():
+        assert got[key].shape == value.shape, key
+        if key == "roll_over":
+            # MXNet counts the samples that a new epoch begins with as padding, so predict would drop them; not here.
+            assert value[:, 1].tolist() == [0, 0, 3, 0, 0, 2, 0, 0]
+            assert not got[key][:, 1].any()
+            value[:, 1] = 0
+        np.testing.assert_allclose(got[key], value, rtol=2e-6, atol=1e-7, err_msg=key)
+
+
+def test_initializers_have_the_same_distributions(stored):
+    """Other random numbers, the same ranges: standard deviation within 2 %, uniform limits within 1 %."""
+    got = cases.initializers(mx)
+    want = group(stored, "initializers/")
+    assert set(got) == set(want)
+    for key, value in want.items():
+        if key.endswith(":fixed"):
+            np.testing.assert_array_equal(got[key], value, err_msg=key)
+            continue
+        mean, deviation, low, high = got[key]
+        scale = max(abs(value[2]), abs(value[3]))
+        assert abs(mean - value[0]) <= 0.02 * scale, key
+        np.testing.assert_allclose(deviation, value[1], rtol=0.02, err_msg=key)
+        near = 0.01 if key.startswith(("uniform", "xavier:", "xavier-in", "zero", "one", "constant")) else 0.4
+        np.testing.assert_allclose([low, high], value[2:], rtol=near, err_msg=key)
