@@ -47,7 +47,7 @@ class BulkState(threading.local):
 class BulkRun:
     """The function of a flushed bulk; returns the failure (or None) of every var written, or None if all went well."""
 
-    __slots__ = ("engine", "members", "op", "reads", "writes")
+    __slots__ = ("engine", "members", "op", "reads", "writes", "writes_of")
 
     def __init__(self, engine: Engine, members: list[BulkMember]) -> None:
         self.engine = engine
@@ -56,6 +56,11 @@ class BulkRun:
             [var for m in members for var in m.reads], [var for m in members for var in m.writes]
         )
         self.op: OprBlock | None = None
+        self.writes_of: dict[Var, int] = {}
+        """How many members write a var."""
+        for member in members:
+            for var in member.writes:
+                self.writes_of[var] = self.writes_of.get(var, 0) + 1
 
     def __call__(self) -> dict[Var, Failure | None] | None:
         assert self.op is not None
@@ -79,4 +84,7 @@ class BulkRun:
                 failed = True
             for var in member.writes:
                 fate[var] = blocked
+        # Versions count writes, whether they came in one operation or in many; finishing the bulk counts the last.
+        for var, count in self.writes_of.items():
+            var.version += count - 1
         return fate if failed or careful else None

@@ -77,10 +77,14 @@ class Engine(WaitingCore):
             EngineError: the var belongs to another engine or has been deleted already.
         """
         checked_vars(self, (), (var,), "delete_variable")
+        _check_place(ctx, 0)
         if self._bulking:
             self._flush_bulk()
         op = OprBlock(delete_fn or _nothing, (), (var,), ctx, FnProperty.DELETE_VAR, 0, "DeleteVariable", push_site())
-        var.deleted = True
+        with self._lock:
+            if var.deleted:
+                checked_vars(self, (), (var,), "delete_variable")
+            var.deleted = True
         var.engine = None  # type: ignore[assignment]  # every later push meets the slow check, which explains
         self._admit(op)
 
@@ -120,6 +124,8 @@ class Engine(WaitingCore):
             if self._debug:
                 checked_vars(self, const_vars, mutable_vars, name)  # vars deleted since: a stale declaration
         else:
+            if isinstance(const_vars, Var) or isinstance(mutable_vars, Var):
+                raise EngineError("const_vars and mutable_vars are sequences of vars: write [var] for one")
             # Copies, because the caller may change its lists before the operation runs; a tuple is taken as it is.
             const_vars, mutable_vars = tuple(const_vars), tuple(mutable_vars)
             if not self._plain(const_vars, mutable_vars):
@@ -128,6 +134,8 @@ class Engine(WaitingCore):
                 raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
             if prop is not NORMAL:
                 prop = FnProperty(prop)
+        if (ctx is not None and type(ctx) is not Context) or type(priority) is not int:
+            _check_place(ctx, priority)
         frame = sys._getframe(1)
         code = frame.f_code
         site = (code, frame.f_lasti) if not is_internal(code.co_filename) else push_site()
@@ -176,6 +184,7 @@ class Engine(WaitingCore):
         reads, writes = checked_vars(self, const_vars, mutable_vars, name)
         if self._bulking:
             self._flush_bulk()
+        _check_place(ctx, priority)
         op = OprBlock(fn, reads, writes, ctx, FnProperty(prop), priority, name, push_site())
         op.asynchronous = True
         self._admit(op)
@@ -335,6 +344,14 @@ class _BulkGuard:
                 engine._bulking -= 1
         if self._members:
             engine._push_bulk(self._members)
+
+
+def _check_place(ctx: Any, priority: Any) -> None:
+    """Before anything is changed: a bad one found later would leave its vars half registered."""
+    if ctx is not None and not isinstance(ctx, Context):
+        raise EngineError(f"ctx must be a context such as mx.cpu(0), got {ctx!r}")
+    if not isinstance(priority, int):
+        raise EngineError(f"priority must be an integer, got {priority!r}")
 
 
 def _nothing() -> None:

@@ -22,7 +22,7 @@ from weftplan.engine.threaded import ThreadedEngine
 from weftplan.errors import ConfigError, EngineError
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
-EXIT_PATIENCE_S = 5.0
+EXIT_PATIENCE_S = 30.0
 """How long the end of the process waits for operations that run; then it names them and goes."""
 
 _lock = threading.Lock()
@@ -138,9 +138,15 @@ def _engines() -> list[Engine]:
 def _at_exit() -> None:
     """Let running work end, run deletes, report what nobody waited for."""
     for engine in _engines():
+        engine._flush_bulk()
         engine.notify_shutdown()
         if not engine._wait_idle(EXIT_PATIENCE_S):
             print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
+        if engine._dropped:
+            print(
+                f"weftplan: {engine._dropped} operations had not run when the process ended; call wait_for_all() first",
+                file=sys.stderr,
+            )
         for failure in engine.unobserved_failures():
             print(
                 f"weftplan: an engine operation failed and nobody waited for it: {failure.describe()}", file=sys.stderr

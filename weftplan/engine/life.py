@@ -34,6 +34,7 @@ WAITER: Any = object()
 """Queue of operations that only wake a waiting thread: they are finished where they become ready."""
 
 _DELETE = FnProperty.DELETE_VAR
+_SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
 _NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
 
 
@@ -56,6 +57,8 @@ class Core:
     kind = "Engine"
     _inline = False
     """True when a push runs what became ready on the pushing thread."""
+    _short_inline = False
+    """True when operations that only start or end something (ASYNC, DELETE_VAR) do so if they are ready at the push."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -69,7 +72,7 @@ class Core:
         """How many of the numbered operations only woke a waiting thread."""
         self._idle_waiters: list[Any] = []
         """Locks to release when nothing is pending."""
-        self._unobserved: list[Failure] = []
+        self._unobserved: dict[Failure, None] = {}
         self._any_failure = False
         """Sticky: until the first failure nobody looks for failures on vars."""
         self._careful = False
@@ -78,6 +81,8 @@ class Core:
         self._completed = 0
         self._failed = 0
         self._skipped = 0
+        self._dropped = 0
+        """Not run because the process was ending."""
         self._bulk = BulkState()
         self._bulking = 0
         """Threads whose bulk size is not 0."""
@@ -119,45 +124,89 @@ class Core:
         """Register an operation with its vars and hand it over if nothing is in its way."""
         if self._tracer is not None:
             op.push_ns = time.perf_counter_ns()
-        with self._lock:
-            if self._inside:
-                self._deferred.append(partial(self._admit, op))
-                return
-            self._inside = True
-            writing = False
-            var = None
-            try:
-                self._seq = op.seq = self._seq + 1
-                self._pending += 1
-                if self._debug:
-                    self._in_flight[op.seq] = op
-                wait = 0
-                for var in op.reads:
-                    if var.write is None:
-                        var.readers += 1
-                    else:
-                        wait += var.add_read(op)
-                writing = True
-                for var in op.writes:
-                    if var.write is None:
-                        var.write = op
-                        if var.readers:
-                            wait += 1
-                    else:
-                        wait += var.add_write(op)
-                # No grant can have come in between: grants are made under this lock.
-                op.wait = wait
-                if not wait:
-                    self._enqueue(op)
-            except BaseException:
-                self._complete_admission(op, var, writing)
-                raise
-            finally:
-                self._inside = False
+        here = False
+        try:
+            with self._lock:
+                if self._inside:
+                    self._deferred.append(partial(self._admit, op))
+                    return
+                self._inside = True
+                writing = False
+                var = None
+                try:
+                    self._seq = op.seq = self._seq + 1
+                    self._pending += 1
+                    if self._debug:
+                        self._in_flight[op.seq] = op
+                    wait = 0
+                    for var in op.reads:
+                        if var.write is None:
+                            var.readers += 1
+                        else:
+                            wait += var.add_read(op)
+                    writing = True
+                    for var in op.writes:
+                        if var.write is None:
+                            var.write = op
+                            if var.readers:
+                                wait += 1
+                        else:
+                            wait += var.add_write(op)
+                    # No grant can have come in between: grants are made under this lock.
+                    op.wait = wait
+                    if not wait:
+                        if op.prop in _SHORT and self._short_inline and not self._streams_used:
+                            here = True
+                        else:
+                            self._enqueue(op)
+                except BaseException:
+                    self._complete_admission(op, var, writing)
+                    raise
+                finally:
+                    self._inside = False
+        except BaseException:
+            if here:  # interrupted between the lock and the run: nobody else would run it
+                self._run_here(op)
+            raise
+        if here:
+            self._run_here(op)
         if self._deferred:
             self._run_deferred()
         if self._inline:
             self._run_inline(op)
+
+    def _run_here(self, op: OprBlock) -> None:
+        """Run a short operation on the pushing thread."""
+        before, running.engine = running.engine, self
+        start = time.perf_counter_ns() if self._tracer is not None else 0
+        failure: Any = None
+        try:
+            if op.asynchronous:
+                self._start_async(op, partial(self._complete, op))
+                return
+            failure = self._execute(op)
+            if start:
+                self._trace(op, "inline", threading.current_thread().name, start)
+        except BaseException as error:  # an interrupt: the operation counts as failed, and its vars go on
+            failure = Failure.of(op, error)
+        finally:
+            running.engine = before
+        self._complete(op, failure)
+
+    def _complete(self, op: OprBlock, failure: Any) -> None:
+        """Finish ``op`` outside a worker's loop, on whatever thread."""
+        with self._lock:
+            if self._inside:
+                self._deferred.append(partial(self._complete, op, failure))
+                return
+            self._inside = True
+            try:
+                for following in self._finish(op, failure) or ():
+                    self._enqueue(following)
+            finally:
+                self._inside = False
+        if self._deferred:
+            self._run_deferred()
 
     def _run_deferred(self) -> None:
         """Do what finalizers wanted while this thread was inside a locked region."""
@@ -232,6 +281,7 @@ class Core:
         if blocked is not None:
             return blocked
         if self._shutdown and op.prop is not _DELETE:
+            self._count_dropped()
             return None
         if self._debug:
             self._running_on[op.seq] = threading.get_ident()
@@ -256,6 +306,7 @@ class Core:
             done(blocked)
             return
         if self._shutdown and op.prop is not _DELETE:
+            self._count_dropped()
             done(None)
             return
         unfinished = threading.Lock()
@@ -264,6 +315,8 @@ class Core:
             # The lock is a flag that only one caller can take: atomic without a second lock.
             if not unfinished.acquire(blocking=False):
                 raise EngineError(f"on_complete of {op!r} was called twice; call it exactly once")
+            if error is not None and not isinstance(error, BaseException):
+                error = EngineError(f"on_complete of {op!r} expects an exception or nothing, got {error!r}")
             done(None if error is None else Failure.of(op, error))
 
         try:
@@ -276,7 +329,11 @@ class Core:
                 # It said that it was done, then raised: its vars may be in use already, so only wait_for_all can tell.
                 with self._lock:
                     self._failed += 1
-                    self._unobserved.append(failure)
+                    self._unobserved[failure] = None
+
+    def _count_dropped(self) -> None:
+        with self._lock:
+            self._dropped += 1
 
     def _finish(self, op: OprBlock, failure: Any) -> list[OprBlock] | None:
         """Lock held: release the vars of ``op``; returns the operations that became ready, in push order per var."""
@@ -317,14 +374,18 @@ class Core:
     def _finish_failing(self, op: OprBlock, failure: Any, ready: list[OprBlock]) -> None:
         """The careful version: some operation of this engine has failed."""
         mapping = failure if isinstance(failure, dict) else None
+        if self._raise_once and isinstance(failure, Failure) and failure.observed_seq is not None:
+            # Skipped before the one raise, finished after it: the raise has healed this operation, too.
+            self._skipped += 1
+            failure = None
         if failure is not None:
             self._any_failure = self._careful = True
             if mapping is None and failure.seq != op.seq:
                 self._skipped += 1
             fresh = list(dict.fromkeys(mapping.values())) if mapping is not None else [failure]
             for one in fresh:
-                if one is not None and one.observed_seq is None and one not in self._unobserved:
-                    self._unobserved.append(one)
+                if one is not None and one.observed_seq is None:
+                    self._unobserved[one] = None
                 if one is not None and one.seq == op.seq:
                     self._failed += 1
         for var in op.reads:
@@ -362,8 +423,8 @@ class Core:
             tracer(op.label, op.ctx, queue, worker, op.push_ns or start_ns, start_ns, time.perf_counter_ns(), op.seq)
         except Exception as error:
             self._tracer = None
-            with self._lock:
-                self._unobserved.append(Failure(error, "the engine's tracer", None, op.seq))
+            arguments = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(arguments))
 
 
 def is_undeclared_write(error: BaseException) -> bool:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.engine.threaded import ThreadedBase, context_of
@@ -23,6 +24,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
     """Worker, copy and priority threads per device."""
 
     kind = "ThreadedEnginePerDevice"
+    _short_inline = True
 
     def __init__(self, *, cpu_workers: int, priority_workers: int, gpu_workers: int, copy_workers: int) -> None:
         super().__init__()
@@ -30,6 +32,10 @@ class ThreadedEnginePerDevice(ThreadedBase):
         self._priority_workers = priority_workers
         self._gpu_workers = gpu_workers
         self._copy_workers = copy_workers
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._cpu_workers = config.process("MXNET_MP_WORKER_NTHREADS")
 
     def _route(self, op: OprBlock) -> WorkerQueue:
         ctx = context_of(op)

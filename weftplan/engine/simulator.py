@@ -7,6 +7,7 @@ and can walk through every order of a small program.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,6 +36,9 @@ class Simulator(Engine):
         rng = random.Random(seed)
         self._choose: Choose = choose or (lambda ready: rng.randrange(len(ready)))
         self._ready: list[OprBlock] = []
+        self._asynchronous: set[int] = set()
+        """Numbers of operations that were started and have not said that they are done."""
+        self._arrived = threading.Semaphore(0)
         self.history: list[int] = []
         """Numbers of the operations in the order in which they ran."""
 
@@ -59,7 +63,8 @@ class Simulator(Engine):
         running.engine = self
         try:
             if op.asynchronous:
-                self._start_async(op, lambda failure: self._complete(op, failure))
+                self._asynchronous.add(op.seq)
+                self._start_async(op, partial(self._arrive, op))
                 return True
             start = time.perf_counter_ns() if self._tracer is not None else 0
             failure = self._execute(op)
@@ -70,20 +75,15 @@ class Simulator(Engine):
         self._complete(op, failure)
         return True
 
-    def _complete(self, op: OprBlock, failure: Any) -> None:
-        with self._lock:
-            if self._inside:
-                self._deferred.append(partial(self._complete, op, failure))
-                return
-            self._inside = True
-            try:
-                for ready in self._finish(op, failure) or ():
-                    self._enqueue(ready)
-            finally:
-                self._inside = False
-        if self._deferred:
-            self._run_deferred()
+    def _arrive(self, op: OprBlock, failure: Any) -> None:
+        """An asynchronous operation is over, on whatever thread."""
+        self._complete(op, failure)
+        self._asynchronous.discard(op.seq)
+        self._arrived.release()
 
     def _before_wait(self, var: Var | None = None) -> None:
-        while (var is None or var.write is not None) and self.step():
-            pass
+        while var.write is not None if var is not None else self._pending:
+            if not self.step() and not self._asynchronous:
+                break
+            if self._asynchronous and not self._ready:
+                self._arrived.acquire()  # another thread completes what was started; then there may be more to run

@@ -104,7 +104,7 @@ def _pass(core: Core, var: Var, mark: Mark) -> Failure | None:
         with core._lock:
             core._any_failure = core._careful = True
             core._failed += 1
-            core._unobserved.append(failure)
+            core._unobserved[failure] = None
             if var.failure is None:
                 var.failure = failure
         return failure
@@ -195,7 +195,7 @@ class StreamWorker:
         except Exception as error:
             with core._lock:
                 core._failed += 1
-                core._unobserved.append(Failure(error, f"work on {self.stream!r}", None, core._seq))
+                core._unobserved[Failure(error, f"work on {self.stream!r}", None, core._seq)] = None
 
     def close(self, core: Core | None) -> None:
         """The worker ends. Marks of its stream live on, and so does the stream, as long as a var has one."""

@@ -39,7 +39,7 @@ class WaitingCore(Core):
         self._forbid_wait("wait_for_var")
         if self._bulking:
             self._flush_bulk()
-        if var.engine is not self:
+        if getattr(var, "engine", None) is not self:
             checked_vars(self, (var,), (), "wait_for_var")
         with self._lock:
             blocks = var.write is not None
@@ -99,7 +99,7 @@ class WaitingCore(Core):
             stream.drain(self)
         with self._lock:
             failures = sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
-            self._unobserved = []
+            self._unobserved = {}
             for failure in failures:
                 self._observe(failure)
         if failures:
@@ -156,7 +156,7 @@ class WaitingCore(Core):
         with self._lock:
             self._observe(failure)
             if failure in self._unobserved:
-                self._unobserved.remove(failure)
+                del self._unobserved[failure]
 
     def _observe(self, failure: Failure) -> None:
         """Lock held: the user has been told. From here on new operations may heal what failed."""

@@ -16,9 +16,9 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from weftplan.engine import blas
 from weftplan.engine.life import WAITER, running
 from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.engine.statistics import QueueStatistics
@@ -147,6 +147,7 @@ def _work(queue: WorkerQueue, box: list[ThreadedBase], lock: Any) -> None:
     park = threading.Lock()
     park.acquire()
     running.engine = engine
+    blas.enter_worker()
     device = enter(engine, queue.context)
     execute, finish = engine._execute, engine._finish
     op: OprBlock | None = None
@@ -207,7 +208,7 @@ def _work(queue: WorkerQueue, box: list[ThreadedBase], lock: Any) -> None:
             execute, finish = engine._execute, engine._finish
             woken = True
         elif op.asynchronous:
-            done = _completion(engine, queue, op)
+            done = _completion(engine, queue, op, time.perf_counter_ns() if engine._tracer is not None else 0)
             if device is not None:
                 device.start(engine, op, done)
             else:
@@ -252,20 +253,14 @@ def _bury(engine: ThreadedBase, queue: WorkerQueue, device: Any, *, block: bool)
         _completion(engine, queue, op)(failure)
 
 
-def _completion(engine: ThreadedBase, queue: WorkerQueue, op: OprBlock) -> Any:
+def _completion(engine: ThreadedBase, queue: WorkerQueue, op: OprBlock, start_ns: int = 0) -> Any:
     """What ends an operation outside a worker's loop, on whatever thread calls it."""
 
     def done(failure: Any) -> None:
+        if start_ns:
+            engine._trace(op, queue.name, threading.current_thread().name, start_ns)
         with engine._lock:
-            if engine._inside:
-                engine._deferred.append(partial(done, failure))
-                return
-            engine._inside = True
             queue.completed += 1
-            for following in engine._finish(op, failure) or ():
-                engine._enqueue(following)
-            engine._inside = False
-        if engine._deferred:
-            engine._run_deferred()
+        engine._complete(op, failure)
 
     return done
