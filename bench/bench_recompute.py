@@ -1,0 +1,106 @@
+"""Question: what do the recompute policies cost in measured step time, and what do they save?
+
+For each network the same training step (forward, backward) is run with recomputation off and with each policy, in turn
+for several rounds; the speed kept is the median of each round's pair. Bytes are the plan's, which equal what was
+allocated (asserted).
+
+    python bench/bench_recompute.py
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import time
+
+import numpy as np
+
+import weftplan as mx
+from weftplan import models, planner
+
+
+def deep_mlp():
+    """Twenty layers of 1,024 units."""
+    net = mx.sym.Variable("data")
+    for i in range(20):
+        net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=1024, name=f"fc{i}"), act_type="relu")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10), name="softmax"), {"data": (256, 1024)}
+
+
+NETWORKS = {
+    "lenet 1x28x28 b64": lambda: (models.get("lenet"), models.input_shapes("lenet", 64)),
+    "mlp 20 x 1024 b256": deep_mlp,
+    "resnet18 3x32x32 b32": lambda: (
+        models.get("resnet18", num_classes=10, image_shape=(3, 32, 32)),
+        {"data": (32, 3, 32, 32), "softmax_label": (32,)},
+    ),
+    "densenet-like blocks 64 x 16x16 b16": lambda: (dense_blocks(), {"data": (16, 16, 16, 16)}),
+}
+
+
+def dense_blocks():
+    """Eight layers of batch norm, relu, convolution, each fed by all before it."""
+    net = mx.sym.Variable("data")
+    for i in range(8):
+        h = mx.sym.Activation(mx.sym.BatchNorm(net, name=f"bn{i}"), act_type="relu", name=f"relu{i}")
+        h = mx.sym.Convolution(h, num_filter=16, kernel=(3, 3), pad=(1, 1), no_bias=True, name=f"conv{i}")
+        net = mx.sym.concat(net, h, dim=1, name=f"concat{i}")
+    net = mx.sym.Pooling(net, global_pool=True, kernel=(1, 1), pool_type="avg")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10), name="softmax")
+
+
+def bound(symbol, shapes, policy):
+    """An executor with seeded parameters."""
+    options = planner.PlanOptions.from_environment(recompute=policy)
+    req = {n: "null" if n in shapes or n.endswith("label") else "write" for n in symbol.list_arguments()}
+    executor = symbol.simple_bind(mx.cpu(), grad_req=req, plan_options=options, **shapes)
+    rng = np.random.default_rng(0)
+    for name, array in executor.arg_dict.items():
+        array[:] = (rng.standard_normal(array.shape) * 0.05).astype("float32") if "label" not in name else 1
+    assert executor.allocated_bytes == executor.memory_plan.peak
+    return executor
+
+
+def step(executor):
+    """Seconds of one forward and backward."""
+    start = time.perf_counter()
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+    return time.perf_counter() - start
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--policies", nargs="+", default=["cheap", "mxnet", "sqrt"])
+    args = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print("| network | policy | planned bytes, off | with policy | ratio | step off, ms | speed kept, measured |")
+    print("|---|---|---|---|---|---|---|")
+    for name, make in NETWORKS.items():
+        symbol, shapes = make()
+        off = bound(symbol, shapes, "off")
+        for policy in args.policies:
+            on = bound(symbol, shapes, policy)
+            step(off), step(on)
+            pairs = []
+            for _ in range(args.rounds):
+                a = min(step(off) for _ in range(args.steps))
+                b = min(step(on) for _ in range(args.steps))
+                pairs.append((a, b))
+            kept = statistics.median(a / b for a, b in pairs)
+            base = statistics.median(a for a, _ in pairs) * 1e3
+            before, after = off.memory_plan.peak, on.memory_plan.peak
+            print(
+                f"| {name} | {policy} | {before:,} | {after:,} | {after / before:.3f} | {base:.1f} | {kept:.1%} |",
+                flush=True,
+            )
+            if after < before:
+                off_out, on_out = off.outputs[0].asnumpy(), on.outputs[0].asnumpy()
+                assert np.array_equal(off_out, on_out)
+
+
+main()
