@@ -84,10 +84,13 @@ def state() -> str:
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
-    """``run`` starts recording (forgetting an earlier recording), ``stop`` ends it.
+    """``run`` starts recording (forgetting an earlier recording), ``stop`` ends it when all work is done.
+
+    The engine that is the process-wide one now is the one recorded.
 
     Raises:
         ParameterError: another word.
+        BaseException: on ``stop``, the failure of an operation that nobody has waited for.
     """
     global _state
     if state not in ("run", "stop"):
@@ -97,8 +100,12 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     if state == "run":
         recorder.start(memory=bool(_config["profile_memory"] or _config["profile_all"]))
     else:
-        engine.get().wait_for_all()
-        recorder.stop()
+        try:
+            if _state != "stop":
+                engine.get().wait_for_all()
+        finally:  # a failed operation is raised here, and recording has ended all the same
+            recorder.stop()
+            _state = "stop"
     _state = state
 
 

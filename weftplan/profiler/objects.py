@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from weftplan.errors import MXNetError
+from weftplan.errors import MXNetError, ParameterError
 from weftplan.profiler.recorder import UserRecord, recorder
 
 
@@ -97,15 +97,18 @@ class Counter:
     def set_value(self, value: float) -> None:
         """Set it."""
         with self._lock:
-            self.value = value
-        now = time.perf_counter_ns()
-        recorder.add_user(UserRecord("counter", str(self.domain), self.name, "", now, now, value))
+            self._record(value)
 
     def increment(self, delta: float = 1) -> None:
-        """Add to it."""
+        """Add to it; no addition of any thread is lost."""
         with self._lock:
-            value = self.value + delta
-        self.set_value(value)
+            self._record(self.value + delta)
+
+    def _record(self, value: float) -> None:
+        """Lock held, so that records of one counter are in the order of its values."""
+        self.value = value
+        now = time.perf_counter_ns()
+        recorder.add_user(UserRecord("counter", str(self.domain), self.name, "", now, now, value))
 
     def decrement(self, delta: float = 1) -> None:
         """Take from it."""
@@ -128,7 +131,16 @@ class Marker:
         self.name = name
 
     def mark(self, scope: str = "process") -> None:
-        """Record this moment if the profiler runs."""
+        """Record this moment if the profiler runs.
+
+        Args:
+            scope: how far the line reaches in a viewer: ``process``, ``thread`` or ``global``.
+
+        Raises:
+            ParameterError: another scope.
+        """
+        if scope not in ("process", "thread", "global"):
+            raise ParameterError(f"Marker.mark: scope must be 'process', 'thread' or 'global', got {scope!r}")
         thread = threading.current_thread().name
         now = time.perf_counter_ns()
-        recorder.add_user(UserRecord("instant", str(self.domain), self.name, thread, now, now, 0.0))
+        recorder.add_user(UserRecord("instant", str(self.domain), self.name, thread, now, now, 0.0, scope))

@@ -36,12 +36,15 @@ class UserRecord(NamedTuple):
     start_ns: int
     end_ns: int
     value: float
+    scope: str = "process"
+    """Of an instant: how far its line reaches, process, thread or global."""
 
 
 class Recorder:
     """Operations, user records and memory samples since the last clear.
 
-    ``active`` is what a running profiler means; the engine's ``tracer`` is set exactly while it is true.
+    ``active`` is what a running profiler means: while it is true, the engine that was the process-wide one at the start
+    has this recorder as its tracer. Start and stop are for one thread at a time; records come from any thread.
     """
 
     def __init__(self) -> None:
@@ -52,6 +55,7 @@ class Recorder:
         self.active = False
         self.memory_period_s = 0.002
         self._sampler: threading.Thread | None = None
+        self._engine: engine.Engine | None = None
         self._stop = threading.Event()
 
     def start(self, *, memory: bool) -> None:
@@ -59,9 +63,11 @@ class Recorder:
         if self.active:
             return
         self.active = True
-        engine.set_tracer(self._operation)
+        self._engine = engine.get()
+        self._engine.tracer = self._operation
         if memory:
             self._stop.clear()
+            self._sample_once()
             self._sampler = threading.Thread(target=self._sample, name="weftplan-profiler", daemon=True)
             self._sampler.start()
 
@@ -70,11 +76,14 @@ class Recorder:
         if not self.active:
             return
         self.active = False
-        engine.set_tracer(None)
+        if self._engine is not None:
+            self._engine.tracer = None
+            self._engine = None
         if self._sampler is not None:
             self._stop.set()
             self._sampler.join()
             self._sampler = None
+            self._sample_once()
 
     def clear(self) -> None:
         """Forget everything recorded."""
@@ -83,6 +92,7 @@ class Recorder:
         self.memory = []
 
     def _operation(self, *record: Any) -> None:
+        # An operation that was pushed before the start has no time of its push; the engine puts its start there.
         self.operations.append(record)
 
     def add_user(self, record: UserRecord) -> None:
@@ -92,9 +102,12 @@ class Recorder:
 
     def _sample(self) -> None:
         while not self._stop.wait(self.memory_period_s):
-            now = time.perf_counter_ns()
-            for context, resource in storage.in_use().items():
-                self.memory.append((now, str(context), resource.statistics().requested_bytes))
+            self._sample_once()
+
+    def _sample_once(self) -> None:
+        now = time.perf_counter_ns()
+        for context, resource in storage.in_use().items():
+            self.memory.append((now, str(context), resource.statistics().requested_bytes))
 
 
 recorder = Recorder()

@@ -12,8 +12,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from weftplan.device.context import Context
 from weftplan.profiler.recorder import OperationRecord, Recorder
 
+_DEFAULT = Context("cpu", 0)
+"""Where an operation without a context runs."""
+_SCOPES = {"global": "g", "process": "p", "thread": "t"}
 PUSH_PID = 1
 USER_PID = 2
 FIRST_DEVICE_PID = 10
@@ -37,7 +41,7 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
     depth: list[tuple[int, int]] = []
     push_tid = track(PUSH_PID, "push")
     for record in map(OperationRecord._make, list(recorder.operations)):
-        device = str(record.context)
+        device = str(record.context or _DEFAULT)
         pid = pids.get(device)
         if pid is None:
             pid = pids[device] = FIRST_DEVICE_PID + len(pids)
@@ -78,7 +82,7 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
         if user.kind == "span":
             events.append({"ph": "X", "ts": ts, "dur": (user.end_ns - user.start_ns) / 1e3, **common})
         elif user.kind == "instant":
-            events.append({"ph": "i", "s": "t", "ts": ts, **common})
+            events.append({"ph": "i", "s": _SCOPES[user.scope], "ts": ts, **common})
         else:
             events.append(_counter(f"{user.domain}:{user.name}", user.start_ns - origin, user.value))
     return meta + sorted(events, key=lambda event: float(event["ts"]))

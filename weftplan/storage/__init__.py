@@ -4,7 +4,7 @@ from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsR
 from weftplan.storage.base import Allocation, Resource, Statistics
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.raw import RawResource
-from weftplan.storage.registry import empty_cache, get, using
+from weftplan.storage.registry import empty_cache, get, in_use, using
 
 __all__ = [
     "Allocation",
@@ -18,5 +18,6 @@ __all__ = [
     "StatisticsResource",
     "empty_cache",
     "get",
+    "in_use",
     "using",
 ]

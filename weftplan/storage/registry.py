@@ -59,6 +59,12 @@ def build(context: Context) -> Resource:
     return PoisonResource(resource) if context.device_type == "sim" else resource
 
 
+def in_use() -> dict[Context, Resource]:
+    """The resources that :func:`get` has made so far, by context; makes none."""
+    with _lock:
+        return dict(_resources)
+
+
 def empty_cache(context: Context | None = None) -> int:
     """Give unused blocks of one context, or of all, back to the system; returns the bytes."""
     with _lock:

@@ -1,0 +1,277 @@
+"""The profiler: what is recorded, the trace file, the aggregate table, and MXNet's verbs."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine, profiler, storage
+from weftplan.errors import MXNetError, ParameterError
+from weftplan.ndarray.chunk import drain
+from weftplan.profiler.recorder import recorder
+
+
+@pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path):
+    """Each kind of engine with a stopped, empty profiler that writes to ``tmp_path / "trace.json"``."""
+    before_config, made = dict(profiler._config), engine.create(request.param)
+    before = engine.set_engine(made)
+    recorder.clear()
+    profiler.set_config(filename=tmp_path / "trace.json")
+    yield made
+    try:
+        profiler.set_state("stop")
+    finally:
+        profiler._config.update(before_config)
+        recorder.clear()
+        engine.set_engine(before)
+        made.stop()
+
+
+def events(tmp_path: Path) -> list[dict]:
+    """The events of the dumped trace."""
+    profiler.dump()
+    document = json.loads((tmp_path / "trace.json").read_text())
+    assert document["displayTimeUnit"] == "ms"
+    return document["traceEvents"]
+
+
+class TestTrace:
+    """The file that Perfetto opens."""
+
+    def test_operations(self, driver, tmp_path: Path):
+        """Each operation is one slice with name and id, inside a named process and thread, in an order that the vars
+        allow; an arrow leads from its push to its start."""
+        a, b = driver.new_variable(), driver.new_variable()
+        profiler.set_state("run")
+        for i in range(20):
+            driver.push(lambda: sum(range(100)), [a] if i % 2 else [], [b] if i % 2 else [a], name=f"step {i}")
+        seen = events(tmp_path)
+        slices = [e for e in seen if e["ph"] == "X" and e["cat"] == "operation"]
+        assert sorted(e["name"] for e in slices) == sorted(f"step {i}" for i in range(20))
+        meta = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in seen if e["ph"] == "M"}
+        for one in slices:
+            assert one["dur"] > 0
+            assert meta["process_name", one["pid"], 0] == "cpu(0)"
+            assert ("thread_name", one["pid"], one["tid"]) in meta
+        starts = {e["id"]: e for e in seen if e["ph"] == "s"}
+        ends = {e["id"]: e for e in seen if e["ph"] == "f"}
+        assert set(starts) == set(ends) == {e["args"]["id"] for e in slices}
+        by_id = {e["args"]["id"]: e for e in slices}
+        for ident, one in by_id.items():
+            assert starts[ident]["ts"] <= ends[ident]["ts"] == one["ts"]
+        of_a = sorted((e for e in slices if int(e["name"][5:]) % 2 == 0), key=lambda e: e["args"]["id"])
+        for earlier, later in pairwise(of_a):
+            assert earlier["ts"] + earlier["dur"] <= later["ts"] + 1e-3
+
+    def test_slices_of_one_worker_do_not_overlap(self, driver, tmp_path: Path):
+        """One track per worker: what it ran stands one after the other."""
+        profiler.set_state("run")
+        for _ in range(200):
+            driver.push(lambda: None, [], [driver.new_variable()])
+        tracks = defaultdict(list)
+        for e in events(tmp_path):
+            if e["ph"] == "X" and e["cat"] == "operation":
+                tracks[e["pid"], e["tid"]].append((e["ts"], e["ts"] + e["dur"]))
+        assert sum(map(len, tracks.values())) == 200
+        for track in tracks.values():
+            track.sort()
+            assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(track))
+
+    def test_waiting_counter(self, driver, tmp_path: Path):
+        """The counter of waiting operations is never negative and ends at 0."""
+        var = driver.new_variable()
+        profiler.set_state("run")
+        for _ in range(50):
+            driver.push(lambda: None, [], [var])
+        levels = [e["args"]["value"] for e in events(tmp_path) if e["name"] == "operations waiting"]
+        assert len(levels) == 100
+        assert min(levels) == 0 == levels[-1]
+        assert max(levels) >= 1
+
+    def test_live_bytes(self, driver, tmp_path: Path):
+        """Live bytes per context, at least at the start and at the end, and they are storage's."""
+        first = mx.nd.zeros((1000,))
+        first.wait_to_read()
+        gc.collect()
+        drain()  # arrays of other tests give their bytes back now, not in between
+        driver.wait_for_all()
+        profiler.set_state("run")
+        held = mx.nd.ones((250_000,))
+        held.wait_to_read()
+        profiler.set_state("stop")
+        live = storage.get(mx.cpu()).statistics().requested_bytes
+        values = [e["args"]["value"] for e in events(tmp_path) if e["name"] == "live bytes cpu(0)"]
+        assert values[-1] == live
+        assert values[-1] - values[0] == held.nbytes
+
+    def test_user_objects(self, driver, tmp_path: Path):
+        """Spans, instants and counters of users stand in the trace under their domain."""
+        profiler.set_state("run")
+        domain = profiler.Domain("mine")
+        with domain.new_task("load"):
+            pass
+        frame = domain.new_frame("batch")
+        frame.start()
+        frame.stop()
+        with profiler.Event("alone"):
+            domain.new_marker("here").mark("global")
+        counter = domain.new_counter("images", 5)
+        counter += 2
+        counter -= 4
+        counter.set_value(10)
+        seen = events(tmp_path)
+        spans = {(e["cat"], e["name"]) for e in seen if e["ph"] == "X" and e["pid"] == 2}
+        assert spans == {("mine", "load"), ("mine", "batch"), ("event", "alone")}
+        assert [(e["name"], e["s"]) for e in seen if e["ph"] == "i"] == [("here", "g")]
+        assert [e["args"]["value"] for e in seen if e["name"] == "mine:images"] == [5, 7, 3, 10]
+
+    def test_contexts_are_processes(self, driver, tmp_path: Path):
+        """Work on two contexts stands in two process rows."""
+        profiler.set_state("run")
+        for ctx in (mx.cpu(0), mx.cpu(1)):
+            driver.push(lambda: None, [], [driver.new_variable()], ctx)
+        names = {e["args"]["name"] for e in events(tmp_path) if e["ph"] == "M" and e["name"] == "process_name"}
+        assert {"cpu(0)", "cpu(1)"} <= names
+
+    def test_dump_is_whole_or_not_at_all(self, driver, tmp_path: Path):
+        """A file that cannot be written raises and leaves nothing beside it."""
+        profiler.set_config(filename=tmp_path / "nowhere" / "trace.json")
+        with pytest.raises(FileNotFoundError):
+            profiler.dump()
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestStates:
+    """run, pause, resume, stop."""
+
+    def test_only_between_run_and_stop(self, driver):
+        """Before, during a pause and after, nothing is recorded; running again starts afresh."""
+
+        def one(name: str) -> None:
+            driver.push(lambda: None, [], [driver.new_variable()], name=name)
+            driver.wait_for_all()
+
+        def names() -> list[str]:
+            return [record[0] for record in recorder.operations]
+
+        one("before")
+        profiler.set_state("run")
+        assert profiler.state() == "run"
+        one("recorded")
+        profiler.pause()
+        assert profiler.state() == "pause"
+        one("paused")
+        profiler.resume()
+        one("resumed")
+        profiler.set_state("stop")
+        one("after")
+        assert names() == ["recorded", "resumed"]
+        profiler.set_state("run")
+        assert names() == []
+        assert driver.tracer is not None
+        profiler.set_state("stop")
+        assert driver.tracer is None
+
+    def test_stop_takes_the_tracer_off_the_engine_that_got_it(self, driver):
+        """Another engine in between changes nothing about whom the profiler records and leaves."""
+        profiler.set_state("run")
+        with engine.using(engine.create("NaiveEngine")) as other:
+            profiler.set_state("stop")
+            assert other.tracer is None
+        assert driver.tracer is None
+
+    def test_a_failure_at_stop(self, driver):
+        """Stopping raises what nobody has waited for; it has stopped all the same."""
+        if driver.kind == "NaiveEngine":
+            pytest.skip("raises at the push")
+        profiler.set_state("run")
+        driver.push(lambda: 1 / 0, [], [driver.new_variable()], name="bad")
+        with pytest.raises(ZeroDivisionError):
+            profiler.set_state("stop")
+        assert profiler.state() == "stop"
+        assert driver.tracer is None
+        assert [record[0] for record in recorder.operations] == ["bad"]
+
+    def test_no_thread_is_left(self, driver):
+        """The sampler of live bytes ends with the recording."""
+        profiler.set_state("run")
+        assert any(thread.name == "weftplan-profiler" for thread in threading.enumerate())
+        profiler.set_state("stop")
+        assert not any(thread.name == "weftplan-profiler" for thread in threading.enumerate())
+
+
+class TestTable:
+    """dumps()."""
+
+    def test_rows(self, driver):
+        """One row per name with its count; least, average and most agree with the total."""
+        profiler.set_state("run")
+        for i in range(30):
+            driver.push(lambda: None, [], [driver.new_variable()], name="a" if i % 3 else "b")
+        profiler.set_state("stop")
+        table = json.loads(profiler.dumps(format="json"))
+        assert table["Unit"] == "ms"
+        assert {name: row["Count"] for name, row in table["Time"].items()} == {"a": 20, "b": 10}
+        for row in table["Time"].values():
+            assert row["Min"] <= row["Avg"] <= row["Max"] <= row["Total"]
+            assert row["Avg"] * row["Count"] == pytest.approx(row["Total"])
+        lines = profiler.dumps(sort_by="count", ascending=True).splitlines()
+        assert [line.split()[0] for line in lines] == ["Name", "b", "a"]
+        assert profiler.dumps(reset=True).count("\n") == 3
+        assert profiler.dumps().count("\n") == 1
+
+    def test_bad_arguments(self, driver):
+        """Wrong words name the right ones, and change nothing."""
+        with pytest.raises(ParameterError, match="'table' or 'json', got 'xml'"):
+            profiler.dumps(format="xml")
+        with pytest.raises(ParameterError, match="total, avg, min, max, count"):
+            profiler.dumps(sort_by="name")
+        with pytest.raises(ParameterError, match="'run' or 'stop', got 'go'"):
+            profiler.set_state("go")
+        with pytest.raises(ParameterError, match=r"unknown \['colour'\]"):
+            profiler.set_config(colour=1, filename="other")
+        assert profiler._config["filename"] != "other"
+        with pytest.raises(ParameterError, match="'process', 'thread' or 'global', got 'world'"):
+            profiler.Domain("d").new_marker("m").mark("world")
+        with pytest.raises(MXNetError, match=r"Task 't': stop\(\) before start\(\)"):
+            profiler.Domain("d").new_task("t").stop()
+
+
+def test_counter_loses_nothing():
+    """Eight threads that count to 500 each make 4,000."""
+    counter = profiler.Domain("d").new_counter("n")
+
+    def count() -> None:
+        for _ in range(500):
+            counter.increment()
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counter.value == 4000
+
+
+def test_names_of_real_operations(tmp_path: Path):
+    """Imperative operators and tasks appear under their own names."""
+    before = dict(profiler._config)
+    profiler.set_config(filename=tmp_path / "trace.json")
+    profiler.set_state("run")
+    (mx.nd.ones((2, 2)) + 1).wait_to_read()
+    out = np.zeros(2)
+    engine.submit(np.exp, np.zeros(2), out=out)
+    engine.wait(out)
+    names = {e["name"] for e in events(tmp_path) if e["ph"] == "X"}
+    profiler._config.update(before)
+    assert "exp" in names
+    assert any("plus" in name or "add" in name for name in names)
