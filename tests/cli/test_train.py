@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import weftplan as mx
 from weftplan.cli import main
 
 pytest.importorskip("sklearn")
@@ -95,6 +97,8 @@ def test_text_output():
         (["--batch-size", "-3"], "not in the range"),
         (["--lr", "0"], "not in the range"),
         (["--engine", "Fast"], "'Fast' is not one of"),
+        (["--kvstore", "none"], "2 devices would train apart: use --devices 1, or --kvstore device"),
+        (["--checkpoint", "/dev/null/model"], "cannot write to /dev/null"),
     ],
 )
 def test_bad_options(args, words):
@@ -108,7 +112,7 @@ def test_batch_larger_than_the_data():
     """A clear message instead of an empty epoch."""
     result = CliRunner().invoke(main, ["train", "--batch-size", "100000"])
     assert result.exit_code == 1
-    assert "batch_size must be in [1, 1438]" in result.output
+    assert "batch_size must be an integer in [1, 1438]" in result.output
 
 
 def test_no_permission_for_the_report(tmp_path):
@@ -150,9 +154,14 @@ def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
     assert process.returncode == 130, rest
     assert "interrupted: saved" in rest
     files = sorted(p.name for p in tmp_path.iterdir())
-    assert len(files) == 2
-    assert files[1] == "digits-resnet-symbol.json"
+    assert [name.rsplit(".", 1)[1] for name in files] == ["params", "states", "json"]
+    assert files[2] == "digits-resnet-symbol.json"
     epoch = int(files[0].removesuffix(".params").rsplit("-", 1)[1])
     _, args, aux = load_checkpoint(tmp_path / "digits-resnet", epoch)
     assert args
     assert aux
+    images = np.zeros((8, 1, 8, 8), "float32")
+    module = mx.mod.Module.load(tmp_path / "digits-resnet", epoch, load_optimizer_states=True)
+    data = mx.io.NDArrayIter(images, np.zeros(8), batch_size=4)
+    module.fit(data, num_epoch=1, optimizer_params={"momentum": 0.9})
+    assert module.predict(images).shape == (8, 10)

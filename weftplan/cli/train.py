@@ -70,6 +70,13 @@ def _writable_folder(ctx: click.Context, param: click.Parameter, value: Path | N
     return value
 
 
+def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """The same for a prefix of files."""
+    if value is not None:
+        _writable_folder(ctx, param, value.parent)
+    return value
+
+
 @click.command("train")
 @click.option("--network", type=click.Choice(NETWORKS), default="lenet", show_default=True, help="Network to train.")
 @click.option("--devices", default="2", show_default=True, callback=_devices, help="How many CPU contexts, or a list.")
@@ -80,7 +87,12 @@ def _writable_folder(ctx: click.Context, param: click.Parameter, value: Path | N
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
 @click.option("--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True))
 @click.option("--report", type=click.Path(path_type=Path), callback=_writable_folder, help="Folder for the picture.")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Prefix of the checkpoint [digits-<network>].")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    callback=_writable_prefix,
+    help="Prefix of the checkpoint [after Ctrl-C: digits-<network>].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object and nothing else.")
 def command(
     network: str,
@@ -100,6 +112,11 @@ def command(
     The threaded engine schedules it, its memory is planned before the run, its gradients go through the kvstore.
     Ctrl-C stops between two batches and saves a checkpoint.
     """
+    if kvstore == "none" and len(devices) > 1:
+        raise click.UsageError(
+            f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
+            f"use --devices 1, or --kvstore device"
+        )
     console = Console(stderr=as_json, quiet=as_json)
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
@@ -160,8 +177,11 @@ def _run(
             interrupted = True
     if interrupted:
         prefix = checkpoint or Path(f"digits-{network}")
-        path = module.save_checkpoint(prefix, display.epoch)
-        console.print(f"interrupted: saved {path}; continue with weftplan.training.module.Module.load")
+        path = module.save_checkpoint(prefix, display.epoch, save_optimizer_states=module.optimizer_initialized)
+        console.print(
+            f"interrupted: saved {path}; continue with mx.mod.Module.load({str(prefix)!r}, {display.epoch}, "
+            f"load_optimizer_states={module.optimizer_initialized})"
+        )
     elif checkpoint is not None:
         console.print(f"saved {module.save_checkpoint(checkpoint, epochs)}")
     engine.get().wait_for_all()
