@@ -20,7 +20,7 @@ OPTIONS = PlanOptions(eliminate_common_expr=False)
 
 
 def uneven_symbol(seed: int, size: int, *, shared: bool = True) -> Any:
-    """A random graph whose entries have very different sizes: wide and narrow layers, joins, splits, views, in place."""
+    """A random graph whose entries have very different sizes: wide and narrow layers, joins, views, in place."""
     rng = random.Random(seed)
     pool: list[tuple[Any, int]] = [(sym.Variable("x"), 8)]
     unread: list[int] = []
@@ -162,12 +162,13 @@ def test_bottlenecks_of_a_diamond(facts_of: Any) -> None:
 
 
 def test_limits_are_kept(facts_of: Any) -> None:
-    """A search that may look at few states says that it has proven nothing, and gives no order."""
+    """A search that may price few steps says that it has proven nothing, and gives no order."""
     facts, _ = facts_of(uneven_symbol(7, 40), {"x": (4, 8)})
     model = OrderModel(facts, order_pass._Dependencies(facts).before, OPTIONS)
     block = Block.of(model, facts.order, 0, len(facts.order), 0)
     found = best_order(block, 1 << 40, 1)
-    assert (found.order, found.proven, found.states) == (None, False, 1)
+    assert (found.order, found.proven) == (None, False)
+    assert 0 < found.work < 2000
 
 
 @pytest.mark.parametrize("seed", range(30))

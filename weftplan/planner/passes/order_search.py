@@ -31,15 +31,35 @@ class Found:
     order: list[int] | None
     peak: int
     proven: bool
-    states: int
-    """States looked at, the cost of the search."""
+    work: int
+    """Steps that were priced, the cost of the search."""
 
 
-def best_order(block: Block, bound: int, limit: int) -> Found:
-    """The order of least peak below ``bound`` bytes, looking at no more than ``limit`` states."""
-    floor = unavoidable(block)
-    if floor >= bound:
+class _Work:
+    """Counts the steps that are priced."""
+
+    __slots__ = ("block", "done")
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.done = 0
+
+    def step(self, done: int, alive: int, i: int) -> tuple[int, int]:
+        self.done += 1
+        return self.block.step(done, alive, i)
+
+
+def best_order(block: Block, bound: int, limit: int, enough: int = 0) -> Found:
+    """The order of least peak below ``bound`` bytes, pricing about ``limit`` steps at most.
+
+    Peaks up to ``enough`` count as equally good, which lets the search run straight to the end where there is room; the
+    order found is then proven best only if it cannot be avoided.
+    """
+    least = unavoidable(block)
+    if least >= bound:
         return Found(None, bound, True, 0)
+    floor = max(least, enough)
+    work = _Work(block)
     count = len(block.nodes)
     everything = (1 << count) - 1
     followers: list[list[int]] = [[] for _ in range(count)]
@@ -55,7 +75,7 @@ def best_order(block: Block, bound: int, limit: int) -> Found:
 
     def enter(origin: int, path: list[int], peak: int, done: int, alive: int, ready: list[int]) -> None:
         nonlocal serial
-        peak, done, alive, ready = _safe(block, followers, peak, done, alive, ready, path)
+        peak, done, alive, ready = _safe(work, followers, peak, done, alive, ready, path)
         if best.get(done, bound) > peak:
             best[done] = peak
             way[done] = (origin, path)
@@ -63,22 +83,20 @@ def best_order(block: Block, bound: int, limit: int) -> Found:
             heappush(heap, (peak, -done.bit_count(), serial, done, alive, ready))
 
     enter(0, [], floor, 0, block.base, ready)
-    states = 0
     while heap:
         peak, _, _, done, alive, ready = heappop(heap)
         if peak > best[done]:
             continue
         if done == everything:
-            return Found(_way_back(way, done), peak, True, states)
-        if states >= limit:
-            return Found(None, bound, False, states)
-        states += 1
+            return Found(_way_back(way, done), peak, floor == least or peak > floor, work.done)
+        if work.done >= limit:
+            return Found(None, bound, False, work.done)
         for i in ready:
-            during, after = block.step(done, alive, i)
+            during, after = work.step(done, alive, i)
             if during < bound:
                 now = done | 1 << i
                 enter(done, [i], max(peak, during), now, after, _enabled(block, followers, now, ready, i))
-    return Found(None, bound, True, states)
+    return Found(None, bound, True, work.done)
 
 
 def unavoidable(block: Block) -> int:
@@ -93,43 +111,47 @@ def unavoidable(block: Block) -> int:
 
 
 def _safe(
-    block: Block, followers: list[list[int]], peak: int, done: int, alive: int, ready: list[int], path: list[int]
+    work: _Work, followers: list[list[int]], peak: int, done: int, alive: int, ready: list[int], path: list[int]
 ) -> tuple[int, int, int, list[int]]:
     """Make safe moves until there are none; appends to ``path``."""
+    block = work.block
     moved = True
     while moved:
         moved = False
         for i in ready:
-            chain, state, after = _downhill(block, followers, peak, done, alive, i)
+            if done >> i & 1:
+                continue
+            chain, _, after = _downhill(work, followers, peak, done, alive, i)
+            for j in chain:
+                done |= 1 << j
+                ready = _enabled(block, followers, done, ready, j)
             if chain:
-                for j in chain:
-                    done |= 1 << j
-                    ready = _enabled(block, followers, done, ready, j)
-                assert done == state
                 path += chain
                 alive, moved = after, True
-                break
     return peak, done, alive, ready
 
 
 def _downhill(
-    block: Block, followers: list[list[int]], peak: int, done: int, alive: int, first: int
+    work: _Work, followers: list[list[int]], peak: int, done: int, alive: int, first: int
 ) -> tuple[list[int], int, int]:
     """The shortest chain from ``first`` that ends with at most ``alive`` bytes and stays within ``peak``."""
+    needs = work.block.needs
     chain: list[int] = []
     now, nxt = alive, first
     while len(chain) < CHAIN:
-        during, now = block.step(done, now, nxt)
+        during, now = work.step(done, now, nxt)
         if during > peak:
             break
         done |= 1 << nxt
         chain.append(nxt)
         if now <= alive:
             return chain, done, now
-        enabled = [i for i in followers[nxt] if not block.needs[i] & ~done]
+        enabled = [i for i in followers[nxt] if not needs[i] & ~done]
         if not enabled:
             break
-        nxt = enabled[0] if len(enabled) == 1 else min(enabled, key=lambda i: block.step(done, now, i)[1])
+        nxt = enabled[0]
+        if len(enabled) > 1:
+            nxt = min((work.step(done, now, i)[1], i) for i in enabled)[1]
     return [], done, now
 
 

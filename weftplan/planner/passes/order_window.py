@@ -8,7 +8,7 @@ the blocks can have a smaller peak, and the work ends.
 A block that the search cannot finish is improved by windows: consecutive nodes around a peak step, put into their best
 order, over and over while that lowers the peak or the number of steps at it.
 
-All limits are counts of states, never clocks, so that the same graph always gets the same order.
+All limits are counts of priced steps, never clocks, so that the same graph always gets the same order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from weftplan.planner.passes.order_model import Block, OrderModel
-from weftplan.planner.passes.order_search import best_order
+from weftplan.planner.passes.order_search import best_order, unavoidable
 
 WINDOW = 10
 """Nodes of a window."""
-WINDOW_STATES = 300
-"""States looked at for one window; the down-sets of ten nodes are at most 1024, and safe moves skip most."""
+WINDOW_WORK = 2000
+"""Steps priced for one window; the down-sets of ten nodes are at most 1024, and safe moves skip most."""
+RELAXATIONS = (0.0, 0.5, 0.9)
+"""How far between what is unavoidable and the present peak an order is good enough, one attempt after the other."""
 
 Reduce = Callable[[Block], None]
 """Adds order to a block without loss: see :mod:`weftplan.planner.passes.order_series_parallel`."""
@@ -37,7 +39,7 @@ def improve(
     parts apart). Work is at most proportional to the number of nodes.
     """
     chosen = list(order)
-    budget = 2000 + 4 * len(chosen)
+    budget = 60_000 + 100 * len(chosen)
     while True:
         held, during = model.profile(chosen)
         if not during:
@@ -48,8 +50,12 @@ def improve(
         block = Block.of(model, chosen, start, end, held[start])
         if reduce is not None:
             reduce(block)
-        found = best_order(block, peak, budget // 2)
-        budget -= found.states
+        least = unavoidable(block)
+        for relaxation in RELAXATIONS:
+            found = best_order(block, peak, budget // 4, least + int(relaxation * (peak - 1 - least)))
+            budget -= found.work
+            if found.proven or found.order is not None:
+                break
         if found.order is not None:
             chosen[start:end] = [block.nodes[i] for i in found.order]
         elif found.proven:
@@ -109,7 +115,7 @@ def bottlenecks(model: OrderModel, order: Sequence[int], start: int, end: int) -
 
 
 def _slide(model: OrderModel, order: Sequence[int], start: int, end: int, budget: int) -> tuple[list[int] | None, int]:
-    """The order after windows within the block have lowered its peak, or None; and the states spent.
+    """The order after windows within the block have lowered its peak, or None; and the steps priced.
 
     A window that lowers its own peak below the block's removes one peak step; the block's peak falls when all are gone.
     Windows also move nodes across the peak: one that reaches a lower figure after it is tried on either side.
@@ -127,8 +133,8 @@ def _slide(model: OrderModel, order: Sequence[int], start: int, end: int, budget
             low = max(start, min(step - shift, end - WINDOW))
             high = min(end, low + WINDOW)
             block = Block.of(model, chosen, low, high, held[low])
-            found = best_order(block, peak, WINDOW_STATES)
-            spent += 1 + found.states
+            found = best_order(block, peak, WINDOW_WORK)
+            spent += WINDOW + found.work
             if found.order is not None:
                 chosen[low:high] = [block.nodes[i] for i in found.order]
                 held, during = model.profile(chosen)
