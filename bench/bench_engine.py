@@ -37,7 +37,10 @@ def main():
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
+    parser.add_argument("--profiler", action="store_true", help="only: what the profiler costs an operation")
     args = parser.parse_args()
+    if args.profiler:
+        raise SystemExit(subprocess.call([sys.executable, os.path.join(HERE, "profiler_cost.py")]))
     me = sys.executable
     rows = {}
 
