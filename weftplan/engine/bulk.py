@@ -47,7 +47,7 @@ class BulkState(threading.local):
 class BulkRun:
     """The function of a flushed bulk; returns the failure (or None) of every var written, or None if all went well."""
 
-    __slots__ = ("engine", "members", "op", "reads", "writes", "writes_of")
+    __slots__ = ("engine", "failures", "members", "op", "reads", "writes", "writes_of")
 
     def __init__(self, engine: Engine, members: list[BulkMember]) -> None:
         self.engine = engine
@@ -56,6 +56,8 @@ class BulkRun:
             [var for m in members for var in m.reads], [var for m in members for var in m.writes]
         )
         self.op: OprBlock | None = None
+        self.failures: list[Failure] = []
+        """Of members that failed themselves, in push order; one that writes nothing is in no other place."""
         self.writes_of: dict[Var, int] = {}
         """How many members write a var."""
         for member in members:
@@ -80,6 +82,7 @@ class BulkRun:
                 except BaseException as error:
                     label = label_of(member.fn, member.name)
                     blocked = Failure(error, label, member.site, seq)
+                    self.failures.append(blocked)
             if blocked is not None:
                 failed = True
             for var in member.writes:

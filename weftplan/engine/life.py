@@ -382,7 +382,7 @@ class Core:
             self._any_failure = self._careful = True
             if mapping is None and failure.seq != op.seq:
                 self._skipped += 1
-            fresh = list(dict.fromkeys(mapping.values())) if mapping is not None else [failure]
+            fresh = op.fn.failures if mapping is not None else [failure]
             for one in fresh:
                 if one is not None and one.observed_seq is None:
                     self._unobserved[one] = None

@@ -1,0 +1,359 @@
+"""Random programs against a serial oracle: the values, the deletes, and which push or wait raises what.
+
+A program is a list of steps made from a seed. Every driver runs it, and a few lines of plain Python say what must come
+out: an operation runs unless something that it reads has failed, or something that it writes has failed and nobody was
+told; a failure reaches everything that should have been written; a wait raises what its var has; ``wait_for_all`` raises
+the first failure, in push order, that nobody was told of.
+"""
+
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from weftplan import engine
+from weftplan.device.context import cpu
+from weftplan.engine import FnProperty
+
+DRIVERS = {
+    "naive": lambda seed: engine.create("NaiveEngine"),
+    "threaded": lambda seed: engine.create("ThreadedEngine", cpu_workers=4),
+    "one worker": lambda seed: engine.create("ThreadedEnginePerDevice", cpu_workers=1),
+    "three workers": lambda seed: engine.create("ThreadedEnginePerDevice", cpu_workers=3, priority_workers=2),
+    "simulator": lambda seed: engine.create("Simulator", seed=seed),
+}
+PROPS = (FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED, FnProperty.ASYNC, FnProperty.NO_SKIP)
+CELLS = 6
+
+
+class Boom(Exception):
+    """What the operation with this number raises."""
+
+
+def make_program(seed, steps=60):
+    """A list of ("op", reads, writes, fails, prop, priority, context, nested, asynchronous), ("wait", cell),
+    ("all",), ("delete", cell), ("bulk", size)."""
+    rng = random.Random(seed)
+    program = []
+    for _ in range(steps):
+        kind = rng.random()
+        if kind < 0.78:
+            cells = rng.sample(range(CELLS), rng.randint(0, 4))
+            cut = rng.randint(0, len(cells))
+            fails = rng.random() < 0.1
+            prop = rng.choice(PROPS) if rng.random() < 0.3 else FnProperty.NORMAL
+            priority, context = rng.choice((0, 0, 0, 3, -2)), rng.choice((0, 0, 1))
+            nested, asynchronous = rng.random() < 0.1, rng.random() < 0.1
+            reads = cells[:cut] + (cells[:1] if cut and rng.random() < 0.2 else [])
+            program.append(("op", reads, cells[cut:], fails, prop, priority, context, nested, asynchronous))
+        elif kind < 0.88:
+            program.append(("wait", rng.randrange(CELLS)))
+        elif kind < 0.91:
+            program.append(("all",))
+        elif kind < 0.95:
+            program.append(("delete", rng.randrange(CELLS)))
+        else:
+            program.append(("bulk", rng.choice((0, 0, 2, 5))))
+    return program
+
+
+def new_value(old, read, number):
+    """What an operation writes."""
+    return (old * 31 + sum(read) * 7 + number) % 1_000_003
+
+
+class Oracle:
+    """Serial execution, with failures as [number of the operation, told at which step or None]."""
+
+    def __init__(self, raises_at_push):
+        self.raises_at_push = raises_at_push
+        self.values = [0] * CELLS
+        self.versions = [0] * CELLS
+        self.failed = [None] * CELLS
+        self.untold = []
+        self.deleted = []
+        self.raised = []
+        self.nested = []
+
+    def run(self, program):
+        """Fill in everything."""
+        for number, step in enumerate(program):
+            getattr(self, step[0])(number, *step[1:])
+        self.all(len(program))
+        return self
+
+    def tell(self, number, failure):
+        """A wait (or, on the naive engine, a push) raises."""
+        if failure[1] is None:
+            failure[1] = number
+        if failure in self.untold:
+            self.untold.remove(failure)
+        self.raised.append((number, failure[0]))
+
+    def op(self, number, reads, writes, fails, prop, priority, context, nested, asynchronous):
+        """One operation."""
+        blocked = None
+        if prop != FnProperty.NO_SKIP:
+            blocked = next((self.failed[r] for r in reads if self.failed[r]), None)
+            if blocked is None:
+                blocked = next((f for w in writes if (f := self.failed[w]) and (f[1] is None or f[1] > number)), None)
+        if blocked is None and fails:
+            blocked = [number, None]
+            self.untold.append(blocked)
+        elif blocked is None:
+            if nested:
+                self.nested.append(number)
+            read = [self.values[r] for r in reads]
+            for w in writes:
+                self.values[w] = new_value(self.values[w], read, number)
+        for w in writes:
+            self.failed[w] = blocked
+            self.versions[w] += 1
+        if blocked and self.raises_at_push:
+            self.tell(number, blocked)
+
+    def wait(self, number, cell):
+        """wait_for_var."""
+        if self.failed[cell]:
+            self.tell(number, self.failed[cell])
+
+    def all(self, number):
+        """wait_for_all."""
+        if self.untold:
+            first = self.untold[0][0]
+            for failure in self.untold:
+                failure[1] = number
+            self.untold = []
+            self.raised.append((number, first))
+
+    def delete(self, number, cell):
+        """The var goes, a new one comes."""
+        self.deleted.append((number, self.values[cell]))
+        self.values[cell], self.versions[cell], self.failed[cell] = 0, 0, None
+
+    def bulk(self, number, size):
+        """Bulks change nothing."""
+
+
+class Run:
+    """The same on an engine."""
+
+    def __init__(self, eng, pool):
+        self.eng, self.pool = eng, pool
+        self.cells = [[0] for _ in range(CELLS)]
+        self.vars = [eng.new_variable(f"cell {i}") for i in range(CELLS)]
+        self.deleted, self.raised, self.nested = [], [], []
+
+    def run(self, program):
+        """Fill in everything."""
+        for number, step in enumerate([*program, ("all",)]):
+            try:
+                getattr(self, step[0])(number, *step[1:])
+            except Boom as error:
+                self.raised.append((number, error.args[0]))
+        self.eng.set_bulk_size(0)
+        self.eng.wait_for_all()
+        self.values = [cell[0] for cell in self.cells]
+        self.versions = [var.version for var in self.vars]
+        return self
+
+    def op(self, number, reads, writes, fails, prop, priority, context, nested, asynchronous):
+        """One push."""
+        eng, sources, targets = self.eng, [self.cells[r] for r in reads], [self.cells[w] for w in writes]
+
+        def body():
+            if fails:
+                raise Boom(number)
+            if nested:
+                eng.push(lambda: self.nested.append(number), (), [eng.new_variable()])
+            read = [cell[0] for cell in sources]
+            for cell in targets:
+                cell[0] = new_value(cell[0], read, number)
+
+        def start(on_complete):
+            def later():
+                try:
+                    body()
+                except Boom as error:
+                    on_complete(error)
+                else:
+                    on_complete()
+
+            self.pool.submit(later)
+
+        push, fn = (eng.push_async, start) if asynchronous else (eng.push, body)
+        const_vars, mutable_vars = [self.vars[r] for r in reads], [self.vars[w] for w in writes]
+        push(fn, const_vars, mutable_vars, cpu(context), prop=prop, priority=priority, name=f"operation {number}")
+
+    def wait(self, number, cell):
+        """wait_for_var."""
+        self.eng.wait_for_var(self.vars[cell])
+
+    def all(self, number):
+        """wait_for_all."""
+        self.eng.wait_for_all()
+
+    def delete(self, number, cell):
+        """delete_variable, and a fresh var in its place."""
+        box = self.cells[cell]
+        self.eng.delete_variable(self.vars[cell], lambda: self.deleted.append((number, box[0])))
+        self.cells[cell], self.vars[cell] = [0], self.eng.new_variable(f"cell {cell}")
+
+    def bulk(self, number, size):
+        """set_bulk_size."""
+        self.eng.set_bulk_size(size)
+
+
+def check(driver, seed, steps=60):
+    """Run one program on one driver and compare everything."""
+    program = make_program(seed, steps)
+    eng = DRIVERS[driver](seed)
+    want = Oracle(driver == "naive").run(program)
+    with ThreadPoolExecutor(2) as pool:
+        got = Run(eng, pool).run(program)
+        eng.stop()
+    assert got.raised == want.raised, f"seed {seed}"
+    assert got.values == want.values, f"seed {seed}"
+    assert got.versions == want.versions, f"seed {seed}"
+    assert sorted(got.deleted) == sorted(want.deleted), f"seed {seed}"
+    assert sorted(got.nested) == sorted(want.nested), f"seed {seed}"
+    assert eng.statistics().pending == 0
+    assert all(var.state == "IDLE" for var in got.vars)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_random_programs_agree_with_the_oracle(driver):
+    """25 seeds."""
+    for seed in range(25):
+        check(driver, seed)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_thousand_random_programs_agree_with_the_oracle(driver):
+    """1,000 seeds, a different length each."""
+    for seed in range(1000):
+        check(driver, seed + 1000, 20 + seed % 50)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("driver", ["threaded", "three workers"])
+def test_random_programs_with_a_tiny_switch_interval(driver):
+    """The interpreter changes threads every microsecond: 150 seeds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for seed in range(150):
+            check(driver, seed + 5000)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_the_oracle_can_disagree():
+    """A driver that forgets to skip dependants is found out."""
+    program = [("op", [], [0], True, FnProperty.NORMAL, 0, 0, False, False)]
+    program.append(("op", [0], [1], False, FnProperty.NORMAL, 0, 0, False, False))
+    eng = engine.create("Simulator")
+    eng._obstacle = lambda op: None
+    with ThreadPoolExecutor(1) as pool:
+        got = Run(eng, pool).run(program)
+    assert got.values != Oracle(False).run(program).values
+
+
+def orders(program_of, limit=5000):
+    """Run a program in every order that a simulator can choose; yields what it returns, with the order."""
+    script, count = [], 0
+    while count < limit:
+        taken, width = [], []
+
+        def choose(ready, taken=taken, width=width):
+            width.append(len(ready))
+            taken.append(script[len(taken)] if len(taken) < len(script) else 0)
+            return taken[-1]
+
+        eng = engine.create("Simulator", choose=choose)
+        yield tuple(eng.history), program_of(eng)
+        count += 1
+        while taken and taken[-1] + 1 >= width[len(taken) - 1]:
+            taken.pop()
+        if not taken:
+            return
+        script = [*taken[:-1], taken[-1] + 1]
+    raise AssertionError("more orders than expected")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_order_of_a_small_program(seed):
+    """All orders of eight operations on four cells give the oracle's values, raises and versions."""
+    program = [step for step in make_program(seed, 14) if step[0] in ("op", "delete")][:8]
+    program = [(*s[:7], s[7], False) if s[0] == "op" else s for s in program]
+    want = Oracle(False).run(program)
+    found = set()
+    with ThreadPoolExecutor(1) as pool:
+        for _, got in orders(lambda eng: Run(eng, pool).run(program)):
+            assert (got.values, got.raised, got.versions) == (want.values, want.raised, want.versions)
+            found.add(tuple(got.eng.history))
+    assert found
+
+
+def test_the_number_of_orders_is_right():
+    """Four independent operations have 24 orders; diamonds have two; a chain has one."""
+
+    def independent(eng):
+        for _ in range(4):
+            eng.push(lambda: None, (), [eng.new_variable()])
+        eng.wait_for_all()
+        return tuple(eng.history)
+
+    def diamond(eng):
+        a, b, c = (eng.new_variable() for _ in range(3))
+        eng.push(lambda: None, (), [a])
+        eng.push(lambda: None, [a], [b])
+        eng.push(lambda: None, [a], [c])
+        eng.push(lambda: None, [b, c], [a])
+        eng.wait_for_all()
+        return tuple(eng.history)
+
+    assert len({history for _, history in orders(independent)}) == 24
+    assert {history for _, history in orders(diamond)} == {(1, 2, 3, 4), (1, 3, 2, 4)}
+
+
+def test_pushes_from_many_threads_with_failures():
+    """Four threads, each with a program on cells of its own, on one engine: each agrees with its oracle."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
+    wrong = []
+
+    def work(seed):
+        program = [s for s in make_program(seed, 80) if s[0] != "all"]
+        want = Oracle(False).run(program)
+        got = Run(eng, pool)
+        for number, step in enumerate(program):
+            try:
+                getattr(got, step[0])(number, *step[1:])
+            except Boom as error:
+                got.raised.append((number, error.args[0]))
+        eng.set_bulk_size(0)
+        for var in got.vars:
+            try:
+                eng.wait_for_var(var)
+            except Boom:
+                pass
+        if [cell[0] for cell in got.cells] != want.values or got.raised != [
+            x for x in want.raised if x[0] < len(program)
+        ]:
+            wrong.append(seed)
+
+    with ThreadPoolExecutor(2) as pool:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    try:
+        eng.wait_for_all()
+    except Boom:
+        pass
+    eng.stop()
