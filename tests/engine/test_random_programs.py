@@ -2,14 +2,15 @@
 
 A program is a list of steps made from a seed. Every driver runs it, and a few lines of plain Python say what must come
 out: an operation runs unless something that it reads has failed, or something that it writes has failed and nobody was
-told; a failure reaches everything that should have been written; a wait raises what its var has; ``wait_for_all`` raises
-the first failure, in push order, that nobody was told of.
+told; a failure reaches everything that should have been written; a wait raises what its var has; ``wait_for_all``
+raises the first failure, in push order, that nobody was told of.
 """
 
 import random
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -268,7 +269,7 @@ def orders(program_of, limit=5000):
     while count < limit:
         taken, width = [], []
 
-        def choose(ready, taken=taken, width=width):
+        def choose(ready, taken=taken, width=width, script=script):
             width.append(len(ready))
             taken.append(script[len(taken)] if len(taken) < len(script) else 0)
             return taken[-1]
@@ -336,13 +337,10 @@ def test_pushes_from_many_threads_with_failures():
                 got.raised.append((number, error.args[0]))
         eng.set_bulk_size(0)
         for var in got.vars:
-            try:
+            with suppress(Boom):
                 eng.wait_for_var(var)
-            except Boom:
-                pass
-        if [cell[0] for cell in got.cells] != want.values or got.raised != [
-            x for x in want.raised if x[0] < len(program)
-        ]:
+        raised = [x for x in want.raised if x[0] < len(program)]
+        if [cell[0] for cell in got.cells] != want.values or got.raised != raised:
             wrong.append(seed)
 
     with ThreadPoolExecutor(2) as pool:
@@ -352,8 +350,6 @@ def test_pushes_from_many_threads_with_failures():
         for thread in threads:
             thread.join()
     assert wrong == []
-    try:
+    with suppress(Boom):
         eng.wait_for_all()
-    except Boom:
-        pass
     eng.stop()

@@ -16,6 +16,7 @@ from weftplan.engine.debug import start_watchdog
 from weftplan.engine.dump import dump_dot, dump_text
 from weftplan.engine.failure import Failure
 from weftplan.engine.life import Tracer as Tracer
+from weftplan.engine.life import running
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, checked_vars
 from weftplan.engine.sites import is_internal, push_site
 from weftplan.engine.statistics import Statistics
@@ -26,8 +27,7 @@ from weftplan.errors import EngineError
 
 NORMAL = FnProperty.NORMAL
 _CPU0 = cpu(0)
-_MANY = 8
-"""From so many vars on, duplicates are looked for with sets."""
+_GATE_S = 1.0
 
 
 class Engine(WaitingCore):
@@ -38,6 +38,8 @@ class Engine(WaitingCore):
 
     def __init__(self) -> None:
         super().__init__()
+        self._gate: threading.Event | None = None
+        """Where pushes of other threads wait while this process forks."""
         if self._debug:
             start_watchdog(self, float(config.get("WEFTPLAN_ENGINE_WATCHDOG_S")))
 
@@ -259,6 +261,29 @@ class Engine(WaitingCore):
     def notify_shutdown(self) -> None:
         """From now on functions that have not started are not run, except deletes."""
         self._shutdown = self._careful = True
+
+    def _hold_pushes(self) -> None:
+        """Before a fork: other threads' pushes wait, or a fork under load would wait for ever.
+
+        Operations may push, since the fork waits for them; so may the forking thread. The rest waits a second at most:
+        one of them may be what an asynchronous operation needs to end.
+        """
+        gate, forking, admit = threading.Event(), threading.get_ident(), type(self)._admit
+
+        def held(op: OprBlock) -> None:
+            if threading.get_ident() != forking and running.engine is not self and not running.depth:
+                gate.wait(_GATE_S)
+            admit(self, op)
+
+        self._gate = gate
+        self._admit = held  # type: ignore[method-assign]
+
+    def _let_pushes_go(self) -> None:
+        """After a fork."""
+        if self._gate is not None:
+            del self._admit
+            self._gate.set()
+            self._gate = None
 
     def _after_fork(self) -> None:
         """In a forked child: no thread but this one exists.

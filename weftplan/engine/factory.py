@@ -162,6 +162,7 @@ _held: list[Engine] = []
 def _before_fork() -> None:
     """Finish all work and hold every engine's lock, so that the child sees no half-made change of another thread."""
     for engine in _engines():
+        engine._hold_pushes()
         engine.stop()
         engine._lock.acquire()
         while engine._pending and running.engine is not engine and running.depth == 0:
@@ -174,7 +175,9 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     while _held:
-        _held.pop()._lock.release()
+        engine = _held.pop()
+        engine._lock.release()
+        engine._let_pushes_go()
 
 
 def _in_forked_child() -> None:
@@ -186,6 +189,7 @@ def _in_forked_child() -> None:
     _in_child = True
     _lock = threading.Lock()
     for engine in _held:
+        engine._let_pushes_go()
         engine._after_fork()
     _held.clear()
 

@@ -1,0 +1,183 @@
+"""Order between streams, on simulated devices that run nothing early: a missing event is a wrong value."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, engine
+from weftplan.device.context import cpu, sim
+from weftplan.device.simulated import configure
+from weftplan.engine import FnProperty
+from weftplan.engine.streams import StreamWorker
+
+
+@pytest.fixture(params=["lazy", "random"])
+def eng(request):
+    """An engine with several workers, hence streams, per device; in both orders of the simulated hardware."""
+    for i in range(2):
+        configure(i, order=request.param, seed=3)
+    made = engine.create("ThreadedEnginePerDevice", cpu_workers=2, gpu_workers=2, copy_workers=1)
+    yield made
+    made.stop()
+    for i in range(2):
+        configure(i, order="lazy")
+
+
+def enqueue(eng, ctx, fn, reads, writes, **options):
+    """Push an operation that only enqueues ``fn`` on its worker's stream."""
+    place = device.get(ctx)
+    eng.push(lambda: place.launch(fn), reads, writes, ctx, **options)
+
+
+def chain_over_streams(eng, steps=40):
+    """One value goes through work on two devices, their copy queues and the host; returns what came out and should."""
+    cell, var = np.zeros(1), eng.new_variable()
+    want = 0.0
+    for i in range(steps):
+        where = (sim(0), sim(1), sim(0), cpu(0))[i % 4]
+        prop = FnProperty.COPY_FROM_GPU if i % 4 == 2 else FnProperty.NORMAL
+
+        def work(i=i):
+            cell[0] = cell[0] * 3 + i if cell[0] < 1e9 else i
+
+        if where.device_type == "cpu":
+            eng.push(work, (), [var], where)
+        else:
+            enqueue(eng, where, work, (), [var], prop=prop)
+        want = want * 3 + i if want < 1e9 else i
+    eng.wait_for_var(var)
+    return float(cell[0]), want
+
+
+def test_streams_are_ordered_by_events(eng):
+    """Work of different streams on one var runs in push order."""
+    got, want = chain_over_streams(eng)
+    assert got == want
+
+
+def test_without_events_the_order_is_lost(monkeypatch):
+    """The test above can fail: take the wait for events away and the value is wrong."""
+    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, op: None)
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
+    enqueue(eng, sim(0), lambda: cell.fill(5), (), [a])
+    enqueue(eng, sim(1), lambda: np.copyto(out, cell), [a], [b])
+    eng.wait_for_var(b)
+    assert out[0] == 0
+    eng.stop()
+
+
+def test_a_writer_waits_for_readers_on_other_streams(eng):
+    """A later write on another device does not overtake a read that is only enqueued."""
+    cell, out, a, b = np.ones(1), np.zeros(1), eng.new_variable(), eng.new_variable()
+    enqueue(eng, sim(0), lambda: np.copyto(out, cell), [a], [b])
+    enqueue(eng, sim(1), lambda: cell.fill(9), (), [a])
+    eng.wait_for_var(a)
+    assert (out[0], cell[0]) == (1, 9)
+    eng.wait_for_var(b)
+
+
+def test_an_operation_is_dispatched_when_its_inputs_are_enqueued():
+    """Three dependent operations are all dispatched, and over for the engine, before the device has done anything."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    configure(0, order="lazy")
+    log, var = [], eng.new_variable()
+    for i in range(3):
+        enqueue(eng, sim(0), lambda i=i: log.append(i), (), [var])
+    eng._wait_idle()
+    assert log == []
+    assert (var.version, var.state) == (3, "IDLE")
+    eng.wait_for_var(var)
+    assert log == [0, 1, 2]
+    eng.stop()
+
+
+def test_the_host_waits_for_what_it_touches(eng):
+    """An operation on a CPU finds what a device was told to write; one that writes waits for devices that read."""
+    cell, seen, a, b = np.zeros(1), [], eng.new_variable(), eng.new_variable()
+    enqueue(eng, sim(0), lambda: cell.fill(7), (), [a])
+    eng.push(lambda: seen.append(cell[0]), [a], (), cpu(0))
+    enqueue(eng, sim(0), lambda: seen.append(cell[0]), [a], [b])
+    eng.push(lambda: cell.fill(8), (), [a], cpu(1))
+    eng.wait_for_all()
+    assert seen == [7, 7]
+    assert cell[0] == 8
+
+
+@pytest.mark.parametrize("ctx", [sim(0), cpu(0)], ids=str)
+def test_memory_is_given_back_only_when_streams_have_passed(eng, ctx):
+    """A delete, wherever it is pushed to, runs after enqueued readers and writers of two devices."""
+    memory, out, a, b = np.full(4, 3.0), np.zeros(4), eng.new_variable(), eng.new_variable()
+    log = []
+    enqueue(eng, sim(0), lambda: (memory.fill(4), log.append("write")), (), [a])
+    enqueue(eng, sim(1), lambda: (np.copyto(out, memory), log.append("read")), [a], [b])
+    eng.delete_variable(a, lambda: (memory.fill(np.nan), log.append("delete")), ctx)
+    eng.wait_for_all()
+    assert log == ["write", "read", "delete"]
+    assert out.tolist() == [4.0] * 4
+
+
+def test_an_error_of_the_device_reaches_whoever_waits():
+    """Work that fails after it was enqueued: the wait raises, with the operation's name; the engine works on."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    var = eng.new_variable()
+    enqueue(eng, sim(0), lambda: 1 / 0, (), [var], name="bad kernel")
+    with pytest.raises(ZeroDivisionError) as caught:
+        eng.wait_for_var(var)
+    assert "bad kernel" in caught.value.__notes__[0]
+    enqueue(eng, sim(0), lambda: None, (), [var])
+    eng.wait_for_var(var)
+    enqueue(eng, sim(0), lambda: 1 / 0, (), [])
+    with pytest.raises(ZeroDivisionError):
+        eng.wait_for_all()
+    eng.stop()
+
+
+def test_asynchronous_operations_on_a_device(eng):
+    """push_async: what was enqueued when the operation says that it is done counts as its work."""
+    cell, var, place = np.zeros(1), eng.new_variable(), device.get(sim(0))
+
+    def start(on_complete):
+        place.launch(lambda: cell.fill(6))
+        on_complete()
+
+    eng.push_async(start, (), [var], sim(0))
+    eng.push(lambda: cell.__imul__(2), (), [var], cpu(0))
+    eng.wait_for_var(var)
+    assert cell[0] == 12
+
+
+def test_a_device_that_cannot_be_used_fails_its_operations(monkeypatch):
+    """No worker dies: the wait says why, and deletes run."""
+    from weftplan.errors import DeviceError
+
+    def broken(ctx):
+        raise DeviceError(f"{ctx}: no driver")
+
+    monkeypatch.setattr(device, "get", broken)
+    eng = engine.create("ThreadedEnginePerDevice")
+    var, log = eng.new_variable(), []
+    eng.push(lambda: None, (), [var], sim(7))
+    with pytest.raises(DeviceError, match="no driver"):
+        eng.wait_for_var(var)
+    eng.delete_variable(var, lambda: log.append("deleted"), sim(7))
+    eng.wait_for_all()
+    assert log == ["deleted"]
+    eng.stop()
+
+
+def test_arrays_on_simulated_devices(eng):
+    """Arithmetic and copies between the host and two devices equal NumPy, though freed memory is poisoned."""
+    with engine.using(eng):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((5, 3)).astype(np.float32)
+        a, want = mx.nd.array(x, ctx=sim(0)), x.copy()
+        for i in range(30):
+            a = a * 2 - 1
+            want = want * 2 - 1
+            a = a.as_in_context((sim(1), cpu(0), sim(0))[i % 3])
+            a += a
+            want += want
+            a = a / 4
+            want = want / 4
+        np.testing.assert_allclose(a.asnumpy(), want, rtol=1e-5)
