@@ -1,0 +1,40 @@
+"""The pipeline example: same bits, a trace in which lanes overlap, and a picture with every task."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "engine_pipeline.py"
+
+
+def test_trace_and_picture(tmp_path: Path):
+    """
+    read     0 1 2 3 ...      each file passes the lanes in order; while one file is converted or computed, the next
+    convert    0 1 2 ...      is being read (the wait for the store alone makes sure of that)
+    compute      0 1 ...
+    """
+    trace = tmp_path / "trace.json"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE), "--trace", str(trace)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "same bits" in done.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    for e in sorted((e for e in events if e["ph"] == "X" and e["cat"] == "operation"), key=lambda e: e["ts"]):
+        lanes.setdefault(e["name"], []).append((e["ts"], e["ts"] + e["dur"]))
+    assert {name: len(lane) for name, lane in lanes.items()} == {"read": 8, "convert": 8, "compute": 8}
+    for read, convert, compute in zip(lanes["read"], lanes["convert"], lanes["compute"], strict=True):
+        assert read[1] <= convert[0] + 1e-3
+        assert convert[1] <= compute[0] + 1e-3
+    others = lanes["convert"] + lanes["compute"]
+    assert any(r[0] < o[1] and o[0] < r[1] for r in lanes["read"] for o in others)
+    root = xml.etree.ElementTree.parse(trace.with_suffix(".svg")).getroot()
+    assert sum(1 for bar in root.iter("{http://www.w3.org/2000/svg}rect")) == 24 + 1
