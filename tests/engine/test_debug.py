@@ -1,0 +1,140 @@
+"""Debug mode: the watchdog, complete dumps, read-only views of what is only read, stale declarations."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.engine.debug import report
+from weftplan.errors import EngineError, UndeclaredWriteError
+
+
+@pytest.fixture
+def debug(monkeypatch):
+    """Debug mode, with a quarter of a second of patience."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
+    monkeypatch.setenv("WEFTPLAN_ENGINE_WATCHDOG_S", "0.25")
+
+
+def stuck_here(gate):
+    """The line that the watchdog has to show."""
+    gate.wait(20)
+
+
+def until(condition):
+    """Wait for another thread; a minute at most."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_watchdog_names_what_is_stuck(debug, capfd):
+    """Operations that wait, for which var, held by whom, and where its thread is; told once for one standstill."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    a, gate, told = eng.new_variable("weights"), threading.Event(), []
+    eng.push(lambda: stuck_here(gate), (), [a], name="slow load")
+    eng.push(lambda: None, [a], (), name="use")
+    until(lambda: told.append(capfd.readouterr().err) or "watchdog" in "".join(told))
+    time.sleep(0.6)
+    text = "".join(told) + capfd.readouterr().err
+    gate.set()
+    eng.wait_for_all()
+    assert text.count("watchdog: no operation has finished for 0.25 s") == 1
+    assert "'use'" in text
+    assert "for <Var 'weights' version 0: WRITING, 1 waiting>, held by #1 'slow load'" in text
+    assert "operation #1 'slow load' runs on thread 'weftplan cpu(0) worker 0'" in text
+    assert "in stuck_here" in text
+    eng.stop()
+
+
+def test_the_watchdog_is_silent_about_an_idle_engine(debug, capfd):
+    """Nothing pending is no standstill."""
+    eng = engine.create("ThreadedEnginePerDevice")
+    eng.push(lambda: None)
+    eng.wait_for_all()
+    time.sleep(0.7)
+    assert capfd.readouterr().err == ""
+    eng.stop()
+
+
+def test_the_watchdog_ends_with_its_engine(debug):
+    """No thread is left of a dropped engine."""
+    before = threading.active_count()
+    eng = engine.create("NaiveEngine")
+    assert threading.active_count() == before + 1
+    del eng
+    until(lambda: threading.active_count() == before)
+
+
+def test_the_report_of_a_thread_that_has_ended(debug):
+    """An asynchronous operation that never says that it is done."""
+    eng = engine.create("ThreadedEnginePerDevice")
+    kept, var = [], eng.new_variable("x")
+    eng.push_async(kept.append, (), [var], name="forgetful")
+    until(lambda: kept)
+    text = report(eng, 1)
+    assert "'forgetful'" in text
+    kept[0]()
+    eng.wait_for_all()
+    eng.stop()
+
+
+def test_dumps_as_text_and_graph(debug):
+    """Every pending operation, and who waits for whom; an unknown format is refused."""
+    eng = engine.create("Simulator")
+    a, b = eng.new_variable("a"), eng.new_variable("b")
+    eng.push(lambda: None, (), [a], name="first")
+    eng.push(lambda: None, [a], [b], name="second")
+    text, dot = eng.dump(), eng.dump("dot")
+    assert "#1 'first'" in text
+    assert "#2 'second'" in text
+    assert "held by #1 'first'" in text
+    assert 'op1 -> op2 [label="a"]' in dot
+    with pytest.raises(EngineError, match="'text' or 'dot', got 'png'"):
+        eng.dump("png")
+    eng.wait_for_all()
+    assert "first" not in eng.dump()
+
+
+def test_a_stale_operator(debug):
+    """A stored operator whose var has been deleted since is refused."""
+    eng = engine.create("ThreadedEnginePerDevice")
+    var = eng.new_variable("gone")
+    operator = eng.new_operator(lambda: None, [var], name="stale")
+    eng.delete_variable(var)
+    with pytest.raises(EngineError, match=r"'stale'.*'gone'.*has been deleted"):
+        eng.push(operator)
+    eng.stop()
+
+
+def test_an_undeclared_write_is_found_where_it_happens(debug):
+    """An operation that writes to a read-only view fails with its name, the array's name and the line."""
+    eng = engine.create("ThreadedEnginePerDevice")
+    data, var = np.zeros(3), eng.new_variable()
+    locked = data.view()
+    locked.flags.writeable = False
+
+    def body():
+        inputs = locked
+        inputs[0] = 1
+
+    eng.push(body, [var], (), name="sneaky")
+    with pytest.raises(UndeclaredWriteError, match=r"'sneaky'.*'inputs'.* at .*test_debug.py:\d+"):
+        eng.wait_for_all()
+    assert data[0] == 0
+    eng.stop()
+
+
+def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
+    """ndarray asks the engine: with debug mode off, operators get writable arrays."""
+    assert not engine.debug_enabled()
+    monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
+    assert engine.debug_enabled()
+    with engine.using(engine.create("ThreadedEnginePerDevice")) as eng:
+        total = mx.nd.sum(mx.nd.ones((3, 4)), axis=1)
+        assert total.asnumpy().tolist() == [4, 4, 4]
+    eng.stop()
