@@ -91,7 +91,7 @@ def picture(trace):
         {(lanes[e["pid"]], e["name"]) for e in bars}, key=lambda t: ("read", "convert", "compute").index(t[1])
     )
     first, last = min(e["ts"] for e in bars), max(e["ts"] + e["dur"] for e in bars)
-    left, right, row = 150, 840, 44
+    left, right, row = 150, 820, 44
     scale = (right - left) / (last - first)
     hues = (212, 28, 140, 355, 265, 48, 180, 320)
     out = [

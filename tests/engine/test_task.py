@@ -110,6 +110,42 @@ class TestVarOf:
             assert len(found) == 8
             assert len(set(map(id, found))) == 1
 
+    def test_finalizers_may_ask_too(self, driver):
+        """Arrays that die in reference cycles, whose finalizers ask for vars, while eight threads make and drop views:
+        nothing hangs, nothing is forgotten that lives, and nothing stays that died."""
+        gc.collect()
+        kept = [np.zeros(4) for _ in range(4)]
+        before, variables, errors = len(arrays._registry), [engine.var_of(array) for array in kept], []
+
+        class Cycle:
+            def __init__(self) -> None:
+                self.me, self.array = self, np.zeros(2)
+                engine.var_of(self.array)
+
+            def __del__(self) -> None:
+                engine.var_of(kept[0])
+                engine.var_of(np.zeros(3))
+
+        def churn() -> None:
+            try:
+                for i in range(300):
+                    Cycle()
+                    engine.var_of(np.zeros(8)[i % 4 :])
+                    assert [engine.var_of(array[1:]) for array in kept] == variables
+                    if i % 100 == 0:
+                        gc.collect()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=churn) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        gc.collect()
+        assert len(arrays._registry) == before + 4
+
     def test_no_array(self, driver):
         """Something else is refused with its type."""
         with pytest.raises(EngineError, match=r"NumPy or CuPy array.*got list"):

@@ -114,16 +114,19 @@ class _Registry:
             if known not in entry.anchors:
                 dead = self._dead
                 entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
+                # Once more: a finalizer that ran in here may have buried the entry with its last other array.
+                self._entries[key] = entry
             return entry.var
 
     def _bury(self) -> None:
         """Lock held: forget the arrays that died, and owners without arrays."""
         while self._dead:
             key, known = self._dead.popleft()
-            entry = self._entries[key]
-            del entry.anchors[known]
-            if not entry.anchors:
-                del self._entries[key]
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.anchors.pop(known, None)
+                if not entry.anchors:
+                    del self._entries[key]
 
     def __len__(self) -> int:
         with self._lock:
