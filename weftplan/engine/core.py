@@ -151,6 +151,9 @@ class Engine(WaitingCore):
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """True when the vars need nothing done to them: all of this engine, alive, none twice."""
         try:
+            if len(writes) == 1 and len(reads) < 2:  # most operations: the same, without loops
+                var = writes[0]
+                return var.engine is self and (not reads or (reads[0] is not var and reads[0].engine is self))
             for var in writes:
                 if var.engine is not self:
                     return False
