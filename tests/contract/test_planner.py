@@ -16,6 +16,7 @@ from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, plan_symbol,
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 
 
+@cache
 def branches() -> tuple[Any, dict[str, tuple[int, ...]]]:
     """Uneven branches from one entry, views, several outputs, a shared weight, and entries that ignore their input."""
     x, w = sym.Variable("x"), sym.Variable("w")
@@ -28,6 +29,7 @@ def branches() -> tuple[Any, dict[str, tuple[int, ...]]]:
     return sym.Group([sym.broadcast_add(total, thin, name="top"), sym.sigmoid(thin, name="side")]), {"x": (8, 32)}
 
 
+@cache
 def chain() -> tuple[Any, dict[str, tuple[int, ...]]]:
     """Fourteen equal layers, where recomputation has something to gain."""
     net = sym.Variable("x")
@@ -36,6 +38,7 @@ def chain() -> tuple[Any, dict[str, tuple[int, ...]]]:
     return net, {"x": (64, 24)}
 
 
+@cache
 def lenet() -> tuple[Any, dict[str, tuple[int, ...]]]:
     """Convolutions, pooling and a loss, with workspaces."""
     return models.get("lenet"), models.input_shapes("lenet", 4)

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from weftplan.planner.passes.order_model import Block, OrderModel
 from weftplan.planner.passes.order_search import best_order, unavoidable
+from weftplan.planner.passes.order_series_parallel import add_order
 
 WINDOW = 10
 """Nodes of a window."""
@@ -31,7 +32,7 @@ Reduce = Callable[[Block], None]
 
 
 def improve(
-    model: OrderModel, order: Sequence[int], forward: int, reduce: Reduce | None = None
+    model: OrderModel, order: Sequence[int], forward: int, reduce: Reduce | None = add_order
 ) -> tuple[list[int], bool]:
     """An order with a smaller peak, or the same; the first ``forward`` steps stay in front.
 
