@@ -1,0 +1,51 @@
+"""Median seconds of push, pull and both on a ``device`` or ``local`` store of 4 CPU contexts.
+
+    store_exchange.py PACKAGE STORE ELEMENTS REPEAT
+
+PACKAGE is ``weftplan`` or ``mxnet``; prints {"push": s, "pull": s, "push+pull": s, "right": whether the sum is right}.
+"""
+
+import importlib
+import json
+import statistics
+import sys
+import time
+
+import numpy as np
+
+CONTEXTS = 4
+
+
+def main(package, store, elements, repeat):
+    """Exchange one key."""
+    mx = importlib.import_module(package)
+    kv = mx.kv.create(store)
+    values = [mx.nd.full((elements,), i + 1.0, ctx=mx.cpu(i)) for i in range(CONTEXTS)]
+    outs = [mx.nd.zeros((elements,), ctx=mx.cpu(i)) for i in range(CONTEXTS)]
+    kv.init("w", mx.nd.zeros((elements,)))
+
+    def push():
+        kv.push("w", values)
+
+    def pull():
+        kv.pull("w", out=outs)
+
+    def both():
+        push()
+        pull()
+
+    result = {}
+    for name, work in (("push", push), ("pull", pull), ("push+pull", both)):
+        times = []
+        for _ in range(repeat + 2):
+            mx.nd.waitall()
+            start = time.perf_counter()
+            work()
+            mx.nd.waitall()
+            times.append(time.perf_counter() - start)
+        result[name] = statistics.median(times[2:])
+    result["right"] = all(bool((out.asnumpy() == np.float32(10)).all()) for out in outs)
+    print(json.dumps(result))
+
+
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
