@@ -66,6 +66,8 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
     >>> var_of(whole[1:]) is var_of(whole.T), var_of(whole) is var_of(whole.copy())
     (True, False)
     """
+    if type(array) is np.ndarray:
+        return _registry.var_of(array, engine if engine is not None else get())
     if isinstance(array, Var):
         return array
     if is_ndarray(array):
@@ -138,6 +140,8 @@ def _roots(array: Any) -> tuple[Any, Any]:
     """The last array of the chain of bases, which all views keep alive, and the owner of the memory at its end."""
     anchor = array
     base = array.base
+    if base is None:
+        return array, array
     kind = np.ndarray if isinstance(array, np.ndarray) else type(array)
     while isinstance(base, kind):
         anchor = base

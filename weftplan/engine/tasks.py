@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec
 
+import numpy as np
+
 from weftplan.device.context import Context
 from weftplan.engine.arrays import context_of, is_array, is_ndarray, var_of
 from weftplan.engine.core import Engine
@@ -236,6 +238,8 @@ def _schedule(
 
 def _open(value: Any, lock: Callable[[Any], bool] | None = None) -> Any:
     """What the function gets for an argument: NDArrays as raw arrays; read-only where ``lock`` says so."""
+    if type(value) is np.ndarray:
+        return read_only(value) if lock is not None and lock(value) else value
     if type(value) in (list, tuple):
         return type(value)(_open(item, lock) for item in value)
     if type(value) is dict:
