@@ -2,8 +2,8 @@
 
 A node that is comparable with every other (all run before it, or after it, in any order) is a *bottleneck*: what has
 run when it ends is the same in every order, so an order splits there into blocks that do not know each other. The peak
-of the order is that of its highest block, so only that one is worth a search; once it cannot be lowered, no order of
-the blocks can have a smaller peak, and the work ends.
+of the order is that of its highest blocks, so only those are worth a search; once one of them cannot be lowered, no
+order can have a smaller peak, and the work ends.
 
 A block that the search cannot finish is improved by windows: consecutive nodes around a peak step, put into their best
 order, over and over while that lowers the peak or the number of steps at it.
@@ -24,6 +24,8 @@ WINDOW = 10
 """Nodes of a window."""
 WINDOW_WORK = 2000
 """Steps priced for one window; the down-sets of ten nodes are at most 1024, and safe moves skip most."""
+LARGEST = 4000
+"""Nodes of a block that is searched as a whole; its sets are bit masks, so memory is quadratic."""
 RELAXATIONS = (0.0, 0.5, 0.9)
 """How far between what is unavoidable and the present peak an order is good enough, one attempt after the other."""
 
@@ -36,49 +38,65 @@ def improve(
 ) -> tuple[list[int], bool]:
     """An order with a smaller peak, or the same; the first ``forward`` steps stay in front.
 
-    Returns the order and whether its peak is proven to be the least of the model (of a topological order that keeps the
-    parts apart). Work is at most proportional to the number of nodes.
+    Returns the order and whether its peak is proven to be the least of the model, over all orders that keep the parts
+    apart. Work is at most proportional to the number of nodes.
     """
     chosen = list(order)
     budget = 60_000 + 100 * len(chosen)
-    while True:
+    while budget > 0:
         held, during = model.profile(chosen)
         if not during:
             return chosen, True
         peak = max(during)
-        at = during.index(peak)
-        start, end = _block_around(model, chosen, forward, at)
-        block = Block.of(model, chosen, start, end, held[start])
+        budget -= len(chosen)
+        for start, end in _blocks(model, chosen, forward):
+            if max(during[start:end]) < peak:
+                continue
+            nodes, proven, work = _lower(model, chosen, start, end, held[start], peak, budget, reduce)
+            budget -= work
+            if nodes is None:
+                return chosen, proven
+            chosen[start:end] = nodes
+    return chosen, False
+
+
+def _lower(
+    model: OrderModel,
+    order: Sequence[int],
+    start: int,
+    end: int,
+    base: int,
+    peak: int,
+    budget: int,
+    reduce: Reduce | None,
+) -> tuple[list[int] | None, bool, int]:
+    """(nodes of the block in an order with less than ``peak`` bytes, or None; whether none exists; steps priced)."""
+    spent = 0
+    if end - start <= LARGEST:
+        block = Block.of(model, order, start, end, base)
         if reduce is not None:
             reduce(block)
         least = unavoidable(block)
         for relaxation in RELAXATIONS:
             found = best_order(block, peak, budget // 4, least + int(relaxation * (peak - 1 - least)))
-            budget -= found.work
-            if found.proven or found.order is not None:
-                break
-        if found.order is not None:
-            chosen[start:end] = [block.nodes[i] for i in found.order]
-        elif found.proven:
-            return chosen, True
-        else:
-            better, spent = _slide(model, chosen, start, end, budget)
-            budget -= spent
-            if better is None:
-                return chosen, False
-            chosen = better
-        if budget <= 0:
-            return chosen, False
+            spent += found.work
+            if found.order is not None:
+                return [block.nodes[i] for i in found.order], False, spent
+            if found.proven:
+                return None, True, spent
+    better, work = _slide(model, order, start, end, budget - spent)
+    return better, False, spent + work
 
 
-def _block_around(model: OrderModel, order: Sequence[int], forward: int, at: int) -> tuple[int, int]:
-    """The steps of the block that contains step ``at``: up to and with the next bottleneck."""
-    low, high = (0, forward) if at < forward else (forward, len(order))
-    cuts = [low - 1, *bottlenecks(model, order, low, high), high - 1]
-    for before, last in pairwise(cuts):
-        if before < at <= last:
-            return before + 1, last + 1
-    raise AssertionError("every step is in a block")
+def _blocks(model: OrderModel, order: Sequence[int], forward: int) -> list[tuple[int, int]]:
+    """The steps of each block, half-open: up to and with a bottleneck or the end of a part."""
+    found = []
+    for low, high in ((0, forward), (forward, len(order))):
+        ends = [step + 1 for step in bottlenecks(model, order, low, high)]
+        if high > low and (not ends or ends[-1] < high):
+            ends.append(high)
+        found += list(pairwise([low, *ends]))
+    return found
 
 
 def bottlenecks(model: OrderModel, order: Sequence[int], start: int, end: int) -> list[int]:
@@ -116,10 +134,9 @@ def bottlenecks(model: OrderModel, order: Sequence[int], start: int, end: int) -
 
 
 def _slide(model: OrderModel, order: Sequence[int], start: int, end: int, budget: int) -> tuple[list[int] | None, int]:
-    """The order after windows within the block have lowered its peak, or None; and the steps priced.
+    """The nodes of the block after windows have lowered its peak, or None; and the steps priced.
 
-    A window that lowers its own peak below the block's removes one peak step; the block's peak falls when all are gone.
-    Windows also move nodes across the peak: one that reaches a lower figure after it is tried on either side.
+    A window that gets below the block's peak removes its peak steps; the block's peak falls when all are gone.
     """
     chosen = list(order)
     spent = 0
@@ -128,7 +145,7 @@ def _slide(model: OrderModel, order: Sequence[int], start: int, end: int, budget
     while spent < budget:
         tops = [step for step in range(start, end) if during[step] == peak]
         if not tops:
-            return chosen, spent
+            return chosen[start:end], spent
         step = tops[0]
         for shift in (WINDOW // 2, WINDOW - 2, 1):
             low = max(start, min(step - shift, end - WINDOW))
@@ -139,6 +156,7 @@ def _slide(model: OrderModel, order: Sequence[int], start: int, end: int, budget
             if found.order is not None:
                 chosen[low:high] = [block.nodes[i] for i in found.order]
                 held, during = model.profile(chosen)
+                spent += len(chosen) // 4
                 break
         else:
             return None, spent
