@@ -38,9 +38,11 @@ def fit(contexts, *, epochs=5, kvstore="device", dropout=0.0, seed=1, **kwargs):
         it,
         num_epoch=epochs,
         kvstore=kvstore,
-        optimizer_params={"learning_rate": 0.2, "momentum": 0.9},
-        initializer=mx.init.Xavier(),
-        **kwargs,
+        **{
+            "optimizer_params": {"learning_rate": 0.2, "momentum": 0.9},
+            "initializer": mx.init.Xavier(),
+            **kwargs,
+        },
     )
     return module, it
 
@@ -202,3 +204,29 @@ def test_contexts_agree_on_moving_statistics_after_an_epoch():
     first, second = (executor.aux_dict["bn_moving_mean"].asnumpy() for executor in module.group.executors)
     np.testing.assert_array_equal(first, second)
     assert all(differed)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_updating_on_the_store_or_on_the_devices_is_the_same(optimizer, kvstore, monkeypatch):
+    """MXNET_UPDATE_ON_KVSTORE decides where the optimizer runs (and how often: per context), not what comes out."""
+    results = []
+    for where in ("0", "1"):
+        monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", where)
+        settings = {"learning_rate": 0.1, "wd": 0.01, **({"momentum": 0.9} if optimizer == "sgd" else {})}
+        module, _ = fit(
+            [mx.cpu(0), mx.cpu(1)], epochs=2, kvstore=kvstore, optimizer=optimizer, optimizer_params=settings
+        )
+        assert module._update_on_kvstore == (where == "1")
+        first, second = (executor.arg_dict for executor in module.group.executors)
+        for name in module.param_names:
+            np.testing.assert_array_equal(first[name].asnumpy(), second[name].asnumpy(), err_msg=name)
+        results.append(module.get_params()[0])
+    for name, value in results[0].items():
+        np.testing.assert_array_equal(value.asnumpy(), results[1][name].asnumpy(), err_msg=name)
+
+
+def test_a_kvstore_that_is_none_of_its_kind():
+    """A number is no store."""
+    with pytest.raises(MXNetError, match="kvstore must be a name such as 'device', a store or None, got 3"):
+        fit([mx.cpu(0)], kvstore=3)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weftplan import config, kvstore
 from weftplan import ndarray as nd
 from weftplan.device.context import Context, current_context
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
@@ -21,11 +20,10 @@ from weftplan.training.base_module import BaseModule, as_descs
 from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
 from weftplan.training.executor_group import ExecutorGroup, as_ndarray
 from weftplan.training.initializer import InitDesc, Initializer, Uniform
+from weftplan.training.inputs import check_batch, name_list, named_as
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
-
-BIG_PARAMETER = 16 * 1024 * 1024
-"""With kvstore ``local``, a network with a larger parameter (elements) is updated on the devices, as in MXNet."""
+from weftplan.training.store_choice import choose_store
 
 
 class Module(BaseModule):
@@ -61,8 +59,8 @@ class Module(BaseModule):
             raise BindError("context is an empty list: give at least one context")
         arguments = symbol.list_arguments()
         self.symbol: Symbol = symbol
-        self.data_names = _names(data_names, "data_names")
-        wanted = _names(label_names, "label_names")
+        self.data_names = name_list(data_names, "data_names")
+        wanted = name_list(label_names, "label_names")
         self.label_names = [name for name in wanted if name in arguments]
         lost = [name for name in wanted if name not in arguments]
         if lost and wanted != ["softmax_label"]:
@@ -70,7 +68,7 @@ class Module(BaseModule):
         missing = [name for name in self.data_names if name not in arguments]
         if missing:
             raise BindError(f"data_names {missing} are no arguments of the symbol; it has {arguments}")
-        self.fixed_param_names = _names(fixed_param_names, "fixed_param_names")
+        self.fixed_param_names = name_list(fixed_param_names, "fixed_param_names")
         inputs = {*self.data_names, *self.label_names}
         self.param_names = [name for name in arguments if name not in inputs]
         unknown = [name for name in self.fixed_param_names if name not in self.param_names]
@@ -133,8 +131,8 @@ class Module(BaseModule):
             return
         if self.binded and self.params_initialized:
             self._arg_params, self._aux_params = self.get_params()
-        data = _named_as(as_descs(data_shapes), self.data_names, "data")
-        label = _named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        data = named_as(as_descs(data_shapes), self.data_names, "data")
+        label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
         self._group = self._make_group(data, label, shared_module.group if shared_module is not None else None)
         self.for_training = for_training
@@ -162,8 +160,8 @@ class Module(BaseModule):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind for other input shapes; parameters, their gradients and the planned memory are shared."""
         self._need("reshape", binded=True)
-        data = _named_as(as_descs(data_shapes), self.data_names, "data")
-        label = _named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        data = named_as(as_descs(data_shapes), self.data_names, "data")
+        label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         self._group = self._make_group(data, label, self.group)
         self._ran = False
 
@@ -265,7 +263,8 @@ class Module(BaseModule):
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
             return
-        store, on_store = self._choose_store(kvstore)
+        largest = max((a[0].size for a in self.group.param_arrays), default=0)
+        store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
         if isinstance(optimizer, optimizers.Optimizer):
             chosen = optimizer
         else:
@@ -295,24 +294,6 @@ class Module(BaseModule):
         if self._pending_states is not None:
             self._set_states(self._pending_states)
             self._pending_states = None
-
-    def _choose_store(self, spec: Any) -> tuple[KVStoreBase | None, bool]:
-        """(store, whether it applies the optimizer)."""
-        if spec is None:
-            return None, False
-        if isinstance(spec, str):
-            if len(self.contexts) == 1 and "dist" not in spec:
-                kvstore.create(spec)  # an unknown name is an error with one context too
-                return None, False
-            store = kvstore.create(spec)
-            on_store = True
-            if spec == "local":
-                largest = max((a[0].size for a in self.group.param_arrays), default=0)
-                on_store = largest <= BIG_PARAMETER
-        else:
-            store, on_store = spec, True
-        on_store = on_store and bool(config.get("MXNET_UPDATE_ON_KVSTORE")) and store.is_capable("optimizer")
-        return store, on_store
 
     def _index_names(self, on_store: bool) -> dict[Any, str]:
         if on_store:
@@ -344,21 +325,8 @@ class Module(BaseModule):
             is_train: default: what was bound.
         """
         self._need("forward", binded=True, params=True)
-        if not isinstance(getattr(data_batch, "data", None), (list, tuple)):
-            raise MXNetError(
-                f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(data_batch).__name__}"
-            )
         training = self.for_training if is_train is None else bool(is_train)
-        if training and self.label_names and not (data_batch.label and self.group.label_shapes):
-            missing = "the batch has no label" if self.group.label_shapes else "bind got no label_shapes"
-            raise MXNetError(
-                f"forward: {missing}, and training this network needs {self.label_names}; give the iterator labels, or "
-                f"pass is_train=False"
-            )
-        shapes = [tuple(as_ndarray(a, "data of the batch").shape) for a in data_batch.data]
-        if len(shapes) != len(self.group.data_shapes):
-            bound = [(d.name, d.shape) for d in self.group.data_shapes]
-            raise ShapeError(f"forward: the batch has {len(shapes)} data arrays, bound were {len(bound)}: {bound}")
+        shapes = check_batch(data_batch, self.group, self.label_names if training else ())
         if shapes != [tuple(d.shape) for d in self.group.data_shapes]:
             data = [DataDesc(d.name, s, d.dtype) for d, s in zip(self.group.data_shapes, shapes, strict=True)]
             label = [
@@ -440,24 +408,3 @@ class Module(BaseModule):
 
 
 _HOST = Context("cpu", 0)
-
-
-def _named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
-    """``descs`` if their names fit; labels that the network has no use for may be among them."""
-    given = [desc.name for desc in descs]
-    if len(set(given)) != len(given):
-        raise BindError(f"{what}_shapes name an input twice: {given}")
-    if (set(given) != set(names)) if what == "data" else not set(given) >= set(names):
-        raise BindError(
-            f"{what}_shapes name {given}, the module's {what}_names are {list(names)}: name the {what} of the iterator "
-            f"accordingly, or pass {what}_names={given} to Module if the network's inputs are called so"
-        )
-    return descs
-
-
-def _names(names: Any, what: str) -> list[str]:
-    if names is None:
-        return []
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise BindError(f"{what} must be a list of names such as ['data'], got {names!r}")
-    return list(names)

@@ -1,0 +1,60 @@
+"""Checks of what a Module is fed: names of inputs, and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.training.executor_group import ExecutorGroup, as_ndarray
+from weftplan.training.io import DataDesc
+
+
+def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list[tuple[int, ...]]:
+    """Shapes of the data arrays of ``batch``, if it is one that ``group`` can run (perhaps after a reshape).
+
+    Args:
+        batch: what the user gave.
+        group: the bound executors.
+        labels: names of the labels that this run needs; empty when it only predicts.
+
+    Raises:
+        MXNetError: no batch at all, or no labels where they are needed.
+        ShapeError: another number of data arrays than bound.
+        DTypeError: data that are no arrays.
+    """
+    if not isinstance(getattr(batch, "data", None), (list, tuple)):
+        raise MXNetError(f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(batch).__name__}")
+    if labels and not (batch.label and group.label_shapes):
+        missing = "the batch has no label" if group.label_shapes else "bind got no label_shapes"
+        raise MXNetError(
+            f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels, or pass "
+            f"is_train=False"
+        )
+    shapes = [tuple(as_ndarray(value, "data of the batch").shape) for value in batch.data]
+    if len(shapes) != len(group.data_shapes):
+        bound = [(d.name, d.shape) for d in group.data_shapes]
+        raise ShapeError(f"forward: the batch has {len(shapes)} data arrays, bound were {len(bound)}: {bound}")
+    return shapes
+
+
+def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
+    """``descs`` if their names fit; labels that the network has no use for may be among them."""
+    given = [desc.name for desc in descs]
+    if len(set(given)) != len(given):
+        raise BindError(f"{what}_shapes name an input twice: {given}")
+    if (set(given) != set(names)) if what == "data" else not set(given) >= set(names):
+        raise BindError(
+            f"{what}_shapes name {given}, the module's {what}_names are {list(names)}: name the {what} of the iterator "
+            f"accordingly, or pass {what}_names={given} to Module if the network's inputs are called so"
+        )
+    return descs
+
+
+def name_list(names: Any, what: str) -> list[str]:
+    """``names`` as a list of strs; None is none."""
+    if names is None:
+        return []
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise BindError(f"{what} must be a list of names such as ['data'], got {names!r}")
+    return list(names)
