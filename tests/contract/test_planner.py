@@ -31,9 +31,9 @@ def branches() -> tuple[Any, dict[str, tuple[int, ...]]]:
 
 @cache
 def chain() -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Fourteen equal layers, where recomputation has something to gain."""
+    """Nine equal layers, where recomputation has something to gain."""
     net = sym.Variable("x")
-    for k in range(14):
+    for k in range(9):
         net = sym.tanh(sym.FullyConnected(net, num_hidden=24, name=f"fc{k}"), name=f"act{k}")
     return net, {"x": (64, 24)}
 

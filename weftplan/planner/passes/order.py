@@ -8,10 +8,11 @@ Candidates: the given order; greedy list scheduling forwards in time (next is th
 alive) and backwards (last is the node before which least is alive); and depth-first order in which the input whose
 computation needs most beyond its result comes first. The two parts are chosen one after the other.
 
-The best of them is then improved where its peak is (:mod:`.order_window`): the block around the peak is solved exactly
-by a search over down-sets (:mod:`.order_search`) after what is series-parallel in it has been put into its optimal
-order (:mod:`.order_series_parallel`); a block too large for that is improved by windows. Costs come from
-:mod:`.order_model`; the planner's own figure decides at the end.
+Orders are improved where their peak is (:mod:`.order_window`): the block around the peak is solved exactly by a search
+over down-sets (:mod:`.order_search`) after what is series-parallel in it has been put into its optimal order
+(:mod:`.order_series_parallel`); a block too large for that is improved by windows. Where this proves the given order,
+or one made from it, to be the best, the candidates are not needed; otherwise the best of them is improved too. Costs
+come from :mod:`.order_model`; the planner's own figure decides.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
     """
     graph = _Dependencies(facts)
     best, least = facts.order, lower_bound(facts, facts.order, options)
+    model = OrderModel(facts, graph.before, options)
+    improved, proven = improve(model, best, forward)
+    if improved != best and (bound := lower_bound(facts, improved, options)) < least:
+        best, least = improved, bound
+    if proven and len(facts.contexts) == 1:
+        return best
+    started = best
     parts = [(0, forward), (forward, len(facts.order))]
     for start, end in parts:
         if end - start < 3:
@@ -47,9 +55,10 @@ def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
             bound = lower_bound(facts, order, options)
             if bound < least:
                 best, least = order, bound
-    improved, _ = improve(OrderModel(facts, graph.before, options), best, forward)
-    if improved != best and lower_bound(facts, improved, options) < least:
-        best = improved
+    if best is not started:
+        improved, _ = improve(model, best, forward)
+        if improved != best and lower_bound(facts, improved, options) < least:
+            best = improved
     return best
 
 
