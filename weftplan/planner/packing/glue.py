@@ -8,6 +8,7 @@ Where an allocation was once cut from a full rectangle, the rules undo the cuts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -29,24 +30,34 @@ class Glued:
     def expand(self, offsets: Int64) -> Int64:
         """Offsets of the original buffers from offsets of the pieces."""
         for owner, shift in reversed(self.steps):
-            offsets = offsets[owner] + shift
+            offsets = np.add(offsets[owner], shift)
         return offsets
 
 
 def glue(problem: Problem, rounds: int = 1 << 30) -> Glued:
-    """Apply both rules until nothing changes, at most ``rounds`` times; O(n log n) per round."""
+    """Apply both rules until nothing changes, at most ``rounds`` times; O(n log n) per round.
+
+    Among many deaths and births at one moment equal sizes meet by accident. So joins start where a single buffer dies
+    and a single one is born, and are allowed at busier moments only when nothing else is left to glue.
+    """
     lo, hi, size = problem.lo, problem.hi, problem.size
     steps: list[tuple[Int64, Int64]] = []
-    while True:
+    crowd = 1
+    while rounds > 0:
         before = len(lo)
-        rounds -= 1
-        for rule in (_stack, _join):
+        for rule in (_stack, partial(_join, crowd=crowd)):
             owner, shift, *pieces = rule(lo, hi, size)
             if len(pieces[0]) < len(lo):
                 lo, hi, size = pieces
                 steps.append((owner, shift))
-        if len(lo) == before or rounds == 0:
-            return Glued(sectioned(lo, hi, size, np.arange(len(lo))), tuple(steps))
+        if len(lo) < before:
+            rounds -= 1
+            crowd = 1
+        elif crowd > before:
+            break
+        else:
+            crowd += 1 + crowd // 4
+    return Glued(sectioned(lo, hi, size, np.arange(len(lo))), tuple(steps))
 
 
 def _stack(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64, Int64, Int64]:
@@ -63,8 +74,8 @@ def _stack(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64, Int6
     return owner, shift, lo[order][first], hi[order][first], height
 
 
-def _join(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64, Int64, Int64]:
-    """Buffers of one size, one after the other: (owner, shift, lo, hi, size)."""
+def _join(lo: Int64, hi: Int64, size: Int64, crowd: int) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+    """Buffers of one size, one after the other, where at most ``crowd`` die and are born: (owner, shift, lo, hi, size)."""
     n = len(lo)
     # The k-th buffer that dies at (time, size) goes with the k-th that is born there.
     moment = np.concatenate([hi, lo])
@@ -78,6 +89,9 @@ def _join(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64, Int64
     births = np.add.reduceat(born[order], start)
     deaths = np.diff(start, append=2 * n) - births
     pairs = np.minimum(deaths, births)
+    dying_then = np.bincount(hi, minlength=int(hi.max()) + 1)
+    born_then = np.bincount(lo, minlength=len(dying_then))
+    pairs[np.maximum(dying_then, born_then)[moment[order[start]]] > crowd] = 0
     which = np.repeat(np.arange(len(start)), pairs)
     k = np.arange(len(which)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
     dying = order[start[which] + k]

@@ -18,8 +18,11 @@ THRESHOLD = 3000
 # Above so many buffers a core of the largest is searched before all of them.
 CORED = 600
 
-# Tail: at most this part of the bound is live in it at any time.
-TAIL = 0.003
+# Tail: at most this part of the bound is live in it at any time. It may stand this much above the core and the bound.
+TAIL = 0.002
+HEADROOM = 1.005
+# At most so many buffers look for a gap, in the core and again in the tail: it is what keeps a million buffers feasible.
+SEEKERS = 40_000
 # Cores searched by the kernel: this many of the largest buffers.
 CORES = (250, 500, 1000)
 
@@ -55,7 +58,7 @@ def complete(problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, ta
     for i in rest.tolist():
         window = sky[lo[i] : hi[i]]
         off = int(window.max())
-        if off + size[i] > target:
+        if off + size[i] > target and len(late) < SEEKERS:
             late.append(i)
             continue
         offsets[i] = off
@@ -74,7 +77,7 @@ def complete(problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, ta
 
 def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int) -> Int64:
     """First fit by ``order`` for the buffers after the first ``k``, which lie at ``first``; the tail by `complete`."""
-    cut = max(k, core_size(problem, order, TAIL, floor))
+    cut = max(k, min(core_size(problem, order, TAIL, floor), SEEKERS))
     core = order[:cut]
     placed = Placed(cut)
     placed.fill(problem.lo[order[:k]], problem.hi[order[:k]], first, first + problem.size[order[:k]])
@@ -84,7 +87,11 @@ def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int) -> 
         off = placed.gap(lo[at], hi[at], size[at], best=False)
         placed.insert(lo[at], hi[at], off, off + size[at])
         offsets[at] = off
-    return complete(problem, core, offsets, order[cut:], floor)
+    rest = order[cut:]
+    rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline
+    headroom = HEADROOM if len(problem) > THRESHOLD else 1.0
+    target = int(max(floor, int((offsets + problem.size[core]).max(initial=0))) * headroom)
+    return complete(problem, core, offsets, rest, target)
 
 
 def portfolio(problem: Problem, floor: int, tries: int) -> Int64:
@@ -92,7 +99,7 @@ def portfolio(problem: Problem, floor: int, tries: int) -> Int64:
     order = by_size(problem)
     best = extend(problem, order, 0, np.zeros(0, np.int64), floor)
     peak = peak_of(problem, best)
-    if tries > 1 and peak > floor * 1.01 and len(problem) <= 20_000:
+    if tries > 1 and peak > floor * 1.02 and len(problem) <= 10_000:
         for other, tightest in orders(problem)[1:2]:
             offsets = fit(problem, other, best=tightest)
             if peak_of(problem, offsets) < peak:
@@ -113,8 +120,7 @@ def improve_core(problem: Problem, offsets: Int64, floor: int, enough: float, bu
         start = fit(core, np.arange(k))  # by size already
         share = Budget(budget.work // 2, budget.deadline)
         budget.work -= share.work
-        tail = problem.take(order[k:]).lower_bound()
-        packed = improve(core, start, max(core.lower_bound(), floor - tail), share, jit=jit)
+        packed = improve(core, start, core.lower_bound(), share, jit=jit)
         budget.work += share.work
         found = extend(problem, order, k, packed, floor)
         if peak_of(problem, found) < peak:

@@ -1,0 +1,106 @@
+"""Question: how close to the lower bound, and how fast, are buffers packed into one slab?
+
+Instances: the recorded ones in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
+planted ones whose optimum is known because they are cut from a full rectangle, and generated traces of large training
+runs. Baselines in the same run: first fit by size (what most compilers do), best fit by birth. Every packing is checked.
+Plain means NumPy only; compiled means with numba (the ``fast`` extra), whose compilation is done before the clock starts.
+
+    python bench/bench_packing.py [--effort normal] [--only hard|somas|planted|large] [--max-buffers 100000]
+"""
+
+import argparse
+import math
+import os
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+
+from weftplan.planner.packing import check_packing, compiled, greedy, large, pack
+from weftplan.planner.packing.instances import planted, read_csv, skewed_trace, training_trace
+from weftplan.planner.packing.problem import sectioned
+
+DATA = Path(__file__).parent / "data"
+
+
+def instances(only, most):
+    """(group, name, buffers) of everything asked for."""
+    if only in (None, "hard"):
+        for path in sorted((DATA / "minimalloc").glob("*.csv")):
+            yield "hard", path.name.split(".")[0], read_csv(path)[1:]
+    if only in (None, "somas"):
+        yield "somas", "resnet50", read_csv(DATA / "somas_resnet50.csv")[1:]
+    if only in (None, "planted"):
+        for n in (1_000, 10_000, 100_000, 1_000_000):
+            for side in (20, 30):
+                if n <= most and not (n > 100_000 and side == 20):
+                    yield "planted", f"{n} in 2^{side} x 2^{side}", planted(n, 1, duration=1 << side, memory=1 << side)
+    if only in (None, "large"):
+        yield "large", "training 100 x 60", training_trace(100, 60, 1)
+        yield "large", "training 60 x 160", training_trace(60, 160, 2)
+        yield "large", "training 100 x 200", training_trace(100, 200, 3)
+        yield "large", "skewed 20k", skewed_trace(20_000, 1)
+        yield "large", "skewed 60k", skewed_trace(60_000, 2)
+
+
+def baseline(buffers, *, by_birth):
+    """Ratio of one greedy packing, or None where it would take minutes."""
+    lower, upper, size = buffers
+    if len(lower) > 50_000:
+        return None
+    problem = sectioned(lower, upper, size, np.arange(len(lower)))
+    order = np.lexsort((-size, problem.lo)) if by_birth else large.by_size(problem)
+    return greedy.peak_of(problem, greedy.fit(problem, order, best=by_birth)) / problem.lower_bound()
+
+
+def measured(buffers, effort, *, jit):
+    """(ratio, seconds) of one `pack`."""
+    found = compiled.available
+    compiled.available = lambda: jit and found()
+    try:
+        began = time.perf_counter()
+        packing = pack(*buffers, effort=effort)
+        seconds = time.perf_counter() - began
+    finally:
+        compiled.available = found
+    if check_packing(*buffers, packing.offsets) > packing.peak:
+        raise SystemExit("the packing is higher than it says")
+    return packing.ratio, seconds
+
+
+def main():
+    """Measure and print the table and the geometric means."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--effort", default="normal", choices=["fast", "normal", "max"])
+    parser.add_argument("--only", choices=["hard", "somas", "planted", "large"])
+    parser.add_argument("--max-buffers", type=int, default=100_000, help="largest planted instance")
+    args = parser.parse_args()
+    jit = compiled.available()
+    if jit:
+        compiled.search()
+        pack(*read_csv(DATA / "minimalloc" / "G.1048576.csv")[1:], effort="max")
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(f"effort {args.effort}; ratio = peak / most live bytes; one thread\n")
+    print("| set | instance | buffers | size first fit | birth best fit | plain: ratio | s | compiled: ratio | s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    ratios = {}
+    for group, name, buffers in instances(args.only, args.max_buffers):
+        rivals = [baseline(buffers, by_birth=b) for b in (False, True)]
+        plain = measured(buffers, args.effort, jit=False)
+        fast = measured(buffers, args.effort, jit=True) if jit else (None, None)
+        ratios.setdefault(group, []).append((plain[0], fast[0]))
+        cells = [f"{v:.4f}" if v else "-" for v in rivals]
+        for ratio, seconds in (plain, fast):
+            cells += [f"{ratio:.4f}", f"{seconds:.2f}"] if ratio else ["-", "-"]
+        print(f"| {group} | {name} | {len(buffers[0])} | {' | '.join(cells)} |", flush=True)
+    print("\ngeometric means: plain, compiled")
+    for group, pairs in ratios.items():
+        means = [
+            math.exp(sum(math.log(p[k]) for p in pairs) / len(pairs)) if pairs[0][k] else math.nan for k in (0, 1)
+        ]
+        print(f"  {group:8} {means[0]:.4f}  {means[1]:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The command ``weftplan pack``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from weftplan.cli.pack import command
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    """Three buffers: a and b live together, c after both. Least peak: 30."""
+    path = tmp_path / "trace.csv"
+    path.write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\nc,3,5,25\n", encoding="utf-8")
+    return path
+
+
+def test_prints_peak_and_bound(csv: Path) -> None:
+    """The table names peak, bound and whether the capacity holds."""
+    result = CliRunner().invoke(command, [str(csv), "--capacity", "30"])
+    assert result.exit_code == 0
+    assert "peak        30" in result.output
+    assert "fits" in result.output
+
+
+def test_exit_code_when_it_does_not_fit(csv: Path) -> None:
+    """A capacity below the bound: exit code 1 and the missing bytes."""
+    result = CliRunner().invoke(command, [str(csv), "--capacity", "29"])
+    assert result.exit_code == 1
+    assert "exceeded by 1 bytes" in result.output
+
+
+def test_json_and_file_hold_the_same_offsets(csv: Path, tmp_path: Path) -> None:
+    """--json prints offsets by id; --output writes them as CSV."""
+    out = tmp_path / "offsets.csv"
+    result = CliRunner().invoke(command, [str(csv), "--json", "--output", str(out)])
+    facts = json.loads(result.output)
+    assert (facts["peak"], facts["lower_bound"], facts["fits"]) == (30, 30, True)
+    rows = dict(line.split(",") for line in out.read_text(encoding="utf-8").splitlines()[1:])
+    assert {k: int(v) for k, v in rows.items()} == facts["offsets"]

@@ -1,0 +1,318 @@
+"""Offset packing: validity, optimality on tiny problems, known optima, determinism, bad input."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weftplan.errors import FormatError, PlanError
+from weftplan.planner.packing import Packing, PackingError, check_packing, compiled, pack, reuse_edges
+from weftplan.planner.packing.glue import glue
+from weftplan.planner.packing.instances import planted, read_csv, skewed_trace, training_trace
+from weftplan.planner.packing.problem import sectioned
+
+DATA = Path(__file__).parents[2] / "bench" / "data"
+
+buffers = st.lists(
+    st.tuples(st.integers(-20, 20), st.integers(1, 12), st.integers(1, 40)).map(lambda b: (b[0], b[0] + b[1], b[2])),
+    max_size=24,
+)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if numba were not installed."""
+    monkeypatch.setattr(compiled, "available", lambda: False)
+
+
+def columns(rows: list[tuple[int, int, int]]) -> tuple[list[int], list[int], list[int]]:
+    """Rows to lower, upper, size."""
+    return [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]
+
+
+def load(lower: list[int], upper: list[int], size: list[int]) -> int:
+    """Most live bytes at once, the slow way."""
+    return max((sum(s for a, b, s in zip(lower, upper, size, strict=True) if a <= t < b) for t in lower), default=0)
+
+
+def optimum(rows: list[tuple[int, int, int]]) -> int:
+    """Least peak over all orders of bottom-left placement, which contain an optimal one."""
+    best = sum(r[2] for r in rows)
+    for order in itertools.permutations(rows):
+        placed: list[tuple[int, int, int, int]] = []
+        for lower, upper, size in order:
+            off = 0
+            for _, _, low, top in sorted((p for p in placed if p[0] < upper and lower < p[1]), key=lambda p: p[2]):
+                if off + size <= low:
+                    break
+                off = max(off, top)
+            placed.append((lower, upper, off, off + size))
+        best = min(best, max(p[3] for p in placed))
+    return best
+
+
+@pytest.mark.usefixtures("plain")
+@given(buffers, st.sampled_from([1, 3, 64]), st.sampled_from(["fast", "normal"]))
+@settings(deadline=None, max_examples=60)
+def test_packings_are_valid(rows: list[tuple[int, int, int]], alignment: int, effort: str) -> None:
+    """No two live buffers overlap, offsets are aligned, and peak and bound are what they say."""
+    lower, upper, size = columns(rows)
+    packing = pack(lower, upper, size, alignment=alignment, effort=effort)  # type: ignore[arg-type]
+    rounded = [-(-s // alignment) * alignment for s in size]
+    assert check_packing(lower, upper, rounded, packing.offsets, alignment=alignment) == packing.peak
+    assert packing.lower_bound == load(lower, upper, rounded)
+    assert packing.lower_bound <= packing.peak <= sum(rounded)
+
+
+@pytest.mark.usefixtures("plain")
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(1, 9)).map(lambda b: (b[0], b[0] + b[1], b[2])),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(deadline=None, max_examples=60)
+def test_tiny_problems_reach_the_optimum(rows: list[tuple[int, int, int]]) -> None:
+    """At most six buffers: the search ends with the optimum that trying every order finds."""
+    assert pack(*columns(rows), effort="max").peak == optimum(rows)
+
+
+@pytest.mark.usefixtures("plain")
+def test_optimum_above_the_lower_bound() -> None:
+    """Seven buffers whose optimum is above the most live bytes: the bound is not claimed, the optimum is found."""
+    rng = np.random.default_rng(0)
+    seen = 0
+    for _ in range(400):
+        lower = rng.integers(0, 6, 7)
+        rows = list(zip(lower.tolist(), (lower + rng.integers(1, 4, 7)).tolist(), rng.integers(1, 8, 7).tolist(), strict=True))
+        packing = pack(*columns(rows), effort="max")
+        if packing.peak > packing.lower_bound:
+            seen += 1
+            assert packing.peak == optimum(rows)
+    assert seen
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("name", ["B", "E", "G", "H", "K"])
+def test_hard_set_with_numpy_alone(name: str) -> None:
+    """The challenge problems: at the lower bound, without a capacity hint."""
+    _, lower, upper, size = read_csv(DATA / "minimalloc" / f"{name}.1048576.csv")
+    packing = pack(lower, upper, size)
+    assert check_packing(lower, upper, size, packing.offsets) == packing.peak
+    assert packing.ratio <= 1.001
+
+
+def test_compiled_kernel_agrees_with_the_plain_one() -> None:
+    """The same source, run on lists and compiled for arrays, finds the same offsets with the same work."""
+    pytest.importorskip("numba")
+    from weftplan.planner.packing.search import Budget, Searcher
+
+    _, lower, upper, size = read_csv(DATA / "minimalloc" / "H.1048576.csv")
+    problem = sectioned(lower, upper, size // 1024, np.arange(len(lower)))
+    results = []
+    for jit in (False, True):
+        budget = Budget(4_000_000)
+        verdict, offsets = Searcher(problem, jit=jit).ask(1100, 8, budget)
+        results.append((verdict, None if offsets is None else offsets.tolist(), budget.work))
+    assert results[0] == results[1]
+    assert results[0][1] is not None
+
+
+def test_trace_of_resnet50() -> None:
+    """The recorded ResNet-50 trace packs within 0.3 % of the bound."""
+    _, lower, upper, size = read_csv(DATA / "somas_resnet50.csv")
+    packing = pack(lower, upper, size)
+    assert check_packing(lower, upper, size, packing.offsets) == packing.peak
+    assert packing.ratio <= 1.003
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(("n", "side"), [(100, 30), (1_000, 30), (1_000, 20), (20_000, 30)])
+def test_planted_optimum(n: int, side: int) -> None:
+    """Buffers cut from a full rectangle are put back together."""
+    lower, upper, size = planted(n, 3, duration=1 << side, memory=1 << side)
+    packing = pack(lower, upper, size)
+    assert packing.lower_bound == 1 << side
+    assert check_packing(lower, upper, size, packing.offsets) == packing.peak
+    assert packing.ratio <= 1.05
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("trace", [training_trace(30, 60, 1), skewed_trace(6_000, 1)])
+def test_large_traces(trace: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    """Thousands of buffers: near the bound, in a time that a bind can afford."""
+    began = time.perf_counter()
+    packing = pack(*trace)
+    assert time.perf_counter() - began < 20
+    assert check_packing(*trace, packing.offsets) == packing.peak
+    assert packing.ratio <= 1.02
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_chain_is_packed_at_the_bound_at_once() -> None:
+    """An inference chain (a -> b -> c ...): two neighbours live at a time, so ratio 1 with the least effort."""
+    size = np.random.default_rng(0).integers(1, 1000, 800) * 64
+    lower = np.arange(800)
+    packing = pack(lower, lower + 2, size, effort="fast")
+    assert packing.peak == packing.lower_bound
+
+
+@pytest.mark.usefixtures("plain")
+def test_parts_that_never_meet_are_packed_apart() -> None:
+    """Offsets of one part do not change when another part is appended behind it in time."""
+    _, lower, upper, size = read_csv(DATA / "minimalloc" / "B.1048576.csv")
+    alone = pack(lower, upper, size)
+    later = int(upper.max()) + 5
+    twice = pack(np.r_[lower, lower + later], np.r_[upper, upper + later], np.r_[size, size])
+    assert twice.peak == alone.peak
+    assert check_packing(np.r_[lower, lower + later], np.r_[upper, upper + later], np.r_[size, size], twice.offsets)
+
+
+@pytest.mark.usefixtures("plain")
+def test_same_input_same_offsets() -> None:
+    """The budget is counted in work, so two runs agree to the byte, and a frozen result cannot be changed."""
+    _, lower, upper, size = read_csv(DATA / "minimalloc" / "H.1048576.csv")
+    first, second = pack(lower, upper, size), pack(lower.copy(), upper, size)
+    assert first == second
+    assert isinstance(first, Packing)
+    with pytest.raises(ValueError, match="read-only"):
+        first.offsets[0] = 1
+
+
+@pytest.mark.usefixtures("plain")
+def test_time_limit_cuts_the_search_short() -> None:
+    """A limit of a tenth of a second ends soon after it, with a valid packing."""
+    lower, upper, size = planted(1_500, 5, duration=1 << 11, memory=1 << 12)
+    began = time.perf_counter()
+    packing = pack(lower, upper, size, effort="max", time_limit=0.1)
+    assert time.perf_counter() - began < 5
+    assert check_packing(lower, upper, size, packing.offsets) == packing.peak
+
+
+def test_nothing_to_pack() -> None:
+    """No buffers: no bytes."""
+    packing = pack([], [], [])
+    assert (packing.peak, packing.lower_bound, packing.ratio, len(packing.offsets)) == (0, 0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([0], [1, 2], [3]), {}, "one length, got 1, 2 and 1"),
+        (([0, 5], [1, 5], [3, 4]), {}, "buffer 1 has an empty lifetime: lower=5, upper=5"),
+        (([0], [1], [0]), {}, "buffer 0 has no positive size.*size=0"),
+        (([0], [1], [-4]), {}, "size=-4"),
+        (([0.0], [1], [4]), {}, "lower: expected integers.*float64"),
+        (([True], [2], [4]), {}, "lower: expected integers.*bool"),
+        (([0], [1], [2**63]), {}, r"size\[0\] = 9223372036854775808 does not fit int64"),
+        (([0], [1], [2**70]), {}, "size: expected integers that fit 64 bits"),
+        (([0, 0], [1, 1], [2**61, 2**61]), {}, r"expected less than 2\*\*62"),
+        (([[0]], [[1]], [[4]]), {}, r"one dimension, got shape \(1, 1\)"),
+        (([0], [1], [4]), {"alignment": 0}, "alignment: expected a positive integer"),
+        (([0], [1], [4]), {"alignment": 2.0}, "alignment"),
+        (([0], [1], [4]), {"time_limit": 0}, "time_limit: expected a positive number"),
+        (([0], [1], [4]), {"effort": "huge"}, "effort: expected one of fast, normal, max"),
+    ],
+)
+def test_bad_input_is_refused(arguments: tuple[object, ...], options: dict[str, object], message: str) -> None:
+    """Every message names the array, the buffer and the value."""
+    with pytest.raises(PackingError, match=message):
+        pack(*arguments, **options)  # type: ignore[arg-type]
+
+
+def test_the_check_names_both_buffers() -> None:
+    """Overlap in time and bytes is found; touching in either is not overlap."""
+    with pytest.raises(PlanError, match=r"buffers 0 and 2 overlap at time 1: 0 lives 0..3 in bytes 0..8, 2 lives 1..2"):
+        check_packing([0, 0, 1], [3, 1, 2], [8, 8, 8], [0, 8, 7])
+    with pytest.raises(PlanError, match="multiple of 4"):
+        check_packing([0], [1], [8], [2], alignment=4)
+    assert check_packing([0, 0, 3], [3, 1, 4], [8, 8, 8], [0, 8, 0]) == 16
+
+
+@given(buffers)
+@settings(deadline=None, max_examples=60)
+def test_reuse_edges_order_every_overlap(rows: list[tuple[int, int, int]]) -> None:
+    """Each pair that shares bytes at different times is ordered by a path of edges; no edge is without shared bytes."""
+    lower, upper, size = columns(rows)
+    packing = pack(lower, upper, size, effort="fast")
+    off = packing.offsets.tolist()
+    pointers, earlier = reuse_edges(lower, upper, size, packing.offsets)
+    direct = [set(earlier[pointers[i] : pointers[i + 1]].tolist()) for i in range(len(rows))]
+    reach: list[set[int]] = [set() for _ in rows]
+    for i in sorted(range(len(rows)), key=lambda k: lower[k]):
+        for k in direct[i]:
+            assert upper[k] <= lower[i]
+            assert off[k] < off[i] + size[i]
+            assert off[i] < off[k] + size[k]
+            reach[i] |= {k} | reach[k]
+    for i, k in itertools.permutations(range(len(rows)), 2):
+        if upper[k] <= lower[i] and off[k] < off[i] + size[i] and off[i] < off[k] + size[k]:
+            assert k in reach[i]
+
+
+def test_reuse_edges_of_many_buffers() -> None:
+    """A hundred thousand buffers take a sweep, not a quadratic comparison."""
+    lower, upper, size = planted(100_000, 2)
+    offsets = pack(lower, upper, size).offsets
+    began = time.perf_counter()
+    pointers, earlier = reuse_edges(lower, upper, size, offsets)
+    assert time.perf_counter() - began < 10
+    assert len(pointers) == 100_001
+    assert (upper[earlier] <= np.repeat(lower, np.diff(pointers))).all()
+
+
+@given(buffers.filter(bool), st.integers(1, 4))
+@settings(deadline=None, max_examples=60)
+def test_glued_pieces_come_apart_again(rows: list[tuple[int, int, int]], rounds: int) -> None:
+    """Any valid packing of the pieces is a valid packing of the buffers, with the same peak."""
+    lower, upper, size = (np.array(c, np.int64) for c in columns(rows))
+    problem = sectioned(lower, upper, size, np.arange(len(rows)))
+    glued = glue(problem, rounds)
+    pieces = glued.problem
+    stacked = np.cumsum(pieces.size) - pieces.size
+    assert check_packing(lower, upper, size, glued.expand(stacked)) == int(pieces.size.sum())
+
+
+def test_csv_with_other_columns_and_blank_lines(tmp_path: Path) -> None:
+    """Columns may come in any order; blank lines and a byte order mark are skipped."""
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeffsize, id ,upper,lower,note\n8,x,3,0,big\n\n16,y,4,2,\n", encoding="utf-8")
+    names, lower, upper, size = read_csv(path)
+    assert (names, lower.tolist(), upper.tolist(), size.tolist()) == (["x", "y"], [0, 2], [3, 4], [8, 16])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "an empty file"),
+        ("id,lower,upper\n1,0,2\n", "missing: size"),
+        ("id,lower,upper,size\na,0,2,4\nb,0,x,4\n", "line 3: expected integers"),
+        ("id,lower,upper,size\na,0,2\n", "line 2: expected integers"),
+        ("id,lower,upper,size\na,0,2,9223372036854775808\n", "line 2: a value does not fit"),
+    ],
+)
+def test_malformed_csv_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+    """A file that cannot be read says where and why."""
+    path = tmp_path / "bad.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(FormatError, match=message):
+        read_csv(path)
+
+
+def test_planted_pieces_tile_the_rectangle() -> None:
+    """The load is the full memory at every moment, so the optimum is known."""
+    lower, upper, size = planted(500, 7, duration=4000, memory=3000)
+    events = np.zeros(4001, np.int64)
+    np.add.at(events, lower, size)
+    np.subtract.at(events, upper, size)
+    assert (np.cumsum(events)[:-1] == 3000).all()
+    assert len(size) == 500
+    with pytest.raises(ValueError, match="enlarge"):
+        planted(100, duration=3, memory=3)

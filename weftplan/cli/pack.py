@@ -1,0 +1,69 @@
+"""``weftplan pack FILE.csv``: offsets for the buffers of a CSV file."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+from weftplan.planner.packing import check_packing, pack
+from weftplan.planner.packing.instances import read_csv
+
+
+@click.command("pack")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--capacity", type=click.IntRange(min=1), help="Bytes that the slab may have; exit code 1 if it needs more.")
+@click.option("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Offsets are multiples of it.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds after which to stop with the best so far."
+)
+@click.option("--effort", type=click.Choice(["fast", "normal", "max"]), default="normal", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the packing as one JSON object.")
+@click.option("--output", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write id,offset rows here.")
+def command(
+    file: Path,
+    *,
+    capacity: int | None,
+    alignment: int,
+    time_limit: float | None,
+    effort: str,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Place the buffers of FILE at offsets in one slab of little memory.
+
+    FILE has the columns id,lower,upper,size: lifetimes are half-open, sizes in bytes. The result is checked by code that
+    the packer does not share. Exit code 1: FILE is malformed, or the packing does not fit --capacity.
+    """
+    names, lower, upper, size = read_csv(file)
+    began = time.perf_counter()
+    packing = pack(lower, upper, size, alignment=alignment, time_limit=time_limit, effort=effort)  # type: ignore[arg-type]
+    seconds = time.perf_counter() - began
+    check_packing(lower, upper, size, packing.offsets, alignment=alignment)
+    fits = capacity is None or packing.peak <= capacity
+    offsets = packing.offsets.tolist()
+    if output is not None:
+        output.write_text("id,offset\n" + "".join(f"{n},{o}\n" for n, o in zip(names, offsets, strict=True)))
+    facts = {
+        "buffers": len(names),
+        "peak": packing.peak,
+        "lower_bound": packing.lower_bound,
+        "ratio": packing.ratio,
+        "seconds": seconds,
+        "capacity": capacity,
+        "fits": fits,
+    }
+    if as_json:
+        click.echo(json.dumps({**facts, "offsets": dict(zip(names, offsets, strict=True))}))
+    else:
+        total = int(np.sum(size)) if len(size) else 0
+        click.echo(f"{len(names)} buffers, {total} bytes in all")
+        click.echo(f"peak        {packing.peak}")
+        click.echo(f"lower bound {packing.lower_bound}   ratio {packing.ratio:.5f}   {seconds:.3f} s")
+        if capacity is not None:
+            click.echo(f"capacity    {capacity}   {'fits' if fits else f'exceeded by {packing.peak - capacity} bytes'}")
+    if not fits:
+        raise click.exceptions.Exit(1)

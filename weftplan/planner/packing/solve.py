@@ -1,0 +1,171 @@
+"""How a checked problem is packed: which methods, in which order, until the peak is close enough to the bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weftplan.planner.packing import compiled, greedy, large
+from weftplan.planner.packing.glue import glue
+from weftplan.planner.packing.peel import peel
+from weftplan.planner.packing.problem import Int64, Problem
+from weftplan.planner.packing.search import Budget, improve
+
+# How far buffers are glued together before packing: to the end, then one round only.
+GLUE_ROUNDS = (1 << 30, 1)
+
+# Work of the plain kernel before the compiled one is loaded.
+FIRST_WORK = 1_000_000
+
+# The budget grows with the largest part up to this many times: a descent costs more where there are more buffers.
+BUFFERS_PER_BUDGET, MOST_BUDGETS = 450, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one effort spends.
+
+    Attributes:
+        work: search work with the plain kernel, about 5e6 per second.
+        compiled: the same with the numba kernel, about 2e8 per second; 0: numba is not even imported.
+        good_enough: search only while peak / lower bound is above this.
+        large_enough: the same for parts of more than a few thousand buffers, if that is more.
+        largest: parts with more buffers than this are not searched (their conflict table is quadratic).
+        tries: greedy packings tried before the search.
+    """
+
+    work: int
+    compiled: int
+    good_enough: float
+    large_enough: float
+    largest: int
+    tries: int
+
+
+def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None) -> Int64:
+    """Offsets in units for a checked problem; ``bound`` is its lower bound.
+
+    Every independent part is packed on its own. Only a part that rises above what the others need anyway is searched.
+    """
+    offsets = np.zeros(len(problem), np.int64)
+    use_jit = plan.compiled > 0 and compiled.available()
+    leaves = leaf_parts(problem)
+    middling = max((len(part) for _, part in leaves if len(part) <= large.THRESHOLD), default=0)
+    scale = min(max(middling / BUFFERS_PER_BUDGET, 1.0), MOST_BUDGETS)
+    budget = Budget(int((plan.compiled if use_jit else plan.work) * scale), deadline)
+    for base, part in leaves:
+        floor = bound - base
+        best = Incumbent(part)
+        if use_jit and len(part) <= large.THRESHOLD:
+            # What the plain kernel finds at once is not worth the half second that loading numba costs.
+            pack_part(best, floor, plan, Budget(FIRST_WORK, deadline), jit=False)
+        if best.peak > enough_for(part, floor, plan):
+            pack_part(best, floor, plan, budget, jit=use_jit)
+        offsets[part.index] = best.offsets + base
+    return offsets
+
+
+class Incumbent:
+    """The best packing of a part so far."""
+
+    def __init__(self, part: Problem) -> None:
+        self.part = part
+        self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
+        self.peak = int(part.size.sum())
+
+    def offer(self, offsets: Int64) -> None:
+        """Keep ``offsets`` if they are lower."""
+        peak = greedy.peak_of(self.part, offsets)
+        if peak < self.peak:
+            self.offsets, self.peak = offsets, peak
+
+
+def enough_for(part: Problem, floor: int, plan: Plan) -> float:
+    """Peak at which work on a part stops."""
+    small = len(part) <= large.THRESHOLD
+    return floor * (plan.good_enough if small else max(plan.good_enough, plan.large_enough))
+
+
+def pack_part(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: bool) -> None:
+    """Improve ``best``: greedy packings, then searches: among packings of glued pieces, of the largest buffers, of all.
+
+    Nothing more is tried once the peak is close enough to ``floor``.
+    """
+    part = best.part
+    small = len(part) <= large.THRESHOLD
+    enough = enough_for(part, floor, plan)
+    if small:
+        best.offer(greedy.portfolio(part, floor, plan.tries))
+        peel_first(best, floor, plan, budget, jit=jit, at_most=3 * len(part) // 4)
+    count = len(part)
+    for rounds in GLUE_ROUNDS:
+        if best.peak <= enough:
+            return
+        glued = glue(part, rounds)
+        if len(glued.problem) == count or (not small and 4 * len(glued.problem) > count):
+            break
+        count = len(glued.problem)
+        best.offer(glued.expand(pack_pieces(glued.problem, floor, plan, budget, original=len(part), jit=jit)))
+    if not small and best.peak > enough:
+        best.offer(large.portfolio(part, floor, plan.tries))
+        peel_first(best, floor, plan, budget, jit=jit, at_most=large.CORED)
+    if best.peak > enough and len(part) > large.CORED:
+        best.offer(large.improve_core(part, best.offsets, floor, enough, budget, jit=jit))
+        if not small:
+            peel_first(best, floor, plan, budget, jit=jit, at_most=large.THRESHOLD)
+    if best.peak > enough and len(part) <= plan.largest:
+        best.offer(improve(part, best.offsets, floor, budget, jit=jit, good_enough=plan.good_enough))
+
+
+def peel_first(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: bool, at_most: int) -> None:
+    """Where peeling leaves parts of at most ``at_most`` buffers, pack these, and the others around them.
+
+    Peeling a little is worse than nothing: it loosens what fits together exactly.
+    """
+    if best.peak <= enough_for(best.part, floor, plan):
+        return
+    peeled = peel(best.part, floor)
+    leaves = list(leaf_parts(best.part.take(peeled.core)))
+    if max((len(part) for _, part in leaves), default=0) > at_most:
+        return
+    core_offsets = np.zeros(len(peeled.core), np.int64)
+    row = dict(zip(best.part.index[peeled.core].tolist(), range(len(peeled.core)), strict=True))
+    for base, part in leaves:
+        inner = Incumbent(part)
+        pack_part(inner, floor - base, plan, budget, jit=jit)
+        core_offsets[[row[k] for k in part.index.tolist()]] = inner.offsets + base
+    best.offer(peeled.restore(best.part, core_offsets))
+
+
+def pack_pieces(pieces: Problem, floor: int, plan: Plan, budget: Budget, *, original: int, jit: bool) -> Int64:
+    """Pack glued pieces with a share of the budget, the larger the more ``original`` buffers were glued."""
+    start = (greedy if len(pieces) <= large.THRESHOLD else large).portfolio(pieces, floor, plan.tries)
+    if len(pieces) > plan.largest:
+        return start
+    share = Budget(budget.work // (3 if 2 * len(pieces) < original else 10), budget.deadline)
+    budget.work -= share.work
+    start = improve(pieces, start, floor, share, jit=jit, good_enough=plan.good_enough)
+    budget.work += share.work
+    return start
+
+
+def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
+    """Cut a problem into (units below it, part): at moments where nothing lives, and by taking away what always lives.
+
+    A buffer that lives as long as its part conflicts with everything in it, so it can lie at the bottom and the rest
+    is packed above it; without it there may be new moments to cut at. The buffers taken away are parts of their own.
+    """
+    leaves: list[tuple[int, Problem]] = []
+    todo = [(0, problem)] if len(problem) else []
+    while todo:
+        base, whole = todo.pop()
+        for part in whole.parts():
+            always = (part.lo == 0) & (part.hi == part.sections)
+            if always.all() or not always.any():
+                leaves.append((base, part))
+                continue
+            ground = part.take(always)
+            leaves.append((base, ground))
+            todo.append((base + int(ground.size.sum()), part.take(~always)))
+    return leaves
