@@ -26,6 +26,7 @@ def call(python, threads, script, *args):
         "OMP_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
+        "WEFTPLAN_BLAS_NTHREADS": str(threads),
         "MXNET_SUBGRAPH_VERBOSE": "0",
     }
     command = [python, os.path.join(PEERS, script), *map(str, args)]
