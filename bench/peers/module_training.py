@@ -1,0 +1,46 @@
+"""Median seconds of one Module training step (SGD with momentum): ``module_training.py PACKAGE NETWORK STEPS``.
+
+PACKAGE is ``weftplan`` or ``mxnet``; prints {"step_s": ..., "loss": ...}.
+"""
+
+import importlib
+import json
+import statistics
+import sys
+import time
+
+import numpy as np
+import training_networks
+
+
+def main(package, network, steps):
+    """Train on one random batch."""
+    mx = importlib.import_module(package)
+    batch, shape = training_networks.SIZES[network]
+    symbol = mx.sym.SoftmaxOutput(getattr(training_networks, network)(mx.sym), name="softmax", normalization="batch")
+    rng = np.random.RandomState(0)
+    x = mx.nd.array(rng.uniform(-1, 1, (batch, *shape)).astype(np.float32))
+    y = mx.nd.array(rng.randint(0, 10, batch).astype(np.float32))
+    module = mx.mod.Module(symbol, context=mx.cpu())
+    module.bind([("data", (batch, *shape))], [("softmax_label", (batch,))])
+    module.init_params(mx.init.Xavier())
+    settings = {"learning_rate": 0.01, "momentum": 0.9, "rescale_grad": 1.0}
+    module.init_optimizer(kvstore=None, optimizer="sgd", optimizer_params=settings)
+    one = mx.io.DataBatch([x], [y])
+
+    def step():
+        start = time.perf_counter()
+        module.forward_backward(one)
+        module.update()
+        mx.nd.waitall()
+        return time.perf_counter() - start
+
+    for _ in range(2):
+        step()
+    times = [step() for _ in range(steps)]
+    out = module.get_outputs()[0].asnumpy()
+    loss = float(-np.log(out[np.arange(batch), y.asnumpy().astype(int)] + 1e-12).mean())
+    print(json.dumps({"step_s": statistics.median(times), "loss": loss}))
+
+
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

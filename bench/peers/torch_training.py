@@ -1,0 +1,81 @@
+"""Median seconds of one PyTorch training step (SGD with momentum): ``torch_training.py NETWORK STEPS THREADS``."""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+
+SIZES = {"mlp": (128, (784,)), "lenet": (64, (1, 28, 28)), "resnet18": (32, (3, 32, 32))}
+
+
+def mlp():
+    """784-512-512-10."""
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def lenet():
+    """As training_networks.lenet."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)),
+    )
+
+
+class Block(nn.Module):
+    """Two convolutions and a shortcut."""
+
+    def __init__(self, before, filters, stride):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, filters, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(filters),
+            nn.ReLU(),
+            nn.Conv2d(filters, filters, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(filters),
+        )
+        self.same = nn.Identity()
+        if before != filters:
+            self.same = nn.Sequential(nn.Conv2d(before, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
+
+    def forward(self, x):
+        """Sum, then relu."""
+        return torch.relu(self.body(x) + self.same(x))
+
+
+def resnet18():
+    """As training_networks.resnet18."""
+    layers, before = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()], 64
+    for filters in (64, 128, 256, 512):
+        for block in (0, 1):
+            layers.append(Block(before, filters, 2 if block == 0 and filters != 64 else 1))
+            before = filters
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def main(network, steps, threads):
+    """Train on one random batch."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    batch, shape = SIZES[network]
+    model = globals()[network]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    x, y = torch.rand(batch, *shape) * 2 - 1, torch.randint(0, 10, (batch,))
+
+    def step():
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return time.perf_counter() - start, loss
+
+    for _ in range(2):
+        step()
+    results = [step() for _ in range(steps)]
+    print(json.dumps({"step_s": statistics.median(t for t, _ in results), "loss": float(results[-1][1])}))
+
+
+main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
