@@ -2,8 +2,9 @@
 
 Instances: the recorded ones in ``bench/data`` (the MiniMalloc challenge problems and a SOMAS trace of ResNet-50),
 planted ones whose optimum is known because they are cut from a full rectangle, and generated traces of large training
-runs. Baselines in the same run: first fit by size (what most compilers do), best fit by birth. Every packing is checked.
-Plain means NumPy only; compiled means with numba (the ``fast`` extra), whose compilation is done before the clock starts.
+runs. Baselines in the same run: first fit by size (what most compilers do), best fit by birth. Every packing is
+checked. Plain means NumPy only; compiled means with numba (the ``fast`` extra), whose compilation is done before the
+clock starts.
 
     python bench/bench_packing.py [--effort normal] [--only hard|somas|planted|large] [--max-buffers 100000]
 """
@@ -96,9 +97,7 @@ def main():
         print(f"| {group} | {name} | {len(buffers[0])} | {' | '.join(cells)} |", flush=True)
     print("\ngeometric means: plain, compiled")
     for group, pairs in ratios.items():
-        means = [
-            math.exp(sum(math.log(p[k]) for p in pairs) / len(pairs)) if pairs[0][k] else math.nan for k in (0, 1)
-        ]
+        means = [math.exp(sum(math.log(p[k]) for p in pairs) / len(pairs)) if pairs[0][k] else math.nan for k in (0, 1)]
         print(f"  {group:8} {means[0]:.4f}  {means[1]:.4f}")
 
 

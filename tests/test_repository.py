@@ -48,7 +48,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
 def modules() -> list[Path]:
-    """Every module of the package but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
+    """Every module but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
     return sorted(p for p in PACKAGE.rglob("*.py") if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py"))
 
 

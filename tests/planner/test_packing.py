@@ -91,7 +91,8 @@ def test_optimum_above_the_lower_bound() -> None:
     seen = 0
     for _ in range(400):
         lower = rng.integers(0, 6, 7)
-        rows = list(zip(lower.tolist(), (lower + rng.integers(1, 4, 7)).tolist(), rng.integers(1, 8, 7).tolist(), strict=True))
+        upper, size = lower + rng.integers(1, 4, 7), rng.integers(1, 8, 7)
+        rows = list(zip(lower.tolist(), upper.tolist(), size.tolist(), strict=True))
         packing = pack(*columns(rows), effort="max")
         if packing.peak > packing.lower_bound:
             seen += 1

@@ -15,14 +15,14 @@ from weftplan.planner.packing.instances import read_csv
 
 @click.command("pack")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--capacity", type=click.IntRange(min=1), help="Bytes that the slab may have; exit code 1 if it needs more.")
-@click.option("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Offsets are multiples of it.")
-@click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds after which to stop with the best so far."
-)
+@click.option("--capacity", type=click.IntRange(min=1), help="Bytes of the slab; exit code 1 if more are needed.")
+@click.option("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Of all offsets.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds; then the best so far.")
 @click.option("--effort", type=click.Choice(["fast", "normal", "max"]), default="normal", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the packing as one JSON object.")
-@click.option("--output", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write id,offset rows here.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File for id,offset rows."
+)
 def command(
     file: Path,
     *,
@@ -35,8 +35,8 @@ def command(
 ) -> None:
     """Place the buffers of FILE at offsets in one slab of little memory.
 
-    FILE has the columns id,lower,upper,size: lifetimes are half-open, sizes in bytes. The result is checked by code that
-    the packer does not share. Exit code 1: FILE is malformed, or the packing does not fit --capacity.
+    FILE has the columns id,lower,upper,size: lifetimes are half-open, sizes in bytes. The result is checked by
+    code that the packer does not share. Exit code 1: FILE is malformed, or the packing does not fit --capacity.
     """
     names, lower, upper, size = read_csv(file)
     began = time.perf_counter()

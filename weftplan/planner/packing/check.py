@@ -47,7 +47,8 @@ def check_packing(
             if off < place[i] + nbytes[i] and place[i] < off + nbytes[k]:
                 raise PlanError(
                     f"buffers {k} and {i} overlap at time {moment}: {k} lives {first[k]}..{last[k]} in bytes "
-                    f"{off}..{off + nbytes[k]}, {i} lives {first[i]}..{last[i]} in bytes {place[i]}..{place[i] + nbytes[i]}"
+                    f"{off}..{off + nbytes[k]}, {i} lives {first[i]}..{last[i]} in bytes "
+                    f"{place[i]}..{place[i] + nbytes[i]}"
                 )
         insort(live, (place[i], i))
     return max((place[i] + nbytes[i] for i in range(len(place))), default=0)

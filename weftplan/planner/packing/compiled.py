@@ -1,7 +1,7 @@
 """The search kernel compiled by numba, when the ``fast`` extra is installed.
 
-The same source as :mod:`weftplan.planner.packing.kernel`; only ``search`` is called from Python. numba is imported at the
-first request, because importing and compiling it costs seconds.
+The same source as :mod:`weftplan.planner.packing.kernel`; only ``search`` is called from Python. numba is imported at
+the first request, because importing and compiling it costs seconds.
 """
 
 from __future__ import annotations

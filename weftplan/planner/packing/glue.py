@@ -1,18 +1,27 @@
 """Glue buffers that fit together exactly, pack the pieces, and take them apart again.
 
-Two rules, applied until nothing changes: buffers of one lifetime become a stack; a buffer that dies when another of the same
-size is born becomes one with it. Neither always keeps an optimum, so the result only competes with other packings.
-Where an allocation was once cut from a full rectangle, the rules undo the cuts.
+Two rules, applied until nothing changes: buffers of one lifetime become a stack; a buffer that dies when another of
+the same size is born becomes one with it. Neither always keeps an optimum, so the result only competes with other
+packings. Where an allocation was once cut from a full rectangle, the rules undo the cuts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 
 from weftplan.planner.packing.problem import Int64, Problem, sectioned
+
+# (piece of each buffer, offset of each buffer in it, lo, hi, size of the pieces)
+Pieces = tuple[Int64, Int64, Int64, Int64, Int64]
+Rule = Callable[[Int64, Int64, Int64], Pieces]
+
+# Subsets are tried in groups of at most so many buffers.
+MOST_IN_SUBSET = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +44,24 @@ class Glued:
 
 
 def glue(problem: Problem, rounds: int = 1 << 30) -> Glued:
-    """Apply both rules until nothing changes, at most ``rounds`` times; O(n log n) per round.
+    """Glue until nothing changes, at most ``rounds`` times; O(n log n) per round.
 
-    Among many deaths and births at one moment equal sizes meet by accident. So joins start where a single buffer dies
-    and a single one is born, and are allowed at busier moments only when nothing else is left to glue.
+    Equal times and sizes also meet by accident, and one wrong piece spoils all that it should have become part of. So
+    the surest rule that finds anything is applied, then the surest again: stacks as high as a neighbour that begins or
+    ends with them, and joins where few buffers die and are born; then parts of stacks that fit a neighbour; then busier
+    moments; then any stack.
     """
     lo, hi, size = problem.lo, problem.hi, problem.size
     steps: list[tuple[Int64, Int64]] = []
     crowd = 1
     while rounds > 0:
         before = len(lo)
-        for rule in (_stack, partial(_join, crowd=crowd)):
+        rules: list[Rule] = [_stack_matching, partial(_join, crowd=crowd)]
+        if crowd > before:
+            rules = [_stack_all]
+        elif crowd > 1:
+            rules.append(_stack_some)
+        for rule in rules:
             owner, shift, *pieces = rule(lo, hi, size)
             if len(pieces[0]) < len(lo):
                 lo, hi, size = pieces
@@ -60,11 +76,63 @@ def glue(problem: Problem, rounds: int = 1 << 30) -> Glued:
     return Glued(sectioned(lo, hi, size, np.arange(len(lo))), tuple(steps))
 
 
-def _stack(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64, Int64, Int64]:
-    """Buffers of one lifetime, one on the other: (owner, shift, lo, hi, size)."""
+def _groups(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64]:
+    """Buffers by lifetime: (order that puts each group together, start of each group in it, total size of each)."""
     order = np.lexsort((-size, hi, lo))
     first = np.ones(len(lo), bool)
     first[1:] = (np.diff(lo[order]) != 0) | (np.diff(hi[order]) != 0)
+    start = np.flatnonzero(first)
+    return order, start, np.add.reduceat(size[order], start)
+
+
+def _stack_all(lo: Int64, hi: Int64, size: Int64) -> Pieces:
+    """All buffers of one lifetime, one on the other."""
+    order, start, _ = _groups(lo, hi, size)
+    label = np.empty(len(lo), np.int64)
+    label[order] = np.repeat(np.arange(len(start)), np.diff(start, append=len(lo)))
+    return _stack(lo, hi, size, label)
+
+
+def _stack_matching(lo: Int64, hi: Int64, size: Int64) -> Pieces:
+    """Buffers of one lifetime whose sum is that of the buffers of one lifetime just before or just after."""
+    order, start, total = _groups(lo, hi, size)
+    begin, end = lo[order][start], hi[order][start]
+    _, rank = np.unique(total, return_inverse=True)
+    born, dead = begin * len(total) + rank.reshape(-1), end * len(total) + rank.reshape(-1)
+    match = np.isin(dead, born) | np.isin(born, dead)
+    number = np.diff(start, append=len(lo))
+    label = np.empty(len(lo), np.int64)
+    label[order] = np.where(np.repeat(match, number), np.repeat(start, number), np.arange(len(lo)))
+    return _stack(lo, hi, size, label)
+
+
+def _stack_some(lo: Int64, hi: Int64, size: Int64) -> Pieces:
+    """For a few buffers of one lifetime, those among them whose sum is that of a neighbour."""
+    order, start, total = _groups(lo, hi, size)
+    begin, end = lo[order][start], hi[order][start]
+    number = np.diff(start, append=len(lo))
+    label = np.arange(len(lo))
+    wanted: dict[tuple[int, bool], set[int]] = {}
+    for g, (b, e, t) in enumerate(zip(begin.tolist(), end.tolist(), total.tolist(), strict=True)):
+        sums = {t, *size[order[start[g] : start[g] + number[g]]].tolist()} if number[g] > 1 else {t}
+        wanted.setdefault((b, True), set()).update(sums)
+        wanted.setdefault((e, False), set()).update(sums)
+    for g in np.flatnonzero((number > 2) & (number <= MOST_IN_SUBSET)).tolist():
+        members = order[start[g] : start[g] + number[g]].tolist()
+        goals = wanted.get((int(end[g]), True), set()) | wanted.get((int(begin[g]), False), set())
+        for width in range(2, len(members)):
+            chosen = next((c for c in combinations(members, width) if int(size[list(c)].sum()) in goals), None)
+            if chosen is not None:
+                label[list(chosen)] = chosen[0]
+                break
+    return _stack(lo, hi, size, label)
+
+
+def _stack(lo: Int64, hi: Int64, size: Int64, label: Int64) -> Pieces:
+    """Buffers of one label (and lifetime), one on the other: (owner, shift, lo, hi, size)."""
+    order = np.lexsort((-size, label))
+    first = np.ones(len(lo), bool)
+    first[1:] = np.diff(label[order]) != 0
     group = np.cumsum(first) - 1
     below = np.cumsum(size[order]) - size[order]
     owner, shift = np.empty_like(order), np.empty_like(size)
@@ -74,8 +142,8 @@ def _stack(lo: Int64, hi: Int64, size: Int64) -> tuple[Int64, Int64, Int64, Int6
     return owner, shift, lo[order][first], hi[order][first], height
 
 
-def _join(lo: Int64, hi: Int64, size: Int64, crowd: int) -> tuple[Int64, Int64, Int64, Int64, Int64]:
-    """Buffers of one size, one after the other, where at most ``crowd`` die and are born: (owner, shift, lo, hi, size)."""
+def _join(lo: Int64, hi: Int64, size: Int64, crowd: int) -> Pieces:
+    """Join equal sizes one after the other where at most ``crowd`` die and are born: (owner, shift, lo, hi, size)."""
     n = len(lo)
     # The k-th buffer that dies at (time, size) goes with the k-th that is born there.
     moment = np.concatenate([hi, lo])
@@ -84,7 +152,6 @@ def _join(lo: Int64, hi: Int64, size: Int64, crowd: int) -> tuple[Int64, Int64, 
     order = np.lexsort((born, nbytes, moment))
     new = np.ones(2 * n, bool)
     new[1:] = (np.diff(moment[order]) != 0) | (np.diff(nbytes[order]) != 0)
-    group = np.cumsum(new) - 1
     start = np.flatnonzero(new)
     births = np.add.reduceat(born[order], start)
     deaths = np.diff(start, append=2 * n) - births

@@ -10,7 +10,7 @@ NOTHING = np.zeros(0, np.int64)
 
 
 class Placed:
-    """Buffers placed so far, sorted by offset, so that those alive with a new one come out of one mask in stacking order."""
+    """Buffers placed so far, by offset, so that those alive with a new one come out of one mask in stacking order."""
 
     def __init__(self, capacity: int) -> None:
         self._count = 0
@@ -20,7 +20,7 @@ class Placed:
         self._top = np.zeros(capacity, np.int64)
 
     def gap(self, lo: int, hi: int, size: int, *, best: bool) -> int:
-        """Lowest offset where ``size`` units fit during ``lo..hi``; with ``best`` the tightest gap instead of the lowest."""
+        """Lowest offset where ``size`` units fit during ``lo..hi``; with ``best`` the tightest gap instead."""
         n = self._count
         live = ((self._lo[:n] < hi) & (self._hi[:n] > lo)).nonzero()[0]
         if not len(live):

@@ -83,7 +83,7 @@ def planted(n: int, seed: int = 0, *, duration: int = 1 << 30, memory: int = 1 <
         if length < pieces:
             raise ValueError(f"cannot cut {duration} x {memory} into {n} pieces; enlarge duration or memory")
         fraction = 0.2 + 0.6 * where
-        left = min(max(int(round(pieces * (fraction + 0.2 * (share - 0.5)))), 1), pieces - 1)
+        left = min(max(round(pieces * (fraction + 0.2 * (share - 0.5))), 1), pieces - 1)
         cut = min(max(int(length * fraction), min(left, length - 1)), length - min(pieces - left, length - 1))
         if across_time:
             stack += [(begin, begin + cut, size, left), (begin + cut, end, size, pieces - left)]
@@ -97,8 +97,8 @@ def planted(n: int, seed: int = 0, *, duration: int = 1 << 30, memory: int = 1 <
 def training_trace(layers: int, ops: int, seed: int = 0) -> Buffers:
     """A training run of a deep network, one step per operation: about ``3.2 * layers * ops`` buffers.
 
-    Each of ``layers`` equal layers runs ``ops`` operations forward and backward. Some outputs are kept for backward, most
-    die within a few steps, gradients of parameters live from their operation to the end, and the sizes span seven
+    Each of ``layers`` equal layers runs ``ops`` operations forward and backward. Some outputs are kept for backward,
+    most die within a few steps, gradients of parameters live from their operation to the end, and the sizes span seven
     decades as in recorded traces: few large ones carry the peak, thousands of tiny ones surround them.
     """
     rng = np.random.default_rng(seed)
@@ -131,7 +131,7 @@ def training_trace(layers: int, ops: int, seed: int = 0) -> Buffers:
 
 
 def skewed_trace(n: int, seed: int = 0) -> Buffers:
-    """``n`` buffers with Pareto sizes and lifetimes: most are small and short, a few are huge, a few live for very long."""
+    """``n`` buffers with Pareto sizes and lifetimes: most small and short, a few huge, a few very long-lived."""
     rng = np.random.default_rng(seed)
     steps = max(n // 2, 2)
     size = np.minimum(rng.pareto(0.7, n) * 4096 + 256, 1 << 32).astype(np.int64) // 256 * 256

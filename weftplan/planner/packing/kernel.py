@@ -1,16 +1,17 @@
-"""Depth-first search for a placement under a given capacity: the one algorithm behind every exact or near-exact packing.
+"""Depth-first search for a placement under a given capacity: the one algorithm behind every exact or near-exact
+packing.
 
-The question is a decision: do all buffers fit under ``capacity``? Time is cut into *sections*, one per birth. The *sky* of a
-section is the top of what is placed there; a *valley* is a maximal run of sections at one level with higher walls on both
-sides. In a pushed-down solution exactly one of these holds for the leftmost section of a valley: an unplaced buffer that
-begins there and ends inside the valley sits on its floor, or that floor is wasted up to the next possible offset. The same
-holds for the rightmost section and buffers that end there. The search branches on the end with the fewest choices, so it
-stays local, its branches are disjoint, and most nodes have one or two children.
+The question is a decision: do all buffers fit under ``capacity``? Time is cut into *sections*, one per birth. The
+*sky* of a section is the top of what is placed there; a *valley* is a maximal run of sections at one level with
+higher walls on both sides. In a pushed-down solution exactly one of these holds for the leftmost section of a valley:
+an unplaced buffer that begins there and ends inside the valley sits on its floor, or that floor is wasted up to the
+next possible offset. The same holds for the rightmost section and buffers that end there. The search branches on the
+end with the fewest choices, so it stays local, its branches are disjoint, and most nodes have one or two children.
 
 Pruning: for every section that changed, the buffers still to come are stacked in order of their least possible offsets
-(optimal for one machine with release times); a stack above the capacity refutes the node. A buffer that nothing can come
-under any more is placed at once. When a section has no buffer left it splits the rest into independent parts, and a part
-that fails jumps back over the decisions of the others.
+(optimal for one machine with release times); a stack above the capacity refutes the node. A buffer that nothing can
+come under any more is placed at once. When a section has no buffer left it splits the rest into independent parts,
+and a part that fails jumps back over the decisions of the others.
 
 The functions use nothing but integers, indexing and loops. They run as they are on lists, and numba compiles the same
 source for arrays (:mod:`weftplan.planner.packing.compiled`), so there is one algorithm to read, and to trust.
@@ -65,11 +66,12 @@ def reset(problem: Tables, state: Tables, capacity: int) -> bool:
 
 
 def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, level: int) -> None:
-    """The unplaced buffers listed in row ``r`` can start no lower than ``level``; queue the sections that this may matter to.
+    """The unplaced buffers listed in row ``r`` can start no lower than ``level``; queue the sections that this may
+    matter to.
 
-    Lifting one buffer by d raises the stack of a section by at most d. A section is looked at again when the sum of such
-    rises since the last look exceeds the slack it had then, or when its lowest buffer was lifted. Slack left over from a
-    deeper node is too small, never too large, because stacks only grow downwards in the tree.
+    Lifting one buffer by d raises the stack of a section by at most d. A section is looked at again when the sum of
+    such rises since the last look exceeds the slack it had then, or when its lowest buffer was lifted. Slack left
+    over from a deeper node is too small, never too large, because stacks only grow downwards in the tree.
     """
     lo, hi = problem[0], problem[1]
     placed, floor, dirty, queue = state[1], state[2], state[7], state[8]
@@ -340,8 +342,9 @@ def search(
     """Search for offsets under ``capacity``; return (SOLVED | REFUTED | STOPPED, nodes visited).
 
     On SOLVED the offsets are in ``state[0]``. ``limit`` bounds the work (about the list cells touched, counted in
-    ``count[WORK]``), so that a budget means the same time for few and for many buffers; ``priority`` orders the buffers tried in one node,
-    largest first; ``weights`` counts refutations per section and is kept between calls for the FAILURES rule.
+    ``count[WORK]``), so that a budget means the same time for few and for many buffers; ``priority`` orders the
+    buffers tried in one node, largest first; ``weights`` counts refutations per section and is kept between calls for
+    the FAILURES rule.
     """
     child, position, trail_at, placed_at, part_a, part_b, what, level = nodes
     uncovered, count = state[5], state[13]

@@ -1,8 +1,8 @@
 """Packing of many buffers: a core of the largest placed with care, the tail of small ones on top of it.
 
-First fit looks at every buffer placed before, which is quadratic. In traces of real programs nearly all bytes belong to few
-buffers. The tail, so chosen that it never holds more than a small part of the bound, needs no care: each of its buffers
-goes on the skyline where that stays under the target, and only the others look for a gap.
+First fit looks at every buffer placed before, which is quadratic. In traces of real programs nearly all bytes belong
+to few buffers. The tail, so chosen that it never holds more than a small part of the bound, needs no care: each of
+its buffers goes on the skyline where that stays under the target, and only the others look for a gap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ CORED = 600
 # Tail: at most this part of the bound is live in it at any time. It may stand this much above the core and the bound.
 TAIL = 0.002
 HEADROOM = 1.005
-# At most so many buffers look for a gap, in the core and again in the tail: it is what keeps a million buffers feasible.
+# At most so many buffers look for a gap, in the core and again in the tail: it is what keeps a million buffers
+# feasible.
 SEEKERS = 40_000
 # Cores searched by the kernel: this many of the largest buffers.
 CORES = (250, 500, 1000)

@@ -1,10 +1,10 @@
 """Set aside the buffers that will fit wherever the others lie, and pack only the rest.
 
-Let a buffer of ``s`` units meet ``k`` others of ``m`` units in all. Whatever their offsets under a capacity ``C``, they leave
-at most ``k + 1`` gaps; if all were too short, at most ``(k + 1) * (s - 1)`` units would be free. So when
+Let a buffer of ``s`` units meet ``k`` others of ``m`` units in all. Whatever their offsets under a capacity ``C``,
+they leave at most ``k + 1`` gaps; if all were too short, at most ``(k + 1) * (s - 1)`` units would be free. So when
 ``C - m > (k + 1) * (s - 1)`` the buffer can wait until the others are placed. Setting it aside frees its neighbours in
-turn (as a register allocator simplifies its graph). No packing under ``C`` is lost, and what remains is often small, and
-falls into parts.
+turn (as a register allocator simplifies its graph). No packing under ``C`` is lost, and what remains is often small,
+and falls into parts.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class Peeled:
         offsets = np.zeros(len(problem), np.int64)
         offsets[self.core] = core_offsets
         placed = Placed(len(problem))
-        placed.fill(
-            problem.lo[self.core], problem.hi[self.core], core_offsets, core_offsets + problem.size[self.core]
-        )
+        placed.fill(problem.lo[self.core], problem.hi[self.core], core_offsets, core_offsets + problem.size[self.core])
         lo, hi, size = problem.lo, problem.hi, problem.size
         for i in self.later.tolist():
             off = placed.gap(int(lo[i]), int(hi[i]), int(size[i]), best=False)
@@ -55,7 +53,8 @@ def peel(problem: Problem, capacity: int) -> Peeled:
         lo, hi, size = problem.lo[left], problem.hi[left], problem.size[left]
         met = _met(lo, hi, size, problem.sections)
         others = _met(lo, hi, np.ones_like(size), problem.sections)
-        # As floats, since a product of count and size may leave int64; one part in 2**52 more is asked to make up for it.
+        # As floats, since a product of count and size may leave int64; one part in 2**52 more is asked to make up for
+        # it.
         free = (capacity - met) > (others + 1.0) * (size - 1.0) * (1.0 + 2.0**-50)
         if not free.any():
             break

@@ -1,8 +1,8 @@
 """Drives the search kernel: which capacity to ask for, for how long, with which priorities.
 
 Capacities are asked from below: the lower bound first, then part of the way to the best packing known. A packing at the
-lower bound is usually found sooner than the last few percent would be proved impossible from above. Every question is asked
-by several short runs with random priorities and growing limits, because the length of one run is heavy-tailed.
+lower bound is usually found sooner than the last few percent would be proved impossible from above. Every question is
+asked by several short runs with random priorities and growing limits, because the length of one run is heavy-tailed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class Searcher:
 def improve(
     problem: Problem, offsets: Int64, floor: int, budget: Budget, *, jit: bool, good_enough: float = 1.0, seed: int = 0
 ) -> Int64:
-    """Search for a packing lower than ``offsets`` until the budget is spent or its peak is at most ``floor * good_enough``.
+    """Search for a packing lower than ``offsets`` until the budget is spent or its peak is at most ``floor *
+    good_enough``.
 
     Args:
         problem: the buffers.

@@ -140,7 +140,7 @@ def peel_first(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: 
 
 def pack_pieces(pieces: Problem, floor: int, plan: Plan, budget: Budget, *, original: int, jit: bool) -> Int64:
     """Pack glued pieces with a share of the budget, the larger the more ``original`` buffers were glued."""
-    start = (greedy if len(pieces) <= large.THRESHOLD else large).portfolio(pieces, floor, plan.tries)
+    start: Int64 = (greedy if len(pieces) <= large.THRESHOLD else large).portfolio(pieces, floor, plan.tries)
     if len(pieces) > plan.largest:
         return start
     share = Budget(budget.work // (3 if 2 * len(pieces) < original else 10), budget.deadline)
