@@ -27,6 +27,15 @@ class ThreadedBase(Engine):
         """Every queue with threads, in the order in which they were made; outlives the engine in its finalizer."""
         self._end_with_engine()
 
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        # stop() took the queues away, but a push that was on its way may have made new ones and been run since: their
+        # workers exist in the parent only, and waking one here would wake nobody.
+        self._all_queues.clear()
+        self._by_route.clear()
+        self._default = None
+        self._streams.clear()
+
     def _end_with_engine(self) -> None:
         """When nobody holds this engine any more, its threads end."""
         weakref.finalize(self, _end, self._all_queues).atexit = False
