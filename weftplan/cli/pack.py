@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import cast
 
 import click
 import numpy as np
 
 from weftplan.planner.packing import check_packing, pack
+from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.instances import read_csv
 
 
@@ -40,7 +42,7 @@ def command(
     """
     names, lower, upper, size = read_csv(file)
     began = time.perf_counter()
-    packing = pack(lower, upper, size, alignment=alignment, time_limit=time_limit, effort=effort)  # type: ignore[arg-type]
+    packing = pack(lower, upper, size, alignment=alignment, time_limit=time_limit, effort=cast(Effort, effort))
     seconds = time.perf_counter() - began
     check_packing(lower, upper, size, packing.offsets, alignment=alignment)
     fits = capacity is None or packing.peak <= capacity

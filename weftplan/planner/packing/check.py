@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import Any
 
 import numpy.typing as npt
 
@@ -55,4 +56,5 @@ def check_packing(
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:
-    return [int(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]  # type: ignore[union-attr,arg-type]
+    plain: Any = values.tolist() if hasattr(values, "tolist") else values
+    return [int(v) for v in plain]

@@ -87,7 +87,8 @@ def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, l
             floor[j] = level
             work += hi[j] - lo[j]
             for t in range(lo[j], hi[j]):
-                slack[t] -= level - old
+                if slack[t] >= 0:
+                    slack[t] -= level - old
                 if dirty[t] == 0 and (slack[t] < 0 or sky[t] == old):
                     dirty[t] = 1
                     queue[queued] = t

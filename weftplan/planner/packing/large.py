@@ -112,6 +112,8 @@ def improve_core(problem: Problem, offsets: Int64, floor: int, enough: float, bu
     """Search for a better packing of the largest buffers and complete it; return the best packing seen."""
     best, peak = offsets, peak_of(problem, offsets)
     order = by_size(problem)
+    if core_size(problem, order, TAIL, floor) > SEEKERS // 2:
+        return best  # sizes are too even for a core to matter
     for k in CORES:
         if peak <= enough or budget.spent():
             break

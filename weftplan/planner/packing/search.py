@@ -20,6 +20,9 @@ from weftplan.planner.packing.problem import Int64, Problem
 LADDER = (0.0, 0.04, 0.15, 0.4, 0.75)
 RULES = (kernel.FEWEST_TIGHT, kernel.FEWEST_LOW, kernel.FAILURES, kernel.FEWEST)
 
+# Work that stands for what a run costs outside the kernel, so that many short runs end as well.
+RUN_PLAIN, RUN_COMPILED = 500, 20_000
+
 
 @dataclass(slots=True)
 class Budget:
@@ -131,7 +134,7 @@ class Searcher:
             verdict, _ = self._search(
                 self._tables, self._state, self._nodes, self._priorities(), self._weights, capacity, limit, rule
             )
-            work = int(self._state[-1][kernel.WORK])
+            work = int(self._state[-1][kernel.WORK]) + (RUN_COMPILED if self.jit else RUN_PLAIN)
             self._rate = work / max(time.perf_counter() - began, 1e-6)
             self.runs += 1
             left -= work
@@ -164,6 +167,7 @@ def improve(
         return best
     searcher = Searcher(problem, jit=jit, seed=seed)
     dives = 2
+    refutations = 0
     while peak > enough and not budget.spent():
         refused = -1
         step = 0
@@ -177,9 +181,11 @@ def improve(
                 best, peak = found, int((found + problem.size).max())
                 step = 0
             elif verdict == kernel.REFUTED:
+                # Proved impossible: halve what is left, since one more unit would hardly help.
                 floor = capacity + 1
                 enough = max(enough, floor)
-                step = 0
+                refutations += 1
+                step = min(refutations, len(LADDER) - 1)
             else:
                 refused = capacity
         dives *= 2

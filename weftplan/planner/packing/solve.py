@@ -99,15 +99,17 @@ def pack_part(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: b
         best.offer(greedy.portfolio(part, floor, plan.tries))
         peel_first(best, floor, plan, budget, jit=jit, at_most=3 * len(part) // 4)
     count = len(part)
-    for rounds in GLUE_ROUNDS:
+    # Among many buffers gluing is tried only where two rounds take away a good part.
+    promising = small or 5 * len(glue(part, 2).problem) < 4 * count
+    for rounds in GLUE_ROUNDS if promising else ():
         if best.peak <= enough:
             return
         glued = glue(part, rounds)
-        if len(glued.problem) == count or (not small and 4 * len(glued.problem) > count):
+        if len(glued.problem) == count:
             break
         count = len(glued.problem)
         best.offer(glued.expand(pack_pieces(glued.problem, floor, plan, budget, original=len(part), jit=jit)))
-    if not small and best.peak > enough:
+    if best.peak > enough and not small:
         best.offer(large.portfolio(part, floor, plan.tries))
         peel_first(best, floor, plan, budget, jit=jit, at_most=large.CORED)
     if best.peak > enough and len(part) > large.CORED:
