@@ -212,7 +212,7 @@ def test_time_limit_cuts_the_search_short() -> None:
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_sizes_near_the_limit(jit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes of 2**57 bytes in a problem that has to be searched: no sum leaves 64 bits, the same packing as when small."""
+    """Sizes of 2**57 bytes in a problem that is searched: no sum leaves 64 bits."""
     if jit:
         pytest.importorskip("numba")
     monkeypatch.setattr(compiled, "available", lambda: jit)

@@ -18,7 +18,7 @@ Effort = Literal["fast", "normal", "max"]
 EFFORTS: dict[str, Plan] = {
     "fast": Plan(work=400_000, compiled=0, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
     "normal": Plan(
-        work=13_000_000, compiled=1_200_000_000, good_enough=1.001, large_enough=1.01, largest=3000, tries=5
+        work=13_000_000, compiled=1_200_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5
     ),
     "max": Plan(work=80_000_000, compiled=2_800_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
 }
