@@ -18,6 +18,7 @@ from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import EntryRef, Op, Params
 from weftplan.planner.graph import depth_first_order
+from weftplan.planner.passes.order_deep import deepest_first
 from weftplan.symbol.node import Entry, Node
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
@@ -70,6 +71,8 @@ class _Pass:
         self.outputs = outputs
         self.sum_cap = max(2, sum_cap)
         self.order, self.nid = depth_first_order(entry.node for entry in outputs)
+        if not like_mxnet:
+            self._visit_step_by_step()
         self.mirrors = {} if mirror is None else self._make_mirrors(mirror)
         self.like_mxnet = like_mxnet
         self.terms: dict[tuple[Node, int], list[Entry]] = {}
@@ -96,6 +99,20 @@ class _Pass:
         entries = [self._gradient_of(variable) for variable in wanted]
         self._separate(entries, wanted, accumulated)
         return Gradients(entries, heads)
+
+    def _visit_step_by_step(self) -> None:
+        """Where long sums are to come, sort the nodes so that each is visited next to what it feeds.
+
+        The order of visits is the order in which such sums are accumulated (see :meth:`_chain`): terms of nodes that
+        are visited late have to wait, and with them all that they are made of.
+        """
+        readers = Counter(entry[0] for node in self.order for entry in node.inputs)
+        if not readers or max(readers.values()) < self.sum_cap:
+            return
+        nid = self.nid
+        before = [[nid[m] for m in (*(e[0] for e in node.inputs), *node.control_deps)] for node in self.order]
+        self.order = [self.order[n] for n in deepest_first(range(len(before)), before)]
+        self.nid = {node: position for position, node in enumerate(self.order)}
 
     def _needed(self, wanted: Sequence[Node]) -> bytearray:
         """1 for every node that some wanted variable feeds: gradients elsewhere would be thrown away."""
