@@ -19,25 +19,40 @@ def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignm
     ``auto`` is the smallest of the plans of all strategies, always in one slab per device; equal peaks prefer whole
     blocks, which need no extra edges.
     """
+    color = colors(facts, options.num_temp)
+    reported, variants = _variants(facts, options, color)
+    # Smallest bound first (equal ones as they come): packing takes longest, and a bound can make it pointless.
+    bounds = [(buffers, buffers.lower_bound() if len(variants) > 1 else 0) for buffers in variants]
     best: tuple[MemoryPlan, Assignment] | None = None
-    for plan, found in _candidates(facts, options):
-        if best is None or plan.peak < best[0].peak:
-            best = plan, found
-        if options.strategy == "auto" and best[0].peak == best[0].lower_bound:
+    for buffers, bound in sorted(bounds, key=lambda pair: pair[1]):
+        if best is not None and bound >= best[0].peak:
             break
+        for plan in _plans(buffers, options, reported, color):
+            if best is None or plan.peak < best[0].peak:
+                best = plan, buffers.found
+            if options.strategy == "auto" and best[0].peak == best[0].lower_bound:
+                break
     assert best is not None
     return best
 
 
-def _candidates(facts: Facts, options: PlanOptions) -> Iterator[tuple[MemoryPlan, Assignment]]:
-    strategy = options.strategy
-    if strategy == "auto" and not options.match_range:
-        # Range 0 is MXNet's switch for "no sharing", which the user wants from every strategy.
-        strategy = "none"
-    like_mxnet = options.compat == "mxnet"
-    color = colors(facts, options.num_temp)
-    pool, plain = _whole_blocks(facts, options, 0 if strategy == "none" else options.match_range, color)
-    reported = sum(pool.block_bytes)
+def assignment(facts: Facts, options: PlanOptions) -> Assignment:
+    """The assignment with the smallest lower bound, without placing anything."""
+    _, variants = _variants(facts, options, colors(facts, options.num_temp))
+    if len(variants) == 1:
+        return variants[0].found
+    return min(variants, key=Buffers.lower_bound).found
+
+
+def _strategy(options: PlanOptions) -> str:
+    # Range 0 is MXNet's switch for "no sharing", which the user wants from every strategy.
+    return "none" if options.strategy == "auto" and not options.match_range else options.strategy
+
+
+def _variants(facts: Facts, options: PlanOptions, color: list[int]) -> tuple[int, list[Buffers]]:
+    """(bytes that MXNet's rule reports, what is to be placed: with gradient sums as they are, and added in place)."""
+    match_range = 0 if _strategy(options) == "none" else options.match_range
+    pool, plain = _whole_blocks(facts, options, match_range, color)
     variants = [plain]
     if options.enable_inplace:
         summed = replace(
@@ -52,14 +67,17 @@ def _candidates(facts: Facts, options: PlanOptions) -> Iterator[tuple[MemoryPlan
         add_in_place(facts, summed)
         if summed.skipped:
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
-            variants = [summed] if like_mxnet else [plain, summed]
-    for found in variants:
-        buffers = Buffers(facts, found, options)
-        if strategy in ("auto", "match_range", "none"):
-            name = "none" if strategy == "none" else "match_range"
-            yield blocks(buffers, name, reported, color, one_slab=options.strategy == "auto"), found
-        if strategy in ("auto", "arena"):
-            yield arena(buffers), found
+            variants = [summed] if options.compat == "mxnet" else [plain, summed]
+    return sum(pool.block_bytes), [Buffers(facts, found, options) for found in variants]
+
+
+def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[int]) -> Iterator[MemoryPlan]:
+    strategy = _strategy(options)
+    if strategy in ("auto", "match_range", "none"):
+        name = "none" if strategy == "none" else "match_range"
+        yield blocks(buffers, name, reported, color, one_slab=options.strategy == "auto")
+    if strategy in ("auto", "arena"):
+        yield arena(buffers)
 
 
 def _whole_blocks(
