@@ -8,12 +8,16 @@ import numpy as np
 
 from weftplan.planner.packing import compiled, greedy, large
 from weftplan.planner.packing.glue import glue
+from weftplan.planner.packing.outward import VARIANTS, pack_outwards
 from weftplan.planner.packing.peel import peel
 from weftplan.planner.packing.problem import Int64, Problem
 from weftplan.planner.packing.search import Budget, improve
 
 # How far buffers are glued together before packing: to the end, then one round only.
 GLUE_ROUNDS = (1 << 30, 1)
+
+# A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
+WORTH_A_SWEEP = 1.05
 
 # Work of the plain kernel before the compiled one is loaded.
 FIRST_WORK = 1_000_000
@@ -88,14 +92,19 @@ def enough_for(part: Problem, floor: int, plan: Plan) -> float:
 
 
 def pack_part(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: bool) -> None:
-    """Improve ``best``: greedy packings, then searches: among packings of glued pieces, of the largest buffers, of all.
+    """Improve ``best``: sweeps, greedy packings, then searches: of glued pieces, of the largest buffers, of all.
 
     Nothing more is tried once the peak is close enough to ``floor``.
     """
     part = best.part
     small = len(part) <= large.THRESHOLD
     enough = enough_for(part, floor, plan)
+    sweep(best, floor, floor if small else enough)
+    if best.peak <= (floor if small else enough):
+        return
     if small:
+        # Where nearly everything can be set aside, greedy packings of the rest are enough.
+        peel_first(best, floor, plan, budget, jit=jit, at_most=len(part) // 4)
         best.offer(greedy.portfolio(part, floor, plan.tries))
         peel_first(best, floor, plan, budget, jit=jit, at_most=3 * len(part) // 4)
     count = len(part)
@@ -118,6 +127,16 @@ def pack_part(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: b
             peel_first(best, floor, plan, budget, jit=jit, at_most=large.THRESHOLD)
     if best.peak > enough and len(part) <= plan.largest:
         best.offer(improve(part, best.offsets, floor, budget, jit=jit, good_enough=plan.good_enough))
+
+
+def sweep(best: Incumbent, floor: int, enough: float) -> None:
+    """Offer the packings that are built outwards from the fullest moment, until one is low enough."""
+    for variant in VARIANTS:
+        if best.peak <= enough:
+            return
+        found = pack_outwards(best.part, floor, min(best.peak, int(floor * WORTH_A_SWEEP)), variant)
+        if found is not None:
+            best.offer(found[0])
 
 
 def peel_first(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: bool, at_most: int) -> None:

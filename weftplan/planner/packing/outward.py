@@ -1,0 +1,248 @@
+"""Packing outwards from the fullest moment: what is alive there is one gapless stack, the rest goes beside it in time.
+
+At the moment of the highest load every packing of height ``lower bound`` is a stack without gaps. So the stack comes
+first, and time is swept away from it in both directions: buffers that begin after the moment into the holes that the
+dying leave, and, mirrored, buffers that end before it. The two sweeps do not meet, since no buffer on one side lives
+together with one on the other. In training graphs lifetimes are nested around the end of the forward part; stacked by
+nesting, the holes grow together at the top.
+
+A sweep costs about a microsecond a buffer while there are few holes, a hundredth of first fit. It hits the lower bound
+on the training graphs of ordinary networks; elsewhere it is one more candidate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weftplan.planner.packing.problem import Int64, Problem
+
+Ordered = Callable[[int, int], bool]
+"""(earlier buffer, later buffer) -> whether the later may take the earlier's bytes without waiting for it: what makes
+the later needs the results of all that use the earlier."""
+
+ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a sweep stacks and places.
+
+    Attributes:
+        stack: what lies at the bottom of the stack: ``"last"`` to die, ``"first"`` born, or ``"long"`` lived.
+        late_peak: start from the last of several equally full moments, not from the first.
+        short_high: short-lived buffers go to the high end of a hole, so that long-lived ones do not lie between them.
+    """
+
+    stack: str = "last"
+    late_peak: bool = False
+    short_high: bool = False
+
+
+VARIANTS = (
+    Variant(),
+    Variant(late_peak=True),
+    Variant("first"),
+    Variant("long", short_high=True),
+    Variant("first", late_peak=True, short_high=True),
+)
+
+
+def pack_outwards(
+    problem: Problem, floor: int, limit: int, variant: Variant, ordered: Ordered | None = None
+) -> tuple[Int64, int] | None:
+    """(offsets, number of buffer pairs that share bytes one after the other and are not ``ordered``).
+
+    Args:
+        problem: the buffers, at least one.
+        floor: holes end here as long as a buffer fits below; at least the lower bound.
+        limit: give up and return None as soon as a buffer would end above this.
+        variant: one of `VARIANTS`.
+        ordered: where given, a hole in which nothing has to wait is preferred to a tighter one. Its arguments are
+            positions in ``problem``.
+    """
+    lo, hi, size = problem.lo, problem.hi, problem.size
+    load = problem.load()
+    fullest = np.flatnonzero(load == load.max())
+    moment = int(fullest[-1 if variant.late_peak else 0])
+    stack = np.flatnonzero((lo <= moment) & (hi > moment))
+    keys = {
+        "last": (lo[stack], -hi[stack]),
+        "first": (-hi[stack], lo[stack]),
+        "long": (lo[stack], lo[stack] - hi[stack]),
+    }
+    stack = stack[np.lexsort(keys[variant.stack])]
+    tops = np.cumsum(size[stack])
+    offsets = [0] * len(problem)
+    for i, low in zip(stack.tolist(), (tops - size[stack]).tolist(), strict=True):
+        offsets[i] = low
+    short = float(np.median(hi - lo)) if variant.short_high else 0.0
+    sizes = size.tolist()
+    waits = 0
+    for chosen, begin, end, flip in (
+        (lo > moment, lo, hi, False),
+        (hi <= moment, problem.sections - hi, problem.sections - lo, True),
+    ):
+        late = np.flatnonzero(chosen)
+        late = late[np.lexsort((-size[late], begin[late]))]
+        judge = ordered
+        if ordered is not None and flip:
+            judge = _flipped(ordered)
+        space = _Space(floor, stack.tolist(), tops.tolist(), judge)
+        gone = np.concatenate([stack, late])
+        gone = gone[np.argsort(end[gone], kind="stable")]
+        found = _sweep(space, offsets, sizes, late.tolist(), gone.tolist(), begin.tolist(), end.tolist(), short, limit)
+        if found < 0:
+            return None
+        waits += found
+    return np.array(offsets, np.int64), waits
+
+
+def _flipped(ordered: Ordered) -> Ordered:
+    return lambda earlier, later: ordered(later, earlier)
+
+
+def _sweep(
+    space: _Space,
+    offsets: list[int],
+    size: Sequence[int],
+    births: Sequence[int],
+    deaths: Sequence[int],
+    begin: Sequence[int],
+    end: Sequence[int],
+    short: float,
+    limit: int,
+) -> int:
+    """Place ``births`` (by begin) into ``offsets``; ``deaths`` ascend by end. Returns the waits, or -1: gave up."""
+    dead = waits = 0
+    for i in births:
+        now = begin[i]
+        while end[deaths[dead]] <= now:
+            gone = deaths[dead]
+            dead += 1
+            space.release(offsets[gone], offsets[gone] + size[gone])
+        off, wait = space.place(i, size[i], high=end[i] - now <= short)
+        if off + size[i] > limit:
+            return -1
+        offsets[i] = off
+        waits += wait
+    return waits
+
+
+class _Space:
+    """Holes of one slab, and who held each range of it last.
+
+    Invariant: ``_low`` ascends, holes neither touch nor overlap, and the last one is endless.
+    Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: nobody).
+    """
+
+    def __init__(self, floor: int, stack: Sequence[int], tops: Sequence[int], ordered: Ordered | None) -> None:
+        self._floor = floor
+        self._ordered = ordered
+        self._low = [tops[-1]]
+        self._high = [ENDLESS]
+        self._starts = [0, *tops]
+        self._holders = [*stack, -1]
+
+    def release(self, low: int, high: int) -> None:
+        """A buffer died: its bytes join the holes that they touch."""
+        lows, highs = self._low, self._high
+        k = bisect_left(lows, low)
+        left = k > 0 and highs[k - 1] == low
+        right = lows[k] == high if k < len(lows) else False
+        if left and right:
+            highs[k - 1] = highs[k]
+            del lows[k], highs[k]
+        elif left:
+            highs[k - 1] = high
+        elif right:
+            lows[k] = low
+        else:
+            lows.insert(k, low)
+            highs.insert(k, high)
+
+    def place(self, buffer: int, size: int, *, high: bool) -> tuple[int, int]:
+        """(offset, buffers to wait for): in the tightest hole under the floor, else where the last hole begins."""
+        lows, highs, floor = self._low, self._high, self._floor
+        best, room = -1, ENDLESS
+        for k, end in enumerate(highs):
+            free = (end if end < floor else floor) - lows[k]
+            if size <= free < room:
+                best, room = k, free
+                if free == size:
+                    break
+        if best < 0:
+            best = len(lows) - 1
+            off = lows[best]
+        else:
+            off = lows[best] + (room - size if high else 0)
+        waits = 0
+        if self._ordered is not None:
+            waits = self._waits(buffer, off, off + size)
+            if waits:
+                best, off, waits = self._better(buffer, size, best, off, waits)
+            self._hold(buffer, off, off + size)
+        self._take(best, off, off + size)
+        return off, waits
+
+    def _take(self, k: int, low: int, high: int) -> None:
+        lows, highs = self._low, self._high
+        begin, end = lows[k], highs[k]
+        if low == begin:
+            if high == end:
+                del lows[k], highs[k]
+            else:
+                lows[k] = high
+        else:
+            highs[k] = low
+            if high < end:
+                lows.insert(k + 1, high)
+                highs.insert(k + 1, end)
+
+    def _waits(self, buffer: int, low: int, high: int) -> int:
+        """How many of the last holders of these bytes ``buffer`` is not ordered after anyway."""
+        assert self._ordered is not None
+        first = bisect_right(self._starts, low) - 1
+        last = bisect_left(self._starts, high, first)
+        held = self._holders[first:last]
+        if len(held) == 1:
+            return 0 if held[0] < 0 or self._ordered(held[0], buffer) else 1
+        return sum(1 for k in set(held) if k >= 0 and not self._ordered(k, buffer))
+
+    def _better(self, buffer: int, size: int, best: int, off: int, waits: int) -> tuple[int, int, int]:
+        """The place under the floor with the fewest waits: ends of holes, and ends of the ranges held in them."""
+        floor, starts = self._floor, self._starts
+        for k, begin in enumerate(self._low):
+            end = min(self._high[k], floor)
+            if end - begin < size:
+                continue
+            places = [begin, end - size]
+            if end - begin > size:
+                a, b = bisect_right(starts, begin), bisect_left(starts, end)
+                for edge in starts[a:b][:8]:
+                    places += (edge, edge - size)
+            for place in places:
+                if begin <= place <= end - size:
+                    found = self._waits(buffer, place, place + size)
+                    if found < waits:
+                        best, off, waits = k, place, found
+                        if not waits:
+                            return best, off, waits
+        return best, off, waits
+
+    def _hold(self, buffer: int, low: int, high: int) -> None:
+        starts, holders = self._starts, self._holders
+        a = bisect_right(starts, low) - 1
+        b = bisect_left(starts, high, a) - 1
+        new_starts, new_holders = [low], [buffer]
+        if starts[a] < low:
+            new_starts.insert(0, starts[a])
+            new_holders.insert(0, holders[a])
+        if b + 1 == len(starts) or starts[b + 1] > high:
+            new_starts.append(high)
+            new_holders.append(holders[b])
+        starts[a : b + 1] = new_starts
+        holders[a : b + 1] = new_holders
