@@ -5,6 +5,7 @@ Bind once, run many: ``forward`` and ``backward`` only push prepared segments an
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ from weftplan import config, engine
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, EngineError, MXNetError, ShapeError
 from weftplan.executor.debug import debug_str
-from weftplan.executor.memory import PlannedMemory, SlabPool
+from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
+from weftplan.executor.pool import SlabPool
 from weftplan.executor.schedule import RunState, Step, StepBuilder
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
@@ -33,7 +35,8 @@ class Executor:
         arg_arrays, grad_arrays, aux_arrays: arrays in the order of the symbol's name lists (a gradient that is not
             wanted is None).
         outputs: arrays of the outputs; they live in planned memory and are overwritten by the next forward.
-        allocated_bytes: bytes of planned memory that this executor took from storage.
+        allocated_bytes: bytes of planned memory that storage had to give for this executor: all of its plan, or, where
+            it shares memory, what the executors before it did not have.
     """
 
     def __init__(
@@ -86,40 +89,56 @@ class Executor:
             self._head_grads.append(head)
         self._memory = PlannedMemory(planned, pool)
         self.allocated_bytes = self._memory.allocated_bytes
-        self._build(external)
-        self._monitor: Monitored | None = None
-        self._ran_training_forward = False
-        self._run = RunState(is_train=False)
-        self._engine = engine.get()
-
-    def _build(self, external: dict[int, NDArray]) -> None:
-        planned = self.planned
-        builder = StepBuilder(planned, self._memory, external)
-        steps = [builder.build(nid) for nid in planned.order]
-        split = planned.num_forward_nodes
-        self._forward_steps, self._backward_steps = steps[:split], steps[split:]
-        self.outputs = [builder.entry(eid) for eid in planned.outputs]
-        gradient_vars = {id(array.var) for array in self.grad_arrays if array is not None}
-
-        def ready(step: Step) -> bool:
-            return any(id(var) in gradient_vars for var in step.writes)
-
+        self._external = external
         training = bool(planned.gradients)
+        self._bulk = bool(config.get(f"MXNET_EXEC_BULK_EXEC_{'TRAIN' if training else 'INFERENCE'}"))
+        self._limits = [len(planned.order) + 1] * 2
         if training:
-            bulk = bool(config.get("MXNET_EXEC_BULK_EXEC_TRAIN"))
             most = int(config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"))
-            limits = [int(config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most) for way in ("FWD", "BWD")]
-        else:
-            bulk, limits = bool(config.get("MXNET_EXEC_BULK_EXEC_INFERENCE")), [len(steps) + 1] * 2
-        self._forward_segments = make_segments(self._forward_steps, limit=limits[0], bulk=bulk)
-        self._backward_segments = make_segments(self._backward_steps, limit=limits[1], bulk=bulk, ends_after=ready)
-        self._random = any(step.node.op is not None and step.node.op.random for step in steps)
+            self._limits = [
+                int(config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most) for way in ("FWD", "BWD")
+            ]
+        self._overlaps = planned.memory.num_reuse_edges > 0
+        self._prepared = False
+        self.outputs = self._prepare()
         output_vars = [array.var for array in self.outputs]
         inputs = {id(array.var) for array in external.values()}
         _, self._fence_vars = engine.dedupe(
             [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
         )
-        self._overlaps = planned.memory.num_reuse_edges > 0
+        # Weak, or the executor would own itself.
+        forget = weakref.WeakMethod(self._forget)
+        self._memory.placement.on_move = lambda: _call(forget)
+        self._monitor: Monitored | None = None
+        self._ran_training_forward = False
+        self._run = RunState(is_train=False)
+        self._engine = engine.get()
+
+    def _prepare(self) -> list[NDArray]:
+        """Make the calls of a run, on views at the addresses that planned memory has now; returns the outputs."""
+        planned = self.planned
+        builder = StepBuilder(planned, self._memory, self._external)
+        steps = [builder.build(nid) for nid in planned.order]
+        split = planned.num_forward_nodes
+        self._forward_steps, self._backward_steps = steps[:split], steps[split:]
+        gradient_vars = {id(array.var) for array in self.grad_arrays if array is not None}
+
+        def ready(step: Step) -> bool:
+            return any(id(var) in gradient_vars for var in step.writes)
+
+        self._forward_segments = make_segments(self._forward_steps, limit=self._limits[0], bulk=self._bulk)
+        self._backward_segments = make_segments(
+            self._backward_steps, limit=self._limits[1], bulk=self._bulk, ends_after=ready
+        )
+        self._random = any(step.node.op is not None and step.node.op.random for step in steps)
+        self._prepared = True
+        return [builder.entry(eid) for eid in planned.outputs]
+
+    def _forget(self) -> None:
+        """Planned memory has moved: drop every view of the old addresses. The next run prepares its calls again."""
+        self._prepared = False
+        self._forward_steps, self._backward_steps = [], []
+        self._forward_segments, self._backward_segments = [], []
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -136,6 +155,8 @@ class Executor:
             DTypeError: a value that is no array.
         """
         self._check_engine("forward")
+        if not self._prepared:
+            self._prepare()
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
             _copy_in(value, target)
         seed, counter = random.next_key(self.context) if self._random else (0, 0)
@@ -163,7 +184,7 @@ class Executor:
         if not self._ran_training_forward:
             raise MXNetError("backward: run forward(is_train=True) first; the last forward had is_train=False")
         self._check_engine("backward")
-        if not self._memory.pool.owned_by(self._memory):
+        if not self._memory.pool.owned_by(self._memory.placement):
             raise MXNetError(
                 "backward: another executor that shares this one's planned memory has run since this one's forward, so "
                 "what backward needs is overwritten; run forward(is_train=True) again"
@@ -179,6 +200,8 @@ class Executor:
                     f"in a loss operator such as SoftmaxOutput or make_loss"
                 )
             heads.append((_as_array(value, head, f"backward: the gradient of output {name!r}"), head))
+        if not self._prepared:
+            self._prepare()
         for value, head in heads:
             _copy_in(value, head)
         self._push(self._backward_segments, self._backward_steps)
@@ -193,8 +216,9 @@ class Executor:
         writes = self._fence_vars if self._overlaps else []
         if self._overlaps and self._monitor is not None:
             writes = [*writes, *(chunk.var for chunk in self._memory.chunks)]
-        if not pool.owned_by(self._memory):
-            before = pool.take_over(self._memory)
+        placement = self._memory.placement
+        if not pool.owned_by(placement):
+            before = pool.take_over(placement)
             if before:
                 writes = [*self._fence_vars, *before, *writes]
         if writes:
@@ -313,7 +337,7 @@ class Executor:
 
     @property
     def pool(self) -> SlabPool:
-        """The slabs of the plan, for executors that share them."""
+        """The memory of the plan, for executors that share it."""
         return self._memory.pool
 
     # -- looking in -----------------------------------------------------------------------------------------------
@@ -337,8 +361,9 @@ class Executor:
 
     def __repr__(self) -> str:
         return (
-            f"<Executor {self.output_names} on {self.context}: {len(self._forward_steps)} forward and "
-            f"{len(self._backward_steps)} backward nodes, {self.memory_plan.peak:,} planned bytes>"
+            f"<Executor {self.output_names} on {self.context}: {self.planned.num_forward_nodes} forward and "
+            f"{len(self.planned.order) - self.planned.num_forward_nodes} backward nodes, "
+            f"{self.memory_plan.peak:,} planned bytes>"
         )
 
 
@@ -368,6 +393,13 @@ def _copy_in(value: Any, target: NDArray) -> None:
 
 def _nothing() -> None:
     """The work of a fence."""
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a bound method if its object still exists."""
+    bound = method()
+    if bound is not None:
+        bound()
 
 
 def _by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:

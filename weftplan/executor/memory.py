@@ -1,108 +1,73 @@
-"""Planned memory made real: slabs from storage, one engine var per planned storage, typed views per entry.
-
-A :class:`SlabPool` may be shared by executors that never need their memory at once (reshape, bucketing): each takes
-what fits and adds what is missing. All operations of an executor *read* the pool's var; whoever starts a run after
-another executor's, or with a plan whose storages overlap in address, first *writes* it (see ``Executor.forward``), so
-the engine keeps runs apart without blocking the caller.
-
-Users' operations read arrays of an executor (its outputs, what a monitor saw) without knowing the pool: a run that
-takes the memory over from another executor therefore also writes the vars of that one's storages. Without that:
-
-1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
-2. executor B, which shares A's memory, runs, and writes over that output;
-3. the copy starts, and reads B's values.
-"""
+"""Planned memory made real: one engine var per planned storage, typed views per entry, at addresses in a pool."""
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections.abc import Sequence
 from typing import Any
 
-from weftplan.device.context import Context, cpu
-from weftplan.ndarray import Chunk, NDArray
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.executor.pool import Placement, SlabPool
+from weftplan.ndarray import NDArray
+from weftplan.planner.assemble import alignment_of
 from weftplan.planner.plan import PlannedGraph
 
+_WIDEST = 8
+"""Bytes of the widest element."""
 
-class SlabPool:
-    """Slabs that executors share, and the var that keeps their runs apart.
 
-    The pool keeps no slab alive, its executors do: one that grows by :meth:`Executor.reshape`, step by step, does not
-    collect a slab for every size it ever had.
+def place(planned: PlannedGraph) -> Placement:
+    """The slabs of the plan one behind the other on each device, so that what they need is the sum of their sizes.
+
+    Sizes that are no multiples of the alignment (``compat="mxnet"``) come last, those divisible by the larger powers
+    of two first: no room is lost, and every element lies at a multiple of its size. Only a storage of mixed dtypes
+    whose size fits the narrow ones alone costs padding.
     """
-
-    def __init__(self) -> None:
-        self._slabs: list[weakref.ref[Chunk]] = []
-        # A chunk, because the engine must delete the var when the last executor is gone.
-        self._gate = Chunk(cpu(0), 0, name="slab pool")
-        self.var = self._gate.var
-        self._owner: int = 0
-        self._chunks: Sequence[Chunk] = ()
-
-    @property
-    def slabs(self) -> list[Chunk]:
-        """The slabs that some executor still uses."""
-        return [slab for slab in (ref() for ref in self._slabs) if slab is not None]
-
-    def owned_by(self, memory: PlannedMemory) -> bool:
-        """True when the last run in this memory was one of ``memory``'s executor."""
-        return self._owner == memory.serial
-
-    def take_over(self, memory: PlannedMemory) -> list[Any]:
-        """Make ``memory`` the owner; returns the vars of the storages of the owner before it (none: no run yet)."""
-        before, self._owner, self._chunks = self._chunks, memory.serial, memory.chunks
-        return [chunk.var for chunk in before]
-
-    def take(self, needs: list[tuple[Context, int]]) -> tuple[list[Chunk], int]:
-        """One slab per need, each at least that large and on that device; (slabs, bytes newly allocated).
-
-        Largest need first; of the slabs that fit, the smallest. A slab serves one need of a call.
-        """
-        free = self.slabs
-        self._slabs = [weakref.ref(slab) for slab in free]
-        taken: dict[int, Chunk] = {}
-        fresh = 0
-        for i in sorted(range(len(needs)), key=lambda k: -needs[k][1]):
-            ctx, nbytes = needs[i]
-            fitting = [slab for slab in free if slab.context == ctx and slab.nbytes >= nbytes]
-            if fitting:
-                best = min(fitting, key=lambda slab: slab.nbytes)
-                free.remove(best)
-            else:
-                best = Chunk(ctx, nbytes, name="planned")
-                fresh += best.nbytes
-                self._slabs.append(weakref.ref(best))
-            taken[i] = best
-        return [taken[i] for i in range(len(needs))], fresh
+    plan = planned.memory
+    contexts = [plan.contexts[int(device)] for device in plan.slab_device]
+    sizes = plan.slab_nbytes.tolist()
+    units = [plan.options.alignment or alignment_of(ctx) for ctx in contexts]
+    divisors = [min(size & -size or unit, unit) for size, unit in zip(sizes, units, strict=True)]
+    aligned_to = list(divisors)
+    if divisors != units:
+        for eid in np.flatnonzero(plan.entry_storage >= 0).tolist():
+            slab = int(plan.storage_slab[plan.entry_storage[eid]])
+            aligned_to[slab] = max(aligned_to[slab], planned.dtypes[eid].itemsize)
+        for storage in np.unique(plan.workspace_storage[plan.workspace_storage >= 0]).tolist():
+            slab = int(plan.storage_slab[storage])
+            aligned_to[slab] = max(aligned_to[slab], _WIDEST)
+    needs: dict[Context, int] = dict.fromkeys(contexts, 0)
+    start = [0] * plan.num_slabs
+    for slab in sorted(range(plan.num_slabs), key=lambda slab: -divisors[slab]):
+        ctx = contexts[slab]
+        start[slab] = -(-needs[ctx] // aligned_to[slab]) * aligned_to[slab]
+        needs[ctx] = start[slab] + sizes[slab]
+    offsets, nbytes = plan.storage_offset.tolist(), plan.storage_nbytes.tolist()
+    return Placement(
+        [(contexts[slab], start[slab] + offsets[s], nbytes[s]) for s, slab in enumerate(plan.storage_slab.tolist())],
+        needs,
+    )
 
 
 class PlannedMemory:
-    """Chunks of every planned storage of one executor.
+    """The planned storages of one executor.
+
+    Args:
+        planned: graph and plan.
+        pool: where they lie; None: in a pool of their own.
 
     Attributes:
-        pool: the slab pool.
-        allocated_bytes: bytes that this executor took from storage (0 when the pool had everything).
+        pool: the pool.
+        placement: where they lie in it.
+        allocated_bytes: bytes by which the pool has grown for them (0 when it was large enough).
         chunks: per storage id, the chunk with its var.
-        serial: a number that no other planned memory of this process has.
     """
 
-    _serials = itertools.count(1)
-
     def __init__(self, planned: PlannedGraph, pool: SlabPool | None = None) -> None:
-        self.serial = next(self._serials)
         self.pool = SlabPool() if pool is None else pool
-        plan = planned.memory
-        needs = [(plan.contexts[plan.slab_device[i]], int(n)) for i, n in enumerate(plan.slab_nbytes)]
-        slabs, self.allocated_bytes = self.pool.take(needs)
-        self._slabs = slabs
-        whole = pool is None
-        self.chunks: list[Chunk] = []
-        for s in range(plan.num_storages):
-            slab = slabs[plan.storage_slab[s]]
-            offset, nbytes = int(plan.storage_offset[s]), int(plan.storage_nbytes[s])
-            alone = whole and offset == 0 and nbytes == slab.nbytes
-            self.chunks.append(slab if alone else slab.part(offset, nbytes))
+        self.placement = place(planned)
+        self.allocated_bytes = self.pool.join(self.placement)
+        self.chunks = self.placement.chunks
         self._planned = planned
 
     def entry(self, eid: int) -> NDArray:

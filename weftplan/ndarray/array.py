@@ -110,7 +110,9 @@ class NDArray:
         """
         view = self._typed
         if view is None:
-            view = self._typed = typed(self.chunk.raw, self.offset, self.shape, self.dtype)
+            view = typed(self.chunk.raw, self.offset, self.shape, self.dtype)
+            if not self.chunk.movable:
+                self._typed = view
         return view
 
     # -- waiting and looking --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Chunk:
     """
 
     __slots__ = ("__weakref__", "_raw", "_release", "context", "engine", "name", "nbytes", "var")
+    movable = False
+    """True where the memory may change: typed views of it must not be kept beyond an operation."""
 
     def __init__(self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None) -> None:
         if _dead:
@@ -82,6 +84,17 @@ class Chunk:
         return self._raw
 
     @property
+    def keeper(self) -> object:
+        """What keeps the bytes that :attr:`raw` has now from going back to storage, even if the chunk moves."""
+        return self._release
+
+    def close(self) -> None:
+        """Give the memory back now: for owners that know that no operation is pending and nobody else looks at it."""
+        release, self._release, self._raw = self._release, _nothing, None
+        if release is not None:
+            release()
+
+    @property
     def allocated(self) -> bool:
         """False for a delayed chunk that nobody has used yet."""
         return self._raw is not None
@@ -105,7 +118,7 @@ class Chunk:
         return Chunk._over(self.context, self.raw[offset : offset + nbytes], self, self.name)
 
     @classmethod
-    def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Chunk:
+    def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Self:
         if _dead:
             drain()
         chunk = cls.__new__(cls)
@@ -126,6 +139,41 @@ class Chunk:
 
     def __repr__(self) -> str:
         return f"<Chunk {self.name or ''} of {self.nbytes:,} bytes on {self.context}>"
+
+
+class MovableChunk(Chunk):
+    """A range of somebody's memory that may be put elsewhere; the var, and with it every array on it, stays."""
+
+    __slots__ = ()
+    movable = True
+
+    @classmethod
+    def over(cls, ctx: Context, raw: Any, owner: Any, *, name: str | None = None) -> Self:
+        """A chunk of the bytes ``raw`` (flat uint8), which ``owner`` keeps from going back to storage; the chunk holds
+        ``owner`` until the var's last operation."""
+        return cls._over(ctx, raw, owner, name)
+
+    def move(self, raw: Any, owner: Any) -> None:
+        """From now on the bytes are ``raw``, of the same size, kept by ``owner``; the caller has copied the contents.
+
+        Only while no operation on the var is pending: one that was pushed before may have taken the old bytes.
+
+        Raises:
+            MXNetError: another size.
+        """
+        if raw.nbytes != self.nbytes:
+            raise MXNetError(f"{self!r} cannot move to {raw.nbytes:,} bytes: the sizes must be equal")
+        self._raw, self._release = raw, partial(_let_go, owner)
+
+    def leave(self) -> None:
+        """Let go of the bytes; until the next :meth:`move` the chunk cannot be used."""
+        self._raw = self._release = None
+
+    def _allocate(self) -> None:
+        raise OutOfMemoryError(
+            f"{self!r} has lost its memory: it was given back to make room for a larger executor of the same pool, and "
+            f"could not be taken again; free memory and bind again"
+        )
 
 
 def _let_go(owner: Any) -> None:

@@ -23,25 +23,28 @@ if TYPE_CHECKING:
 class _HostKeeper:
     """Looks like the bytes to NumPy, and keeps the chunk."""
 
-    __slots__ = ("__array_interface__", "chunk")
+    __slots__ = ("__array_interface__", "kept")
 
     def __init__(self, array: NDArray) -> None:
-        self.chunk = array.chunk
+        self.kept = array.chunk, array.chunk.keeper
         self.__array_interface__ = array.raw().__array_interface__
 
 
 class _CudaKeeper:
     """Looks like the bytes to CuPy, and keeps the chunk."""
 
-    __slots__ = ("__cuda_array_interface__", "chunk")
+    __slots__ = ("__cuda_array_interface__", "kept")
 
     def __init__(self, array: NDArray) -> None:
-        self.chunk = array.chunk
+        self.kept = array.chunk, array.chunk.keeper
         self.__cuda_array_interface__ = array.raw().__cuda_array_interface__
 
 
 def export(array: NDArray) -> Any:
-    """A NumPy or CuPy array on the same memory, which keeps that memory; waits for everything pending."""
+    """A NumPy or CuPy array on the same memory, which keeps that memory; waits for everything pending.
+
+    Planned memory of an executor moves when a larger executor joins its pool; what was exported before stays as it was.
+    """
     array.wait_to_write()
     if array.context.device_type == "gpu":
         return device.get(array.context).xp.asarray(_CudaKeeper(array))

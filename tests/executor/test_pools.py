@@ -1,0 +1,344 @@
+"""Pools of planned memory: in every order of binding they hold what the largest executor needs, and no bit changes."""
+
+import gc
+import itertools
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, engine, planner, storage
+from weftplan.device.simulated import configure
+from weftplan.errors import BindError, MXNetError, OutOfMemoryError
+from weftplan.models.lstm import begin_states, lstm
+from weftplan.storage.adaptors import PoisonResource
+from weftplan.storage.raw import RawResource
+
+ENGINES = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"]
+LENGTHS = (2, 3, 5)
+HIDDEN, CLASSES, BATCH = 8, 11, 4
+
+
+@pytest.fixture(params=ENGINES)
+def driver(request):
+    """Each engine as the current one."""
+    options = {} if request.param in ("NaiveEngine", "Simulator") else {"cpu_workers": 3}
+    chosen = engine.create(request.param, **options)
+    with engine.using(chosen):
+        yield chosen
+        chosen.wait_for_all()
+    chosen.stop()
+
+
+def bucket(length, ctx, shared=None, **options):
+    """An executor of an LSTM language model for sequences of ``length``; parameters are those of ``shared``."""
+    net = lstm(CLASSES, steps=length, layers=1, hidden=HIDDEN)
+    shapes = {"data": (BATCH, length), "softmax_label": (BATCH, length), **begin_states(BATCH, layers=1, hidden=HIDDEN)}
+    names = [name for name in net.list_arguments() if name not in shapes]
+    return net.simple_bind(
+        ctx,
+        grad_req=dict.fromkeys(names, "write"),
+        shared_exec=shared,
+        shared_arg_names=names if shared is not None else None,
+        plan_options=planner.PlanOptions.from_environment(**options),
+        **shapes,
+    )
+
+
+def load(executor, length):
+    """Fixed weights, and data that depend on the length alone."""
+    seeded = np.random.default_rng(0)
+    for name in sorted(executor.grad_dict):
+        if executor.grad_dict[name] is not None:
+            executor.arg_dict[name][:] = seeded.standard_normal(executor.arg_dict[name].shape).astype("float32")
+    mine = np.random.default_rng(length)
+    executor.arg_dict["data"][:] = mine.integers(0, CLASSES, (BATCH, length)).astype("float32")
+    executor.arg_dict["softmax_label"][:] = mine.integers(0, CLASSES, (BATCH, length)).astype("float32")
+
+
+def values(executor):
+    """The outputs and gradients."""
+    return [array.asnumpy() for array in (*executor.outputs, *executor.grad_arrays) if array is not None]
+
+
+def expected(length, ctx, **options):
+    """(values, planned bytes) of an executor that shares with nobody."""
+    alone = bucket(length, ctx, **options)
+    load(alone, length)
+    alone.forward(is_train=True)
+    alone.backward()
+    return values(alone), alone.memory_plan.peak
+
+
+def same(got, want):
+    """Equal to the bit."""
+    return all(a.tobytes() == b.tobytes() for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "arena", "match_range", "none"])
+@pytest.mark.parametrize("ctx", [mx.cpu(), mx.sim(3)], ids=str)
+def test_bytes_and_bits_do_not_depend_on_the_order_of_binding(driver, ctx, strategy):
+    """Buckets bound in every order, run between the bindings and interleaved after them.
+
+    bind a, run a, forward a, bind b (perhaps larger: a moves), backward a, run b, …, then all of them, twice around.
+    """
+    wanted = {length: expected(length, ctx, strategy=strategy) for length in LENGTHS}
+    need = max(peak for _, peak in wanted.values())
+    for order in itertools.permutations(LENGTHS):
+        bound, fresh = {}, 0
+        last = None
+        for length in order:
+            if last is not None:
+                load(bound[last], last)
+                bound[last].forward(is_train=True)
+            executor = bucket(length, ctx, shared=bound.get(last), strategy=strategy)
+            if last is not None:
+                bound[last].backward()
+                assert same(values(bound[last]), wanted[last][0]), order
+            bound[length], last = executor, length
+            fresh += executor.allocated_bytes
+            assert executor.pool.nbytes == {ctx: max(wanted[seen][1] for seen in bound)}
+        assert bound[last].pool.nbytes == {ctx: need}
+        assert fresh == need
+        for length in (*order, *reversed(order)):
+            load(bound[length], length)
+            bound[length].forward(is_train=True)
+            bound[length].backward()
+            assert same(values(bound[length]), wanted[length][0]), (order, length)
+
+
+def chain(size, ctx, shared=None, **options):
+    """An executor of ``sqrt(exp(data)) ** 2``: planned arrays of ``size`` floats."""
+    net = mx.sym.square(mx.sym.sqrt(mx.sym.exp(mx.sym.Variable("data"))))
+    chosen = planner.PlanOptions.from_environment(strategy="none", enable_inplace=False, **options)
+    return net.simple_bind(ctx, data=(size,), grad_req="null", shared_exec=shared, plan_options=chosen)
+
+
+def held_bytes(ctx):
+    """Bytes that storage has given out on ``ctx``, once everything dead has been handed back."""
+    for _ in range(4):  # a chunk's release may let go of its block, whose release comes a drain later
+        mx.nd.zeros((1,), ctx=ctx).wait_to_read()
+        engine.get().wait_for_all()
+    return storage.get(ctx).statistics().requested_bytes
+
+
+@pytest.fixture
+def two_workers():
+    """A threaded engine that can run two operations at once."""
+    chosen = engine.create("ThreadedEngine", cpu_workers=2)
+    with engine.using(chosen):
+        yield chosen
+        chosen.wait_for_all()
+    chosen.stop()
+
+
+def test_binding_waits_for_who_still_reads_the_memory_that_moves(two_workers):
+    """A reader of A's output is under way when B is bound, for which A has to move.
+
+    A.forward, [reader ... gate opens when B's bind begins to wait ... reads], bind B returns only here
+    """
+    small = chain(300, mx.cpu())
+    held = small.forward(data=np.ones(300, "float32"))[0]
+    started, gate, bound, kept = threading.Event(), threading.Event(), threading.Event(), mx.nd.zeros((300,))
+    kept.wait_to_read()
+    seen = []
+
+    def slow():
+        started.set()
+        assert gate.wait(20)
+        seen.append(bound.wait(0.3))  # a bind that does not wait is done long before
+        kept.raw()[...] = held.raw()
+
+    two_workers.push(slow, [held.var], [kept.var], mx.cpu(), name="slow reader")
+    assert started.wait(20)
+    settle = small.pool._settle
+
+    def settling():
+        gate.set()
+        settle()
+
+    small.pool._settle = settling
+    large = chain(3000, mx.cpu(), small)
+    bound.set()
+    large.forward(data=np.full(3000, 2, "float32"))
+    np.testing.assert_allclose(kept.asnumpy(), np.e, rtol=1e-5)
+    assert seen == [False]
+
+
+def test_arrays_of_an_executor_that_moved_are_still_its_arrays():
+    """Outputs and views of them, taken before the move, show the last run after it, and later runs too."""
+    small = chain(300, mx.cpu())
+    small.forward(data=np.ones(300, "float32"))
+    out = small.outputs[0]
+    view = out[10:20]
+    before = out.raw().__array_interface__["data"][0]
+    large = chain(3000, mx.cpu(), small)
+    assert out.raw().__array_interface__["data"][0] != before
+    np.testing.assert_allclose(out.asnumpy(), np.e, rtol=1e-5)
+    np.testing.assert_allclose(view.asnumpy(), np.e, rtol=1e-5)
+    assert small.outputs[0] is out
+    small.forward(data=np.full(300, 2, "float32"))
+    np.testing.assert_allclose(view.asnumpy(), np.e**2, rtol=1e-5)
+    np.testing.assert_allclose(large.forward(data=np.zeros(3000, "float32"))[0].asnumpy(), 1)
+
+
+def test_an_exported_array_keeps_the_block_that_it_came_from():
+    """What another library holds is neither moved nor given to somebody else; dropped, it goes back to storage."""
+    ctx = mx.cpu(61)
+    start = held_bytes(ctx)
+    small = chain(300, ctx)
+    small.forward(data=np.ones(300, "float32"))
+    foreign = np.from_dlpack(small.outputs[0])
+    before, small_bytes = foreign.copy(), small.memory_plan.peak
+    large = chain(3000, ctx, small)
+    data = small.arg_arrays[0].nbytes + large.arg_arrays[0].nbytes
+    for executor in (small, large):
+        executor.forward(data=np.zeros(executor.arg_arrays[0].shape, "float32"))[0].wait_to_read()
+    held = [mx.nd.zeros((300,), ctx=ctx) for _ in range(8)]  # would take the block if it were free
+    mx.nd.waitall()
+    assert foreign.tobytes() == before.tobytes()
+    del held
+    assert held_bytes(ctx) - start == large.memory_plan.peak + data + small_bytes
+    del foreign
+    gc.collect()
+    assert held_bytes(ctx) - start == large.memory_plan.peak + data
+
+
+def test_no_view_of_memory_that_was_given_back_is_kept():
+    """Prepared calls hold views: after a move nothing keeps the old bytes alive, not even before the next run."""
+    ctx = mx.cpu(62)
+    with storage.using(RawResource(device.get(ctx))):
+        small = chain(300, ctx)
+        small.forward(data=np.ones(300, "float32"))[0].wait_to_read()
+        owner = small.outputs[0].raw()
+        while owner.base is not None:
+            owner = owner.base
+        alive = weakref.ref(owner)
+        del owner
+        assert alive() is not None
+        large = chain(3000, ctx, small)
+        assert alive() is None
+        small.forward(data=np.zeros(300, "float32"))[0].wait_to_read()
+        del small, large
+        held_bytes(ctx)
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_failure_survives_the_move(driver, raised):
+    """An error that an output carries is neither swallowed nor raised by binding; who reads the output gets it."""
+    small = chain(300, mx.cpu())
+    small.forward(data=np.ones(300, "float32"))[0].wait_to_read()
+    out = small.outputs[0]
+
+    def fail():
+        raise ZeroDivisionError("on purpose")
+
+    if driver.kind == "NaiveEngine":
+        with pytest.raises(ZeroDivisionError):
+            engine.get().push(fail, (), [out.var], mx.cpu())
+    else:
+        engine.get().push(fail, (), [out.var], mx.cpu())
+    if raised:
+        with pytest.raises(ZeroDivisionError):
+            out.wait_to_read()
+    large = chain(3000, mx.cpu(), small)
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        out.asnumpy()
+    np.testing.assert_allclose(small.forward(data=np.ones(300, "float32"))[0].asnumpy(), np.e, rtol=1e-5)
+    np.testing.assert_allclose(large.forward(data=np.ones(3000, "float32"))[0].asnumpy(), np.e, rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["lazy", "random"])
+def test_a_device_without_room_for_both_blocks(order):
+    """The larger block fits alone only: contents wait on the host. Too large for that: nothing has changed."""
+    ctx = mx.sim(4)
+    with storage.using(PoisonResource(RawResource(device.get(ctx)))):
+        small = chain(3000, ctx)
+        data = mx.nd.ones((3000,), ctx=ctx)
+        out = small.forward(data=data)[0]
+        arguments = 5000 * 4
+        room = device.get(ctx).used + arguments
+        place = configure(4, capacity=room + small.memory_plan.peak, order=order, seed=1)
+        try:
+            large = chain(5000, ctx, small)
+            assert large.pool.nbytes == {ctx: large.memory_plan.peak}
+            assert place.used == room - small.memory_plan.peak + large.memory_plan.peak
+            np.testing.assert_allclose(out.asnumpy(), np.e, rtol=1e-5)
+            with pytest.raises(OutOfMemoryError):
+                chain(7000, ctx, small)
+            assert large.pool.nbytes == {ctx: large.memory_plan.peak}
+            np.testing.assert_allclose(out.asnumpy(), np.e, rtol=1e-5)
+            np.testing.assert_allclose(small.forward(data=data * 2)[0].asnumpy(), np.e**2, rtol=1e-5)
+            np.testing.assert_allclose(large.forward()[0].asnumpy(), 1)
+        finally:
+            del small, large, data, out
+            held_bytes(ctx)
+            configure(4, capacity=4 << 30, order="lazy")
+
+
+def test_every_device_of_a_pool_grows_on_its_own():
+    """Two groups on two devices: each block is as large as the largest need on that device, whoever has it."""
+    groups = {"a": mx.cpu(63), "b": mx.cpu(64)}
+
+    def bound(left, right, shared=None):
+        with mx.AttrScope(ctx_group="a"):
+            one = mx.sym.exp(mx.sym.square(mx.sym.Variable("x")))
+        with mx.AttrScope(ctx_group="b"):
+            two = mx.sym.exp(mx.sym.square(mx.sym.Variable("y")))
+        options = planner.PlanOptions.from_environment(enable_inplace=False)
+        return mx.sym.Group([one, two]).simple_bind(
+            mx.cpu(), grad_req="null", group2ctx=groups, shared_exec=shared, plan_options=options, x=left, y=right
+        )
+
+    shapes = [((10,), (5000,)), ((4000,), (20,)), ((300,), (300,))]
+    needs = [bound(*shape).memory_plan.peak_by_device for shape in shapes]
+    want = {ctx: max(need.get(ctx, 0) for need in needs) for ctx in groups.values()}
+    for order in itertools.permutations(shapes):
+        executors = []
+        for shape in order:
+            executors.append(bound(*shape, executors[-1] if executors else None))
+            executors[-1].forward(x=np.zeros(shape[0], "float32"), y=np.ones(shape[1], "float32"))
+        assert executors[0].pool.nbytes == want
+        for executor in executors:
+            left, right = executor.forward()
+            assert (left.asnumpy() == 1).all()
+            np.testing.assert_allclose(right.asnumpy(), np.e, rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_sizes_that_are_no_multiples_of_the_alignment_lie_side_by_side(length):
+    """MXNet's own plans count no padding, and none is allocated; every element is at a multiple of its size."""
+    x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
+    wide = mx.sym.sum(mx.sym.Cast(mx.sym.exp(y), dtype="float64"))
+    byte = mx.sym.Cast(mx.sym.square(x), dtype="uint8")
+    net = mx.sym.Group([byte, wide, mx.sym.exp(mx.sym.sqrt(mx.sym.square(y)))])
+    options = planner.PlanOptions.from_environment(strategy="match_range", match_range=0, compat="mxnet")
+    executor = net.simple_bind(mx.cpu(), grad_req="null", x=(5, length), y=(length,), plan_options=options)
+    assert executor.allocated_bytes == executor.memory_plan.peak
+    outputs = executor.forward(x=np.full((5, length), 3, "float32"), y=np.ones(length, "float32"))
+    assert all(out.raw().flags.aligned for out in outputs)
+    assert (outputs[0].asnumpy() == 9).all()
+    np.testing.assert_allclose(outputs[1].asnumpy(), np.e * length, rtol=1e-6)
+    np.testing.assert_allclose(outputs[2].asnumpy(), np.e, rtol=1e-6)
+
+
+def test_a_pool_belongs_to_one_engine():
+    """Executors of two engines cannot share: their operations would not wait for each other."""
+    first = chain(30, mx.cpu())
+    with engine.using(engine.create("NaiveEngine")), pytest.raises(BindError, match=r"shared_exec was bound under"):
+        chain(40, mx.cpu(), first)
+    assert first.pool.nbytes == {mx.cpu(): first.memory_plan.peak}
+
+
+def test_backward_after_the_owner_is_lost_is_refused():
+    """A pool that grew still knows whose values it holds."""
+    first = bucket(2, mx.cpu())
+    load(first, 2)
+    first.forward(is_train=True)
+    second = bucket(5, mx.cpu(), first)
+    load(second, 5)
+    second.forward(is_train=True)
+    with pytest.raises(MXNetError, match=r"another executor that shares"):
+        first.backward()

@@ -1,0 +1,254 @@
+"""Memory that executors share: one block per device, as large as the largest of them needs.
+
+Executors that never need their memory at once (reshape, bucketing) share a :class:`SlabPool`. Each lays its slabs one
+behind the other from the start of the block. What the pool holds is the most that any of its executors has needed, in
+whatever order they were bound: when a larger one joins, the block is replaced and the others move, contents and all.
+
+A move happens on the thread that binds:
+
+1. an operation that writes every var of the pool's executors is pushed and waited for: nothing is pending then, on
+   streams neither, and nobody but that thread pushes;
+2. the new block is filled with what the last run left, since its outputs may still be read, or its backward run;
+3. every storage's chunk is pointed at its new bytes, and prepared calls, which hold views of the old ones, are dropped
+   (an executor makes them again before its next run);
+4. the old block goes back to storage, unless an array that was exported from it is still held by somebody.
+
+All executors of a pool must be used by one thread at a time.
+
+All operations of an executor *read* the pool's var; whoever starts a run after another executor's, or with a plan
+whose storages overlap in address, first *writes* it (see ``Executor.forward``), so the engine keeps runs apart without
+blocking the caller. Users' operations read arrays of an executor (its outputs, what a monitor saw) without knowing the
+pool: a run that takes the memory over from another executor therefore also writes the vars of that one's storages.
+Without that:
+
+1. executor A runs; the user pushes a copy of A's output, which waits for a slow destination;
+2. executor B, which shares A's memory, runs, and writes over that output;
+3. the copy starts, and reads B's values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan import device, engine
+from weftplan.device.context import Context, cpu
+from weftplan.engine import FnProperty
+from weftplan.errors import BindError, OutOfMemoryError
+from weftplan.ndarray.chunk import Chunk, MovableChunk, drain, push
+
+
+class Placement:
+    """Where the storages of one executor lie in the blocks of a pool.
+
+    Attributes:
+        chunks: per storage, its bytes and its var.
+        needs: bytes from the start of the block, per device.
+    """
+
+    __slots__ = ("__weakref__", "_where", "chunks", "needs", "on_move")
+
+    def __init__(self, where: list[tuple[Context, int, int]], needs: Mapping[Context, int]) -> None:
+        self._where = where
+        """Per storage: device, offset in the block, bytes."""
+        self.needs = dict(needs)
+        self.chunks: list[MovableChunk] = []
+        self.on_move: Callable[[], object] | None = None
+        """Called when addresses have changed; must hold no strong reference to the executor."""
+
+    def put(self, blocks: Mapping[Context, Block]) -> None:
+        """Point the chunks at the blocks of these devices; the first time they are made, which takes all blocks."""
+        if not self.chunks:
+            self.chunks = [
+                MovableChunk.over(ctx, blocks[ctx].raw[at : at + size], blocks[ctx], name="planned")
+                for ctx, at, size in self._where
+            ]
+            return
+        for chunk, (ctx, at, size) in zip(self.chunks, self._where, strict=True):
+            block = blocks.get(ctx)
+            if block is not None:
+                chunk.move(block.raw[at : at + size], block)
+        if self.on_move is not None:
+            self.on_move()
+
+    def leave(self, ctx: Context) -> None:
+        """The storages on ``ctx`` have no memory any more."""
+        for chunk in self.chunks:
+            if chunk.context == ctx:
+                chunk.leave()
+        if self.on_move is not None:
+            self.on_move()
+
+
+class Block:
+    """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block that
+    nobody refers to can be closed at once."""
+
+    __slots__ = ("__weakref__", "chunk")
+
+    def __init__(self, ctx: Context, nbytes: int) -> None:
+        self.chunk = Chunk(ctx, nbytes, name="planned")
+
+    @property
+    def raw(self) -> Any:
+        return self.chunk.raw
+
+    @property
+    def nbytes(self) -> int:
+        return self.chunk.nbytes
+
+
+class SlabPool:
+    """Blocks that executors share, and the var that keeps their runs apart. It lives as long as its executors."""
+
+    def __init__(self) -> None:
+        # A chunk, because the engine must delete the var when the last executor is gone.
+        self._gate = Chunk(cpu(0), 0, name="slab pool")
+        self.var = self._gate.var
+        self._blocks: dict[Context, Block] = {}
+        self._members: list[weakref.ref[Placement]] = []
+        self._owner: Placement | None = None
+        """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
+
+    @property
+    def nbytes(self) -> dict[Context, int]:
+        """Bytes held, per device."""
+        return {ctx: block.nbytes for ctx, block in self._blocks.items()}
+
+    def owned_by(self, placement: Placement) -> bool:
+        """True when the last run in this memory was that of ``placement``'s executor."""
+        return self._owner is placement
+
+    def take_over(self, placement: Placement) -> list[Any]:
+        """Make ``placement`` the owner; returns the vars of the storages of the owner before it (none: no run yet)."""
+        before, self._owner = self._owner, placement
+        return [] if before is None else [chunk.var for chunk in before.chunks]
+
+    def join(self, placement: Placement) -> int:
+        """Make room for ``placement`` and give it its chunks; returns the bytes by which the pool has grown.
+
+        Raises:
+            OutOfMemoryError: no room; every executor of the pool goes on as before.
+            WaitInWorkerError: the pool must grow, and this is called inside an engine operation.
+            BindError: the pool belongs to another engine.
+        """
+        if self._gate.engine is not engine.get():
+            raise BindError(
+                f"shared_exec was bound under {self._gate.engine!r}, the current engine is {engine.get()!r}; bind "
+                f"without shared_exec, or under the same engine"
+            )
+        self._members = [ref for ref in self._members if ref() is not None]
+        others = self._placements()
+        before = self.nbytes
+        # A block that is missing although others need it was lost when memory ran out: all of them get it back.
+        short = {
+            ctx: max(nbytes, *(other.needs.get(ctx, 0) for other in others), 0)
+            for ctx, nbytes in placement.needs.items()
+            if nbytes > before.get(ctx, -1)
+        }
+        if not before.keys().isdisjoint(short):
+            self._settle()
+        for ctx, nbytes in short.items():
+            self._grow(ctx, nbytes)
+        fresh = sum(nbytes - before.get(ctx, 0) for ctx, nbytes in short.items())
+        placement.put(self._blocks)
+        self._members.append(weakref.ref(placement))
+        return fresh
+
+    def _placements(self) -> list[Placement]:
+        """The placements that somebody may still use."""
+        living = [member for member in (ref() for ref in self._members) if member is not None]
+        if self._owner is not None and self._owner not in living:
+            living.append(self._owner)
+        return living
+
+    def _settle(self) -> None:
+        """Block until no operation on the pool's memory is pending, failed ones included; raises no failure."""
+        done = Chunk(cpu(0), 0, name="settled")
+        touched = [done.var, self.var, *(chunk.var for member in self._placements() for chunk in member.chunks)]
+        # The property of deletes: it runs whatever has failed, and leaves failures on the vars as they are.
+        push(_nothing, (), touched, cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
+        done.engine.wait_for_var(done.var)
+
+    def _grow(self, ctx: Context, nbytes: int) -> None:
+        """Make the block on ``ctx`` one of ``nbytes``; nothing is pending."""
+        if ctx not in self._blocks:
+            self._install(ctx, Block(ctx, nbytes))
+            return
+        before = self.nbytes[ctx]
+        kept = None
+        if self._owner is not None:
+            try:
+                new = Block(ctx, nbytes)
+            except OutOfMemoryError:
+                # No room for both at once: the contents wait on the host.
+                kept = np.empty(before, np.uint8)
+                _copy(ctx, kept, self._blocks[ctx].raw)
+            else:
+                _copy(ctx, new.raw[:before], self._blocks[ctx].raw)
+                self._give_back(ctx, lambda: self._install(ctx, new))
+                return
+        old = self._give_back(ctx, lambda: self._vacate(ctx))
+        try:
+            new = Block(ctx, nbytes)
+        except OutOfMemoryError:
+            self._restore(ctx, before, old, kept)
+            raise
+        self._refill(ctx, new, kept)
+
+    def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[Block], kept: Any) -> None:
+        """After a failure: the old block, if an exported array keeps it, or one like it."""
+        try:
+            self._refill(ctx, old() or Block(ctx, nbytes), kept)
+        except OutOfMemoryError:
+            self._owner = None  # its values are lost; who joins next brings the block back
+            raise
+
+    def _refill(self, ctx: Context, block: Block, kept: Any) -> None:
+        if kept is not None:
+            _copy(ctx, block.raw[: kept.nbytes], kept)
+        self._install(ctx, block)
+
+    def _install(self, ctx: Context, block: Block) -> None:
+        """Everybody's storages on ``ctx`` lie in ``block`` from now on."""
+        self._blocks[ctx] = block
+        for member in self._placements():
+            member.put({ctx: block})
+
+    def _vacate(self, ctx: Context) -> None:
+        """The storages on ``ctx`` have no memory until the next :meth:`_install`."""
+        del self._blocks[ctx]
+        for member in self._placements():
+            member.leave(ctx)
+
+    def _give_back(self, ctx: Context, leave: Callable[[], object]) -> weakref.ref[Block]:
+        """Call ``leave``, after which no storage lies in the block on ``ctx``, and give that block back to storage.
+
+        Where an exported array holds it, it goes back with that; the result says so.
+        """
+        held, chunk = weakref.ref(self._blocks[ctx]), self._blocks[ctx].chunk
+        leave()
+        if held() is not None:
+            # Chunks of executors that are gone may hold it too, until the engine has deleted their vars.
+            drain()
+            done = Chunk(cpu(0), 0, name="drained")
+            push(_nothing, (), (done.var,), ctx, name="drain")
+            done.engine.wait_for_var(done.var)
+        if held() is None:
+            chunk.close()
+        return held
+
+
+def _copy(ctx: Context, target: Any, source: Any) -> None:
+    """Copy bytes between the device and itself or the host, and wait for that."""
+    done = Chunk(cpu(0), 0, name="moved")
+    engine.get().push(partial(device.get(ctx).copy, target, source), (), (done.var,), ctx, name="move planned memory")
+    done.engine.wait_for_var(done.var)
+
+
+def _nothing() -> None:
+    """The work of an operation that only waits."""
