@@ -107,9 +107,9 @@ def plan_symbol(
         devices = [default] * graph.num_nodes
     head_grads = [graph.nid.get(variable, -1) for variable in gradients.heads] or [-1] * len(heads)
 
-    sizes = _infer(graph, entries[: len(heads)], gradients.heads, shapes, dtypes or {})
-    elements, nbytes = byte_sizes(graph, *sizes)
     outputs = graph.outputs[: len(heads)].tolist()
+    sizes = _infer(graph, outputs, gradients.heads, shapes, dtypes or {})
+    elements, nbytes = byte_sizes(graph, *sizes)
     gradient_ids = graph.outputs[len(heads) :].tolist()
     boundary = max(int(graph.entry_node[e]) for e in outputs) + 1
     steps = np.flatnonzero(~graph.is_variable).tolist()
@@ -219,25 +219,30 @@ def _home(
 
 def _infer(
     graph: IndexedGraph,
-    heads: Sequence[Entry],
+    heads: Sequence[int],
     head_grads: Sequence[Node],
     shapes: Mapping[str, Shape],
     dtypes: Mapping[str, Any],
 ) -> tuple[list[Shape], list[DType]]:
-    """Shapes and dtypes of all entries. Head gradients are like their outputs, which are inferred first."""
+    """Shapes and dtypes of all entries: those of the forward part, whose ``heads`` are given, then those of the rest.
+
+    Head gradients are like their outputs.
+    """
+    # Nodes are numbered from the heads on, so the forward part is the first nodes.
+    forward = max(int(graph.entry_node[e]) for e in heads) + 1
+    if forward == graph.num_nodes:
+        return complete_shapes(graph, shapes), complete_dtypes(graph, dtypes)
+    forward_shapes = complete_shapes(graph, shapes, stop=forward)
+    forward_dtypes = complete_dtypes(graph, dtypes, stop=forward)
     known_shapes: dict[Any, Any] = dict(shapes)
     known_dtypes: dict[Any, Any] = dict(dtypes)
-    if any(variable in graph.nid for variable in head_grads):
-        forward = IndexedGraph(heads)
-        forward_shapes = complete_shapes(forward, shapes)
-        forward_dtypes = complete_dtypes(forward, dtypes)
-        for nid in forward.variables():
-            known_shapes[forward.nodes[nid]] = forward_shapes[forward.row[nid]]
-            known_dtypes[forward.nodes[nid]] = forward_dtypes[forward.row[nid]]
-        for eid, variable in zip(forward.outputs.tolist(), head_grads, strict=True):
-            known_shapes[variable] = forward_shapes[eid]
-            known_dtypes[variable] = forward_dtypes[eid]
-    return complete_shapes(graph, known_shapes), complete_dtypes(graph, known_dtypes)
+    for e, variable in zip(heads, head_grads, strict=True):
+        known_shapes[variable] = forward_shapes[e]
+        known_dtypes[variable] = forward_dtypes[e]
+    return (
+        complete_shapes(graph, known_shapes, settled=forward_shapes),
+        complete_dtypes(graph, known_dtypes, settled=forward_dtypes),
+    )
 
 
 def _entry_requests(found: Assignment, gradients: Mapping[int, Req]) -> list[Req]:

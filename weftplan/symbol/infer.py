@@ -10,6 +10,7 @@ The planner uses :func:`infer_shapes` and :func:`infer_dtypes` on graphs of 10^6
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ def infer_shapes(
     *,
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
+    settled: Sequence[Shape] = (),
 ) -> list[Shape | None]:
     """The shape of every entry; None, or 0 for a dimension, where it stays unknown.
 
@@ -59,11 +61,12 @@ def infer_shapes(
         known: shapes of variables; ``()`` and None are unknown. A variable without one uses its ``__shape__``.
         rows: :func:`entry_rows` of ``nodes``, when the caller has them.
         inputs: entry ids that each node reads, when the caller has them.
+        settled: what is already known, completely, of the entries of the first nodes: these are not visited.
 
     Raises:
         ShapeError: shapes conflict; names operator, node, the shapes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, _SHAPES).solve(known)
+    return _Solver(nodes, rows, inputs, _SHAPES).solve(known, settled)
 
 
 def infer_dtypes(
@@ -72,13 +75,14 @@ def infer_dtypes(
     *,
     rows: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] | None = None,
+    settled: Sequence[DType] = (),
 ) -> list[DType | None]:
     """The dtype of every entry, None where it stays unknown. Arguments as for :func:`infer_shapes`.
 
     Raises:
         DTypeError: dtypes conflict; names operator, node, the dtypes, and the line that made the node.
     """
-    return _Solver(nodes, rows, inputs, _DTYPES).solve(known)
+    return _Solver(nodes, rows, inputs, _DTYPES).solve(known, settled)
 
 
 class _Kind:
@@ -156,19 +160,21 @@ class _Solver:
         self.seen = bytearray(self.rows[-1])
         self.memo: dict[tuple[Any, ...], tuple[_News, _News]] = {}
 
-    def solve(self, known: Known) -> list[Any]:
-        self._seed(known)
-        everything = range(len(self.nodes))
+    def solve(self, known: Known, settled: Sequence[Any]) -> list[Any]:
+        self.values[: len(settled)] = settled
+        everything = range(bisect_left(self.rows, len(settled)), len(self.nodes))
+        self._seed(known, everything)
         forwards = True
         while self._walk(everything if forwards else reversed(everything)):
             forwards = not forwards
             self.seen = bytearray(len(self.seen))
         return self.values
 
-    def _seed(self, known: Known) -> None:
+    def _seed(self, known: Known, which: range) -> None:
         kind = self.kind
         facts: dict[Any, Any] = dict(known)
-        for i, node in enumerate(self.nodes):
+        for i in which:
+            node = self.nodes[i]
             if node.op is not None:
                 continue
             fact = facts.get(node)

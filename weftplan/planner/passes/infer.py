@@ -6,7 +6,7 @@ nothing may stay unknown, and sizes must fit machine integers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,22 @@ from weftplan.errors import DTypeError, ShapeError
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.graph import IndexedGraph, IntArray
 from weftplan.symbol import infer
+from weftplan.symbol.node import Node
 
 MAX_BYTES = (1 << 63) - 1
 FLOAT32 = np.dtype(np.float32)
 
 
-def complete_shapes(graph: IndexedGraph, known: Mapping[Any, Any]) -> list[Shape]:
+def complete_shapes(
+    graph: IndexedGraph, known: Mapping[Any, Any], *, stop: int | None = None, settled: Sequence[Shape] = ()
+) -> list[Shape]:
     """The shape of every entry, from shapes of variables by name (or by node).
+
+    Args:
+        graph: the graph.
+        known: shapes of variables.
+        stop: look at the first ``stop`` nodes only, which must not need others.
+        settled: result for the first nodes, as an earlier call gave it; they are not looked at again.
 
     Raises:
         ShapeError: a given shape is malformed, shapes conflict, or one stays unknown; the message names the argument
@@ -29,30 +38,40 @@ def complete_shapes(graph: IndexedGraph, known: Mapping[Any, Any]) -> list[Shape
     """
     for name, shape in known.items():
         _check_given(name, shape)
-    shapes = infer.infer_shapes(graph.nodes, known, rows=graph.row, inputs=graph.inputs)
-    for eid, shape in enumerate(shapes):
+    nodes, rows, inputs = _first(graph, stop)
+    shapes = infer.infer_shapes(nodes, known, rows=rows, inputs=inputs, settled=settled)
+    for eid in range(len(settled), len(shapes)):
+        shape = shapes[eid]
         if shape is None or 0 in shape:
             raise ShapeError(_unknown(graph, eid, shapes, "shape"))
     return shapes  # type: ignore[return-value]  # every None was refused above
 
 
-def complete_dtypes(graph: IndexedGraph, known: Mapping[Any, Any]) -> list[DType]:
-    """The dtype of every entry; variables of which nothing is known are float32.
+def complete_dtypes(
+    graph: IndexedGraph, known: Mapping[Any, Any], *, stop: int | None = None, settled: Sequence[DType] = ()
+) -> list[DType]:
+    """The dtype of every entry; variables of which nothing is known are float32. Arguments as `complete_shapes`.
 
     Raises:
         DTypeError: dtypes conflict, or one cannot be inferred.
     """
-    dtypes = infer.infer_dtypes(graph.nodes, known, rows=graph.row, inputs=graph.inputs)
-    row = graph.row
-    open_variables = [nid for nid in graph.variables() if dtypes[row[nid]] is None]
+    nodes, rows, inputs = _first(graph, stop)
+    dtypes = infer.infer_dtypes(nodes, known, rows=rows, inputs=inputs, settled=settled)
+    open_variables = [node for node, at in zip(nodes, rows, strict=False) if node.op is None and dtypes[at] is None]
     if open_variables:
-        completed = dict(known)
-        completed.update({graph.nodes[nid]: FLOAT32 for nid in open_variables})
-        dtypes = infer.infer_dtypes(graph.nodes, completed, rows=graph.row, inputs=graph.inputs)
-    for eid, dtype in enumerate(dtypes):
-        if dtype is None:
+        completed = {**known, **dict.fromkeys(open_variables, FLOAT32)}
+        dtypes = infer.infer_dtypes(nodes, completed, rows=rows, inputs=inputs, settled=settled)
+    for eid in range(len(settled), len(dtypes)):
+        if dtypes[eid] is None:
             raise DTypeError(_unknown(graph, eid, dtypes, "dtype"))
     return dtypes  # type: ignore[return-value]  # every None was refused above
+
+
+def _first(graph: IndexedGraph, stop: int | None) -> tuple[list[Node], list[int], list[list[int]]]:
+    """Nodes, rows and inputs of the first ``stop`` nodes."""
+    if stop is None:
+        return graph.nodes, graph.row, graph.inputs
+    return graph.nodes[:stop], graph.row[: stop + 1], graph.inputs[:stop]
 
 
 def byte_sizes(graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType]) -> tuple[IntArray, IntArray]:
@@ -107,7 +126,7 @@ def _unknown(graph: IndexedGraph, eid: int, facts: list[Any], what: str) -> str:
         fact = facts[e]
         return fact is None or (what == "shape" and 0 in fact)
 
-    arguments = [nid for nid in graph.variables() if open_(row[nid])]
+    arguments = [nid for nid in graph.variables() if row[nid] < len(facts) and open_(row[nid])]
     if not arguments:
         node = graph.entry(eid).node
         op = "variable" if node.op is None else f"operator {node.op.name}"
