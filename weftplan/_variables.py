@@ -127,6 +127,12 @@ _ENGINE = (
         meaning="Seconds without progress after which waiting operations are named on stderr; 0 is off.",
         effect="the engine's watchdog",
     ),
+    _engine(
+        name="WEFTPLAN_ENGINE_WAITERS_HELP",
+        default=True,
+        meaning="Let a thread that waits run operations itself while all workers of their queue are asleep.",
+        effect="latency of waits on threaded engines",
+    ),
 )
 
 _PLANNER = (
@@ -150,13 +156,13 @@ _PLANNER = (
         low=0,
         aliases=("NNVM_EXEC_MATCH_RANGE",),
         meaning="How many times larger or smaller a free block may be to be reused; 0 switches sharing off.",
-        effect=_BIND_NOW,
+        effect="in force at every bind: the range for the strategy match_range, 0 for every strategy",
     ),
     _planner(
         name="NNVM_AUTO_SEARCH_MATCH_RANGE",
         default=False,
         meaning="Try match ranges 1, 2, 4, … and keep the one whose plan is smallest.",
-        effect=_BIND_NOW,
+        effect="in force at every bind, for the strategy match_range",
     ),
     _planner(
         name="MXNET_EXEC_NUM_TEMP",
@@ -164,13 +170,13 @@ _PLANNER = (
         low=1,
         aliases=("NNVM_EXEC_NUM_TEMP",),
         meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
-        effect=_BIND_NOW,
+        effect="in force at every bind: how many groups of branches share no memory with each other",
     ),
     _planner(
         name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
         default=8,
         low=0,
-        meaning="Gradient sums of up to this many terms are accumulated in place.",
+        meaning="Gradient sums of this many terms or more are accumulated in place, one term at a time.",
         effect=_BIND_NOW,
     ),
     _planner(

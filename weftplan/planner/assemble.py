@@ -176,8 +176,12 @@ def blocks(
     )
 
 
-def arena(buffers: Buffers) -> MemoryPlan:
-    """The plan in which every buffer has an offset in one slab per device."""
+def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
+    """The plan in which every buffer has an offset in one slab per device.
+
+    With ``color`` (per node), buffers first written by nodes of different colours share no bytes, so that reuse does
+    not make branches wait for each other: the parts of the colours lie one behind the other.
+    """
     facts = buffers.facts
     count = len(buffers.nbytes)
     offset = np.zeros(count, dtype=np.int64)
@@ -196,15 +200,19 @@ def arena(buffers: Buffers) -> MemoryPlan:
             slab_nbytes.append(0)
             continue
         alignment = buffers.options.alignment or alignment_of(context)
-        lower, upper, size = buffers.first[mine], buffers.last[mine], buffers.nbytes[mine]
-        packed = _packed(lower, upper, size, alignment, buffers.options.effort)
-        offset[mine] = packed.offsets
         slab_of[index] = len(slab_device)
         slab_device.append(index)
-        slab_nbytes.append(int(packed.peak))
-        pointers, rows = reuse_edges(lower, upper, size, packed.offsets)
-        later.append(mine[np.repeat(np.arange(len(mine)), np.diff(pointers))])
-        earlier.append(mine[rows])
+        top = 0
+        for part in _parts(buffers, mine, color):
+            lower, upper, size = buffers.first[part], buffers.last[part], buffers.nbytes[part]
+            packed = _packed(lower, upper, size, alignment, buffers.options.effort)
+            top = -(-top // alignment) * alignment
+            offset[part] = packed.offsets + top
+            top += int(packed.peak)
+            pointers, rows = reuse_edges(lower, upper, size, packed.offsets)
+            later.append(part[np.repeat(np.arange(len(part)), np.diff(pointers))])
+            earlier.append(part[rows])
+        slab_nbytes.append(top)
     workspace_storage = np.full(facts.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
     return _finish(
@@ -220,6 +228,15 @@ def arena(buffers: Buffers) -> MemoryPlan:
         after=_rows(later, earlier, count),
         reported_bytes=sum(slab_nbytes),
     )
+
+
+def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntArray]:
+    """The buffers ``mine``, split by the colour of the node that writes them first."""
+    if not color:
+        return [mine]
+    writers = np.array(buffers.facts.order, dtype=np.int64)[buffers.first[mine]]
+    shades = np.array(color, dtype=np.int64)[writers]
+    return [mine[shades == shade] for shade in np.unique(shades)]
 
 
 def _packed(lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str) -> Packing:

@@ -25,15 +25,16 @@ class PlanOptions:
     """``match_range`` (whole blocks, MXNet's rule), ``arena`` (offsets in one slab per device), ``none`` (no
     sharing but in place) or ``auto`` (the smallest peak of all of these)."""
     match_range: int = 10
-    """A free block serves sizes from 1/match_range to match_range times its own; 0 switches sharing off altogether."""
+    """For ``match_range``: a free block serves sizes from 1/match_range to match_range times its own. 0 switches
+    sharing off for every strategy."""
     auto_search: bool = False
     """Try match ranges 1, 2, 4, … up to ``match_range`` and keep the smallest plan."""
     enable_inplace: bool = True
     """Let outputs take the memory of dying inputs."""
     num_temp: int = 1
-    """Colours of branches: more keep branches more independent and need more memory."""
+    """Colours of branches, which do not share memory: more keep branches more independent and need more memory."""
     inplace_grad_sum_cap: int = 8
-    """Gradient sums of this many terms or more are accumulated in place, one term at a time."""
+    """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
     eliminate_common_expr: bool = True
     """Merge nodes that compute the same."""
     sizes: str = "true"
@@ -64,7 +65,7 @@ class PlanOptions:
         _one_of("compat", self.compat, ("none", "mxnet"))
         _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
         _one_of("recompute", self.recompute, RECOMPUTE)
-        for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 2), ("alignment", 0)):
+        for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlanError(f"plan option {name} must be an integer >= {least}, got {value!r}")

@@ -46,7 +46,7 @@ def assignment(facts: Facts, options: PlanOptions) -> Assignment:
 
 def _strategy(options: PlanOptions) -> str:
     # Range 0 is MXNet's switch for "no sharing", which the user wants from every strategy.
-    return "none" if options.strategy == "auto" and not options.match_range else options.strategy
+    return options.strategy if options.match_range else "none"
 
 
 def _variants(facts: Facts, options: PlanOptions, color: list[int]) -> tuple[int, list[Buffers]]:
@@ -75,9 +75,9 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
     strategy = _strategy(options)
     if strategy in ("auto", "match_range", "none"):
         name = "none" if strategy == "none" else "match_range"
-        yield blocks(buffers, name, reported, color, one_slab=options.strategy == "auto")
+        yield blocks(buffers, name, reported, color, one_slab=options.strategy in ("auto", "arena"))
     if strategy in ("auto", "arena"):
-        yield arena(buffers)
+        yield arena(buffers, color)
 
 
 def _whole_blocks(

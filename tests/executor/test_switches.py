@@ -1,0 +1,224 @@
+"""Every switch of planner and executor acts, as its environment variable, on what an executor allocates or pushes.
+
+Each case fails if its switch does nothing. No switch changes a bit of the results (merging equal expressions changes
+those of gradients: a product of sums has other roundings than a sum of products).
+"""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine, planner, sym
+from weftplan.planner.plan import Kind
+
+
+def chain():
+    """data -> exp -> sqrt -> square -> exp: each can take the memory of the one before."""
+    net = mx.sym.Variable("data")
+    for kind in (sym.exp, sym.sqrt, sym.square, sym.exp):
+        net = kind(net * 0.1)
+    return net
+
+
+def layers(widths):
+    """Dense layers of these widths; none runs in place."""
+    net = mx.sym.Variable("data")
+    for k, width in enumerate(widths):
+        net = sym.FullyConnected(net, num_hidden=width, name=f"fc{k}")
+    return net
+
+
+def branches():
+    """Three chains of dense layers side by side, joined at the end."""
+    data = mx.sym.Variable("data")
+    ends = []
+    for branch in range(3):
+        net = data
+        for k in range(4):
+            net = sym.FullyConnected(net, num_hidden=16 * (k + 1 + branch), name=f"b{branch}_{k}")
+        ends.append(sym.sum(net, axis=1, name=f"b{branch}_end"))
+    return sym.add_n(*ends)
+
+
+def fan(readers):
+    """A wide layer that several layers read: its gradient is a sum of as many terms."""
+    wide = sym.FullyConnected(mx.sym.Variable("data"), num_hidden=500, name="wide")
+    ends = [sym.FullyConnected(wide, num_hidden=1, name=f"end{k}") for k in range(readers)]
+    return sym.MakeLoss(sym.add_n(*ends))
+
+
+def twice():
+    """The same wide expression written twice."""
+    wide = sym.FullyConnected(mx.sym.Variable("data"), num_hidden=500, name="wide")
+    first, second = (sym.FullyConnected(sym.tanh(wide), num_hidden=9, name=f"fc{k}") for k in range(2))
+    return sym.MakeLoss(first * second)
+
+
+def deep(activations=6):
+    """Layers with several activations each, all of which the backward part needs."""
+    net = mx.sym.Variable("data")
+    for k in range(4):
+        net = sym.FullyConnected(net, num_hidden=64, name=f"fc{k}")
+        for _ in range(activations):
+            net = sym.sigmoid(sym.tanh(net))
+    return sym.MakeLoss(sym.sum(net))
+
+
+def bound(net, training):
+    """An executor with fixed contents."""
+    executor = net.simple_bind(mx.cpu(), data=(32, 20), grad_req="write" if training else "null")
+    seeded = np.random.default_rng(5)
+    for name in sorted(executor.arg_dict):
+        array = executor.arg_dict[name]
+        array[:] = seeded.standard_normal(array.shape).astype("float32")
+    return executor
+
+
+def results(executor, training):
+    """Bytes of outputs and gradients."""
+    executor.forward(is_train=training)
+    if training:
+        executor.backward()
+    arrays = (*executor.outputs, *executor.grad_arrays)
+    return [array.asnumpy().tobytes() for array in arrays if array is not None]
+
+
+def pushes(executor, training):
+    """Operations of one run."""
+    engine.get().wait_for_all()
+    before = engine.get().statistics().completed
+    executor.forward(is_train=training)
+    if training:
+        executor.backward()
+    engine.get().wait_for_all()
+    return engine.get().statistics().completed - before
+
+
+MEMORY = [
+    # (variable, value, other variables, network, training, does the new plan need more or fewer bytes?)
+    ("MXNET_EXEC_ENABLE_INPLACE", "0", {}, chain(), False, "more"),
+    ("MXNET_EXEC_ENABLE_INPLACE", "0", {"WEFTPLAN_PLANNER_STRATEGY": "arena"}, chain(), False, "more"),
+    ("MXNET_EXEC_ENABLE_INPLACE", "0", {"WEFTPLAN_PLANNER_STRATEGY": "match_range"}, chain(), False, "more"),
+    ("FLAGS_enable_inplace", "0", {}, chain(), False, "more"),
+    ("MXNET_EXEC_MATCH_RANGE", "0", {}, layers([64] * 5), False, "more"),
+    ("MXNET_EXEC_MATCH_RANGE", "0", {"WEFTPLAN_PLANNER_STRATEGY": "arena"}, layers([64] * 5), False, "more"),
+    ("MXNET_EXEC_MATCH_RANGE", "0", {"WEFTPLAN_PLANNER_STRATEGY": "match_range"}, layers([64] * 5), False, "more"),
+    (
+        "MXNET_EXEC_MATCH_RANGE",
+        "1",
+        {"WEFTPLAN_PLANNER_STRATEGY": "match_range"},
+        layers([300, 200, 290, 210, 280]),
+        False,
+        "more",
+    ),
+    (
+        "NNVM_AUTO_SEARCH_MATCH_RANGE",
+        "1",
+        {"WEFTPLAN_PLANNER_STRATEGY": "match_range"},
+        layers([600, 16, 64, 100, 16]),
+        False,
+        "fewer",
+    ),
+    ("MXNET_EXEC_NUM_TEMP", "8", {}, branches(), False, "more"),
+    ("MXNET_EXEC_NUM_TEMP", "8", {"WEFTPLAN_PLANNER_STRATEGY": "arena"}, branches(), False, "more"),
+    ("MXNET_EXEC_NUM_TEMP", "8", {"WEFTPLAN_PLANNER_STRATEGY": "match_range"}, branches(), False, "more"),
+    ("MXNET_EXEC_NUM_TEMP", "2", {}, branches(), False, "more"),
+    ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "2", {}, fan(6), True, "fewer"),
+    ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "0", {}, fan(6), True, "fewer"),
+    ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "7", {}, fan(9), True, "same"),
+    ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "10", {}, fan(9), True, "more"),
+    ("MXNET_ELIMINATE_COMMON_EXPR", "0", {}, twice(), False, "more"),
+    ("MXNET_BACKWARD_DO_MIRROR", "1", {}, deep(), True, "fewer"),
+    ("MXNET_MEMORY_OPT", "1", {}, deep(), True, "fewer"),
+    ("WEFTPLAN_PLANNER_STRATEGY", "match_range", {}, layers([300, 200, 290, 210, 280]), False, "more"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "others", "net", "training", "bytes_"), MEMORY)
+def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
+    monkeypatch, variable, value, others, net, training, bytes_
+):
+    """Bound without and with the variable: the allocated bytes, which are the planned ones, go where they should."""
+    for name, text in others.items():
+        monkeypatch.setenv(name, text)
+    before = bound(net, training)
+    monkeypatch.setenv(variable, value)
+    after = bound(net, training)
+    for executor in (before, after):
+        planner.validate(executor.planned)
+        assert executor.allocated_bytes == executor.memory_plan.peak
+    change = after.allocated_bytes - before.allocated_bytes
+    assert {"more": change > 0, "fewer": change < 0, "same": change == 0}[bytes_], change
+    assert results(before, training) == results(after, training)
+
+
+def test_mirroring_repeats_forward_nodes(monkeypatch):
+    """The two recompute switches differ in what they repeat, and the backward part says so."""
+    repeated = {}
+    for variable in ("MXNET_BACKWARD_DO_MIRROR", "MXNET_MEMORY_OPT", None):
+        with monkeypatch.context() as patch:
+            if variable is not None:
+                patch.setenv(variable, "1")
+            planned = bound(deep(), training=True).planned
+        repeated[variable] = sum(node.mirror_of is not None for node in planned.graph.nodes)
+    assert repeated[None] == 0
+    assert repeated["MXNET_BACKWARD_DO_MIRROR"] > 0
+    assert repeated["MXNET_MEMORY_OPT"] > 0
+
+
+def segments(most_forward, most_backward, executor):
+    """Operations of a run in which no segment has more nodes than this, and one ends at each gradient."""
+    steps = executor.planned.order
+    split = executor.planned.num_forward_nodes
+    forward = -(-split // most_forward)
+    count = waiting = 0
+    grads = set(executor.planned.gradients.values())
+    graph = executor.planned.graph
+    for nid in steps[split:]:
+        waiting += 1
+        if waiting == most_backward or any(e in grads for e in range(graph.row[nid], graph.row[nid + 1])):
+            count, waiting = count + 1, 0
+    return forward + count + (waiting > 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "forward", "backward"),
+    [
+        ({}, 15, 15),
+        ({"MXNET_EXEC_BULK_EXEC_TRAIN": "0"}, 1, 1),
+        ({"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "4"}, 4, 4),
+        ({"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD": "3"}, 3, 15),
+        ({"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD": "2"}, 15, 2),
+        ({"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "4", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD": "7"}, 4, 7),
+        ({"MXNET_EXEC_BULK_EXEC_INFERENCE": "0"}, 15, 15),
+    ],
+)
+def test_bulk_switches_of_training_change_what_is_pushed(monkeypatch, settings, forward, backward):
+    """Segments have at most the nodes that the variables allow, in each direction, and results are the same."""
+    monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", "match_range")  # whose plans need no fence before a run
+    plain = results(bound(deep(1), training=True), training=True)
+    for name, text in settings.items():
+        monkeypatch.setenv(name, text)
+    executor = bound(deep(1), training=True)
+    assert results(executor, training=True) == plain
+    assert pushes(executor, training=True) == segments(forward, backward, executor)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", 1), ("0", 5)])
+def test_the_bulk_switch_of_inference_changes_what_is_pushed(monkeypatch, value, expected):
+    """One operation for the whole graph, or one for each node."""
+    monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", value)
+    monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
+    executor = bound(layers([8] * 5), training=False)
+    results(executor, training=False)
+    assert pushes(executor, training=False) == expected
+
+
+@pytest.mark.parametrize("range_", [0, 1])
+def test_switching_sharing_off_leaves_what_runs_in_place(monkeypatch, range_):
+    """Range 0 lets no entry follow another in its memory; outputs in place of inputs stay, as in MXNet."""
+    monkeypatch.setenv("MXNET_EXEC_MATCH_RANGE", str(range_))
+    monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", "match_range")
+    kinds = bound(layers([64] * 5) + 1, training=False).memory_plan.entry_kind.tolist()
+    assert (Kind.SHARED in kinds) == bool(range_)
+    assert Kind.INPLACE in kinds
