@@ -9,10 +9,10 @@ the sums of the gradients of shared weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
-def deepest_first(nodes: Sequence[int], before: Sequence[Sequence[int]]) -> list[int]:
+def deepest_first(nodes: Sequence[int], before: Mapping[int, Sequence[int]] | Sequence[Sequence[int]]) -> list[int]:
     """``nodes`` in depth-first post-order; of what a node needs, the deepest comes first, then the given order counts.
 
     Args:

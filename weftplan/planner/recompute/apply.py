@@ -18,11 +18,12 @@ from weftplan.planner.recompute.backward_order import reversed_backward
 from weftplan.planner.recompute.cost import node_seconds
 from weftplan.planner.recompute.curve import Search, curve
 from weftplan.planner.recompute.echo import chosen_echo
+from weftplan.planner.recompute.forward_order import stepwise_forward
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.rules import chosen_v1, has_forced
-from weftplan.planner.recompute.segments import square_root
+from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
-from weftplan.planner.strategies import plan_memory
+from weftplan.planner.strategies import assignment, plan_memory
 
 CHEAP_SHARE = 0.05
 """Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
@@ -83,32 +84,41 @@ def apply(
     if policy == "cheap":
         return _cheapest(start, starts, options)
     if policy == "sqrt":
-        choices = [(tape, chosen) for tape in starts for chosen in _roots(tape)]
+        proposals = _roots(starts)
     elif policy == "echo":
-        choices = [(tape, chosen_echo(tape)) for tape in starts]
+        proposals = [(tape, tape.price(chosen_echo(tape))) for tape in starts]
     else:
-        choices = [(tape, chosen_v1(tape, everywhere=policy == "mxnet")) for tape in starts]
-    proposals = [(tape, tape.price(chosen)) for tape, chosen in choices]
+        proposals = [(tape, tape.price(chosen_v1(tape, everywhere=policy == "mxnet"))) for tape in starts]
     return _try(start, options, proposals, policy if policy != "off" else "__force_mirroring__")
 
 
 def _tapes(start: Outcome, num_forward: int, options: PlanOptions, measured: Mapping[str, float] | None) -> list[Tape]:
-    """The graph ready for prices, in its given backward order and, where that differs, in reverse forward order."""
+    """The graph ready for prices, in the orders worth a trial.
+
+    The given one; with the backward part in reverse forward order; with both parts step by step.
+    """
     seconds = node_seconds(start.facts, measured)
     tapes = [Tape(start.facts, num_forward, start.found, options, seconds)]
-    facts = reversed_backward(start.facts, num_forward)
-    if facts is not start.facts:
-        tapes.append(Tape(facts, num_forward, plan_memory(facts, options)[1], options, seconds))
+    orders = [start.facts.order]
+    for facts in (start.facts, stepwise_forward(start.facts, num_forward)):
+        facts = reversed_backward(facts, num_forward)
+        if facts.order not in orders:
+            orders.append(facts.order)
+            tapes.append(Tape(facts, num_forward, assignment(facts, options), options, seconds))
     return tapes
 
 
-def _roots(tape: Tape) -> list[frozenset[int]]:
+def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     """The square-root rule's choice: without the nodes whose repetition its peak does not need, and whole.
 
     The first is faster at the same lower bound; the second wins where the real plan of the first needs more.
     """
-    chosen = square_root(tape)
-    return [Search(tape).trim(chosen, tape.price(chosen).peak), chosen] if chosen else []
+    tape = _better_order(tapes)
+    whole = square_root(tape)
+    if not whole.twins:
+        return []
+    search = Search(tape)
+    return [(tape, search.price(search.trim(frozenset(whole.twins), whole.peak))), (tape, whole)]
 
 
 def _planned(start: Outcome, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Outcome:
@@ -124,7 +134,10 @@ def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, P
     best, note = start, ""
     refused = 0
     for tape, price in proposals:
-        if not price.twins:
+        # The price is the lower bound of the plan: one that cannot win is not worth its packing.
+        if not price.twins or price.peak >= best.memory.peak:
+            if price.twins:
+                refused = min(refused, price.peak) or price.peak
             continue
         outcome = _planned(start, tape, options, price.twins)
         if outcome.memory.peak < best.memory.peak:
@@ -149,7 +162,7 @@ def _cheapest(start: Outcome, tapes: Sequence[Tape], options: PlanOptions) -> Ou
 
 def _better_order(tapes: Sequence[Tape]) -> Tape:
     """The order in which the square-root rule reaches less; the given one when it makes no difference."""
-    return tapes[0] if len(tapes) == 1 else min(tapes, key=lambda tape: tape.price(square_root(tape)).peak)
+    return tapes[0] if len(tapes) == 1 else min(tapes, key=lambda tape: square_root(tape, windows=WINDOWS[:1]).peak)
 
 
 def _within(start: Outcome, tapes: Sequence[Tape], options: PlanOptions, budget: int) -> Outcome:

@@ -4,7 +4,7 @@ The curve is computed whole and does not depend on any budget that a user names,
 monotone: a larger budget never costs more time. Everything priced on the way is remembered, and the curve is what is
 not dominated.
 
-1. Seeds: nothing; the square-root rule at many thresholds; all nodes whose time per byte is below a threshold; both
+1. Seeds: nothing; the square-root rule in rooms of many sizes; all nodes whose time per byte is below a threshold; both
    together (inside segments, only nodes below a threshold).
 2. A ladder of targets from the peak without recomputation down. At each rung the search descends: it looks at the
    steps where more is alive than the target, and at the results that lie idle there between their last forward and
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.recompute.segments import measure, segments, thresholds
+from weftplan.planner.recompute.segments import measure, rooms, segments
 from weftplan.planner.recompute.tape import Price, Tape, Trace
 
 STEPS_PRICED = 2_000_000
@@ -134,7 +134,7 @@ class Search:
     def _seeds(self) -> None:
         tape = self.tape
         cuts = measure(tape)
-        spans = [segments(tape, cuts, threshold) for threshold in thresholds(cuts, 12)]
+        spans = [s for room in rooms(tape, cuts, 12) if (s := segments(tape, cuts, room))]
         ratio = {
             nid: tape.seconds[nid] / max(1, max((tape.facts.nbytes[e] for e in tape.outputs[nid]), default=1))
             for nid in tape.repeatable

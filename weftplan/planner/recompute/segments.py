@@ -1,33 +1,48 @@
 """The square-root rule: keep the results at cuts of the forward part, compute what lies between them again.
 
-A cut is a moment in the forward order at which few bytes cross from before to after. Walking the order, a cut is made
-once the results since the last one weigh more than a threshold; a chain of n equal layers cut every sqrt(n) layers
-keeps about 2 sqrt(n) results alive. The right threshold depends on everything else that is alive, so several are tried
-and each is priced.
+The forward order is cut into segments; what crosses a cut is kept, the rest of a segment is repeated when the backward
+part reaches it. The last segment is not repeated: its results are alive when the backward part begins.
+
+While the backward part works on a segment, the results kept at earlier cuts and the segment's own are alive, those at
+later cuts are dead. So segments may be the larger the earlier they are: for a *room* of M bytes, a segment ends where
+its weight and all that is kept before it reach M. With n equal layers and one result kept at a cut the segments are M,
+M - 1, M - 2, … layers long and M is about sqrt(2 n), where equal segments (Chen and others, "Training deep nets with
+sublinear memory cost") need 2 sqrt(n).
+
+Where exactly a segment ends is free within a window: the cut is made where fewest bytes cross.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from weftplan.planner.recompute.tape import Tape, Trace
+from weftplan.planner.graph import IntArray
+from weftplan.planner.recompute.tape import Price, Tape, Trace
+
+WINDOWS = (0.75, 0.4)
+"""A segment is at least this part of what it may be: where results differ in size, one or the other is better."""
+PATIENCE = 3
+"""So many rooms in a row without a better choice end the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What the rule knows about the forward order."""
+    """What the rule knows about the forward order. Arrays over forward steps."""
 
-    weight: list[int]
-    """Per forward step: bytes it makes that are kept for the backward part when nothing is repeated."""
-    crossing: list[int]
-    """Per forward step: bytes that later forward steps read and that exist after it."""
-    across: list[tuple[int, ...]]
-    """Per forward step: the repeatable nodes that make these bytes; filled for candidates only."""
-    candidates: list[int]
-    """Steps after which few bytes cross, compared with their neighbourhood."""
+    weight: IntArray
+    """Bytes a step makes that are kept for the backward part when nothing is repeated."""
+    until: IntArray
+    """Last forward step that reads what the step makes; the step itself when none does."""
+    crossing: IntArray
+    """Bytes a step makes that later forward steps read."""
+    nodes: IntArray
+    """The steps' nodes."""
+    can: NDArray[np.bool_]
+    """Which of them may be repeated."""
 
 
 def measure(tape: Tape) -> Cuts:
@@ -36,78 +51,131 @@ def measure(tape: Tape) -> Cuts:
     trace = Trace()
     tape.price((), trace)
     steps = len(tape.forward)
+    until = list(range(steps))
     last_forward: dict[int, int] = {}
     for step, nid in enumerate(tape.forward):
         for e in facts.reads[nid]:
             last_forward[e] = step
-    weight = [0] * steps
-    change = np.zeros(steps + 1, dtype=np.int64)
+    weight, crossing = [0] * steps, [0] * steps
     counted: set[int] = set()
-    spans: list[tuple[int, int, int]] = []
-    can = set(tape.repeatable)
     for step, nid in enumerate(tape.forward):
         for e in tape.outputs[nid]:
             if trace.last.get(e, -1) >= steps and trace.block[e] not in counted:
                 counted.add(trace.block[e])
                 weight[step] += facts.nbytes[e]
             end = last_forward.get(e, step)
-            if end > step:
-                change[step] += facts.nbytes[e]
-                change[end] -= facts.nbytes[e]
-                if nid in can:
-                    spans.append((step, end, nid))
-    crossing: list[int] = np.cumsum(change)[:steps].tolist()
-    candidates = [
-        s for s in range(steps - 1) if crossing[s] <= min(crossing[max(0, s - 3) : s + 4]) * 1.25 and weight[s] >= 0
-    ]
-    across: list[tuple[int, ...]] = [()] * steps
-    wanted = set(candidates)
-    for start, end, nid in spans:
-        for s in range(start, end):
-            if s in wanted:
-                across[s] = (*across[s], nid)
-    return Cuts(weight, crossing, across, candidates)
+            if end > step and not tape.outside[e]:
+                crossing[step] += facts.nbytes[e]
+                until[step] = max(until[step], end)
+    can = set(tape.repeatable)
+    return Cuts(
+        np.array(weight, dtype=np.int64),
+        np.array(until, dtype=np.int64),
+        np.array(crossing, dtype=np.int64),
+        np.array(tape.forward, dtype=np.int64),
+        np.array([nid in can for nid in tape.forward], dtype=np.bool_),
+    )
 
 
-def segments(tape: Tape, cuts: Cuts, threshold: float) -> frozenset[int]:
-    """The nodes to repeat when a cut is made as soon as more than ``threshold`` bytes lie behind the last one."""
-    kept: set[int] = set()
-    wanted = set(cuts.candidates)
-    running = 0
-    for step, weight in enumerate(cuts.weight):
-        running += weight
-        if running > threshold and step in wanted:
-            kept.update(cuts.across[step])
-            running = 0
-    return frozenset(tape.repeatable) - kept
+def segments(
+    tape: Tape, cuts: Cuts, room: float, *, some: Collection[int] | None = None, window: float = WINDOWS[0]
+) -> frozenset[int] | None:
+    """The nodes to repeat when segments end where their weight and what is kept before them reach ``room`` bytes.
 
+    The last segment, which is not repeated, begins as early as the room allows.
 
-def thresholds(cuts: Cuts, count: int = 16) -> Iterator[float]:
-    """Thresholds worth a trial: from two segments to one cut at every candidate, in equal ratios."""
-    total = float(sum(cuts.weight))
-    most = max(2, len(cuts.candidates))
-    for k in range(count):
-        yield total / (2.0 * (most / 2.0) ** (k / (count - 1)))
+    Args:
+        tape: the graph.
+        cuts: its :func:`measure`.
+        room: bytes.
+        some: only these nodes are repeated; what others make is kept and counts as such.
+        window: a segment is at least this part of what the room allows.
 
-
-def square_root(tape: Tape, cuts: Cuts | None = None) -> frozenset[int]:
-    """The best choice of the rule: the threshold whose peak is least, found by a sweep and then a closer look.
-
-    Equal peaks prefer fewer seconds. The empty set when no threshold lowers the peak.
+    Returns:
+        None when what has to be kept fills the room before the end.
     """
-    cuts = measure(tape) if cuts is None else cuts
-    start = tape.price(())
-    best = (start.peak, 0.0)
-    choice: frozenset[int] = frozenset()
-    at = 0.0
-    tried = list(thresholds(cuts))
-    for step in (0, 1):
-        for threshold in tried:
-            chosen = segments(tape, cuts, threshold)
-            price = tape.price(chosen)
-            if (price.peak, price.seconds) < best:
-                best, choice, at = (price.peak, price.seconds), frozenset(price.twins), threshold
-        if not step:
-            # Between the neighbours of the best threshold of the sweep.
-            tried = [at * 1.25 ** (k / 3) for k in (-3, -2, -1, 1, 2, 3)]
-    return choice
+    steps = len(cuts.nodes)
+    mine = np.ones(steps, dtype=bool) if some is None else np.isin(cuts.nodes, np.array(list(some), dtype=np.int64))
+    mine &= cuts.can
+    weight = np.cumsum(np.where(mine, cuts.weight, 0))
+    fixed = np.cumsum(np.where(mine, 0, cuts.weight))
+    crossing = np.where(mine, cuts.crossing, 0)
+    kept = np.zeros(steps, dtype=bool)
+    begin = held = behind = 0
+    while int(weight[-1]) - behind + int(fixed[-1]) + held > room:
+        load = weight[begin:] - behind + fixed[begin:] + held
+        used = int(fixed[begin]) + held
+        last = begin + int(np.searchsorted(load, room, side="right"))
+        if last <= begin + 1 or used >= room:
+            return None
+        across = _across(cuts, crossing, kept, begin, last)
+        tail = int(weight[-1]) - weight[begin:last] + int(fixed[-1]) + held + across
+        enough = np.flatnonzero(tail <= room)
+        if len(enough):
+            cut = begin + int(enough[0])
+        else:
+            first = begin + int(np.searchsorted(load[: last - begin - 1], used + window * (room - used), side="right"))
+            first = min(first, last - 1)
+            # The latest of the best.
+            cut = last - 1 - int(np.argmin(across[first - begin :][::-1]))
+        stays = np.arange(begin, cut + 1)
+        kept[stays[mine[stays] & (cuts.until[stays] > cut)]] = True
+        held += int(across[cut - begin])
+        behind = int(weight[cut])
+        begin = cut + 1
+    repeated = mine & ~kept
+    repeated[begin:] = False
+    return frozenset(cuts.nodes[repeated].tolist())
+
+
+def _across(cuts: Cuts, crossing: IntArray, kept: NDArray[np.bool_], begin: int, end: int) -> IntArray:
+    """Per step of begin … end: bytes made since ``begin`` that later steps read, without what is kept anyway."""
+    change = np.zeros(end - begin + 1, dtype=np.int64)
+    nbytes = np.where(kept[begin:end], 0, crossing[begin:end])
+    change[:-1] = nbytes
+    np.subtract.at(change, np.minimum(cuts.until[begin:end], end) - begin, nbytes)
+    return np.cumsum(change)[:-1]
+
+
+def least_room(tape: Tape, cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
+    """About the smallest room in which segments reach the end."""
+    high = float(cuts.weight.sum())
+    low = high / max(len(cuts.nodes), 1)
+    while high > low * 1.01:
+        middle = (low * high) ** 0.5
+        if segments(tape, cuts, middle, window=window) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def rooms(tape: Tape, cuts: Cuts, count: int = 16) -> list[float]:
+    """Rooms worth a trial, in equal ratios: from most of all weight down to the smallest that works."""
+    total = float(cuts.weight.sum())
+    if total <= 0.0:
+        return []
+    least = least_room(tape, cuts)
+    return [total * (least / total) ** ((k + 1) / count) for k in range(count)]
+
+
+def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
+    """The best choice of the rule: from the smallest room that works up, the one whose peak is least.
+
+    Equal peaks prefer fewer seconds. The price of the empty set when no room lowers the peak.
+    """
+    cuts = measure(tape)
+    start = best = tape.price(())
+    if not cuts.weight.any():
+        return best
+    for window in windows:
+        room = least_room(tape, cuts, window=window)
+        idle = 0
+        while idle < PATIENCE and room < 0.9 * start.peak:
+            chosen = segments(tape, cuts, room, window=window)
+            price = start if chosen is None else tape.price(chosen)
+            idle += 1
+            if price.twins and (price.peak, price.seconds) < (best.peak, best.seconds):
+                best, idle = price, 0
+            room *= 2.0 ** (1 / 8)
+    return best
