@@ -242,7 +242,8 @@ class Op:
 
     def num_outputs(self, params: Params) -> int:
         """Number of outputs, hidden ones included."""
-        return len(self.output_names(params))
+        outputs = self.outputs
+        return len(outputs(params) if callable(outputs) else outputs)
 
     def num_visible_outputs(self, params: Params) -> int:
         """Number of outputs that a user sees."""

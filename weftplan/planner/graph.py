@@ -65,18 +65,17 @@ class IndexedGraph:
     def __init__(self, entries: Iterable[Entry]) -> None:
         heads = list(entries)
         nodes, nid = depth_first_order(entry.node for entry in heads)
-        counts = np.fromiter((node.num_outputs for node in nodes), dtype=np.int64, count=len(nodes))
+        counts = np.array([1 if (op := node.op) is None else op.num_outputs(node.params) for node in nodes], np.int64)
         self.nodes = nodes
         self.nid = nid
         self.row_ptr = _pointers(counts)
         self.row = self.row_ptr.tolist()
-        self.is_variable = np.fromiter((node.op is None for node in nodes), dtype=np.bool_, count=len(nodes))
+        self.is_variable = np.array([node.op is None for node in nodes], dtype=np.bool_)
         self.entry_node = np.repeat(np.arange(len(nodes), dtype=np.int64), counts)
-        lengths = np.fromiter((len(node.inputs) for node in nodes), dtype=np.int64, count=len(nodes))
+        lengths = np.array([len(node.inputs) for node in nodes], dtype=np.int64)
         self.input_ptr = _pointers(lengths)
-        total = int(self.input_ptr[-1])
-        owner = np.fromiter((nid[entry[0]] for node in nodes for entry in node.inputs), dtype=np.int64, count=total)
-        index = np.fromiter((entry[1] for node in nodes for entry in node.inputs), dtype=np.int64, count=total)
+        owner = np.array([nid[entry[0]] for node in nodes for entry in node.inputs], dtype=np.int64)
+        index = np.array([entry[1] for node in nodes for entry in node.inputs], dtype=np.int64)
         bad = np.flatnonzero((index < 0) | (index >= counts[owner]))
         if len(bad):
             reader = nodes[int(np.searchsorted(self.input_ptr, bad[0], side="right")) - 1]

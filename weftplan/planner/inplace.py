@@ -53,10 +53,8 @@ def assign(
     group = [-1] * graph.num_entries
     num_groups = 0
     inplace = [-1] * graph.num_entries
-    kind = bytearray(external)
     own, shared, in_place, unused, outside = map(int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL))
-    for e in range(graph.num_entries):
-        kind[e] = outside if external[e] else unused
+    kind = bytearray(outside if given else unused for given in external)
     live: list[int] = []  # per storage, reads still to come of all entries in it
 
     for nid in facts.order:
@@ -73,7 +71,7 @@ def assign(
                     or not refs[out]
                     or elements[out] != elements[source]
                     or device[entry_node[source]] != device[nid]
-                    or any(inplace[o] == i for o in range(start, end))
+                    or (end - start > 1 and i in inplace[start:end])
                 ):
                     continue
                 same_dtype = dtypes[out] == dtypes[source]

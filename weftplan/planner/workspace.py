@@ -20,18 +20,28 @@ def operator_workspaces(graph: IndexedGraph, shapes: list[Shape], dtypes: list[D
         PlanError: an operator declares a negative number or none at all.
     """
     needs: dict[int, int] = {}
+    # Repeated layers ask once: the parser gives equal parameters one dictionary.
+    known: dict[tuple[object, ...], int] = {}
     row = graph.row
     for nid, node in enumerate(graph.nodes):
         op = node.op
         if op is None or op.workspace is None:
+            continue
+        entries = (*graph.inputs[nid], *range(row[nid], row[nid + 1]))
+        key = (id(op), id(node.params), *[shapes[e] for e in entries], *[dtypes[e] for e in entries])
+        found = known.get(key)
+        if found is not None:
+            if found:
+                needs[nid] = found
             continue
         ins = [TensorSpec(shapes[e], dtypes[e]) for e in graph.inputs[nid]]
         outs = [TensorSpec(shapes[e], dtypes[e]) for e in range(row[nid], row[nid + 1])]
         nbytes = op.workspace(node.params, ins, outs)
         if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
             raise PlanError(f"operator {op.name} ({node.name!r}) declares {nbytes!r} bytes of workspace: expected >= 0")
+        known[key] = aligned(int(nbytes))
         if nbytes:
-            needs[nid] = aligned(int(nbytes))
+            needs[nid] = known[key]
     return needs
 
 

@@ -173,6 +173,7 @@ class _Solver:
     def _seed(self, known: Known, which: range) -> None:
         kind = self.kind
         facts: dict[Any, Any] = dict(known)
+        texts: dict[str, Any] = {}  # attributes are text, and most of them alike
         for i in which:
             node = self.nodes[i]
             if node.op is not None:
@@ -186,8 +187,13 @@ class _Solver:
                 source = f"attribute {kind.hint} of variable {node.name!r}{_made_at(node)}"
             if fact is None or (kind is _DTYPES and fact == "-1"):
                 continue
+            if type(fact) is str and fact in texts:
+                self.values[self.rows[i]] = texts[fact]
+                continue
             try:
-                self.values[self.rows[i]] = kind.parse(fact)
+                self.values[self.rows[i]] = value = kind.parse(fact)
+                if type(fact) is str:
+                    texts[fact] = value
             except (ValueError, TypeError) as error:
                 raise ParameterError(f"{source} is {fact!r}: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +20,8 @@ def check_packing(
         The highest end of any buffer, in bytes.
 
     Raises:
-        PlanError: an offset is missing, negative or not aligned, or two live buffers overlap; names both buffers,
-            their lifetimes and their bytes.
+        PlanError: an offset is missing, negative or not aligned, a lifetime or size is empty, or two live buffers
+            overlap; names both buffers, their lifetimes and their bytes.
 
     >>> check_packing([0, 1], [2, 3], [8, 8], [0, 8])
     16
@@ -34,24 +34,35 @@ def check_packing(
             f"{len(first)}, {len(last)}, {len(nbytes)}, {len(place)}"
         )
     for i, off in enumerate(place):
+        if first[i] >= last[i] or nbytes[i] <= 0:
+            raise PlanError(
+                f"buffer {i}: expected lower < upper and a positive size, got {first[i]}, {last[i]} and {nbytes[i]}"
+            )
         if off < 0 or off % alignment:
             raise PlanError(f"buffer {i}: expected an offset >= 0 and a multiple of {alignment}, got {off}")
-    # Deaths before births at equal times: lifetimes are half-open.
-    events = sorted([(last[i], 0, i) for i in range(len(first))] + [(first[i], 1, i) for i in range(len(first))])
-    live: list[tuple[int, int]] = []  # (offset, buffer), disjoint, so neighbours in this order suffice
-    for moment, birth, i in events:
-        if not birth:
-            del live[bisect_left(live, (place[i], i))]
-            continue
-        at = bisect_left(live, (place[i], i))
-        for off, k in live[max(at - 1, 0) : at + 1]:
-            if off < place[i] + nbytes[i] and place[i] < off + nbytes[k]:
+    # Disjoint live ranges in the order of their offsets, so a new one can only meet its neighbours.
+    starts: list[int] = []
+    live: list[int] = []
+    births = sorted(range(len(first)), key=first.__getitem__)
+    deaths = sorted(births, key=last.__getitem__)
+    dead = 0
+    for i in births:
+        moment = first[i]
+        # Lifetimes are half-open: who dies at this moment does not meet who is born.
+        while dead < len(deaths) and last[deaths[dead]] <= moment:
+            at = bisect_left(starts, place[deaths[dead]])
+            del starts[at], live[at]
+            dead += 1
+        at = bisect_left(starts, place[i])
+        for k in live[at - 1 if at else 0 : at + 1]:
+            if place[k] < place[i] + nbytes[i] and place[i] < place[k] + nbytes[k]:
                 raise PlanError(
                     f"buffers {k} and {i} overlap at time {moment}: {k} lives {first[k]}..{last[k]} in bytes "
-                    f"{off}..{off + nbytes[k]}, {i} lives {first[i]}..{last[i]} in bytes "
+                    f"{place[k]}..{place[k] + nbytes[k]}, {i} lives {first[i]}..{last[i]} in bytes "
                     f"{place[i]}..{place[i] + nbytes[i]}"
                 )
-        insort(live, (place[i], i))
+        starts.insert(at, place[i])
+        live.insert(at, i)
     return max((place[i] + nbytes[i] for i in range(len(place))), default=0)
 
 

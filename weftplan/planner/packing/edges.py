@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 import numpy.typing as npt
@@ -44,19 +44,25 @@ def reuse_edges(
     for i in np.argsort(lo, kind="stable").tolist():
         begin, end = first[i], last[i]
         a = bisect_right(starts, begin) - 1
-        b = bisect_right(starts, end - 1) - 1
-        found = {k for k in holders[a : b + 1] if k >= 0}
-        later.extend([i] * len(found))
-        earlier.extend(found)
-        new_starts, new_holders = [begin], [i]
-        if starts[a] < begin:
-            new_starts.insert(0, starts[a])
-            new_holders.insert(0, holders[a])
+        b = bisect_left(starts, end, a) - 1
+        holder = holders[b]
+        if a == b:
+            if holder >= 0:
+                later.append(i)
+                earlier.append(holder)
+        else:
+            found = set(holders[a : b + 1])
+            found.discard(-1)
+            later.extend([i] * len(found))
+            earlier.extend(found)
+        # What is left of the first range before the buffer, the buffer, and what is left of the last behind it.
+        low = a if starts[a] == begin else a + 1
         if b + 1 == len(starts) or starts[b + 1] > end:
-            new_starts.append(end)
-            new_holders.append(holders[b])
-        starts[a : b + 1] = new_starts
-        holders[a : b + 1] = new_holders
+            starts[low : b + 1] = (begin, end)
+            holders[low : b + 1] = (i, holder)
+        else:
+            starts[low : b + 1] = (begin,)
+            holders[low : b + 1] = (i,)
     rows, values = np.array(later, np.int64), np.array(earlier, np.int64)
     order = np.lexsort((values, rows))
     pointers = np.zeros(len(lo) + 1, np.int64)

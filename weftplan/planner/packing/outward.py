@@ -237,12 +237,11 @@ class _Space:
         starts, holders = self._starts, self._holders
         a = bisect_right(starts, low) - 1
         b = bisect_left(starts, high, a) - 1
-        new_starts, new_holders = [low], [buffer]
-        if starts[a] < low:
-            new_starts.insert(0, starts[a])
-            new_holders.insert(0, holders[a])
+        holder = holders[b]
+        keep = a if starts[a] == low else a + 1
         if b + 1 == len(starts) or starts[b + 1] > high:
-            new_starts.append(high)
-            new_holders.append(holders[b])
-        starts[a : b + 1] = new_starts
-        holders[a : b + 1] = new_holders
+            starts[keep : b + 1] = (low, high)
+            holders[keep : b + 1] = (buffer, holder)
+        else:
+            starts[keep : b + 1] = (low,)
+            holders[keep : b + 1] = (buffer,)

@@ -30,7 +30,9 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
             continue
         kept = node
         if twin:
-            kept = twin[node] = _rewired(node, twin)
+            kept = _rewired(node, twin)
+            if kept is not node:
+                twin[node] = kept
         if not node.inputs or op.random or op.aux or op.loss:
             continue
         key = (op.name, *[(e[0], e[1]) for e in kept.inputs])
@@ -62,9 +64,13 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
 
 def _rewired(node: Node, twin: dict[Node, Node]) -> Node:
     """``node``, or a copy of it when something it needs was replaced."""
+    for e in node.inputs:
+        if e[0] in twin:
+            break
+    else:
+        if not any(dep in twin for dep in node.control_deps):
+            return node
     get = twin.get
-    if all(get(e[0], e[0]) is e[0] for e in node.inputs) and all(get(dep, dep) is dep for dep in node.control_deps):
-        return node
     return Node(
         node.op,
         node.name,
