@@ -9,12 +9,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from weftplan import config, engine
 from weftplan.device.context import Context
-from weftplan.errors import BindError, DTypeError, EngineError, MXNetError, ShapeError
+from weftplan.errors import BindError, EngineError, MXNetError
 from weftplan.executor.debug import debug_str
+from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradients
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
 from weftplan.executor.pool import SlabPool
@@ -158,7 +157,7 @@ class Executor:
         if not self._prepared:
             self._prepare()
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
-            _copy_in(value, target)
+            copy_in(value, target)
         seed, counter = random.next_key(self.context) if self._random else (0, 0)
         self._run = RunState(bool(is_train), seed, counter)
         self._ran_training_forward = bool(is_train)
@@ -189,7 +188,7 @@ class Executor:
                 "backward: another executor that shares this one's planned memory has run since this one's forward, so "
                 "what backward needs is overwritten; run forward(is_train=True) again"
             )
-        given = self._out_grads(out_grads)
+        given = output_gradients(out_grads, self.output_names)
         heads = []
         for name, head, value in zip(self.output_names, self._head_grads, given, strict=True):
             if head is None:
@@ -199,11 +198,11 @@ class Executor:
                     f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network "
                     f"in a loss operator such as SoftmaxOutput or make_loss"
                 )
-            heads.append((_as_array(value, head, f"backward: the gradient of output {name!r}"), head))
+            heads.append((as_array(value, head, f"backward: the gradient of output {name!r}"), head))
         if not self._prepared:
             self._prepare()
         for value, head in heads:
-            _copy_in(value, head)
+            copy_in(value, head)
         self._push(self._backward_segments, self._backward_steps)
 
     def _fence(self) -> None:
@@ -240,31 +239,12 @@ class Executor:
         for segment in segments:
             segment.push(run)
 
-    def _out_grads(self, out_grads: Any) -> list[NDArray | None]:
-        count = len(self.output_names)
-        if out_grads is None:
-            return [None] * count
-        if isinstance(out_grads, (NDArray, np.ndarray)):
-            out_grads = [out_grads]
-        if isinstance(out_grads, Mapping):
-            unknown = [name for name in out_grads if name not in self.output_names]
-            if unknown:
-                raise BindError(f"backward: no outputs named {unknown}; the outputs are {self.output_names}")
-            return [out_grads.get(name) for name in self.output_names]
-        if not isinstance(out_grads, (list, tuple)):
-            raise BindError(
-                f"backward: out_grads must be an array, a list or a dictionary, got {type(out_grads).__name__}"
-            )
-        if len(out_grads) != count:
-            raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {self.output_names}")
-        return list(out_grads)
-
     def _matched(self, name: str, value: Any) -> tuple[NDArray, Any]:
         """(argument, the value for it, of its shape); changes nothing."""
         target = self.arg_dict.get(name)
         if target is None:
             raise BindError(f"forward: unknown argument {name!r}; the arguments are {self.arg_names}")
-        return target, _as_array(value, target, f"forward: argument {name!r}")
+        return target, as_array(value, target, f"forward: argument {name!r}")
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 
@@ -272,27 +252,27 @@ class Executor:
     def arg_dict(self) -> dict[str, NDArray]:
         """Arguments by name; raises BindError when two have the same name."""
         if self._arg_dict is None:
-            self._arg_dict = _by_name(self.arg_names, self.arg_arrays)
+            self._arg_dict = by_name(self.arg_names, self.arg_arrays)
         return self._arg_dict
 
     @property
     def grad_dict(self) -> dict[str, Any]:
         """Gradients by argument name (None where not wanted)."""
         if self._grad_dict is None:
-            self._grad_dict = _by_name(self.arg_names, self.grad_arrays)
+            self._grad_dict = by_name(self.arg_names, self.grad_arrays)
         return self._grad_dict
 
     @property
     def aux_dict(self) -> dict[str, NDArray]:
         """Auxiliary states by name."""
         if self._aux_dict is None:
-            self._aux_dict = _by_name(self.aux_names, self.aux_arrays)
+            self._aux_dict = by_name(self.aux_names, self.aux_arrays)
         return self._aux_dict
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
         """Outputs by name."""
-        return _by_name(self.output_names, self.outputs)
+        return by_name(self.output_names, self.outputs)
 
     def copy_params_from(
         self,
@@ -317,9 +297,9 @@ class Executor:
                     if allow_extra_params:
                         continue
                     raise BindError(f"copy_params_from: {name!r} is no {what} of the symbol; it has {list(table)}")
-                work.append((_as_array(value, target, f"copy_params_from: {name!r}"), target))
+                work.append((as_array(value, target, f"copy_params_from: {name!r}"), target))
         for value, target in work:
-            _copy_in(value, target)
+            copy_in(value, target)
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any) -> Executor:
         """An executor for other input shapes that shares arrays and planned memory with this one.
@@ -367,30 +347,6 @@ class Executor:
         )
 
 
-def _as_array(value: Any, target: NDArray, what: str) -> Any:
-    """``value``, an NDArray or a NumPy array of the shape of ``target``; raises with ``what`` otherwise."""
-    if not isinstance(value, (NDArray, np.ndarray, np.generic)):
-        if not hasattr(value, "__array__"):
-            raise DTypeError(
-                f"{what} must be an NDArray or a NumPy array of shape {target.shape}, got {type(value).__name__}; make "
-                f"one with mx.nd.array(...)"
-            )
-        value = np.asarray(value)
-    if tuple(value.shape) != tuple(target.shape):
-        raise ShapeError(f"{what} was bound with shape {target.shape}, got {tuple(value.shape)}")
-    if not isinstance(value, NDArray) and value.dtype.kind not in "biufV":
-        raise DTypeError(f"{what} must hold numbers, got dtype {value.dtype}")
-    return value
-
-
-def _copy_in(value: Any, target: NDArray) -> None:
-    """Copy ``value``, cast to the target's dtype, into ``target``, asynchronously if it is an NDArray."""
-    if not isinstance(value, NDArray):
-        target[:] = value
-        return
-    (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
-
-
 def _nothing() -> None:
     """The work of a fence."""
 
@@ -400,11 +356,3 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     bound = method()
     if bound is not None:
         bound()
-
-
-def _by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
-    table = dict(zip(names, arrays, strict=True))
-    if len(table) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
-    return table

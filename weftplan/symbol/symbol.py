@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from weftplan.errors import NotImplementedForSymbol, ParameterError
 from weftplan.ops import registry
-from weftplan.ops.schema import DType, Shape
-from weftplan.symbol import attribute, infer, json_io
+from weftplan.ops.schema import Shape
+from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
 from weftplan.symbol.hooks import hook
+from weftplan.symbol.infer_methods import Inference
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import copy_graph, topological_order
 
@@ -23,7 +23,7 @@ _NDARRAY_ONLY = frozenset(
 )
 
 
-class Symbol(Arithmetic):
+class Symbol(Inference, Arithmetic):
     """One or several outputs of a graph, to be composed, inspected, saved, planned and bound.
 
     Symbols never change; the nodes behind them are shared.
@@ -225,91 +225,6 @@ class Symbol(Arithmetic):
         result: Symbol = function("cast")(self, dtype=dtype)
         return result
 
-    # --------------------------------------------------------------------------------------------------- inference
-
-    def infer_shape(
-        self, *args: Shape | None, **kwargs: Shape
-    ) -> tuple[list[Shape], list[Shape], list[Shape]] | tuple[None, None, None]:
-        """Shapes of (arguments, outputs, auxiliary states) from those of some arguments.
-
-        ``(None, None, None)``, after a warning, when some argument stays unknown.
-
-        Args:
-            args: shapes in the order of ``list_arguments()``; None where unknown.
-            kwargs: shapes by argument name; 0 is an unknown dimension.
-
-        Raises:
-            ShapeError: shapes conflict; names operator, node, both shapes and the line that made the node.
-            ParameterError: no variable has this name, or both ways are used.
-        """
-        arguments, outputs, states = self._infer("shape", args, kwargs)
-        missing = [
-            (name, shape)
-            for names, shapes in ((self.list_arguments(), arguments), (self.list_auxiliary_states(), states))
-            for name, shape in zip(names, shapes, strict=True)
-            if not infer.is_complete(shape)
-        ]
-        if missing or not all(map(infer.is_complete, outputs)):
-            shown = ", ".join(f"{name}: {shape or '()'}" for name, shape in missing[:8])
-            warnings.warn(f"shapes cannot be inferred; unknown: {shown or 'outputs'}", stacklevel=2)
-            return None, None, None
-        return arguments, outputs, states
-
-    def infer_shape_partial(self, *args: Shape | None, **kwargs: Shape) -> tuple[list[Shape], list[Shape], list[Shape]]:
-        """As :meth:`infer_shape`, but what is unknown comes back as ``()``, or with 0 for a dimension."""
-        arguments, outputs, states = self._infer("shape", args, kwargs)
-        return _known(arguments), _known(outputs), _known(states)
-
-    def infer_type(
-        self, *args: Any, **kwargs: Any
-    ) -> tuple[list[DType], list[DType], list[DType]] | tuple[None, None, None]:
-        """Dtypes of (arguments, outputs, auxiliary states); ``(None, None, None)`` when some stay unknown.
-
-        Raises:
-            DTypeError: dtypes conflict; names operator, node and both dtypes.
-            ParameterError: no variable has this name, or both ways are used.
-        """
-        arguments, outputs, states = self._infer("dtype", args, kwargs)
-        if any(dtype is None for dtype in (*arguments, *outputs, *states)):
-            names = (*self.list_arguments(), *self.list_auxiliary_states())
-            unknown = [n for n, t in zip(names, (*arguments, *states), strict=True) if t is None]
-            warnings.warn(f"dtypes cannot be inferred; unknown: {', '.join(unknown[:8])}", stacklevel=2)
-            return None, None, None
-        return arguments, outputs, states
-
-    def infer_type_partial(
-        self, *args: Any, **kwargs: Any
-    ) -> tuple[list[DType | None], list[DType | None], list[DType | None]]:
-        """As :meth:`infer_type`, but None where the dtype is unknown."""
-        return self._infer("dtype", args, kwargs)
-
-    def _infer(
-        self, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        nodes = self._nodes()
-        arguments, states = self._variables()
-        if args and kwargs:
-            raise ParameterError(f"infer_{kind}: give {kind}s by position or by name, not both")
-        if len(args) > len(arguments):
-            raise ParameterError(f"infer_{kind}: {len(args)} {kind}s given for {len(arguments)} arguments")
-        by_node: dict[Node, Any] = dict(zip(arguments, args, strict=False))
-        by_name: dict[str, list[Node]] = {}
-        for node in (*arguments, *states):
-            by_name.setdefault(node.name, []).append(node)
-        for name, value in kwargs.items():
-            if name not in by_name:
-                raise ParameterError(f"infer_{kind}: no variable is called {name!r}; variables: {', '.join(by_name)}")
-            by_node.update(dict.fromkeys(by_name[name], value))
-        solve = infer.infer_shapes if kind == "shape" else infer.infer_dtypes
-        entries: list[Any] = list(solve(nodes, by_node))
-        row = infer.entry_rows(nodes)
-        first = {node: row[i] for i, node in enumerate(nodes)}
-        return (
-            [entries[first[node]] for node in arguments],
-            [entries[first[entry.node] + entry.index] for entry in self.entries],
-            [entries[first[node]] for node in states],
-        )
-
     # ------------------------------------------------------------------------------------------------------- files
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
@@ -406,10 +321,6 @@ def load(fname: str | os.PathLike[str]) -> Symbol:
     """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
     with open(fname, encoding="utf-8") as file:
         return Symbol(json_io.loads(file.read(), where=os.fspath(fname)))
-
-
-def _known(shapes: list[Shape | None]) -> list[Shape]:
-    return [() if shape is None else shape for shape in shapes]
 
 
 def _not_for_symbols(name: str) -> Callable[..., Any]:

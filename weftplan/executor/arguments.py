@@ -1,0 +1,116 @@
+"""What callers of ``bind`` give, checked and brought into the order of the symbol's name lists."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import BindError, DTypeError, ShapeError
+from weftplan.ndarray import NDArray
+
+GRAD_REQS = ("null", "write", "add")
+
+
+def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
+    """``grad_req`` as a dictionary over all arguments.
+
+    >>> normalize_grad_req({"w": "add"}, ["x", "w"])
+    {'x': 'null', 'w': 'add'}
+    """
+    if isinstance(grad_req, str):
+        reqs = dict.fromkeys(names, grad_req)
+    elif isinstance(grad_req, Mapping):
+        _warn_unknown("grad_req", grad_req, names)
+        reqs = {name: grad_req.get(name, "null") for name in names}
+    elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(names):
+            raise BindError(f"grad_req has {len(grad_req)} items for {len(names)} arguments {list(names)}")
+        reqs = dict(zip(names, grad_req, strict=True))
+    else:
+        raise BindError(f"grad_req must be a str, a list or a dictionary, got {type(grad_req).__name__}")
+    for name, req in reqs.items():
+        if req not in GRAD_REQS:
+            raise BindError(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}, got {req!r}")
+    return reqs
+
+
+def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
+    """The arrays ``given`` as a list or a dictionary, one for every name.
+
+    Raises:
+        BindError: arrays are missing, or the list is too long.
+        DTypeError: something is no NDArray.
+    """
+    if isinstance(given, Mapping):
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise BindError(f"bind: {what} lacks {missing}; needed are {list(names)}")
+        arrays = [given[name] for name in names]
+    elif isinstance(given, (list, tuple)):
+        if len(given) != len(names):
+            raise BindError(f"bind: {what} has {len(given)} arrays, needed are {len(names)}: {list(names)}")
+        arrays = list(given)
+    else:
+        raise BindError(f"bind: {what} must be a list or a dictionary, got {type(given).__name__}")
+    for name, array in zip(names, arrays, strict=True):
+        if not isinstance(array, NDArray):
+            raise DTypeError(
+                f"bind: {what} {name!r} must be an NDArray, got {type(array).__name__}; make one with mx.nd.array(...)"
+            )
+    return arrays
+
+
+def collect_optional(given: Any, names: Sequence[str]) -> list[NDArray | None]:
+    """As :func:`collect` for gradients, None where none was given; what is in the list is not checked here."""
+    if given is None:
+        return [None] * len(names)
+    if isinstance(given, Mapping):
+        _warn_unknown("args_grad", given, names)
+        return [given.get(name) for name in names]
+    if not isinstance(given, (list, tuple)):
+        raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(given).__name__}")
+    if len(given) != len(names):
+        raise BindError(f"bind: args_grad has {len(given)} items, needed are {len(names)}: {list(names)}")
+    return list(given)
+
+
+def check_context(verb: str, ctx: Any) -> None:
+    """Raise BindError unless ``ctx`` is a context."""
+    if not isinstance(ctx, Context):
+        raise BindError(f"{verb}: ctx must be a context such as mx.cpu() or mx.gpu(0), got {ctx!r}")
+
+
+def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            warnings.warn(
+                f"{what} names {name!r}, which is no argument: {hint}the arguments are {list(names)}", stacklevel=5
+            )
+
+
+def as_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """``shape`` of the argument ``name`` as a tuple of ints; raises ShapeError."""
+    try:
+        return tuple(operator.index(d) for d in shape)
+    except TypeError:
+        raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None
+
+
+def as_dtype(name: str, dtype: Any) -> np.dtype[Any]:
+    """``dtype`` of the argument ``name`` as NumPy's; raises DTypeError."""
+    try:
+        known: np.dtype[Any] = np.dtype(dtype)
+        return known
+    except TypeError:
+        raise DTypeError(
+            f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}"
+        ) from None

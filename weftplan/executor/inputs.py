@@ -1,0 +1,67 @@
+"""Values that callers hand to a run: checked before anything changes, then copied into bound arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import BindError, DTypeError, ShapeError
+from weftplan.ndarray import NDArray
+
+
+def as_array(value: Any, target: NDArray, what: str) -> Any:
+    """``value``, an NDArray or a NumPy array of the shape of ``target``; raises with ``what`` otherwise."""
+    if not isinstance(value, (NDArray, np.ndarray, np.generic)):
+        if not hasattr(value, "__array__"):
+            raise DTypeError(
+                f"{what} must be an NDArray or a NumPy array of shape {target.shape}, got {type(value).__name__}; make "
+                f"one with mx.nd.array(...)"
+            )
+        value = np.asarray(value)
+    if tuple(value.shape) != tuple(target.shape):
+        raise ShapeError(f"{what} was bound with shape {target.shape}, got {tuple(value.shape)}")
+    if not isinstance(value, NDArray) and value.dtype.kind not in "biufV":
+        raise DTypeError(f"{what} must hold numbers, got dtype {value.dtype}")
+    return value
+
+
+def copy_in(value: Any, target: NDArray) -> None:
+    """Copy ``value``, cast to the target's dtype, into ``target``, asynchronously if it is an NDArray."""
+    if not isinstance(value, NDArray):
+        target[:] = value
+        return
+    (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
+
+
+def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
+    """``out_grads`` as backward takes it (an array, a list or a dictionary), one item per output, None where missing.
+
+    Raises:
+        BindError: none of these, unknown names, or the wrong number of gradients.
+    """
+    count = len(names)
+    if out_grads is None:
+        return [None] * count
+    if isinstance(out_grads, (NDArray, np.ndarray)):
+        out_grads = [out_grads]
+    if isinstance(out_grads, Mapping):
+        unknown = [name for name in out_grads if name not in names]
+        if unknown:
+            raise BindError(f"backward: no outputs named {unknown}; the outputs are {names}")
+        return [out_grads.get(name) for name in names]
+    if not isinstance(out_grads, (list, tuple)):
+        raise BindError(f"backward: out_grads must be an array, a list or a dictionary, got {type(out_grads).__name__}")
+    if len(out_grads) != count:
+        raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {names}")
+    return list(out_grads)
+
+
+def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
+    """A dictionary of arrays; raises BindError when two have the same name."""
+    table = dict(zip(names, arrays, strict=True))
+    if len(table) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
+    return table

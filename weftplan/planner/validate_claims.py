@@ -1,0 +1,197 @@
+"""What a plan claims, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
+
+The static half of :mod:`weftplan.planner.validate`; it shares no code with the strategies either.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from weftplan.errors import PlanError
+from weftplan.ops.schema import Op, Req
+from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
+
+
+class Claims:
+    """A planned graph, and the checks that need no replay.
+
+    Raises:
+        PlanError: each check raises where the plan contradicts the graph.
+    """
+
+    def __init__(self, planned: PlannedGraph) -> None:
+        self.planned = planned
+        self.graph = planned.graph
+        self.plan: MemoryPlan = planned.memory
+        self.gradients = set(planned.gradients.values())
+        self.external = {int(self.graph.row[n]) for n in self.graph.variables()} | self.gradients
+        self.storage_of = self.plan.entry_storage.tolist()
+
+    def check_before_replay(self) -> None:
+        """Sizes of the plan's arrays, the order, and every entry."""
+        self._check_shape_of_plan()
+        self._check_order()
+        self._check_entries(self._readers())
+
+    def _check_shape_of_plan(self) -> None:
+        plan, graph = self.plan, self.graph
+        for name, expected in (
+            ("entry_storage", graph.num_entries),
+            ("entry_nbytes", graph.num_entries),
+            ("entry_kind", graph.num_entries),
+            ("entry_first", graph.num_entries),
+            ("entry_last", graph.num_entries),
+            ("entry_inplace", graph.num_entries),
+            ("workspace_nbytes", graph.num_nodes),
+            ("workspace_storage", graph.num_nodes),
+            ("storage_slab", plan.num_storages),
+            ("storage_offset", plan.num_storages),
+            ("slab_device", plan.num_slabs),
+            ("after_ptr", plan.num_storages + 1),
+        ):
+            if len(getattr(plan, name)) != expected:
+                raise PlanError(f"plan field {name} has {len(getattr(plan, name))} items, expected {expected}")
+
+    def _check_order(self) -> None:
+        graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes
+        position = {nid: step for step, nid in enumerate(order)}
+        operators = [n for n in range(graph.num_nodes) if graph.nodes[n].op is not None]
+        if len(position) != len(order) or sorted(order) != operators:
+            raise PlanError(f"the order has {len(order)} steps; expected each of {len(operators)} operator nodes once")
+        for step, nid in enumerate(order):
+            needs = [int(graph.entry_node[e]) for e in graph.inputs[nid]] + graph.controls[nid]
+            for other in needs:
+                before = position.get(other, -1)
+                if before >= step:
+                    raise PlanError(
+                        f"step {step}: {graph.nodes[nid].name!r} runs before {graph.nodes[other].name!r} "
+                        f"(step {before}), which it needs"
+                    )
+        for eid in self.planned.outputs:
+            if position.get(int(graph.entry_node[eid]), -1) >= boundary:
+                raise PlanError(f"output {graph.entry_name(eid)!r} is made after the forward part of {boundary} steps")
+
+    def _readers(self) -> list[list[int]]:
+        """Steps that read each entry's value."""
+        readers: list[list[int]] = [[] for _ in range(self.graph.num_entries)]
+        for step, nid in enumerate(self.planned.order):
+            for e in self.reads(nid):
+                readers[e].append(step)
+        return readers
+
+    def reads(self, nid: int) -> list[int]:
+        """Entries whose values a node reads, once per input."""
+        op = self.op(nid)
+        ignored = op.ignored(self.graph.nodes[nid].params)
+        return [e for i, e in enumerate(self.graph.inputs[nid]) if i not in ignored]
+
+    def op(self, nid: int) -> Op:
+        """The operator of a node that has one."""
+        op = self.graph.nodes[nid].op
+        assert op is not None
+        return op
+
+    def _check_entries(self, readers: list[list[int]]) -> None:
+        plan, graph, planned = self.plan, self.graph, self.planned
+        heads = set(planned.outputs) | self.gradients
+        end = len(planned.order)
+        position = {nid: step for step, nid in enumerate(planned.order)}
+        for eid in range(graph.num_entries):
+            name, storage = graph.entry_name(eid), self.storage_of[eid]
+            nbytes = planned.dtypes[eid].itemsize
+            for dim in planned.shapes[eid]:
+                nbytes *= dim
+            if int(plan.entry_nbytes[eid]) != nbytes:
+                raise PlanError(
+                    f"entry {name!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
+                    f"{planned.shapes[eid]} of {planned.dtypes[eid]} has {nbytes}"
+                )
+            kind, request = Kind(int(plan.entry_kind[eid])), planned.requests[eid]
+            if (eid in self.external) != (kind is Kind.EXTERNAL):
+                raise PlanError(f"entry {name!r} has kind {kind.name}, but only variables and gradients are external")
+            wanted = bool(readers[eid]) or eid in heads
+            if kind is Kind.EXTERNAL:
+                if storage >= 0:
+                    raise PlanError(f"entry {name!r} is the caller's, but the plan puts it into storage {storage}")
+            elif storage < 0:
+                if wanted:
+                    raise PlanError(f"entry {name!r} is read, but has no memory")
+                if request != Req.NULL:
+                    raise PlanError(f"entry {name!r} has no memory, but its request is {request.name}")
+            if kind is Kind.UNUSED and wanted:
+                raise PlanError(f"entry {name!r} is marked unused, but it is read")
+            if storage >= 0:
+                if not 0 <= storage < plan.num_storages:
+                    raise PlanError(f"entry {name!r} is in storage {storage}, but there are {plan.num_storages}")
+                if nbytes > int(plan.storage_nbytes[storage]):
+                    raise PlanError(
+                        f"entry {name!r} of {nbytes} bytes does not fit storage {storage} of "
+                        f"{int(plan.storage_nbytes[storage])}"
+                    )
+                if plan.storage_context(storage) != planned.entry_device(eid):
+                    raise PlanError(
+                        f"entry {name!r} is made on {planned.entry_device(eid)}, but its storage {storage} is on "
+                        f"{plan.storage_context(storage)}"
+                    )
+                first = position[int(graph.entry_node[eid])]
+                last = end if eid in heads else max([first, *readers[eid]]) + 1
+                if (int(plan.entry_first[eid]), int(plan.entry_last[eid])) != (first, last):
+                    raise PlanError(
+                        f"entry {name!r} lives from step {first} to {last}, but the plan says "
+                        f"{int(plan.entry_first[eid])} to {int(plan.entry_last[eid])}"
+                    )
+        for nid in position:
+            self._check_scratch(nid)
+
+    def _check_scratch(self, nid: int) -> None:
+        plan, graph = self.plan, self.graph
+        nbytes, storage = int(plan.workspace_nbytes[nid]), int(plan.workspace_storage[nid])
+        if nbytes == 0:
+            return
+        name = graph.nodes[nid].name
+        if not 0 <= storage < plan.num_storages:
+            raise PlanError(f"node {name!r} needs {nbytes} bytes of workspace, but has no storage for it")
+        if nbytes > int(plan.storage_nbytes[storage]):
+            raise PlanError(
+                f"node {name!r} needs {nbytes} bytes of workspace; storage {storage} has "
+                f"{int(plan.storage_nbytes[storage])}"
+            )
+        if plan.storage_context(storage) != self.planned.devices[nid]:
+            raise PlanError(f"node {name!r} is on {self.planned.devices[nid]}, its workspace storage {storage} is not")
+
+    def check_totals(self) -> None:
+        """The lower bound and the peak."""
+        plan = self.plan
+        bound = self._live_peak()
+        if plan.lower_bound != bound:
+            raise PlanError(f"the plan claims a lower bound of {plan.lower_bound} bytes, but {bound} are alive at once")
+        if plan.peak < bound:
+            raise PlanError(f"the plan claims a peak of {plan.peak} bytes, but {bound} are alive at once")
+
+    def _live_peak(self) -> int:
+        """Most bytes alive at once, summed over devices, from scratch: runs of overlapping lifetimes per storage."""
+        plan, steps = self.plan, len(self.planned.order)
+        in_storage: dict[int, list[tuple[int, int, int]]] = {}
+        for eid, storage in enumerate(self.storage_of):
+            if storage >= 0:
+                life = (int(plan.entry_first[eid]), int(plan.entry_last[eid]), int(plan.entry_nbytes[eid]))
+                in_storage.setdefault(storage, []).append(life)
+        change = [[0] * (steps + 1) for _ in plan.contexts]
+        for storage, lives in in_storage.items():
+            lives.sort()
+            row = change[int(plan.slab_device[plan.storage_slab[storage]])]
+            first, last, nbytes = lives[0]
+            for start, end, size in [*lives[1:], (steps + 1, steps + 1, 0)]:
+                if start < last:
+                    last, nbytes = max(last, end), max(nbytes, size)
+                else:
+                    row[first] += nbytes
+                    row[last] -= nbytes
+                    first, last, nbytes = start, end, size
+        for step, nid in enumerate(self.planned.order):
+            scratch = int(plan.workspace_nbytes[nid])
+            if scratch:
+                row = change[plan.contexts.index(self.planned.devices[nid])]
+                row[step] += scratch
+                row[step + 1] -= scratch
+        return sum(max(accumulate(row)) for row in change)
