@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,25 +13,29 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import Context, cpu
 from weftplan.engine.bulk import BulkMember, BulkRun
+from weftplan.engine.combining import ONE
 from weftplan.engine.debug import start_watchdog
 from weftplan.engine.dump import dump_dot, dump_text
+from weftplan.engine.execution import Tracer as Tracer
+from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.life import Tracer as Tracer
-from weftplan.engine.life import running
-from weftplan.engine.operation import FnProperty, Operator, OprBlock, checked_vars
-from weftplan.engine.sites import is_internal, push_site
+from weftplan.engine.operation import DetailedBlock, FnProperty, Operator, OprBlock, Waiter, checked_vars
+from weftplan.engine.sites import internal as _internal
+from weftplan.engine.sites import push_site
 from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
-from weftplan.engine.waiting import WaitingCore
+from weftplan.engine.waiting import Waiting
 from weftplan.errors import EngineError
 
 NORMAL = FnProperty.NORMAL
 _CPU0 = cpu(0)
 _GATE_S = 1.0
+_delete_lock = threading.Lock()
+"""Held for two attributes: no allocation, no call, so neither a destructor nor a signal comes in between."""
 
 
-class Engine(WaitingCore):
+class Engine(Waiting):
     """Base of all engines. Any thread may call anything here unless a method says otherwise.
 
     Not made directly: use :func:`weftplan.engine.create` or :func:`weftplan.engine.get`.
@@ -82,13 +87,13 @@ class Engine(WaitingCore):
         _check_place(ctx, 0)
         if self._bulking:
             self._flush_bulk()
-        op = OprBlock(delete_fn or _nothing, (), (var,), ctx, FnProperty.DELETE_VAR, 0, "DeleteVariable", push_site())
-        with self._lock:
-            if var.deleted:
-                checked_vars(self, (), (var,), "delete_variable")
-            var.deleted = True
+        op = DetailedBlock(delete_fn or _nothing, (), (var,), "DeleteVariable", push_site(), ctx, FnProperty.DELETE_VAR)
+        with _delete_lock:
+            mine, var.deleted = not var.deleted, True
+        if not mine:
+            checked_vars(self, (), (var,), "delete_variable")
         var.engine = None  # type: ignore[assignment]  # every later push meets the slow check, which explains
-        self._admit(op)
+        self._submit(op)
 
     # -- push -----------------------------------------------------------------------------------------------------
 
@@ -126,27 +131,41 @@ class Engine(WaitingCore):
             if self._debug:
                 checked_vars(self, const_vars, mutable_vars, name)  # vars deleted since: a stale declaration
         else:
-            if isinstance(const_vars, Var) or isinstance(mutable_vars, Var):
-                raise EngineError("const_vars and mutable_vars are sequences of vars: write [var] for one")
             # Copies, because the caller may change its lists before the operation runs; a tuple is taken as it is.
-            const_vars, mutable_vars = tuple(const_vars), tuple(mutable_vars)
-            if not self._plain(const_vars, mutable_vars):
+            try:
+                const_vars, mutable_vars = tuple(const_vars), tuple(mutable_vars)
+            except TypeError:
+                raise EngineError("const_vars and mutable_vars are sequences of vars: write [var] for one") from None
+            if (
+                const_vars or len(mutable_vars) != 1 or getattr(mutable_vars[0], "engine", None) is not self
+            ) and not self._plain(const_vars, mutable_vars):
                 const_vars, mutable_vars = checked_vars(self, const_vars, mutable_vars, name)
             if not callable(fn):
                 raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
-            if prop is not NORMAL:
-                prop = FnProperty(prop)
-        if (ctx is not None and type(ctx) is not Context) or type(priority) is not int:
-            _check_place(ctx, priority)
         frame = sys._getframe(1)
         code = frame.f_code
-        site = (code, frame.f_lasti) if not is_internal(code.co_filename) else push_site()
+        if ctx is None and prop is NORMAL and not priority and not self._unusual:
+            if _internal.get(code.co_filename) is False:
+                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, code, frame.f_lasti))
+            else:
+                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, *(push_site() or ())))
+            if self._token:
+                self._apply()
+            return
+        site = push_site()
+        _check_place(ctx, priority)
         if self._bulking and self._bulk.size:
             if prop is NORMAL and not priority and not self._inline:
                 self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site))
                 return
             self._flush_bulk()
-        self._admit(OprBlock(fn, const_vars, mutable_vars, ctx, prop, priority, name, site))
+        self._submit(DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, FnProperty(prop), priority))
+
+    def _submit(self, op: DetailedBlock) -> None:
+        """Push what is not the usual."""
+        if self._tracer is not None:
+            op.push_ns = time.perf_counter_ns()
+        self._admit(op)
 
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """True when the vars need nothing done to them: all of this engine, alive, none twice."""
@@ -190,9 +209,9 @@ class Engine(WaitingCore):
         if self._bulking:
             self._flush_bulk()
         _check_place(ctx, priority)
-        op = OprBlock(fn, reads, writes, ctx, FnProperty(prop), priority, name, push_site())
+        op = DetailedBlock(fn, reads, writes, name, push_site(), ctx, FnProperty(prop), priority)
         op.asynchronous = True
-        self._admit(op)
+        self._submit(op)
 
     def _synchronize(self, var: Var) -> None:
         synchronize_var(self, var)
@@ -208,12 +227,9 @@ class Engine(WaitingCore):
             raise EngineError(f"bulk size must be an integer >= 0, got {size!r}")
         state = self._bulk
         old = state.size
-        if (size > 0) != (old > 0):
-            with self._lock:
-                self._bulking += 1 if size > 0 else -1
         if state.guard is None:
             state.guard = _BulkGuard(self, state.members)
-        state.guard.active = size > 0
+        state.guard.set_active(size > 0)
         state.size = size
         if len(state.members) >= size:
             self._flush_bulk()
@@ -244,11 +260,10 @@ class Engine(WaitingCore):
         members = shared[:]
         shared.clear()
         run = BulkRun(self, members)
-        op = OprBlock(
-            run, run.reads, run.writes, members[0].ctx, FnProperty.NO_SKIP, 0, "ImperativeBulk", members[0].site
-        )
+        first = members[0]
+        op = DetailedBlock(run, run.reads, run.writes, "ImperativeBulk", first.site, first.ctx, FnProperty.NO_SKIP)
         run.op = op
-        self._admit(op)
+        self._submit(op)
 
     # -- life of the engine -----------------------------------------------------------------------------------------
 
@@ -271,30 +286,49 @@ class Engine(WaitingCore):
         Operations may push, since the fork waits for them; so may the forking thread. The rest waits a second at most:
         one of them may be what an asynchronous operation needs to end.
         """
-        gate, forking, admit = threading.Event(), threading.get_ident(), type(self)._admit
+        gate, forking, apply = threading.Event(), threading.get_ident(), type(self)._apply
 
-        def held(op: OprBlock) -> None:
+        def held() -> None:
             if threading.get_ident() != forking and running.engine is not self and not running.depth:
                 gate.wait(_GATE_S)
-            admit(self, op)
+            apply(self)
 
         self._gate = gate
-        self._admit = held  # type: ignore[method-assign]
+        self._apply = held  # type: ignore[method-assign]
 
     def _let_pushes_go(self) -> None:
         """After a fork."""
         if self._gate is not None:
-            del self._admit
+            del self._apply
             self._gate.set()
             self._gate = None
+
+    def _seize(self) -> None:
+        """Before a fork: be the thread inside, until :meth:`_leave`, so that the child sees no half-made change."""
+        while True:
+            try:
+                del self._token[0]
+            except IndexError:
+                self._refuse_inside()
+                time.sleep(0.0001)
+            else:
+                return
+
+    def _leave(self) -> None:
+        token = self._token
+        token += ONE
 
     def _after_fork(self) -> None:
         """In a forked child: no thread but this one exists.
 
         What was pending here (only when the fork came from inside an operation) will never end: every use is refused.
+        Requests of other threads are the parent's.
         """
-        self._lock = threading.RLock()
-        self._inside = False
+        self._requests.clear()
+        self._ready.clear()
+        self._here.clear()
+        self._idle_waiters.clear()
+        self._token[:] = ONE
         if self._pending:
             message = (
                 f"{self!r} was forked from inside one of its operations: its threads are gone and their work with "
@@ -310,8 +344,9 @@ class Engine(WaitingCore):
 
     def unobserved_failures(self) -> list[Failure]:
         """Failures that no wait has raised."""
-        with self._lock:
-            return sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
+        return self._exclusively(
+            lambda: sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
+        )
 
     # -- looking in -----------------------------------------------------------------------------------------------
 
@@ -323,18 +358,22 @@ class Engine(WaitingCore):
     @tracer.setter
     def tracer(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
+        self._note_unusual()
 
     def statistics(self) -> Statistics:
         """Counts so far, and per queue."""
-        with self._lock:
-            return Statistics(
-                pushed=self._seq - self._waits,
-                completed=self._completed,
-                failed=self._failed,
-                skipped=self._skipped,
-                pending=self._pending,
-                queues=tuple(queue.statistics() for queue in self._queues()),
-            )
+        return self._exclusively(self._count)
+
+    def _count(self) -> Statistics:
+        # Inside: the waiter that this is has not been numbered as one yet, and is pending itself.
+        return Statistics(
+            pushed=self._seq - self._waits - 1,
+            completed=self._completed,
+            failed=self._failed,
+            skipped=self._skipped,
+            pending=self._pending - 1,
+            queues=tuple(queue.statistics() for queue in self._queues()),
+        )
 
     def _queues(self) -> Sequence[Any]:
         return ()
@@ -347,9 +386,12 @@ class Engine(WaitingCore):
         """
         if format not in ("text", "dot"):
             raise EngineError(f"engine.dump: format must be 'text' or 'dot', got {format!r}")
-        with self._lock:
-            ops = list(self._in_flight.values())
+
+        def dump() -> str:
+            ops = [op for op in self._in_flight.values() if type(op) is not Waiter or op.reads]
             return dump_dot(self, ops) if format == "dot" else dump_text(self, ops)
+
+        return self._exclusively(dump)
 
     def __repr__(self) -> str:
         return f"<{self.kind}: {self._seq - self._waits} pushed, {self._pending} pending>"
@@ -361,15 +403,25 @@ class _BulkGuard:
     def __init__(self, engine: Engine, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)
         self._members = members
-        self.active = False
+        self._mark = object()
+        """Stands for this thread in the engine's list."""
+
+    def set_active(self, active: bool) -> None:
+        """Whether this thread collects."""
+        engine = self._engine()
+        if engine is None:
+            return
+        if active and self._mark not in engine._bulking:
+            engine._bulking.append(self._mark)
+        elif not active and self._mark in engine._bulking:
+            engine._bulking.remove(self._mark)
+        engine._note_unusual()
 
     def __del__(self) -> None:
         engine = self._engine()
         if engine is None:
             return
-        if self.active:
-            with engine._lock:  # a leaf: whoever holds it waits for nothing, so a finalizer may wait for it
-                engine._bulking -= 1
+        self.set_active(False)
         if self._members:
             engine._push_bulk(self._members)
 

@@ -14,7 +14,7 @@ from typing import Any
 from weftplan import config
 from weftplan.engine import blas
 from weftplan.engine.core import Engine
-from weftplan.engine.life import Tracer, live_engines, running
+from weftplan.engine.execution import Tracer, live_engines, running
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
@@ -144,7 +144,8 @@ def _at_exit() -> None:
             print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
         if engine._dropped:
             print(
-                f"weftplan: {engine._dropped} operations had not run when the process ended; call wait_for_all() first",
+                f"weftplan: {len(engine._dropped)} operations had not run when the process ended; call wait_for_all() "
+                "first",
                 file=sys.stderr,
             )
         for failure in engine.unobserved_failures():
@@ -156,28 +157,29 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 _held: list[Engine] = []
-"""Engines whose lock the forking thread holds."""
+"""Engines in whose region the forking thread is."""
 
 
 def _before_fork() -> None:
-    """Finish all work and hold every engine's lock, so that the child sees no half-made change of another thread."""
+    """Finish all work and be inside every engine's region, so that the child sees no half-made change."""
     for engine in _engines():
         engine._hold_pushes()
         engine.stop()
-        engine._lock.acquire()
+        engine._seize()
         while engine._pending and running.engine is not engine and running.depth == 0:
             # Another thread has pushed in between.
-            engine._lock.release()
+            engine._leave()
             engine.stop()
-            engine._lock.acquire()
+            engine._seize()
         _held.append(engine)
 
 
 def _after_fork_in_parent() -> None:
     while _held:
         engine = _held.pop()
-        engine._lock.release()
+        engine._leave()
         engine._let_pushes_go()
+        engine._apply()
 
 
 def _in_forked_child() -> None:

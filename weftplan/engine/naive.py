@@ -15,9 +15,9 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
+from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.life import WAITER, running
-from weftplan.engine.operation import OprBlock
+from weftplan.engine.operation import OprBlock, Waiter
 from weftplan.engine.statistics import QueueStatistics
 
 
@@ -29,22 +29,39 @@ class NaiveEngine(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ready: deque[OprBlock] = deque()
-        self._turn = threading.Condition(self._lock)
-        """Notified when an operation finishes, for threads whose own operation waits for another thread's."""
+        self._dispatched: deque[OprBlock] = deque()
+        """Ready, for whichever pushing thread comes first."""
+        self._taken = iter(self._dispatched.popleft, None)
+        """Takes the first of them, in a way that no signal can come in between."""
+        self._turn = threading.Condition()
+        """Notified after every change, for threads whose own operation waits for another thread's."""
+        self._unfinished: dict[OprBlock, bool] = {}
+        """Operations that a push is to run; True: that push was inside another operation and has returned."""
         self._by_context: dict[Context, int] = {}
 
-    def _enqueue(self, op: OprBlock) -> None:
-        if op.queue is WAITER:
-            self._finish_waiter(op)
-        else:
-            self._ready.append(op)
-            self._turn.notify_all()
+    def _dispatch(self) -> None:
+        while self._ready:
+            op = self._ready[0]
+            if type(op) is Waiter:
+                self._tell(op)
+            else:
+                self._dispatched += (op,)
+                del self._ready[0]
 
-    def _ensure_enqueued(self, op: OprBlock) -> None:
-        if op not in self._ready:
-            self._ready.append(op)
-        self._turn.notify_all()
+    def _admit(self, op: OprBlock) -> None:
+        if type(op) is Waiter:
+            self._requests.append(op)
+            self._apply()
+        else:
+            self._unfinished[op] = False
+            self._requests.append(op)
+            self._apply()
+            self._run_inline(op)
+
+    def _apply(self) -> None:
+        super()._apply()
+        with self._turn:
+            self._turn.notify_all()
 
     def _run_inline(self, op: OprBlock) -> None:
         """Run what is ready until ``op`` is done; inside an operation: until nothing is ready, since what ``op`` still
@@ -52,24 +69,34 @@ class NaiveEngine(Engine):
         nested = running.depth > 0
         raised: Failure | None = None
         while True:
-            with self._lock:
-                if not self._ready:
-                    if op.queue is _DONE:
+            following: OprBlock | None = None
+            deferred = False
+            try:
+                for following in self._taken:  # noqa: B007
+                    break
+                assert following is not None
+                deferred = self._unfinished.get(following, False)
+                self._perform(following)
+            except IndexError:
+                if following is not None:
+                    raise
+                with self._turn:
+                    if self._dispatched:
+                        continue
+                    if op not in self._unfinished:
                         break
                     if nested:
-                        op.queue = _DEFERRED
+                        self._unfinished[op] = True
                         break
                     self._turn.wait()
-                    continue
-                # In this order, an interrupt between the two lines runs the operation twice at worst in theory; taking
-                # it and being interrupted before it has a name would lose it.
-                following = self._ready[0]
-                self._ready.popleft()
-            deferred = following.queue is _DEFERRED
-            self._perform(following)
-            if deferred and following.failure is not None and raised is None:
+                continue
+            except BaseException:
+                if following is not None and following in self._unfinished:  # an interrupt before it was performed
+                    self._dispatched.appendleft(following)
+                raise
+            if deferred and isinstance(following.failure, Failure) and raised is None:
                 raised = following.failure
-        if op.queue is _DONE and op.failure is not None:
+        if op not in self._unfinished and isinstance(op.failure, Failure):
             raised = op.failure
         if raised is not None:
             self._raise(raised)
@@ -87,21 +114,10 @@ class NaiveEngine(Engine):
             running.depth -= 1
         if start:
             self._trace(op, "inline", threading.current_thread().name, start)
-        with self._lock:
-            self._inside = True
-            try:
-                ctx = op.ctx or _CPU0
-                self._by_context[ctx] = self._by_context.get(ctx, 0) + 1
-                ready = self._finish(op, failure)
-                op.failure = failure
-                op.queue = _DONE
-                for other in ready or ():
-                    self._enqueue(other)
-                self._turn.notify_all()
-            finally:
-                self._inside = False
-        if self._deferred:
-            self._run_deferred()
+        ctx = op.ctx or _CPU0
+        self._by_context[ctx] = self._by_context.get(ctx, 0) + 1
+        self._unfinished.pop(op, None)
+        self._complete(op, failure)
 
     def _run_async(self, op: OprBlock) -> Any:
         """Start an asynchronous operation and wait until it says that it is done."""
@@ -118,7 +134,9 @@ class NaiveEngine(Engine):
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._turn = threading.Condition(self._lock)
+        self._turn = threading.Condition()
+        self._unfinished.clear()
+        self._dispatched.clear()
 
     def _queues(self) -> Sequence[Any]:
         return [_Inline(ctx, count) for ctx, count in self._by_context.items()]
@@ -136,6 +154,4 @@ class _Inline:
         return QueueStatistics(self._context, "inline", self._completed, 0, 0)
 
 
-_DONE: Any = object()
-_DEFERRED: Any = object()
 _CPU0 = Context("cpu", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.sites import Site, site_text
@@ -11,8 +12,8 @@ from weftplan.errors import DuplicateVarError, EngineError
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
+    from weftplan.engine.combining import Combining as Core
     from weftplan.engine.core import Engine
-    from weftplan.engine.life import Core
     from weftplan.engine.var import Var
 
 
@@ -33,54 +34,44 @@ class FnProperty(IntEnum):
 
 
 class OprBlock:
-    """One scheduled execution. Guarded by the engine's lock until it is dispatched, then owned by its worker.
+    """One scheduled execution. Changed inside the engine's region until it is dispatched, then owned by its worker.
 
-    ``wait`` counts the grants that are missing. An operation is dispatched by whoever brings it to 0, exactly once:
-    vars are registered in one go under the engine's lock, so no grant comes in between.
+    ``wait`` counts the grants that are missing; ``seq`` is 0 until the operation is registered with its vars. This
+    class is a push without options, the most frequent one: what such a push cannot set is the same for all.
     """
 
-    __slots__ = (
-        "asynchronous",
-        "ctx",
-        "failure",
-        "fn",
-        "name",
-        "priority",
-        "prop",
-        "push_ns",
-        "queue",
-        "reads",
-        "seq",
-        "site",
-        "wait",
-        "writes",
-    )
+    __slots__ = ("code", "failure", "fn", "lasti", "name", "reads", "seq", "wait", "writes")
+
+    ctx: Context | None = None
+    prop: FnProperty = FnProperty.NORMAL
+    priority: int = 0
+    asynchronous: bool = False
+    push_ns: int = 0
 
     def __init__(
         self,
         fn: Any,
         reads: Sequence[Var],
         writes: Sequence[Var],
-        ctx: Context | None,
-        prop: int,
-        priority: int,
-        name: str | None,
-        site: Site,
+        name: str | None = None,
+        code: CodeType | None = None,
+        lasti: int = 0,
     ) -> None:
         self.fn = fn
         self.reads = reads
         self.writes = writes
-        self.ctx = ctx
-        self.prop = prop
-        self.priority = priority
         self.name = name
-        self.site = site
+        self.code = code
+        self.lasti = lasti
         self.wait = 0
         self.seq = 0
         self.failure: Any = None
-        self.asynchronous = False
-        self.queue: Any = None
-        self.push_ns = 0
+        """Set by whoever ran it: a failure, a mapping of failures (bulk), or None."""
+
+    @property
+    def site(self) -> Site:
+        """Where it was pushed."""
+        return None if self.code is None else (self.code, self.lasti)
 
     @property
     def label(self) -> str:
@@ -94,9 +85,38 @@ class OprBlock:
     def __repr__(self) -> str:
         return f"<operation {self.label!r} #{self.seq} pushed at {self.where()}, waits for {self.wait}>"
 
-    def __lt__(self, other: OprBlock) -> bool:
-        """Larger priority first, then push order: the order of a priority queue."""
-        return (-self.priority, self.seq) < (-other.priority, other.seq)
+
+class DetailedBlock(OprBlock):
+    """A push that says more than function, vars and name, or whose time is recorded."""
+
+    __slots__ = ("asynchronous", "ctx", "priority", "prop", "push_ns")
+
+    def __init__(
+        self,
+        fn: Any,
+        reads: Sequence[Var],
+        writes: Sequence[Var],
+        name: str | None,
+        site: Site,
+        ctx: Context | None = None,
+        prop: FnProperty = FnProperty.NORMAL,
+        priority: int = 0,
+    ) -> None:
+        super().__init__(fn, reads, writes, name, *(site or ()))
+        self.ctx = ctx
+        self.prop = prop
+        self.priority = priority
+        self.asynchronous = False
+        self.push_ns = 0
+
+
+class Waiter(OprBlock):
+    """An operation that no worker runs: ``fn`` is called inside the region, where it is granted its vars.
+
+    ``fn`` may be called again after an interrupt (an open lock refuses a second release, which is ignored).
+    """
+
+    __slots__ = ()
 
 
 def label_of(fn: Any, name: str | None) -> str:

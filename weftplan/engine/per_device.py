@@ -38,15 +38,16 @@ class ThreadedEnginePerDevice(ThreadedBase):
         self._cpu_workers = config.process("MXNET_MP_WORKER_NTHREADS")
 
     def _route(self, op: OprBlock) -> WorkerQueue:
-        ctx = context_of(op)
-        kind, index = ctx.device_type, ctx.device_id
-        key = (kind, index, op.prop + 0)  # a plain integer: hashing the enumeration costs more than the look-up
+        key = _key(op)
         queue = self._by_route.get(key)
         if queue is None:
-            queue = self._by_route[key] = self._choose(kind, index, op.prop)
+            queue = self._by_route[key] = self._choose(*key)
             if key == ("cpu", 0, 0):
                 self._default = queue
         return queue
+
+    def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
+        return self._by_route.get(_key(op))
 
     def _choose(self, kind: str, index: int, prop: int) -> WorkerQueue:
         if kind in ("cpu", "cpu_pinned"):
@@ -66,3 +67,8 @@ class ThreadedEnginePerDevice(ThreadedBase):
         if queue is None:
             queue = self._by_route[key] = self._new_queue(ctx, name, threads, by_priority=by_priority)
         return queue
+
+
+def _key(op: OprBlock) -> tuple[str, int, int]:
+    ctx = context_of(op)
+    return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer: hashing the enumeration costs more

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from weftplan.engine.core import Engine
-from weftplan.engine.life import WAITER, running
-from weftplan.engine.operation import OprBlock
+from weftplan.engine.execution import running
+from weftplan.engine.operation import OprBlock, Waiter
 from weftplan.engine.var import Var
 
 Choose = Callable[[Sequence[OprBlock]], int]
@@ -35,30 +35,28 @@ class Simulator(Engine):
         super().__init__()
         rng = random.Random(seed)
         self._choose: Choose = choose or (lambda ready: rng.randrange(len(ready)))
-        self._ready: list[OprBlock] = []
+        self._dispatched: list[OprBlock] = []
         self._asynchronous: set[int] = set()
         """Numbers of operations that were started and have not said that they are done."""
         self._arrived = threading.Semaphore(0)
         self.history: list[int] = []
         """Numbers of the operations in the order in which they ran."""
 
-    def _enqueue(self, op: OprBlock) -> None:
-        if op.queue is WAITER:
-            self._finish_waiter(op)
-        else:
-            self._ready.append(op)
-
-    def _ensure_enqueued(self, op: OprBlock) -> None:
-        if op not in self._ready:
-            self._ready.append(op)
+    def _dispatch(self) -> None:
+        while self._ready:
+            op = self._ready[0]
+            if type(op) is Waiter:
+                self._tell(op)
+            else:
+                self._dispatched += (op,)
+                del self._ready[0]
 
     def step(self) -> bool:
         """Run one ready operation; False when there is none."""
-        with self._lock:
-            if not self._ready:
-                return False
-            op = self._ready.pop(self._choose(tuple(self._ready)))
-            self.history.append(op.seq)
+        if not self._dispatched:
+            return False
+        op = self._dispatched.pop(self._choose(tuple(self._dispatched)))
+        self.history.append(op.seq)
         outer = running.engine
         running.engine = self
         try:
@@ -85,5 +83,5 @@ class Simulator(Engine):
         while var.write is not None if var is not None else self._pending:
             if not self.step() and not self._asynchronous:
                 break
-            if self._asynchronous and not self._ready:
+            if self._asynchronous and not self._dispatched:
                 self._arrived.acquire()  # another thread completes what was started; then there may be more to run

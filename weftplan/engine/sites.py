@@ -10,15 +10,15 @@ Site = tuple[CodeType, int] | None
 """Code object and instruction offset of a push, None when unknown."""
 
 _PACKAGE = __file__.rsplit("engine", 1)[0]
-_known: dict[str, bool] = {}
+internal: dict[str, bool] = {}
 """File name -> inside this package. Only grows, by as many entries as there are files that push."""
 
 
 def is_internal(filename: str) -> bool:
     """True for files of this package: the interesting line is the user's."""
-    known = _known.get(filename)
+    known = internal.get(filename)
     if known is None:
-        known = _known[filename] = filename.startswith(_PACKAGE)
+        known = internal[filename] = filename.startswith(_PACKAGE)
     return known
 
 

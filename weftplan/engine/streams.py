@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from weftplan import device as devices
@@ -25,7 +26,7 @@ from weftplan.engine.operation import FnProperty, OprBlock
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
-    from weftplan.engine.life import Core
+    from weftplan.engine.execution import Execution as Core
     from weftplan.engine.var import Var
 
 _lock = threading.Lock()
@@ -101,12 +102,14 @@ def _pass(core: Core, var: Var, mark: Mark) -> Failure | None:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         failure = Failure(error, f"{mark.label} (or earlier work of its stream)", mark.site, mark.seq)
-        with core._lock:
+
+        def note() -> None:
             core._any_failure = core._careful = True
-            core._failed += 1
-            core._unobserved[failure] = None
+            core._add_unobserved(failure)
             if var.failure is None:
                 var.failure = failure
+
+        core._exclusively(note)
         return failure
     return None
 
@@ -117,10 +120,9 @@ class StreamWorker:
     def __init__(self, core: Core, place: Any) -> None:
         self.stream = place.new_stream()
         self._graveyard: list[tuple[list[Mark], OprBlock]] = []
-        with core._lock:
-            # Before any operation of this worker can be granted to others, everybody is careful.
-            core._careful = core._streams_used = True
-            core._streams.append(self)
+        # Before any operation of this worker can be granted to others, everybody is careful.
+        core._careful = core._streams_used = True
+        core._streams.append(self)
 
     def run(self, core: Core, op: OprBlock) -> Any:
         """As ``Core._execute``, or LATER."""
@@ -193,16 +195,14 @@ class StreamWorker:
         try:
             self.stream.synchronize()
         except Exception as error:
-            with core._lock:
-                core._failed += 1
-                core._unobserved[Failure(error, f"work on {self.stream!r}", None, core._seq)] = None
+            failure = Failure(error, f"work on {self.stream!r}", None, 0)
+            core._exclusively(lambda: core._add_unobserved(failure))
 
     def close(self, core: Core | None) -> None:
         """The worker ends. Marks of its stream live on, and so does the stream, as long as a var has one."""
         if core is not None:
-            with core._lock:
-                if self in core._streams:
-                    core._streams.remove(self)
+            with suppress(ValueError):
+                core._streams.remove(self)
 
 
 class BrokenDevice:

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
+from heapq import heappush
 from typing import Any
 
+from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
-from weftplan.engine.life import WAITER, running
-from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.execution import running
+from weftplan.engine.failure import Failure
+from weftplan.engine.helping import help_all, help_var
+from weftplan.engine.operation import FnProperty, OprBlock, Waiter
+from weftplan.engine.var import Var
 from weftplan.engine.workers import WorkerQueue
 
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
-_NORMAL = FnProperty.NORMAL
+_SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
+_DELETE = FnProperty.DELETE_VAR
 
 
 class ThreadedBase(Engine):
     """Queues and threads; a subclass says which queue an operation goes to."""
 
+    _short_inline = False
+    """True when operations that only start or end something (ASYNC, DELETE_VAR) run on the thread that finds them
+    ready, after it has left the region."""
+
     def __init__(self) -> None:
         super().__init__()
+        self._waiters_help = bool(config.get("WEFTPLAN_ENGINE_WAITERS_HELP"))
         self._by_route: dict[tuple[Any, ...], WorkerQueue] = {}
         self._default: WorkerQueue | None = None
         self._all_queues: list[WorkerQueue] = []
@@ -41,7 +55,7 @@ class ThreadedBase(Engine):
         weakref.finalize(self, _end, self._all_queues).atexit = False
 
     def _route(self, op: OprBlock) -> WorkerQueue:
-        """Lock held: the queue of an operation."""
+        """Inside the region: the queue of an operation, made if need be."""
         raise NotImplementedError
 
     def _new_queue(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
@@ -52,25 +66,96 @@ class ThreadedBase(Engine):
     def _queues(self) -> Sequence[WorkerQueue]:
         return self._all_queues
 
-    def _queue_of(self, op: OprBlock) -> WorkerQueue:
-        """Lock held: :meth:`_route`, with the common case first."""
-        if op.ctx is None and op.prop is _NORMAL and self._default is not None:
-            return self._default
-        return self._route(op)
+    def _dispatch(self) -> None:
+        # No call may stand between taking an operation out of `ready` and having it in its queue.
+        ready = self._ready
+        while ready:
+            op = ready[0]
+            if type(op) is OprBlock:
+                queue = self._default
+                if queue is None:
+                    queue = self._route(op)
+                items = queue.items
+                del ready[0]
+                items += (op,)
+            elif type(op) is Waiter:
+                self._tell(op)
+                continue
+            elif self._short_inline and op.prop in _SHORT and not self._streams_used:
+                del ready[0]
+                self._here += (op,)
+                continue
+            else:
+                queue = self._route(op)
+                items = queue.items
+                if queue.by_priority:
+                    entry = (-op.priority, op.seq, op)
+                    del ready[0]
+                    heappush(items, entry)
+                elif op.prop is _DELETE:
+                    del ready[0]
+                    items.appendleft(op)
+                else:
+                    del ready[0]
+                    items += (op,)
+            if not queue.waking and (queue.idle or queue.permits or queue.stopping):
+                queue.wake(self)
 
-    def _enqueue(self, op: OprBlock) -> None:
-        if op.queue is WAITER:
-            self._finish_waiter(op)
-        elif op.ctx is None and op.prop is _NORMAL and self._default is not None:
-            self._default.put(op, self)
+    def _wake_all(self) -> None:
+        for queue in self._all_queues:
+            if queue.items:
+                queue.wake(self)
+
+    def _run_here(self) -> None:
+        """Run short operations on the thread that found them ready, not nested: one may free what frees the next."""
+        if running.short:
+            return
+        before, running.engine, running.short = running.engine, self, True
+        try:
+            while self._here:
+                try:
+                    op = self._here.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                self._run_short(op)
+        finally:
+            running.engine, running.short = before, False
+
+    def _run_short(self, op: OprBlock) -> None:
+        start = time.perf_counter_ns() if self._tracer is not None else 0
+        failure: Any = None
+        try:
+            if op.asynchronous:
+                self._start_async(op, partial(self._complete, op))
+                return
+            failure = self._execute(op)
+            if start:
+                self._trace(op, "inline", threading.current_thread().name, start)
+        except BaseException as error:  # an interrupt: the operation counts as failed, and its vars go on
+            failure = Failure.of(op, error)
+        self._complete(op, failure)
+
+    def _before_wait(self, var: Var | None = None) -> None:
+        if not self._waiters_help:
+            return
+        if var is None:
+            help_all(self)
         else:
-            self._route(op).put(op, self)
+            help_var(self, var)
 
-    def _ensure_enqueued(self, op: OprBlock) -> None:
-        queue = self._queue_of(op)
-        if op not in queue.items:
-            queue.add(op)
-        queue.wake(self)
+    def _can_help(self, queue: WorkerQueue) -> bool:
+        """True when a waiting thread may run operations of ``queue``."""
+        where = queue.context
+        return queue.taken is not None and (where is None or where.device_type in ("cpu", "cpu_pinned"))
+
+    def _queue_with(self, op: OprBlock) -> WorkerQueue | None:
+        """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
+        queue = self._default if type(op) is OprBlock else self._known_queue(op)
+        return queue if queue is not None and self._can_help(queue) else None
+
+    def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
+        """:meth:`_route` without making a queue."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         if running.engine is self:
@@ -78,18 +163,20 @@ class ThreadedBase(Engine):
         self._wait_idle()
         for stream in list(self._streams):
             stream.drain(self)
-        with self._lock:
-            # What another thread pushes from here on makes new queues. What it pushed before is run: a worker goes only
-            # when its queue is empty.
-            queues = self._all_queues[:]
-            self._all_queues.clear()
-            self._by_route.clear()
-            self._default = None
-            for queue in queues:
-                queue.end()
-        for queue in queues:
+        for queue in self._exclusively(self._take_queues):
             for thread in list(queue.started):
                 thread.join()
+
+    def _take_queues(self) -> list[WorkerQueue]:
+        """Inside: what is pushed from here on makes new queues. What was pushed before is run: a worker goes only when
+        its queue is empty."""
+        queues = self._all_queues[:]
+        self._all_queues.clear()
+        self._by_route.clear()
+        self._default = None
+        for queue in queues:
+            queue.end()
+        return queues
 
 
 def _end(queues: list[WorkerQueue]) -> None:
@@ -122,10 +209,13 @@ class ThreadedEngine(ThreadedBase):
                 self._default = queue
         return queue
 
+    def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
+        return self._by_route.get((op.prop in _COPIES,))
+
+
+_CPU0 = Context("cpu", 0)
+
 
 def context_of(op: OprBlock) -> Context:
     """Where an operation runs."""
     return op.ctx if op.ctx is not None else _CPU0
-
-
-_CPU0 = Context("cpu", 0)

@@ -12,8 +12,10 @@ Invariant: never a reader and a granted write at once, and never two granted wri
 Invariant: ``waiting`` is non-empty only while ``write`` is set, so "ready to read" is exactly ``write is None``.
 Invariant: an operation is granted exactly once per var, in push order (consecutive reads together).
 
-Every method mutates under the engine's lock (the caller holds it) and reports grants by lowering ``op.wait``; an
-operation whose count reaches 0 goes to ``ready``. Nothing here blocks or calls user code.
+Everything here is done by the one thread that is inside the engine's region (``combining.py``), which has the hot paths
+of these methods written out. Grants lower ``op.wait``; an operation whose count reaches 0 goes to ``ready``. Nothing
+here blocks or calls user code. An interrupt (Ctrl-C on the main thread) can come at the ends of the loops and when a
+method begins, nowhere else: between two such places no call is made, hence ``+=`` instead of ``append``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from weftplan.engine.failure import Failure
     from weftplan.engine.operation import OprBlock
 
+_COMPACT = 32
+"""Granted operations at the front of ``waiting`` before it is cut; then at least half of it is, so each costs O(1)."""
+
 
 class Var:
     """A resource of one engine. Make it with :meth:`Engine.new_variable`; ``version`` counts completed writes."""
@@ -37,6 +42,7 @@ class Var:
         "engine",
         "events",
         "failure",
+        "head",
         "name",
         "readers",
         "version",
@@ -52,62 +58,81 @@ class Var:
         """Granted, unfinished reads."""
         self.write: OprBlock | None = None
         """The oldest write that is not finished; granted exactly when ``readers`` is 0."""
-        self.waiting: deque[Any] | None = None
-        """Operations behind ``write``: a write as itself, a read in a 1-tuple."""
+        self.waiting: list[OprBlock] | None = None
+        """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
+        deque is ten times larger."""
+        self.head = 0
         self.failure: Failure | None = None
         self.deleted = False
         self.events: Any = None
         """Stream events of the last write and of the reads since, on asynchronous devices only."""
 
-    def add_read(self, op: OprBlock) -> int:
-        """Register a read; 0 if granted at once, else 1 (a grant to wait for)."""
+    def add_read(self, op: OprBlock) -> None:
+        """Register a read: granted at once, or behind the write."""
         if self.write is None:
             self.readers += 1
-            return 0
-        if self.waiting is None:
-            self.waiting = deque()
-        self.waiting.append((op,))
-        return 1
+        else:
+            self.append(op)
 
-    def add_write(self, op: OprBlock) -> int:
-        """Register a write; 0 if granted at once, else 1."""
+    def add_write(self, op: OprBlock) -> None:
+        """Register a write: as ``write``, granted if there are no readers, or behind another one."""
         if self.write is None:
             self.write = op
-            return 1 if self.readers else 0
-        if self.waiting is None:
-            self.waiting = deque()
-        self.waiting.append(op)
-        return 1
+        else:
+            self.append(op)
 
-    def finish_read(self, ready: list[OprBlock]) -> None:
+    def append(self, op: OprBlock) -> None:
+        """Put ``op`` behind ``write``."""
+        if self.waiting is None:
+            self.waiting = [op]
+        else:
+            self.waiting += (op,)
+
+    def finish_read(self, ready: deque[OprBlock]) -> None:
         """A granted read is over."""
         self.readers -= 1
-        if self.readers == 0 and self.write is not None:
+        if not self.readers and self.write is not None:
             op = self.write
             op.wait -= 1
-            if op.wait == 0:
-                ready.append(op)
+            if not op.wait:
+                ready += (op,)
 
-    def finish_write(self, ready: list[OprBlock]) -> None:
+    def finish_write(self, ready: deque[OprBlock]) -> None:
         """The granted write is over: grant what comes next."""
         self.version += 1
         self.write = None
+        if self.waiting is not None:
+            self.grant(ready)
+
+    def grant(self, ready: deque[OprBlock]) -> None:
+        """Nothing holds the var: grant from ``waiting``. Begun again after an interrupt, it goes on where it was."""
         waiting = self.waiting
-        while waiting:
-            item = waiting.popleft()
-            if type(item) is tuple:
-                op = item[0]
-                self.readers += 1
-            else:
-                op = self.write = item
-                if self.readers:
-                    return
-            op.wait -= 1
-            if op.wait == 0:
-                ready.append(op)
-            if self.write is not None:
+        assert waiting is not None
+        while self.write is None:
+            try:
+                op = waiting[self.head]
+            except IndexError:
+                self.waiting = None
+                self.head = 0
                 return
-        self.waiting = None
+            self.head += 1
+            if self in op.writes:
+                self.write = op
+                if not self.readers:
+                    op.wait -= 1
+                    if not op.wait:
+                        ready += (op,)
+            else:
+                self.readers += 1
+                op.wait -= 1
+                if not op.wait:
+                    ready += (op,)
+        if self.head == len(waiting):
+            self.waiting = None
+            self.head = 0
+        elif self.head >= _COMPACT and self.head * 2 >= len(waiting):
+            waiting[: self.head] = ()
+            self.head = 0
 
     def __await__(self) -> Generator[Any, None, Var]:
         """``await var`` in a coroutine: until it is readable; raises its failure. The event loop goes on meanwhile."""
@@ -124,7 +149,7 @@ class Var:
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        behind = len(self.waiting or ())
+        behind = len(self.waiting or ()) - self.head
         more = f", {behind} waiting" if behind else ""
         failed = f", failed: {self.failure.describe()}" if self.failure is not None else ""
         gone = ", deleted" if self.deleted else ""

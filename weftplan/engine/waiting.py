@@ -7,16 +7,20 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any
 
+from weftplan.engine.combining import Combining
+from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure, add_note
-from weftplan.engine.life import WAITER, Core, running
-from weftplan.engine.operation import FnProperty, OprBlock, checked_vars
+from weftplan.engine.operation import DetailedBlock, FnProperty, Waiter, checked_vars
 from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, WaitInWorkerError
 
 
-class WaitingCore(Core):
-    """The core, and every way to wait."""
+class Waiting(Combining):
+    """Every way to wait."""
+
+    def _before_wait(self, var: Var | None = None) -> None:
+        """Before a wait for ``var`` (None: all) blocks: a driver may run operations here."""
 
     def _forbid_wait(self, what: str, *, would_block: bool = False) -> None:
         """Raise if this thread runs an operation of this engine (on an inline engine: if the wait would not end)."""
@@ -41,12 +45,13 @@ class WaitingCore(Core):
             self._flush_bulk()
         if getattr(var, "engine", None) is not self:
             checked_vars(self, (var,), (), "wait_for_var")
-        with self._lock:
-            blocks = var.write is not None
-        if blocks:
+        if self._requests:
+            self._apply()
+        if var.write is not None or self._requests:
             self._forbid_wait("wait_for_var", would_block=True)
             self._before_wait(var)
-            self._block(var)
+            if var.write is not None or self._requests:
+                self._block(var)
         if var.events is not None:
             self._synchronize(var)
         failure = var.failure
@@ -55,33 +60,10 @@ class WaitingCore(Core):
 
     def _block(self, var: Var) -> None:
         """Become a reader of ``var`` that is granted like any other, and whose grant wakes this thread."""
+        self._refuse_inside()
         done = threading.Lock()
         done.acquire()
-        op = OprBlock(done.release, (var,), (), None, FnProperty.NO_SKIP, 0, "WaitForVar", None)
-        op.queue = WAITER
-        with self._lock:
-            if self._inside:
-                raise EngineError(
-                    "a finalizer or signal handler waited while the engine was in the middle of a change on this thread"
-                )
-            if var.write is None:
-                return
-            self._inside = True
-            try:
-                self._seq = op.seq = self._seq + 1
-                self._pending += 1
-                op.wait = 1
-                var.add_read(op)
-            except BaseException:
-                # Interrupted: either it stands in the queue, and will be granted to nobody's harm, or it was not there.
-                if not (var.waiting and var.waiting[-1] == (op,)):
-                    self._pending -= 1
-                    self._waits += 1
-                raise
-            finally:
-                self._inside = False
-        if self._deferred:
-            self._run_deferred()
+        self._admit(Waiter(done.release, (var,), ()))
         done.acquire()
 
     def wait_for_all(self) -> None:
@@ -93,30 +75,39 @@ class WaitingCore(Core):
         self._forbid_wait("wait_for_all", would_block=True)
         if self._bulking:
             self._flush_bulk()
+        self._apply()
         self._before_wait()
         self._wait_idle()
         for stream in list(self._streams):
             stream.drain(self)
-        with self._lock:
-            failures = sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
-            self._unobserved = {}
-            for failure in failures:
-                self._observe(failure)
+        failures = self._exclusively(self._observe_all)
         if failures:
             first = failures[0].exception()
             for other in failures[1:]:
                 add_note(first, f"another operation failed: {other.describe()}")
             raise first
 
+    def _observe_all(self) -> list[Failure]:
+        """Inside: the user is told of every failure that no wait has raised; in push order."""
+        failures = sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
+        self._unobserved = {}
+        for failure in failures:
+            self._observe(failure)
+        return failures
+
     def _wait_idle(self, timeout: float = -1) -> bool:
         """Wait until nothing is pending; False when ``timeout`` seconds were not enough."""
         while True:
-            with self._lock:
-                if not self._pending:
-                    return True
-                done = threading.Lock()
-                done.acquire()
-                self._idle_waiters.append(done)
+            self._apply()
+            if not self._pending and not self._requests:
+                return True
+            self._refuse_inside()
+            done = threading.Lock()
+            done.acquire()
+            self._idle_waiters.append(done)
+            # What ended meanwhile may have told the others before this one was there.
+            if not self._pending and not self._requests:
+                continue
             if not done.acquire(timeout=timeout):
                 return False
 
@@ -143,8 +134,7 @@ class WaitingCore(Core):
         reads, _ = checked_vars(self, (var,), (), "future")
         if self._bulking:
             self._flush_bulk()
-        op = OprBlock(settle, tuple(reads), (), None, FnProperty.NO_SKIP, 0, "future", push_site())
-        self._admit(op)
+        self._admit(DetailedBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
         return result
 
     def _raise(self, failure: Failure) -> None:
@@ -153,13 +143,16 @@ class WaitingCore(Core):
 
     def _note_observed(self, failure: Failure) -> None:
         """The user is told of ``failure`` now."""
-        with self._lock:
+
+        def note() -> None:
             self._observe(failure)
-            if failure in self._unobserved:
-                del self._unobserved[failure]
+            self._unobserved.pop(failure, None)
+
+        if failure.observed_seq is None or failure in self._unobserved or self._raise_once:
+            self._exclusively(note)
 
     def _observe(self, failure: Failure) -> None:
-        """Lock held: the user has been told. From here on new operations may heal what failed."""
+        """Inside: the user has been told. From here on new operations may heal what failed."""
         if failure.observed_seq is None:
             failure.observed_seq = self._seq
             if self._raise_once:
@@ -177,4 +170,6 @@ def await_var(var: Var) -> Generator[Any, None, Var]:
     """What ``await var`` does: suspend the task, not the thread, until the var is readable; raise its failure."""
     import asyncio
 
+    if var.deleted:
+        raise EngineError(f"await: {var!r} has been deleted; nothing will ever write it")
     return (yield from asyncio.wrap_future(var.engine.future(var)).__await__())

@@ -1,26 +1,32 @@
-"""Worker threads and their queues.
+"""Worker threads and the queues that they take ready operations from.
 
-A queue belongs to the engine's lock. A worker takes the lock once per operation: to finish the last one and to fetch
-the next. With nothing to fetch it parks on a lock of its own, which it puts into ``idle`` first, so a push that finds
-an idle worker knows that it will look again after being released.
+Operations are put into a queue inside the engine's region and taken out of it by any number of workers without a lock:
+``deque.append`` and ``popleft`` are atomic. A worker that finds its queue empty puts itself into ``idle``, looks once
+more, and sleeps on a lock of its own; whoever puts an operation into the queue and then finds somebody in ``idle``
+takes it out and opens that lock. One of the two sees the other, so no operation stays behind.
 
-At most one worker of a queue is on its way from parking to looking (``waking``): the one that looks wakes the next if
-more is there. A parked worker does not hold its engine: whoever wakes it hands it over (``keep``). So an engine that
-nobody else holds goes, and its threads end.
+While a worker is on its way to its next look (``waking``) nobody else is woken: it wakes the next if more is there. A
+sleeping worker does not hold its engine: whoever wakes it hands it over. So an engine that nobody else holds goes, and
+its threads end.
+
+A thread that waits may take the place of a worker when all of them sleep (``helping.py``): it has the ``seat``.
 """
 
 from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections import deque
 from contextlib import suppress
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine import blas
-from weftplan.engine.life import WAITER, running
-from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.bulk import BulkRun
+from weftplan.engine.combining import ONE
+from weftplan.engine.execution import running
+from weftplan.engine.failure import Failure
+from weftplan.engine.operation import OprBlock
 from weftplan.engine.statistics import QueueStatistics
 from weftplan.engine.streams import LATER, enter
 
@@ -28,11 +34,26 @@ if TYPE_CHECKING:
     from weftplan.device.context import Context
     from weftplan.engine.threaded import ThreadedBase
 
-_DELETE = FnProperty.DELETE_VAR
+QUICK_NS = 300_000
+"""Below this waking a worker is a good part of what an operation costs."""
+
+
+class Worker:
+    """What a sleeping thread is woken by."""
+
+    __slots__ = ("completed", "engine", "park")
+
+    def __init__(self) -> None:
+        self.park = threading.Lock()
+        self.park.acquire()
+        self.engine: ThreadedBase | None = None
+        """Handed over with the wake-up: operations without vars would not keep it alive."""
+        self.completed = 0
+        """Changed by its own thread only."""
 
 
 class WorkerQueue:
-    """Ready operations of one kind on one device, and the threads that run them. Guarded by the engine's lock.
+    """Ready operations of one kind on one device, and the threads that run them.
 
     Args:
         context: device of the operations (None: any).
@@ -43,16 +64,21 @@ class WorkerQueue:
 
     __slots__ = (
         "by_priority",
-        "completed",
         "context",
+        "helped",
         "idle",
         "items",
-        "keep",
         "name",
+        "parked",
+        "permits",
+        "quick",
+        "seat",
         "started",
         "stopping",
+        "taken",
         "threads",
         "waking",
+        "workers",
     )
 
     def __init__(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> None:
@@ -60,207 +86,240 @@ class WorkerQueue:
         self.name = name
         self.threads = threads
         self.by_priority = by_priority
-        self.items: Any = [] if by_priority else deque()
-        self.idle: list[Any] = []
+        fifo: deque[OprBlock] = deque()
+        self.items: Any = [] if by_priority else fifo
+        """Operations; in a priority queue a heap of (-priority, number, operation), which compares no operations."""
+        self.taken = None if by_priority else iter(fifo.popleft, None)
+        """``for op in taken: break`` takes the first; IndexError when there is none. On the main thread no signal can
+        come between taking and having, as it could after a call of ``popleft``."""
+        self.idle: list[Worker] = []
+        self.parked = iter(self.idle.pop, None)
+        """Takes a sleeping worker out of ``idle``, in the same way."""
         self.waking = False
-        self.keep: ThreadedBase | None = None
-        """The engine, from waking a worker until it looks: operations without vars would not keep it alive."""
-        self.completed = 0
+        self.permits = [1] * threads
+        """One for each thread that may still be started."""
+        self.seat = [1]
+        """Empty while a waiting thread stands in for a worker."""
+        self.quick = False
+        """The operation measured last, the first after a worker woke or one run in the seat, was short."""
+        self.helped = 0
+        """Operations run in the seat; changed by who has it."""
         self.stopping = False
         self.started: list[threading.Thread] = []
+        self.workers: list[Worker] = []
 
-    def add(self, op: OprBlock) -> None:
-        """Queue a ready operation; waking somebody is the caller's."""
+    def take(self) -> OprBlock:
+        """The next operation; IndexError when there is none. For threads that get no signals."""
         if self.by_priority:
-            heapq.heappush(self.items, op)
-        elif op.prop is _DELETE:
-            self.items.appendleft(op)
-        else:
-            self.items.append(op)
-
-    def put(self, op: OprBlock, engine: ThreadedBase) -> None:
-        """Queue a ready operation and see to it that a worker of ``engine`` looks."""
-        if op.prop is NORMAL and not self.by_priority:
-            self.items.append(op)
-        else:
-            self.add(op)
-        if not self.waking:
-            self.wake(engine)
+            return heapq.heappop(self.items)[2]  # type: ignore[no-any-return]
+        return self.items.popleft()  # type: ignore[no-any-return]
 
     def wake(self, engine: ThreadedBase) -> None:
-        """Release one parked worker, or start one more; nothing when all are at work."""
-        if self.idle:
-            # An exception (KeyboardInterrupt) can come after the release and before the rest: then a worker that runs
-            # still stands in `idle`, and a later release finds its lock open. It looks again in any case.
-            park = self.idle[-1]
-            self.keep = engine
-            with suppress(RuntimeError):
-                park.release()
+        """Wake one sleeping worker, or start one more; nothing when all are at work."""
+        while True:
+            # From here to the release no signal can come: a worker that is out of ``idle`` must be woken, and
+            # ``waking`` must not stay.
             self.waking = True
-            del self.idle[-1]
-            return
-        if self.stopping:
-            # Nobody held the engine, its workers went; then a finalizer brought it back to life, for one more delete.
-            self.stopping = False
-            self.started.clear()
-            engine._end_with_engine()
-        if len(self.started) < self.threads:
-            self._start(engine)
+            try:
+                for worker in self.parked:  # noqa: B007
+                    break
+            except IndexError:
+                self.waking = False
+            else:
+                worker.engine = engine
+                worker.park.release()
+                return
+            if self.stopping:
+                # Nobody held the engine, its workers went; then a finalizer brought it back, for one more delete.
+                self._revive(engine)
+            if self.permits:
+                self._start(engine)
+                return
+            if not self.items or not self.idle:
+                return
+            # A worker went to sleep just now, without having seen the operation that others left to it.
+
+    def _revive(self, engine: ThreadedBase) -> None:
+        self.stopping = False
+        self.started.clear()
+        self.workers.clear()
+        self.permits[:] = [1] * self.threads
+        engine._end_with_engine()
 
     def _start(self, engine: ThreadedBase) -> None:
+        try:
+            del self.permits[0]
+        except IndexError:  # another thread took the last one
+            return
         where = "" if self.context is None else f" {self.context}"
         name = f"weftplan{where} {self.name} {len(self.started)}"
         # In a list that the thread empties: Thread keeps its arguments, and with them the engine, until it ends.
-        thread = threading.Thread(target=_work, args=(self, [engine], engine._lock), name=name, daemon=True)
+        thread = threading.Thread(target=_work, args=(self, [engine]), name=name, daemon=True)
         self.started.append(thread)
         self.waking = True
         try:
             thread.start()
-        except RuntimeError:  # no more threads to be had: others of this queue will do, if there are any
-            self.started.remove(thread)
-            self.waking = False
-            if not self.started:
-                raise
+        except BaseException as error:
+            if thread.ident is None:
+                self.started.remove(thread)
+                self.permits += ONE
+                self.waking = False
+                if isinstance(error, RuntimeError) and self.started:
+                    return  # no more threads to be had: others of this queue will do
+            raise
+
+    def measure(self, start_ns: int) -> None:
+        """An operation that began at ``start_ns`` has ended."""
+        self.quick = perf_counter_ns() - start_ns < QUICK_NS
+
+    def standing_in(self) -> bool:
+        """For a worker that has just been woken: True when a waiting thread has the seat and leaves no room for it."""
+        return not self.seat and len(self.started) - len(self.idle) >= self.threads
+
+    def all_asleep(self) -> bool:
+        """True when no worker runs or is about to look, except one that has not got as far."""
+        return len(self.started) - len(self.idle) - self.waking <= 0
 
     def end(self) -> None:
-        """Tell the workers to go when nothing is left. Also called, without the lock, when nobody holds the engine."""
+        """Tell the workers to go when nothing is left. Also called when nobody holds the engine."""
         self.stopping = True
-        for park in self.idle:
-            with suppress(RuntimeError):
-                park.release()
-        self.idle.clear()
+        with suppress(IndexError):
+            for worker in self.parked:
+                worker.park.release()
 
     def statistics(self) -> QueueStatistics:
         """Counts."""
-        return QueueStatistics(self.context, self.name, self.completed, len(self.items), len(self.started))
+        completed = self.helped + sum(worker.completed for worker in self.workers)
+        return QueueStatistics(self.context, self.name, completed, len(self.items), len(self.started))
 
 
-NORMAL = FnProperty.NORMAL
-
-
-def _work(queue: WorkerQueue, box: list[ThreadedBase], lock: Any) -> None:
-    """A worker's life."""
+def _work(queue: WorkerQueue, box: list[ThreadedBase]) -> None:
+    """A worker's life. Threads other than the main one get no signals: any place here may call anything."""
     engine: ThreadedBase = box.pop()
-    items = queue.items
-    by_priority = queue.by_priority
-    me = threading.current_thread().name
-    park = threading.Lock()
-    park.acquire()
+    me = Worker()
+    queue.workers.append(me)
+    name = threading.current_thread().name
+    items, idle, take = queue.items, queue.idle, queue.take if queue.by_priority else queue.items.popleft
+    alone = queue.threads == 1
+    requests, token = engine._requests, engine._token
     running.engine = engine
     blas.enter_worker()
     device = enter(engine, queue.context)
-    execute, finish = engine._execute, engine._finish
-    op: OprBlock | None = None
-    failure: Any = None
-    woken = True
+    execute, apply = engine._execute, engine._apply
+    queue.waking = False
+    stand_back = queue.standing_in()
+    woken = perf_counter_ns()
+    op: OprBlock | None
     while True:
-        last = op
-        # Invariant: between here and the end of the block no exception can come: no user code runs, and signals are
-        # for the main thread only.
-        with lock:
-            engine._inside = True
-            if last is not None:
-                queue.completed += 1
-                ready = finish(last, failure)
-                if ready is not None:
-                    for following in ready:
-                        if following.queue is WAITER:
-                            engine._finish_waiter(following)
-                            continue
-                        target = engine._queue_of(following)
-                        if target is queue:
-                            queue.add(following)  # this worker looks next, and wakes another if there is more
-                        else:
-                            target.put(following, engine)
-                    following = ready = None  # type: ignore[assignment]
-            if woken:
-                woken = queue.waking = False
-                queue.keep = None
-            if items:
-                op = heapq.heappop(items) if by_priority else items.popleft()
-                if items and not queue.waking:
-                    queue.wake(engine)
-            else:
-                op = None
-                if queue.stopping:
-                    engine._inside = False
-                    break
-                if (device is None or not device.has_graves()) and park not in queue.idle:
-                    queue.idle.append(park)
-            engine._inside = False
-        # What the operation held dies here, outside the lock.
-        last = failure = None
-        if engine._deferred:
-            engine._run_deferred()
-        if op is None:
+        try:
+            if not alone:
+                queue.waking = False
+            if stand_back:
+                raise IndexError
+            op = take()
+        except IndexError:
             if device is not None and device.has_graves():
-                _bury(engine, queue, device, block=True)
+                _bury(engine, me, device, block=True)
                 continue
-            del execute, finish, engine
+            idle.append(me)
+            if queue.stopping or (items and not (stand_back and not queue.seat)):
+                with suppress(ValueError):  # taken out by somebody who wakes this worker: sleep does not last
+                    idle.remove(me)
+                    stand_back = False
+                    if queue.stopping and not items:
+                        break
+                    continue
+            del execute, apply, engine
             running.engine = None
-            found = _park(queue, park, lock)
+            found = _sleep(queue, me)
             if found is None:
                 if device is not None:
                     device.close(None)
                 return
             engine = running.engine = found
             del found
-            execute, finish = engine._execute, engine._finish
-            woken = True
-        elif op.asynchronous:
-            done = _completion(engine, queue, op, time.perf_counter_ns() if engine._tracer is not None else 0)
-            if device is not None:
-                device.start(engine, op, done)
-            else:
-                engine._start_async(op, done)
-            op = done = None
-        elif device is not None:
-            start = time.perf_counter_ns()
-            failure = device.run(engine, op)
-            if failure is LATER:
-                op = failure = None
-            elif engine._tracer is not None:
-                engine._trace(op, queue.name, me, start)
-            if device.has_graves():
-                _bury(engine, queue, device, block=False)
-        elif engine._tracer is None:
-            failure = execute(op)
+            execute, apply = engine._execute, engine._apply
+            queue.waking = False
+            stand_back = queue.standing_in()
+            woken = perf_counter_ns()
+            continue
+        if not alone and items and not queue.waking and (idle or queue.permits):
+            queue.wake(engine)
+        if device is not None or op.asynchronous or engine._tracer is not None:
+            if not _run(engine, queue, me, name, device, op):
+                op = None
+                continue
         else:
-            start = time.perf_counter_ns()
-            failure = execute(op)
-            engine._trace(op, queue.name, me, start)
+            fn = op.fn
+            if engine._careful or type(fn) is BulkRun:
+                op.failure = execute(op)
+            else:
+                try:
+                    fn()
+                    op.fn = None  # what the function holds is dropped here, not inside the region
+                except BaseException as error:
+                    op.failure = Failure.of(op, error)
+            fn = None
+            me.completed += 1
+            if woken:
+                queue.measure(woken)
+                woken = 0
+        if not alone:
+            queue.waking = (
+                True  # what becomes ready is for this worker, which looks next and wakes another for the rest
+            )
+        requests.append(op)
+        if token:
+            apply()
+        op = None
     if device is not None:
         device.close(engine)
     running.engine = None
 
 
-def _park(queue: WorkerQueue, park: Any, lock: Any) -> ThreadedBase | None:
+def _run(engine: ThreadedBase, queue: WorkerQueue, me: Worker, name: str, device: Any, op: OprBlock) -> bool:
+    """Run ``op`` where more than its function is to be called; False when it is completed elsewhere."""
+    start = perf_counter_ns()
+    if op.asynchronous:
+        me.completed += 1
+        done = completion(engine, queue.name, op, start)
+        if device is not None:
+            device.start(engine, op, done)
+        else:
+            engine._start_async(op, done)
+        return False
+    failure = engine._execute(op) if device is None else device.run(engine, op)
+    if failure is not LATER:
+        me.completed += 1
+        op.failure = failure
+        engine._trace(op, queue.name, name, start)
+    if device is not None and device.has_graves():
+        _bury(engine, me, device, block=False)
+    return failure is not LATER
+
+
+def _sleep(queue: WorkerQueue, me: Worker) -> ThreadedBase | None:
     """Sleep until woken; returns the engine, or None when it is time to go. Nothing here holds the engine meanwhile."""
     while True:
-        park.acquire()
-        with lock:
-            if queue.keep is not None:
-                return queue.keep
-            if queue.stopping:
-                return None
-            # Released twice, and the first look took all that was there.
-            if park not in queue.idle:
-                queue.idle.append(park)
+        me.park.acquire()
+        engine, me.engine = me.engine, None
+        if engine is not None or queue.stopping:
+            return engine
+        queue.idle.append(me)
 
 
-def _bury(engine: ThreadedBase, queue: WorkerQueue, device: Any, *, block: bool) -> None:
+def _bury(engine: ThreadedBase, me: Worker, device: Any, *, block: bool) -> None:
     for op, failure in device.bury(engine, block=block):
-        _completion(engine, queue, op)(failure)
+        me.completed += 1
+        op.failure = failure
+        engine._complete(op, failure)
 
 
-def _completion(engine: ThreadedBase, queue: WorkerQueue, op: OprBlock, start_ns: int = 0) -> Any:
-    """What ends an operation outside a worker's loop, on whatever thread calls it."""
+def completion(engine: ThreadedBase, queue_name: str, op: OprBlock, start_ns: int) -> Any:
+    """What ends an asynchronous operation, on whatever thread calls it."""
 
     def done(failure: Any) -> None:
-        if start_ns:
-            engine._trace(op, queue.name, threading.current_thread().name, start_ns)
-        with engine._lock:
-            queue.completed += 1
+        engine._trace(op, queue_name, threading.current_thread().name, start_ns)
         engine._complete(op, failure)
 
     return done

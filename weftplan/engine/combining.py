@@ -1,0 +1,295 @@
+"""The region: all changes of an engine's state, made by one thread at a time, without a lock that anybody waits for.
+
+Whoever wants a change puts a request into ``_requests`` and calls :meth:`Combining._apply`. The thread that gets the
+``_token`` is inside: it carries out all requests, its own and the others', until none is left; a thread that does not
+get it goes on, since the one inside looks again after giving the token back. This is flat combining (Hendler, Incze,
+Shavit, Tzafrir, SPAA 2010), here for another reason than scaling: with a lock, each thread that the interpreter
+suspends inside makes the others sleep and wake at every operation, which cost more than the operations.
+
+A request is an operation: with ``seq`` 0 to be registered with its vars (*admission*), otherwise to release them
+(*completion*). What becomes ready goes to ``_ready`` and is handed over by :meth:`Combining._dispatch`, which a driver
+provides. User code never runs inside, destructors and signal handlers excepted: those may push (a request like any
+other) but not wait.
+
+The token is a list of one element, because ``del token[0]`` is atomic, and on the main thread cannot be separated by a
+signal from the ``try`` that follows, which a call of ``acquire`` can. For the same reason nothing is called between the
+places where an interrupt may come (ends of loops, beginnings of functions), and ``_resume`` finds out how far the
+request at hand has come.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from weftplan.engine.execution import Execution
+from weftplan.engine.operation import OprBlock, Waiter
+from weftplan.engine.var import Var
+from weftplan.errors import EngineError
+
+T = TypeVar("T")
+ONE = (1,)
+"""Added to a token list: giving the token back."""
+
+
+class Combining(Execution):
+    """Requests, and the region that carries them out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._requests: deque[OprBlock] = deque()
+        """Operations to admit or to complete, in order. The first stays until it is carried out."""
+        self._token = [1]
+        """Empty while a thread is inside."""
+        self._ready: deque[OprBlock] = deque()
+        """Granted all their vars, not handed over yet; empty outside the region."""
+        self._here: deque[OprBlock] = deque()
+        """Short operations that the thread inside runs when it is outside again (see ``_short_inline``)."""
+        self._seq = 0
+        self._pending = 0
+        self._completed = 0
+        self._waits = 0
+        """How many of the numbered operations were waiters."""
+        self._idle_waiters: list[Any] = []
+        """Locks to release when nothing is pending."""
+
+    # -- what a driver provides -------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Inside: hand over everything in ``_ready``, removing each only when nothing can interrupt the rest."""
+        raise NotImplementedError
+
+    def _run_here(self) -> None:
+        """Outside: run what is in ``_here``."""
+
+    def _wake_all(self) -> None:
+        """Wake whoever has work: an interrupt may have come before somebody was woken."""
+
+    # -- the region -------------------------------------------------------------------------------------------------
+
+    def _admit(self, op: OprBlock) -> None:
+        """Push ``op``."""
+        self._requests.append(op)
+        self._apply()
+
+    def _apply(self) -> None:
+        """Carry out all requests, or leave them to the thread that is inside."""
+        requests, token, ready = self._requests, self._token, self._ready
+        interrupted: BaseException | None = None
+        dropped: Any = None
+        while requests:
+            try:
+                del token[0]
+            except IndexError:
+                break
+            op: OprBlock | None = None
+            var: Var | None = None
+            try:
+                while True:
+                    try:
+                        while requests:
+                            op = requests[0]
+                            if not op.seq:
+                                wait = 0
+                                for var in op.reads:
+                                    if var.write is None:
+                                        var.readers += 1
+                                    else:
+                                        wait += 1
+                                        if var.waiting is None:
+                                            var.waiting = [op]
+                                        else:
+                                            var.waiting += (op,)
+                                for var in op.writes:
+                                    if var.write is None:
+                                        var.write = op
+                                        if var.readers:
+                                            wait += 1
+                                    else:
+                                        wait += 1
+                                        if var.waiting is None:
+                                            var.waiting = [op]
+                                        else:
+                                            var.waiting += (op,)
+                                self._seq = op.seq = self._seq + 1
+                                self._pending += 1
+                                op.wait = wait
+                                if self._debug:
+                                    self._in_flight[op.seq] = op
+                                del requests[0]
+                                if not wait:
+                                    ready += (op,)
+                            else:
+                                if self._any_failure or op.failure is not None:
+                                    dropped = (self._spread(op), dropped)
+                                for var in op.reads:
+                                    var.readers -= 1
+                                    if not var.readers and var.write is not None:
+                                        other = var.write
+                                        other.wait -= 1
+                                        if not other.wait:
+                                            ready += (other,)
+                                for var in op.writes:
+                                    if var.waiting is None:
+                                        var.version += 1
+                                        var.write = None
+                                    else:
+                                        var.finish_write(ready)
+                                self._completed += 1
+                                self._pending -= 1
+                                del requests[0]
+                                if self._debug:
+                                    del self._in_flight[op.seq]
+                                if op.fn is not None:
+                                    dropped = (op, dropped)  # what it holds may have destructors: they run outside
+                            op = var = None
+                            if ready:
+                                self._dispatch()
+                            if not self._pending and self._idle_waiters:
+                                self._tell_idle()
+                        break
+                    except BaseException as error:
+                        interrupted = interrupted or error
+                        self._resume(op, var)
+                        op = var = None
+            finally:
+                token += ONE
+        dropped = None
+        if self._here:
+            self._run_here()
+        if interrupted is not None:
+            raise interrupted
+
+    def _complete(self, op: OprBlock, failure: Any) -> None:
+        """``op`` has run, on whatever thread."""
+        op.failure = failure
+        self._requests.append(op)
+        self._apply()
+
+    def _tell(self, op: OprBlock) -> None:
+        """Inside: ``op``, first in ``_ready``, is a waiter; it is over as soon as it is granted."""
+        with suppress(RuntimeError):  # told before an interrupt
+            op.fn()
+        self._waits += 1
+        self._completed -= 1
+        self._requests += (op,)
+        del self._ready[0]
+
+    def _tell_idle(self) -> None:
+        """Inside: nothing is pending."""
+        waiters = self._idle_waiters
+        while waiters:
+            with suppress(RuntimeError):
+                waiters[0].release()
+            del waiters[0]
+
+    # -- after an interrupt -----------------------------------------------------------------------------------------
+
+    def _resume(self, op: OprBlock | None, var: Var | None) -> None:
+        """Inside: an exception (KeyboardInterrupt, MemoryError) broke off the region; bring the request to its end.
+
+        Half a change would block its vars for ever. ``op`` is the request at hand (None: between two) and ``var`` the
+        last var it was doing. Its turn is over, except that releasing a write may have been broken off in a call.
+        """
+        if op is not None and not op.seq:
+            self._resume_admission(op, var)
+        elif op is not None:
+            self._resume_completion(op, var)
+        if self._ready:
+            self._dispatch()
+        if not self._pending and self._idle_waiters:
+            self._tell_idle()
+        self._wake_all()
+
+    def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
+        reads_done = writes_done = 0
+        if var is not None and var in op.writes:
+            reads_done, writes_done = len(op.reads), op.writes.index(var) + 1
+        elif var is not None:
+            reads_done = op.reads.index(var) + 1
+        for other in op.reads[reads_done:]:
+            other.add_read(op)
+        for other in op.writes[writes_done:]:
+            other.add_write(op)
+        # No grant can have come in between. A read waits exactly when its var has a write before it; a write when it is
+        # not first or there are readers.
+        op.wait = sum(v.write is not None for v in op.reads) + sum(
+            v.write is not op or v.readers > 0 for v in op.writes
+        )
+        self._seq = op.seq = self._seq + 1
+        self._pending += 1
+        if self._debug:
+            self._in_flight[op.seq] = op
+        del self._requests[0]
+        if not op.wait:
+            self._ready += (op,)
+
+    def _resume_completion(self, op: OprBlock, var: Var | None) -> None:
+        reads_done = writes_done = 0
+        if var is None:
+            if self._any_failure or op.failure is not None:
+                self._spread(op)
+        elif var in op.writes:
+            reads_done, writes_done = len(op.reads), op.writes.index(var) + 1
+            if var.write is op:
+                var.finish_write(self._ready)
+            elif var.write is None and var.waiting is not None:
+                var.grant(self._ready)
+        else:
+            reads_done = op.reads.index(var) + 1
+        for other in op.reads[reads_done:]:
+            other.finish_read(self._ready)
+        for other in op.writes[writes_done:]:
+            other.finish_write(self._ready)
+        self._completed += 1
+        self._pending -= 1
+        if self._debug:
+            del self._in_flight[op.seq]
+        del self._requests[0]
+
+    # -- others inside ----------------------------------------------------------------------------------------------
+
+    def _exclusively(self, change: Callable[[], T]) -> T:
+        """``change()``, made inside after all requests so far, on whatever thread; returns or raises what it does.
+
+        Raises:
+            EngineError: called by a destructor or signal handler that interrupted this thread inside.
+        """
+        self._refuse_inside()
+        done = threading.Lock()
+        done.acquire()
+        outcome: list[Any] = []
+
+        def make() -> None:
+            if not outcome:
+                try:
+                    outcome.extend((True, change()))
+                except BaseException as error:
+                    outcome.extend((False, error))
+            done.release()
+
+        self._admit(Waiter(make, (), ()))
+        done.acquire()
+        succeeded, result = outcome
+        if not succeeded:
+            raise result
+        return result  # type: ignore[no-any-return]
+
+    def _refuse_inside(self) -> None:
+        """Raise if this thread is inside already, interrupted by what calls this: it would wait for itself."""
+        if self._token:
+            return
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _REGION and frame.f_locals.get("self") is self:
+                raise EngineError(
+                    "a finalizer or signal handler waited while the engine was in the middle of a change on this thread"
+                )
+            frame = frame.f_back  # type: ignore[assignment]
+
+
+_REGION = Combining._apply.__code__

@@ -1,0 +1,250 @@
+"""Running the function of an operation: skipping, failing, asynchronous completion, tracing.
+
+Nothing here changes vars or queues; that is the region's (``combining.py``). What an operation finds on its vars was
+put there before it was granted them, so it is read without any lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from weftplan import config
+from weftplan.engine.bulk import BulkRun, BulkState
+from weftplan.engine.failure import Failure
+from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.streams import synchronize_host
+from weftplan.errors import EngineError, UndeclaredWriteError
+
+Tracer = Callable[..., None]
+
+_DELETE = FnProperty.DELETE_VAR
+_NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
+
+
+class _Running(threading.local):
+    """What this thread executes: ``engine`` whose operation, and how many nested ones on an inline engine."""
+
+    engine: Execution | None = None
+    depth = 0
+    short = False
+    """Inside the loop that runs short operations on this thread."""
+
+
+running = _Running()
+
+live_engines: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Engines that a fork has to stop, and whose failures are reported at exit."""
+
+
+class Execution:
+    """State that decides how operations run; the public face is :class:`~weftplan.engine.core.Engine`."""
+
+    kind = "Engine"
+    _inline = False
+    """True when a push runs what became ready on the pushing thread."""
+
+    def __init__(self) -> None:
+        self._unobserved: dict[Failure, None] = {}
+        self._any_failure = False
+        """Sticky: until the first failure nobody looks for failures on vars."""
+        self._careful = False
+        """Sticky: running an operation needs :meth:`_execute_carefully`. Set inside the region, before the operation
+        that needs it can be granted, so whoever fetches that operation sees it."""
+        self._failed = 0
+        self._skipped = 0
+        self._dropped: list[int] = []
+        """Numbers of operations that were not run because the process was ending."""
+        self._bulk = BulkState()
+        self._bulking: list[Any] = []
+        """A guard for each thread whose bulk size is not 0."""
+        self._tracer: Tracer | None = None
+        self._unusual = self._inline
+        """Something is on that a push has to look at: a tracer, a bulk, an engine that runs what is pushed at once."""
+        self._shutdown = False
+        self._streams: list[Any] = []
+        """Workers of asynchronous devices, each with a stream, for waits to synchronise."""
+        self._streams_used = False
+        """Sticky: a stream exists or existed, so vars may carry marks."""
+        self._in_flight: dict[int, OprBlock] = {}
+        """Debug mode: every operation that is pushed and not finished."""
+        self._running_on: dict[int, int] = {}
+        """Debug mode: number of a running operation -> identifier of its thread."""
+        self._debug = bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
+        if self._debug:
+            self._careful = True
+        self._raise_once = config.get("WEFTPLAN_ERRORS") == "mxnet"
+        live_engines.add(self)
+
+    def _note_unusual(self) -> None:
+        """Called after every change of what it depends on, so the last caller leaves the truth."""
+        self._unusual = self._inline or self._tracer is not None or bool(self._bulking)
+
+    def _exclusively(self, change: Callable[[], Any]) -> Any:
+        """Make a change of state inside the region; see ``combining.py``."""
+        raise NotImplementedError
+
+    def _obstacle(self, op: OprBlock) -> Failure | None:
+        """The failure because of which ``op`` must be skipped, if any. Called by whoever runs it, without the lock:
+        what an operation finds on its vars was put there before it was granted them."""
+        if op.prop in _NEVER_SKIPPED:
+            return None
+        for var in op.reads:
+            if var.failure is not None:
+                return var.failure
+        for var in op.writes:
+            if var.failure is not None and var.failure.blocks(op.seq):
+                return var.failure
+        return None
+
+    def _execute(self, op: OprBlock) -> Any:
+        """Run a dispatched synchronous operation; returns its failure, a mapping of failures (bulk), or None."""
+        if self._careful:
+            return self._execute_carefully(op)
+        try:
+            result = op.fn()
+        except BaseException as error:
+            return Failure.of(op, error)
+        return result if type(op.fn) is BulkRun else None
+
+    def _execute_carefully(self, op: OprBlock, *, on_stream: bool = False) -> Any:
+        """The same where something has failed, an asynchronous device is in use, or in debug mode or shutdown.
+
+        ``on_stream``: the caller orders the work by events; otherwise the host waits for what streams still do.
+        """
+        blocked = self._hold_back(op, on_stream)
+        if blocked is not None:
+            return blocked
+        if self._shutdown and op.prop is not _DELETE:
+            self._dropped.append(op.seq)
+            return None
+        if self._debug:
+            self._running_on[op.seq] = threading.get_ident()
+        try:
+            result = op.fn()
+        except BaseException as error:
+            if self._debug and is_undeclared_write(error):
+                error = undeclared_write(op, error)
+            return Failure.of(op, error)
+        finally:
+            self._running_on.pop(op.seq, None)
+        return result if type(op.fn) is BulkRun else None
+
+    def _hold_back(self, op: OprBlock, on_stream: bool) -> Failure | None:
+        """Wait for streams if need be; returns the failure because of which ``op`` must be skipped."""
+        late = synchronize_host(self, op) if self._streams_used and not on_stream else None
+        blocked = self._obstacle(op) if self._any_failure else None
+        return blocked or (None if op.prop in _NEVER_SKIPPED else late)
+
+    def _start_async(self, op: OprBlock, done: Callable[[Any], None], *, on_stream: bool = False) -> None:
+        """Run a dispatched asynchronous operation; ``done(failure)`` is called once, from whatever thread."""
+        blocked = self._hold_back(op, on_stream)
+        if blocked is not None:
+            done(blocked)
+            return
+        if self._shutdown and op.prop is not _DELETE:
+            self._dropped.append(op.seq)
+            done(None)
+            return
+        unfinished = threading.Lock()
+
+        def on_complete(error: BaseException | None = None) -> None:
+            # The lock is a flag that only one caller can take: atomic without a second lock.
+            if not unfinished.acquire(blocking=False):
+                raise EngineError(f"on_complete of {op!r} was called twice; call it exactly once")
+            if error is not None and not isinstance(error, BaseException):
+                error = EngineError(f"on_complete of {op!r} expects an exception or nothing, got {error!r}")
+            done(None if error is None else Failure.of(op, error))
+
+        try:
+            op.fn(on_complete)
+        except BaseException as error:
+            failure = Failure.of(op, error)
+            if unfinished.acquire(blocking=False):
+                done(failure)
+            else:
+                # It said that it was done, then raised: its vars may be in use already, so only wait_for_all can tell.
+                self._exclusively(lambda: self._add_unobserved(failure))
+
+    def _add_unobserved(self, failure: Failure) -> None:
+        """Inside the region: a failure that is on no var."""
+        self._failed += 1
+        self._unobserved[failure] = None
+
+    def _spread(self, op: OprBlock) -> list[Failure | None]:
+        """Inside the region: a failure exists; give that of ``op`` to what it writes, or heal it. May be repeated.
+
+        Returns the failures that are replaced, to be dropped outside: an error may own anything.
+        """
+        failure = op.failure
+        mapping = failure if isinstance(failure, dict) else None
+        if self._raise_once and isinstance(failure, Failure) and failure.observed_seq is not None:
+            # Skipped before the one raise, finished after it: the raise has healed this operation, too.
+            self._skipped += 1
+            failure = None
+        if failure is not None:
+            self._any_failure = self._careful = True
+            if mapping is None and failure.seq != op.seq:
+                self._skipped += 1
+            fresh = op.fn.failures if mapping is not None else [failure]
+            for one in fresh:
+                if one is not None and one.observed_seq is None:
+                    self._unobserved[one] = None
+                if one is not None and one.seq == op.seq:
+                    self._failed += 1
+        replaced = [var.failure for var in op.writes]
+        for var in op.writes:
+            if mapping is not None:
+                if var in mapping:
+                    var.failure = mapping[var]
+            elif failure is not None:
+                var.failure = failure
+            elif op.prop is not _DELETE:
+                var.failure = None
+            if self._raise_once and var.failure is not None:
+                if var.failure.vars is None:
+                    var.failure.vars = []
+                var.failure.vars.append(var)
+        return replaced
+
+    def _trace(self, op: OprBlock, queue: str, worker: str, start_ns: int) -> None:
+        """Tell the tracer of an operation that has just ended. A tracer that raises is taken away: no worker dies."""
+        tracer = self._tracer
+        if tracer is None:
+            return
+        try:
+            tracer(op.label, op.ctx, queue, worker, op.push_ns or start_ns, start_ns, time.perf_counter_ns(), op.seq)
+        except Exception as error:
+            self._tracer = None
+            self._note_unusual()
+            arguments = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(arguments))
+
+
+def is_undeclared_write(error: BaseException) -> bool:
+    """True for NumPy's complaint about a read-only array."""
+    return isinstance(error, ValueError) and "read-only" in str(error)
+
+
+def undeclared_write(op: OprBlock, error: BaseException) -> UndeclaredWriteError:
+    """The error that names the operation, and the read-only arrays in the frame where it happened."""
+    names: list[str] = []
+    line = ""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        found = [k for k, v in frame.f_locals.items() if getattr(getattr(v, "flags", None), "writeable", True) is False]
+        if found:
+            names, line = found, f"{frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    what = f" ({', '.join(repr(n) for n in names)} at {line})" if names else ""
+    raised = UndeclaredWriteError(
+        f"operation {op.label!r} wrote to an array that it declared as read{what}; declare the array as written, or "
+        f"write to a copy"
+    )
+    raised.__cause__ = error
+    raised.__traceback__ = error.__traceback__
+    return raised

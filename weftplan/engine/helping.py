@@ -1,0 +1,182 @@
+"""A waiting thread stands in for a worker.
+
+Waking a worker and being woken by it costs two changes of thread, which is more than most operations. So a thread that
+is about to sleep in a wait looks first whether all workers of the queue it depends on are asleep (or on their way from
+sleep); then it takes the place of one, the queue's ``seat``, and runs what the worker would have run. Never more
+operations of a queue run at a time than it has workers, and operations start in the same order.
+
+* Only where the operation that was measured last in that queue took less than ``QUICK_NS`` (``queue.quick``): the
+  change of thread is nothing to a long one, which is better left where Ctrl-C does not reach it.
+* ``wait_for_var`` runs only what the var waits for: the operation that is to write it, when that is the first of its
+  queue (or behind others, when the queue has one worker, which would have run those first, too).
+* ``wait_for_all`` runs whatever is ready.
+
+The function runs in a context of its own (``contextvars``), as on a worker: NumPy's ``errstate`` of the waiting thread
+does not reach it. Ctrl-C on the main thread is held back until the function has returned, so nothing is left half
+written; only when the function turns out to take longer than ``PATIENCE_NS`` is it interrupted, and then fails with
+KeyboardInterrupt. Queues of asynchronous devices are left to their workers, which own the streams.
+WEFTPLAN_ENGINE_WAITERS_HELP=0 switches all of this off, for functions that must not run on the thread that waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` makes enumerations of it: 10 µs
+from _signal import signal as set_handler
+from contextlib import nullcontext
+from contextvars import Context as Variables
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from weftplan.engine import blas
+from weftplan.engine.combining import ONE
+from weftplan.engine.execution import running
+from weftplan.engine.failure import Failure
+from weftplan.engine.workers import WorkerQueue, completion
+
+if TYPE_CHECKING:
+    from weftplan.engine.threaded import ThreadedBase
+    from weftplan.engine.var import Var
+
+PATIENCE_NS = 50_000_000
+
+
+class _Scene(threading.local):
+    """What a thread keeps for running operations while it waits."""
+
+    def __init__(self) -> None:
+        self.variables = Variables()
+        blas.enter_worker()
+
+
+_scene = _Scene()
+
+
+class _Shield:
+    """Holds SIGINT back while the main thread runs operations in a wait; raises afterwards what it would have raised.
+
+    It replaces the handler, because the interpreter calls handlers at any place. Only for handlers written in Python:
+    others raise nothing.
+    """
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._held = False
+        self.since = 0
+        """When the operation began."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if perf_counter_ns() - self.since > PATIENCE_NS:
+            self._handler(number, frame)
+        else:
+            self._held = True
+
+    def __enter__(self) -> None:
+        handler = getsignal(SIGINT)
+        if callable(handler):
+            self._handler = handler
+            self.since = perf_counter_ns()
+            set_handler(SIGINT, self)
+
+    def __exit__(self, *_: Any) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            set_handler(SIGINT, handler)
+            if self._held:
+                self._held = False
+                handler(SIGINT, None)
+
+
+_shield = _Shield()
+_NO_SHIELD = nullcontext()
+
+
+def help_var(engine: ThreadedBase, var: Var) -> None:
+    """Run what ``var`` waits for, as long as no worker would be quicker."""
+    last = engine._seq
+    while True:
+        op = var.write
+        if op is None or op.wait or op.seq > last:
+            return
+        queue = engine._queue_with(op)
+        if queue is None or not queue.quick or not queue.items or (queue.threads > 1 and queue.items[0] is not op):
+            return
+        if not _stand_in(engine, queue, 1):
+            return
+
+
+def help_all(engine: ThreadedBase) -> None:
+    """Run what is ready in queues whose workers are all asleep."""
+    found = True
+    while found and engine._pending:
+        found = False
+        for queue in list(engine._all_queues):
+            if queue.quick and queue.items and engine._can_help(queue):
+                found = _stand_in(engine, queue, 0) or found
+
+
+def _stand_in(engine: ThreadedBase, queue: WorkerQueue, most: int) -> bool:
+    """Run operations of ``queue`` in a worker's place, ``most`` of them (0: until none is left); False when none was.
+
+    Raises:
+        KeyboardInterrupt: held back while they ran, or an operation was interrupted.
+    """
+    seat = queue.seat
+    try:
+        del seat[0]
+    except IndexError:
+        return False
+    count = 0
+    try:
+        if queue.all_asleep():
+            shield: Any = _shield if threading.get_ident() == threading.main_thread().ident else _NO_SHIELD
+            with shield:
+                while queue.items and queue.quick and not _shield._held and (not most or count < most):
+                    if not _run_next(engine, queue):
+                        break
+                    count += 1
+    finally:
+        seat += ONE
+        if queue.items and queue.idle and not queue.waking:
+            queue.wake(engine)
+    return count > 0
+
+
+def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
+    """Run the first operation of ``queue``; False when a worker was quicker."""
+    op: Any = None
+    failure: Any = None
+    before = running.engine
+    _shield.since = start = perf_counter_ns()
+    # From having taken an operation to the inner try no signal can come.
+    try:
+        for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007
+            break
+        try:
+            running.engine = engine
+            if op.asynchronous:
+                starting, op = op, None
+                engine._start_async(starting, completion(engine, queue.name, starting, start))
+                return True
+            failure = _scene.variables.run(engine._execute, op)
+        except BaseException as error:
+            if op is None:
+                raise
+            failure = Failure.of(op, error)
+        finally:
+            running.engine = before
+            if op is not None:
+                op.failure = failure
+                requests = engine._requests
+                requests += (op,)  # no call before this: an interrupt would lose the operation
+                queue.helped += 1
+                queue.measure(start)
+                engine._apply()
+    except IndexError:
+        if op is None:
+            return False
+        raise
+    engine._trace(op, queue.name, threading.current_thread().name, start)
+    if isinstance(failure, Failure) and failure.seq == op.seq and isinstance(failure.error, KeyboardInterrupt):
+        engine._raise(failure)
+    return True
