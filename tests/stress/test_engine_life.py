@@ -116,7 +116,7 @@ def test_interrupts_at_any_moment_while_pushing(help):
         rng = random.Random(3)
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
         cells = [eng.new_variable() for _ in range(4)]
-        ran, hits, armed = [], 0, False
+        ran, hits, armed, olds = [], 0, False, []
 
         def handler(*_):
             if armed:
@@ -142,13 +142,25 @@ def test_interrupts_at_any_moment_while_pushing(help):
                 hits += 1
             armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
-        eng.wait_for_all()
-        assert eng.statistics().pending == 0
-        assert ran == sorted(set(ran)), "twice or out of order"
-        assert sure <= set(ran), "lost"
-        assert all(var.state == "IDLE" for var in cells), cells
+            if any(var.failure for var in cells):
+                olds += cells
+                cells = [eng.new_variable() for _ in range(4)]
+        while True:
+            try:
+                eng.wait_for_all()
+                break
+            except KeyboardInterrupt:
+                pass
+        counts = eng.statistics()
+        assert counts.pending == 0
+        assert ran == sorted(set(ran)) or olds, "out of order"
+        assert len(ran) == len(set(ran)), "twice"
+        assert len(sure - set(ran)) <= counts.failed + counts.skipped, "lost"
+        assert HELP or not counts.failed
+        assert all(var.state == "IDLE" for var in cells + olds), cells
         print(hits)
-    """
+        """.replace("HELP", help),
+        WEFTPLAN_ENGINE_WAITERS_HELP=help,
     )
     assert code == 0, err
     assert int(out) > 1000
