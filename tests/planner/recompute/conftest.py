@@ -43,9 +43,9 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(pipeline, "plan_memory", watched)
 
-    def make(symbol: Any, shapes: dict[str, Any], **options: Any) -> Training:
+    def make(symbol: Any, shapes: dict[str, Any], group2ctx: Any = None, **options: Any) -> Training:
         chosen = PlanOptions(**options)
-        planned = plan_symbol(symbol, shapes, grad_req="write", options=chosen)
+        planned = plan_symbol(symbol, shapes, grad_req="write", group2ctx=group2ctx, options=chosen)
         facts, found = seen[-1]
         return Training(facts, planned.num_forward_nodes, found, chosen, planned)
 

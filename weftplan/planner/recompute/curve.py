@@ -20,13 +20,14 @@ plans.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from weftplan.planner.graph import IntArray
 from weftplan.planner.recompute.segments import measure, rooms, segments
-from weftplan.planner.recompute.tape import Price, Tape, Trace
+from weftplan.planner.recompute.tape import Price, Tape
 
 STEPS_PRICED = 2_000_000
 """Steps that the whole search may walk: about four seconds of Python."""
@@ -79,6 +80,13 @@ class Search:
         self.idle = 0
         """Prices since the curve last changed."""
         self.can = frozenset(tape.repeatable)
+        self.nbytes = np.array(tape.facts.nbytes, dtype=np.int64)
+        self.made = np.array([e for nid in tape.forward for e in tape.outputs[nid]], dtype=np.int64)
+        """Entries that the forward part makes."""
+        self.last_forward = np.full(tape.num_entries, -1, dtype=np.int64)
+        """Last forward step that reads each entry, -1 for none."""
+        for step, nid in enumerate(tape.forward):
+            self.last_forward[tape.facts.reads[nid]] = step
 
     def run(self) -> None:
         """Fill the archive."""
@@ -181,9 +189,9 @@ class Search:
 
     def _descend(self, chosen: frozenset[int], target: int) -> frozenset[int] | None:
         """Add bundles until the peak is at most ``target``; None when no bundle helps any more."""
-        trace, price, excess = self._look(chosen, target)
+        live, price, excess = self._look(chosen, target)
         while price.peak > target:
-            bundles = self._bundles(chosen, trace, target)
+            bundles = self._bundles(chosen, live, target)
             taken = None
             size = 1 if len(bundles) < 24 else len(bundles) // 12
             while self.left > 0:
@@ -194,78 +202,71 @@ class Search:
                     there, cost, left = self._look(chosen | group, target)
                     gain = (excess - left) / max(cost.seconds - price.seconds, 1e-9)
                     if left < excess and gain > best:
-                        best, taken = gain, (chosen | group, there, cost, left)
+                        best, taken = gain, (there, cost, left)
                 if taken is not None or size == 1:
                     break
                 size //= 4
                 size = max(size, 1)
             if taken is None:
                 return None
-            chosen, trace, price, excess = taken
+            live, price, excess = taken
             chosen = frozenset(price.twins)
         return chosen
 
-    def _look(self, chosen: frozenset[int], target: int) -> tuple[Trace, Price, float]:
-        """Trace, price, and bytes times steps above the target (in proportion, the peak counts extra)."""
-        trace = Trace()
-        price = self.tape.price(chosen, trace)
+    def _look(self, chosen: frozenset[int], target: int) -> tuple[IntArray, Price, float]:
+        """Bytes alive at each step, price, and bytes times steps above the target."""
+        price, live = self.tape.look(chosen)
         self._remember(price)
-        live = np.array(trace.live, dtype=np.float64)
-        return trace, price, float(np.maximum(live - target, 0.0).sum())
+        return live, price, float(np.maximum(live - target, 0).sum())
 
-    def _bundles(self, chosen: frozenset[int], trace: Trace, target: int) -> list[frozenset[int]]:
+    def _bundles(self, chosen: frozenset[int], live: IntArray, target: int) -> list[frozenset[int]]:
         """Sets of nodes whose repetition would free bytes where more than the target is alive; best first."""
-        tape, facts = self.tape, self.tape.facts
-        over = np.maximum(np.array(trace.live, dtype=np.float64) - target, 0.0)
+        tape = self.tape
+        trace = tape.trace(chosen)
+        over = np.maximum(live - target, 0)
         hot = np.flatnonzero(over)
         lowest, highest = int(hot[0]), int(hot[-1])
-        forward = len(tape.forward)
-        first_read, last_forward = self._uses(trace, forward)
-        members: dict[int, list[int]] = {}
-        for e, block in trace.block.items():
-            if e < tape.num_entries and tape.makers[e] in tape.place:
-                members.setdefault(block, []).append(e)
-        ranked: list[tuple[float, float, frozenset[int]]] = []
-        for entries in members.values():
-            late = [e for e in entries if e in first_read]
-            if not late:
-                continue
-            begin = max(last_forward.get(e, trace.first[e]) for e in entries) + 1
-            end = min(first_read[e] for e in late)
-            if end <= lowest or begin > highest or begin >= end:
-                continue
-            gain = float(np.minimum(over[begin:end], facts.nbytes[entries[0]]).sum())
-            if gain <= 0.0:
-                continue
-            bundle = self._closure({tape.makers[e] for e in late}, chosen, trace, end)
+        # Results that lie idle: blocks of forward entries, from the last forward use of any to the first use behind it.
+        mine = self.made[trace.block[self.made] >= 0]
+        block = trace.block[mine]
+        begin = np.full(int(block.max(initial=-1)) + 1, -1, dtype=np.int64)
+        end = np.full(len(begin), len(live), dtype=np.int64)
+        size = np.zeros(len(begin), dtype=np.int64)
+        np.maximum.at(
+            begin, block, np.where(self.last_forward[mine] < 0, trace.first[mine], self.last_forward[mine]) + 1
+        )
+        np.minimum.at(end, block, trace.needed[mine])
+        size[block] = self.nbytes[mine]
+        idle = (begin >= 0) & (end < len(live)) & (end > lowest) & (begin <= highest) & (begin < end)
+        gain = np.zeros(len(begin))
+        for nbytes in np.unique(size[idle]).tolist():
+            some = np.flatnonzero(idle & (size == nbytes))
+            total = np.concatenate([[0], np.cumsum(np.minimum(over, nbytes))])
+            gain[some] = total[end[some]] - total[begin[some]]
+        makers: dict[int, set[int]] = {}
+        useful = (gain[block] > 0.0) & (trace.needed[mine] < len(live))
+        for e, b in zip(mine[useful].tolist(), block[useful].tolist(), strict=True):
+            makers.setdefault(b, set()).add(tape.makers[e])
+        ranked: list[tuple[float, float, int, frozenset[int]]] = []
+        last: list[int] = trace.last.tolist()
+        ends: list[int] = end.tolist()
+        gains: list[float] = gain.tolist()
+        for b, start in makers.items():
+            bundle = self._closure(start, chosen, last, ends[b])
             if bundle is None or bundle <= chosen:
                 continue
             cost = sum(tape.seconds[nid] for nid in bundle - chosen)
-            ranked.append((-gain / max(cost, 1e-9), cost, bundle))
-        ranked.sort(key=lambda item: (item[0], item[1], sorted(item[2])))
-        return [bundle for _, _, bundle in ranked]
-
-    def _uses(self, trace: Trace, forward: int) -> tuple[dict[int, int], dict[int, int]]:
-        """(first backward read, last forward read) per forward entry; twins count as backward."""
-        tape = self.tape
-        reads = tape.facts.reads
-        last: dict[int, int] = {}
-        for step, nid in enumerate(tape.forward):
-            for e in reads[nid]:
-                last[e] = step
-        twins = {-1 - nid for nid in trace.steps if nid < 0}
-        first: dict[int, int] = {}
-        for step in range(forward, len(trace.steps)):
-            nid = trace.steps[step]
-            for e in reads[-1 - nid if nid < 0 else nid]:
-                if tape.makers[e] not in twins:
-                    first.setdefault(e, step)
-        return first, last
+            ranked.append((-gains[b] / max(cost, 1e-9), cost, b, bundle))
+        ranked.sort(key=lambda item: item[:3])
+        return [bundle for _, _, _, bundle in ranked]
 
     def _closure(
-        self, start: Collection[int], chosen: frozenset[int], trace: Trace, when: int
+        self, start: Collection[int], chosen: frozenset[int], last: Sequence[int], when: int
     ) -> frozenset[int] | None:
-        """``start`` and everything that has to run again for it at step ``when``: back to results alive then."""
+        """``start`` and everything that has to run again for it at step ``when``: back to results alive then.
+
+        ``last`` is the last step that reads each entry.
+        """
         tape, reads = self.tape, self.tape.facts.reads
         bundle = set(start)
         if not bundle <= self.can:
@@ -276,7 +277,7 @@ class Search:
                 nid = tape.makers[e]
                 if nid not in tape.place or nid in bundle or nid in chosen:
                     continue
-                if trace.last.get(e, -1) >= when or nid not in self.can:
+                if last[e] >= when or nid not in self.can:
                     continue
                 bundle.add(nid)
                 stack.append(nid)

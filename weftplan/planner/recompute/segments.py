@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.planner.graph import IntArray
-from weftplan.planner.recompute.tape import Price, Tape, Trace
+from weftplan.planner.recompute.tape import Price, Tape
 
 WINDOWS = (0.75, 0.4)
 """A segment is at least this part of what it may be: where results differ in size, one or the other is better."""
@@ -48,8 +48,8 @@ class Cuts:
 def measure(tape: Tape) -> Cuts:
     """Weights and crossings of the forward order."""
     facts = tape.facts
-    trace = Trace()
-    tape.price((), trace)
+    trace = tape.trace(())
+    last, block = trace.last.tolist(), trace.block.tolist()
     steps = len(tape.forward)
     until = list(range(steps))
     last_forward: dict[int, int] = {}
@@ -60,8 +60,8 @@ def measure(tape: Tape) -> Cuts:
     counted: set[int] = set()
     for step, nid in enumerate(tape.forward):
         for e in tape.outputs[nid]:
-            if trace.last.get(e, -1) >= steps and trace.block[e] not in counted:
-                counted.add(trace.block[e])
+            if last[e] >= steps and block[e] not in counted:
+                counted.add(block[e])
                 weight[step] += facts.nbytes[e]
             end = last_forward.get(e, step)
             if end > step and not tape.outside[e]:

@@ -1,23 +1,28 @@
 """A fast price of "repeat these nodes": peak bytes and seconds without building the rewritten graph.
 
-:meth:`Tape.price` walks the steps that :func:`weftplan.planner.recompute.rewrite.repeat` would schedule, with the
+:meth:`Tape.walk` walks the steps that :func:`weftplan.planner.recompute.rewrite.repeat` would schedule, with the
 in-place rules of :func:`weftplan.planner.inplace.assign`, and counts bytes that are alive: the lower bound of the plan
 that the real planner would make. Twin entries have the numbers of their originals plus :attr:`Tape.num_entries`.
+:meth:`Tape.price` gives the same numbers, for long graphs by the array arithmetic of :mod:`.arrays`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.recompute.arrays import Arrays, Pair, Trace, expressible
 from weftplan.planner.recompute.rewrite import repeatable
 from weftplan.planner.workspace import with_added_outputs
 
-Pair = tuple[int, int, int, bool]
-"""(input slot, input entry, output entry, may share while others still read)."""
+WALKED = 150
+"""Graphs of at most so many steps are walked; for longer ones array arithmetic is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +35,6 @@ class Price:
     """Modelled seconds of all twins."""
     twins: tuple[int, ...]
     """Nodes that are really repeated, in the order of their twins."""
-
-
-@dataclass(slots=True)
-class Trace:
-    """Details of one walk, for the search."""
-
-    steps: list[int] = field(default_factory=list)
-    """Node of each step; a twin is ``-1 - node``."""
-    live: list[int] = field(default_factory=list)
-    """Bytes alive at each step, workspace included."""
-    first: dict[int, int] = field(default_factory=dict)
-    """Step that makes each entry with memory (twin entries too)."""
-    last: dict[int, int] = field(default_factory=dict)
-    """Last step that reads it; the number of steps for outputs of the graph."""
-    block: dict[int, int] = field(default_factory=dict)
-    """Memory of each entry: entries computed in place of each other have the same."""
 
 
 class Tape:
@@ -84,6 +73,7 @@ class Tape:
             self.workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
         self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
         self.refs = self._forward_refs()
+        self.arrays = Arrays(self) if len(facts.order) > WALKED and expressible(self) else None
         # Forward results that each backward node reads, as the nodes that make them.
         self.sources = [[m for e in facts.reads[nid] if (m := self.makers[e]) in self.place] for nid in self.backward]
 
@@ -114,8 +104,24 @@ class Tape:
             refs[e] += 1
         return refs
 
-    def price(self, chosen: Collection[int], trace: Trace | None = None) -> Price:
-        """Peak and seconds when the nodes ``chosen`` are repeated; fills ``trace`` when one is given."""
+    def price(self, chosen: Collection[int]) -> Price:
+        """Peak and seconds when the nodes ``chosen`` are repeated."""
+        return self.look(chosen)[0]
+
+    def look(self, chosen: Collection[int]) -> tuple[Price, IntArray]:
+        """The price, and the bytes alive at each step on all devices, scratch included."""
+        if self.arrays is None:
+            price, live, _ = self.walk(chosen)
+            return price, np.array(live, dtype=np.int64)
+        peak, twins, profile = self.arrays.price(chosen)
+        return Price(peak, sum(self.seconds[m] for m in twins), tuple(twins)), profile
+
+    def trace(self, chosen: Collection[int]) -> Trace:
+        """When every entry is alive."""
+        return self.walk(chosen)[2]() if self.arrays is None else self.arrays.trace(chosen)
+
+    def walk(self, chosen: Collection[int]) -> tuple[Price, list[int], Callable[[], Trace]]:
+        """:meth:`look` and :meth:`trace`, found by walking the steps one by one as the planner does."""
         facts, makers, place, count = self.facts, self.makers, self.place, self.num_entries
         reads_of, outside, pairs_of = facts.reads, self.outside, self.pairs
         chosen = chosen if isinstance(chosen, (set, frozenset)) else frozenset(chosen)
@@ -150,6 +156,7 @@ class Tape:
         # 2. The walk of the planner.
         nbytes, workspace, device, outputs = facts.nbytes, self.workspace, facts.device, self.outputs
         block = [-1] * (2 * count)
+        profile: list[int] = []
         live: list[int] = []
         size: list[int] = []
         home: list[int] = []
@@ -182,29 +189,30 @@ class Tape:
             high = now[here] + workspace.get(nid, 0)
             if high > peak[here]:
                 peak[here] = high
-            if trace is not None:
-                trace.live.append(sum(now) - now[here] + high)
+            profile.append(sum(now) - now[here] + high)
             for e in reads:
                 b = block[e]
                 if b >= 0:
                     live[b] -= 1
                     if not live[b]:
                         now[home[b]] -= size[b]
-        if trace is not None:
-            self._fill(trace, steps, block)
-        return Price(sum(peak), sum(self.seconds[m] for m in twins), tuple(twins))
+        price = Price(sum(peak), sum(self.seconds[m] for m in twins), tuple(twins))
+        return price, profile, lambda: self._trace(steps, block)
 
-    def _fill(self, trace: Trace, steps: list[tuple[int, int, list[int]]], block: list[int]) -> None:
+    def _trace(self, steps: list[tuple[int, int, list[int]]], block: list[int]) -> Trace:
         """Lifetimes of entries."""
+        made, last = [-1] * len(block), [-1] * len(block)
+        needed = [len(steps)] * len(block)
         for step, (nid, shift, reads) in enumerate(steps):
-            trace.steps.append(-1 - nid if shift else nid)
             for e in reads:
                 if block[e] >= 0:
-                    trace.last[e] = step
+                    last[e] = step
+                if step >= len(self.forward) and needed[e] > step:
+                    needed[e] = step
             for e in self.outputs[nid]:
                 if block[e + shift] >= 0:
-                    trace.first[e + shift] = trace.last[e + shift] = step
-                    trace.block[e + shift] = block[e + shift]
+                    made[e + shift] = last[e + shift] = step
         for e in self.facts.graph.outputs.tolist():
             if block[e] >= 0:
-                trace.last[e] = len(steps)
+                last[e] = len(steps)
+        return Trace(*(np.array(column, dtype=np.int64) for column in (made, last, block, needed)))

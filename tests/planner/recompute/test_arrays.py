@@ -1,0 +1,89 @@
+"""Prices in array arithmetic against the walk over the steps: the same bytes, twins, profiles and lifetimes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import models
+from weftplan import symbol as sym
+from weftplan.planner.recompute import Tape, node_seconds
+from weftplan.planner.recompute.arrays import Arrays, expressible
+from weftplan.planner.recompute.forward_order import stepwise_forward
+
+
+def same_partition(mine: Any, theirs: Any) -> bool:
+    """Whether two numberings put the same entries together."""
+    if not np.array_equal(mine < 0, theirs < 0):
+        return False
+    pairs = {(int(a), int(b)) for a, b in zip(mine, theirs, strict=True) if a >= 0}
+    return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+
+
+def agree(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
+    """Compare random choices; returns how many twins there were in all."""
+    assert expressible(tape)
+    arrays = Arrays(tape)
+    twins = 0
+    for round in range(rounds):
+        share = rng.random()
+        chosen = frozenset(nid for nid in tape.repeatable if round == 1 or (round and rng.random() < share))
+        price, profile, trace = tape.walk(chosen)
+        peak, order, live = arrays.price(chosen)
+        assert (peak, tuple(order)) == (price.peak, price.twins)
+        assert live.tolist() == profile
+        want, got = trace(), arrays.trace(chosen)
+        for field in ("first", "last"):
+            np.testing.assert_array_equal(getattr(got, field), getattr(want, field), err_msg=field)
+        held = want.block >= 0
+        np.testing.assert_array_equal(got.needed[held], want.needed[held])
+        assert same_partition(got.block, want.block)
+        twins += len(price.twins)
+    return twins
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_graphs(training: Any, interpret: Any, seed: int) -> None:
+    """Multi-output nodes, diamonds, identities, in-place chains, ignored inputs."""
+    symbol = interpret.symbol(seed, 4 + seed % 30)
+    made = training(symbol, dict.fromkeys(symbol.list_arguments(), (6, 6)), workspaces=bool(seed % 2))
+    agree(made.tape(), random.Random(seed))
+
+
+@pytest.mark.parametrize("kind", ["conv", "residual", "lstm"])
+def test_networks(training: Any, nets: Any, kind: str) -> None:
+    """Batch norm, dropout, skips, sums of shared weights added in place."""
+    shapes: dict[str, Any] = {"data": (4, 3, 10, 10)}
+    if kind == "lstm":
+        shapes = {"h": (8, 16), "c": (8, 16), **{f"x{i}": (8, 16) for i in range(12)}}
+    made = training(getattr(nets, kind)(12), shapes)
+    assert agree(made.tape(), random.Random(0)) > 100
+
+
+def test_another_order(training: Any, nets: Any) -> None:
+    """The order of a tape is not that of the node numbers."""
+    made = training(models.get("lstm"), models.input_shapes("lstm", 4))
+    facts = stepwise_forward(made.facts, made.num_forward)
+    assert facts.order != made.facts.order
+    tape = Tape(facts, made.num_forward, made.found, made.options, node_seconds(facts))
+    assert agree(tape, random.Random(1), 4) > 100
+
+
+def test_two_devices(training: Any) -> None:
+    """The peak is a sum over devices, each with a moment of its own."""
+    with mx.AttrScope(ctx_group="low"):
+        x = sym.Variable("data")
+        for i in range(3):
+            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"a{i}"), name=f"s{i}")
+    with mx.AttrScope(ctx_group="high"):
+        for i in range(3):
+            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"b{i}"), name=f"t{i}")
+        symbol = sym.SoftmaxOutput(x, name="softmax")
+    groups = {"low": mx.cpu(0), "high": mx.cpu(1)}
+    made = training(symbol, {"data": (64, 32)}, group2ctx=groups)
+    assert len(made.facts.contexts) == 2
+    agree(made.tape(), random.Random(2))
