@@ -112,12 +112,17 @@ def _stack_some(lo: Int64, hi: Int64, size: Int64) -> Pieces:
     begin, end = lo[order][start], hi[order][start]
     number = np.diff(start, append=len(lo))
     label = np.arange(len(lo))
+    few = np.flatnonzero((number > 2) & (number <= MOST_IN_SUBSET))
+    # Only what is born when one of these dies, or dies when one is born, can be its neighbour.
+    births, deaths = np.isin(begin, end[few]), np.isin(end, begin[few])
     wanted: dict[tuple[int, bool], set[int]] = {}
-    for g, (b, e, t) in enumerate(zip(begin.tolist(), end.tolist(), total.tolist(), strict=True)):
-        sums = {t, *size[order[start[g] : start[g] + number[g]]].tolist()} if number[g] > 1 else {t}
-        wanted.setdefault((b, True), set()).update(sums)
-        wanted.setdefault((e, False), set()).update(sums)
-    for g in np.flatnonzero((number > 2) & (number <= MOST_IN_SUBSET)).tolist():
+    for g in np.flatnonzero(births | deaths).tolist():
+        sums = {int(total[g]), *size[order[start[g] : start[g] + number[g]]].tolist()}
+        if births[g]:
+            wanted.setdefault((int(begin[g]), True), set()).update(sums)
+        if deaths[g]:
+            wanted.setdefault((int(end[g]), False), set()).update(sums)
+    for g in few.tolist():
         members = order[start[g] : start[g] + number[g]].tolist()
         goals = wanted.get((int(end[g]), True), set()) | wanted.get((int(begin[g]), False), set())
         for width in range(2, len(members)):

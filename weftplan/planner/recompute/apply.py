@@ -25,6 +25,8 @@ from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.strategies import assignment, plan_memory
 
+WORTH_A_PLAN = 0.99
+"""A proposal is planned if its lower bound is below this part of the smallest plan so far."""
 CHEAP_SHARE = 0.05
 """Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
 
@@ -134,10 +136,11 @@ def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, P
     best, note = start, ""
     refused = 0
     for tape, price in proposals:
-        # The price is the lower bound of the plan: one that cannot win is not worth its packing.
-        if not price.twins or price.peak >= best.memory.peak:
-            if price.twins:
-                refused = min(refused, price.peak) or price.peak
+        if not price.twins:
+            continue
+        # The price is the lower bound of the plan: one that cannot win much is not worth its packing.
+        if price.peak >= best.memory.peak * (WORTH_A_PLAN if best is not start else 1.0):
+            refused = min(refused, price.peak) or price.peak
             continue
         outcome = _planned(start, tape, options, price.twins)
         if outcome.memory.peak < best.memory.peak:
