@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from weftplan import models
 from weftplan.planner import PlanOptions, plan_symbol
-from weftplan.planner.packing import check_packing, greedy, reuse_edges
+from weftplan.planner.packing import Precedence, check_packing, greedy, reuse_edges
 from weftplan.planner.packing.outward import VARIANTS, Variant, pack_outwards
 from weftplan.planner.packing.problem import Problem, sectioned
 
@@ -28,18 +30,19 @@ def problem_of(rows: list[tuple[int, int, int]]) -> Problem:
     return sectioned(lower, upper, size, np.arange(len(rows)))
 
 
+def precedence(count: int, holds: Callable[[int, int], bool]) -> Precedence:
+    """``holds(earlier, later)`` as sets: buffer k is used by step k alone."""
+    needed = [sum(1 << k for k in range(count) if k == i or holds(k, i)) for i in range(count)]
+    return Precedence([1 << k for k in range(count)], needed)
+
+
 @given(buffers, st.sampled_from(VARIANTS), st.integers(0, 60), st.booleans())
 @settings(deadline=None, max_examples=150)
 def test_every_variant_is_valid(rows: list[tuple[int, int, int]], variant: Variant, slack: int, judged: bool) -> None:
     """No two live buffers overlap, whatever the floor and whatever is preferred."""
     problem = problem_of(rows)
-    found = pack_outwards(
-        problem,
-        problem.lower_bound() + slack,
-        NO_LIMIT,
-        variant,
-        (lambda earlier, later: (earlier + 2 * later) % 3 > 0) if judged else None,
-    )
+    order = precedence(len(rows), lambda earlier, later: (earlier + 2 * later) % 3 > 0) if judged else None
+    found = pack_outwards(problem, problem.lower_bound() + slack, NO_LIMIT, variant, order)
     assert found is not None
     peak = check_packing(problem.lo, problem.hi, problem.size, found[0])
     assert peak == greedy.peak_of(problem, found[0])
@@ -70,18 +73,16 @@ def test_waits_are_the_unordered_reuse_edges(rows: list[tuple[int, int, int]], v
     stay within it are compared.
     """
     problem = problem_of(rows)
-
-    def ordered(earlier: int, later: int) -> bool:
-        return (earlier * 5 + later * 3) % 4 == 0
-
-    found = pack_outwards(problem, problem.lower_bound(), NO_LIMIT, variant, ordered)
+    order = precedence(len(rows), lambda earlier, later: (earlier * 5 + later * 3) % 4 == 0)
+    found = pack_outwards(problem, problem.lower_bound(), NO_LIMIT, variant, order)
     assert found is not None
     offsets, waits = found
     if greedy.peak_of(problem, offsets) > problem.lower_bound():
         return
     pointers, earlier = reuse_edges(problem.lo, problem.hi, problem.size, offsets)
     later = np.repeat(np.arange(len(problem)), np.diff(pointers)).tolist()
-    assert waits == sum(not ordered(k, i) for k, i in zip(earlier.tolist(), later, strict=True))
+    assert waits == sum(not order.holds(k, i) for k, i in zip(earlier.tolist(), later, strict=True))
+    assert waits == order.waits(pointers, earlier)
 
 
 def test_nested_lifetimes_are_packed_at_the_bound() -> None:
@@ -124,7 +125,8 @@ def test_a_hole_in_which_nothing_waits_is_preferred() -> None:
     plain = pack_outwards(problem, 16, NO_LIMIT, Variant())
     assert plain is not None
     below = 1 if plain[0][3] == plain[0][1] else 2
-    found = pack_outwards(problem, 16, NO_LIMIT, Variant(), lambda earlier, later: earlier != below)
+    order = precedence(4, lambda earlier, later: earlier != below)
+    found = pack_outwards(problem, 16, NO_LIMIT, Variant(), order)
     assert found is not None
     offsets, waits = found
     assert waits == 0

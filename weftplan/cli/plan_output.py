@@ -12,6 +12,7 @@ from rich.table import Table
 
 from weftplan.errors import MXNetError
 from weftplan.planner import MemoryPlan
+from weftplan.planner.explain import reuse
 from weftplan.report.plan_html import facts
 from weftplan.training.callbacks import format_bytes
 
@@ -31,6 +32,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "workspaces": plan.options.workspaces,
         "reuse_edges": plan.num_reuse_edges,
+        "added_waits": plan.num_added_waits,
         "steps": len(plan.labels.steps),
         "alive_at_peak": [
             {
@@ -62,7 +64,7 @@ def show(plan: MemoryPlan, console: Console, title: str) -> None:
     ratio = plan.peak / plan.lower_bound if plan.lower_bound else 1.0
     console.print(
         f"strategy {plan.strategy}: {ratio:.4f} times the lower bound, {len(plan.labels.steps)} steps, "
-        f"{plan.num_slabs} allocation(s), {plan.num_reuse_edges} order edges from reuse",
+        f"{plan.num_slabs} allocation(s), {reuse(plan)}",
         highlight=False,
     )
     for note in plan.notes:

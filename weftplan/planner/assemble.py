@@ -23,7 +23,9 @@ from weftplan.planner.liveness import Facts, lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
+from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.reachability import MOST_STEPS, ancestors
 from weftplan.planner.workspace import with_added_outputs
 
 WORTH_A_SEARCH = 1 << 20
@@ -99,6 +101,20 @@ class Buffers:
         live = self.live()
         return int(live.max(axis=1).sum()) if live.shape[1] else 0
 
+    def order(self) -> Precedence | None:
+        """Which nodes use each buffer, and which its first writer waits for anyway.
+
+        None for orders of more than `MOST_STEPS` steps, for which this is not worth its memory.
+        """
+        facts = self.facts
+        if len(facts.order) > MOST_STEPS:
+            return None
+        producers, users = _dataflow(facts, self.found, self.entry_group.tolist(), self.num_groups)
+        first = self.first.tolist()
+        users += [1 << step for step in first[self.num_groups :]]
+        needs = ancestors(producers)
+        return Precedence(users, [needs[step] for step in first])
+
     def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
         """These sizes as whole multiples of the device's alignment."""
         units = np.array([self.options.alignment or alignment_of(c) for c in self.facts.contexts], dtype=np.int64)
@@ -115,6 +131,31 @@ class Buffers:
         for nid, nbytes in self.workspace.items():
             largest[facts.device[nid]] = max(largest[facts.device[nid]], nbytes)
         return total + sum(largest)
+
+
+def _dataflow(facts: Facts, found: Assignment, group: Sequence[int], count: int) -> tuple[list[list[int]], list[int]]:
+    """(steps whose results each step reads, set of steps that use each of ``count`` buffers).
+
+    A skipped sum touches nothing, but whoever reads it needs what was added to it.
+    """
+    row, reads = facts.graph.row, facts.reads
+    made: list[int] = [-1] * facts.graph.num_entries
+    producers: list[list[int]] = []
+    users = [0] * count
+    for step, nid in enumerate(facts.order):
+        mine = 1 << step if nid not in found.skipped else 0
+        sources = []
+        for e in reads[nid]:
+            if made[e] >= 0:
+                sources.append(made[e])
+            if group[e] >= 0:
+                users[group[e]] |= mine
+        producers.append(sources)
+        for e in range(row[nid], row[nid + 1]):
+            made[e] = step
+            if group[e] >= 0:
+                users[group[e]] |= mine
+    return producers, users
 
 
 def blocks(
@@ -190,6 +231,7 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
     slab_nbytes: list[int] = []
     later: list[NDArray[np.int64]] = []
     earlier: list[NDArray[np.int64]] = []
+    order = buffers.order()
     for index, context in enumerate(facts.contexts):
         mine = np.flatnonzero((buffers.device == index) & (buffers.nbytes > 0))
         if not len(mine):
@@ -205,7 +247,8 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
         top = 0
         for part in _parts(buffers, mine, color):
             lower, upper, size = buffers.first[part], buffers.last[part], buffers.nbytes[part]
-            packed = _packed(lower, upper, size, alignment, buffers.options.effort)
+            known = None if order is None else order.take(part)
+            packed = _packed(lower, upper, size, alignment, buffers.options.effort, known)
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
@@ -215,6 +258,7 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
         slab_nbytes.append(top)
     workspace_storage = np.full(facts.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
+    after = _rows(later, earlier, count)
     return _finish(
         buffers,
         "arena",
@@ -225,7 +269,8 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
         storage_nbytes=buffers.nbytes,
         slab_device=np.array(slab_device, dtype=np.int64),
         slab_nbytes=np.array(slab_nbytes, dtype=np.int64),
-        after=_rows(later, earlier, count),
+        after=after,
+        num_added_waits=None if order is None else order.waits(*after),
         reported_bytes=sum(slab_nbytes),
     )
 
@@ -239,7 +284,9 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
     return [mine[shades == shade] for shade in np.unique(shades)]
 
 
-def _packed(lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str) -> Packing:
+def _packed(
+    lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str, order: Precedence | None
+) -> Packing:
     """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result.
 
     Two live buffers in one place would corrupt results silently, and judging costs little beside packing. When the
@@ -249,11 +296,11 @@ def _packed(lower: IntArray, upper: IntArray, size: IntArray, alignment: int, ef
         PlanError: the packing is wrong.
     """
     first = cast(Effort, "fast" if effort == "auto" else effort)
-    packed = pack(lower, upper, size, alignment=alignment, effort=first)
+    packed = pack(lower, upper, size, alignment=alignment, effort=first, order=order)
     check_packing(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
     if effort == "auto" and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
-        harder = pack(lower, upper, size, alignment=alignment, effort="normal")
+        harder = pack(lower, upper, size, alignment=alignment, effort="normal", order=order)
         try:
             check_packing(lower, upper, size, harder.offsets, alignment=alignment)
         except PlanError as error:
@@ -294,6 +341,7 @@ def _finish(
     slab_nbytes: IntArray,
     after: tuple[IntArray, NDArray[np.int32]],
     reported_bytes: int,
+    num_added_waits: int | None = None,
 ) -> MemoryPlan:
     facts, found = buffers.facts, buffers.found
     workspace_nbytes = np.zeros(facts.graph.num_nodes, dtype=np.int64)
@@ -318,6 +366,7 @@ def _finish(
         workspace_storage=workspace_storage,
         after_ptr=after[0],
         after_storages=after[1],
+        num_added_waits=num_added_waits,
         lower_bound=buffers.lower_bound(),
         unshared_bytes=buffers.unshared(),
         reported_bytes=reported_bytes,

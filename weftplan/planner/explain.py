@@ -145,7 +145,7 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
     lines.append(_row("total", plan.total))
     counts = np.bincount(plan.entry_kind, minlength=len(Kind))
     kinds = ", ".join(f"{counts[kind]} {kind.name.lower()}" for kind in Kind if counts[kind])
-    lines.append(f"entries: {kinds}; {plan.num_reuse_edges} order edges from reuse")
+    lines.append(f"entries: {kinds}; {reuse(plan)}")
     if steps:
         where = f"{plan.labels.node_op(plan.labels.steps[step])} ({plan.labels.node_name(plan.labels.steps[step])!r})"
         lines.append(f"alive at the peak, step {step} of {steps}, {where}:")
@@ -158,6 +158,14 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
     lines += [f"note: {note}" for note in plan.notes]
     lines.append(left_out(plan))
     return "\n".join(lines)
+
+
+def reuse(plan: MemoryPlan) -> str:
+    """How many order edges the reuse of memory makes, in words, and what they cost."""
+    text = f"{plan.num_reuse_edges} order edges from reuse"
+    if plan.num_reuse_edges and plan.num_added_waits is not None:
+        text += f", {plan.num_added_waits} of them between nodes that are not ordered anyway"
+    return text
 
 
 def left_out(plan: MemoryPlan) -> str:

@@ -71,6 +71,7 @@ def dumps(plan: MemoryPlan) -> str:
         "external_bytes": dict(plan.external_bytes),
         "outputs": list(plan.outputs),
         "num_forward": plan.num_forward,
+        "added_waits": plan.num_added_waits,
         "notes": list(plan.notes),
         "devices": [[c.device_type, c.device_id] for c in plan.contexts],
         "slabs": [
@@ -150,6 +151,7 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
         external_bytes={str(k): int(v) for k, v in document["external_bytes"].items()},
         outputs=tuple(_integers(document["outputs"], len(entries), "outputs")),
         num_forward=None if document["num_forward"] is None else int(document["num_forward"]),
+        num_added_waits=None if document.get("added_waits") is None else int(document["added_waits"]),
         notes=tuple(str(note) for note in document["notes"]),
     )
     for name, rows, low, limit in (

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weftplan.planner.packing import greedy
+from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Packing, PackingError, check_input, sectioned
 from weftplan.planner.packing.solve import Plan, solve
 
@@ -32,6 +33,7 @@ def pack(
     alignment: int = 1,
     time_limit: float | None = None,
     effort: Effort | None = None,
+    order: Precedence | None = None,
 ) -> Packing:
     """Give every buffer an offset such that buffers alive at the same time do not overlap, in little memory.
 
@@ -47,6 +49,8 @@ def pack(
         effort: ``"fast"``: greedy, and a short search while more than 0.5 % above the lower bound; milliseconds for
             ordinary graphs. ``"normal"`` (the default): search towards the lower bound; seconds on hard inputs, none on
             easy ones. ``"max"``: longer. With numba (the ``fast`` extra) the last two search a hundred times more.
+        order: which steps use each buffer, and which its first writer waits for anyway. Reuse that makes nobody wait is
+            then preferred, as far as that costs neither memory nor much time.
 
     Returns:
         The offsets, the peak they need, and the lower bound. Work stops at once when the two are equal.
@@ -72,7 +76,7 @@ def pack(
     problem = sectioned(lo, up, units // scale, np.arange(len(lo)))
     bound = problem.lower_bound()
     deadline = None if time_limit is None else began + time_limit
-    offsets = solve(problem, bound, EFFORTS[effort], deadline)
+    offsets = solve(problem, bound, EFFORTS[effort], deadline, order)
     peak = greedy.peak_of(problem, offsets)
     scale *= alignment
     offsets *= scale

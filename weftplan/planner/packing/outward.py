@@ -13,18 +13,20 @@ on the training graphs of ordinary networks; elsewhere it is one more candidate.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Int64, Problem
 
-Ordered = Callable[[int, int], bool]
-"""(earlier buffer, later buffer) -> whether the later may take the earlier's bytes without waiting for it: what makes
-the later needs the results of all that use the earlier."""
-
 ENDLESS = 1 << 62
+
+# Where the tightest hole would make a buffer wait: so many of the last dead are asked, so many places of theirs and so
+# many ends of holes are judged.
+RECENT, TRIES, HOLES = 64, 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +54,16 @@ VARIANTS = (
 
 
 def pack_outwards(
-    problem: Problem, floor: int, limit: int, variant: Variant, ordered: Ordered | None = None
+    problem: Problem, floor: int, limit: int, variant: Variant, order: Precedence | None = None
 ) -> tuple[Int64, int] | None:
-    """(offsets, number of buffer pairs that share bytes one after the other and are not ``ordered``).
+    """(offsets, number of pairs of buffers that share bytes one after the other against ``order``; 0 without it).
 
     Args:
         problem: the buffers, at least one.
         floor: holes end here as long as a buffer fits below; at least the lower bound.
         limit: give up and return None as soon as a buffer would end above this.
         variant: one of `VARIANTS`.
-        ordered: where given, a hole in which nothing has to wait is preferred to a tighter one. Its arguments are
-            positions in ``problem``.
+        order: of the buffers in ``problem``; a hole in which nothing has to wait is preferred to a tighter one.
     """
     lo, hi, size = problem.lo, problem.hi, problem.size
     load = problem.load()
@@ -88,10 +89,7 @@ def pack_outwards(
     ):
         late = np.flatnonzero(chosen)
         late = late[np.lexsort((-size[late], begin[late]))]
-        judge = ordered
-        if ordered is not None and flip:
-            judge = _flipped(ordered)
-        space = _Space(floor, stack.tolist(), tops.tolist(), judge)
+        space = _Space(floor, stack.tolist(), tops.tolist(), order, backwards=flip)
         gone = np.concatenate([stack, late])
         gone = gone[np.argsort(end[gone], kind="stable")]
         found = _sweep(space, offsets, sizes, late.tolist(), gone.tolist(), begin.tolist(), end.tolist(), short, limit)
@@ -99,10 +97,6 @@ def pack_outwards(
             return None
         waits += found
     return np.array(offsets, np.int64), waits
-
-
-def _flipped(ordered: Ordered) -> Ordered:
-    return lambda earlier, later: ordered(later, earlier)
 
 
 def _sweep(
@@ -123,7 +117,7 @@ def _sweep(
         while end[deaths[dead]] <= now:
             gone = deaths[dead]
             dead += 1
-            space.release(offsets[gone], offsets[gone] + size[gone])
+            space.release(gone, offsets[gone], offsets[gone] + size[gone])
         off, wait = space.place(i, size[i], high=end[i] - now <= short)
         if off + size[i] > limit:
             return -1
@@ -139,16 +133,21 @@ class _Space:
     Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: nobody).
     """
 
-    def __init__(self, floor: int, stack: Sequence[int], tops: Sequence[int], ordered: Ordered | None) -> None:
+    def __init__(
+        self, floor: int, stack: Sequence[int], tops: Sequence[int], order: Precedence | None, *, backwards: bool
+    ) -> None:
         self._floor = floor
-        self._ordered = ordered
+        self._order = order
+        self._backwards = backwards
         self._low = [tops[-1]]
         self._high = [ENDLESS]
         self._starts = [0, *tops]
         self._holders = [*stack, -1]
+        self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT)
 
-    def release(self, low: int, high: int) -> None:
+    def release(self, buffer: int, low: int, high: int) -> None:
         """A buffer died: its bytes join the holes that they touch."""
+        self._dead.append((buffer, low, high))
         lows, highs = self._low, self._high
         k = bisect_left(lows, low)
         left = k > 0 and highs[k - 1] == low
@@ -180,7 +179,7 @@ class _Space:
         else:
             off = lows[best] + (room - size if high else 0)
         waits = 0
-        if self._ordered is not None:
+        if self._order is not None:
             waits = self._waits(buffer, off, off + size)
             if waits:
                 best, off, waits = self._better(buffer, size, best, off, waits)
@@ -203,34 +202,67 @@ class _Space:
                 highs.insert(k + 1, end)
 
     def _waits(self, buffer: int, low: int, high: int) -> int:
-        """How many of the last holders of these bytes ``buffer`` is not ordered after anyway."""
-        assert self._ordered is not None
-        first = bisect_right(self._starts, low) - 1
-        last = bisect_left(self._starts, high, first)
-        held = self._holders[first:last]
-        if len(held) == 1:
-            return 0 if held[0] < 0 or self._ordered(held[0], buffer) else 1
-        return sum(1 for k in set(held) if k >= 0 and not self._ordered(k, buffer))
+        """How many of the last holders of these bytes ``buffer`` is not ordered with anyway."""
+        assert self._order is not None
+        users, needed = self._order.users, self._order.needed
+        starts, holders = self._starts, self._holders
+        first = bisect_right(starts, low) - 1
+        last = first + 1
+        while last < len(starts) and starts[last] < high:
+            last += 1
+        count = 0
+        if self._backwards:  # held later in time
+            mine = users[buffer]
+            for k in holders[first:last]:
+                if k >= 0 and mine | needed[k] != needed[k]:
+                    count += 1
+        else:
+            mine = needed[buffer]
+            for k in holders[first:last]:
+                if k >= 0 and users[k] | mine != mine:
+                    count += 1
+        return count
 
     def _better(self, buffer: int, size: int, best: int, off: int, waits: int) -> tuple[int, int, int]:
-        """The place under the floor with the fewest waits: ends of holes, and ends of the ranges held in them."""
-        floor, starts = self._floor, self._starts
-        for k, begin in enumerate(self._low):
-            end = min(self._high[k], floor)
-            if end - begin < size:
+        """The place under the floor with the fewest waits: where a buffer died lately, or the end of a hole.
+
+        The dead are asked first whether they would be waited for, which is cheaper than to look at the place.
+        """
+        assert self._order is not None
+        users, needed = self._order.users, self._order.needed
+        lows, highs, floor = self._low, self._high, self._floor
+        mine = users[buffer] if self._backwards else needed[buffer]
+        left = TRIES
+        for dead, low, high in reversed(self._dead):
+            if high - low < size or (
+                mine | needed[dead] != needed[dead] if self._backwards else users[dead] | mine != mine
+            ):
                 continue
-            places = [begin, end - size]
-            if end - begin > size:
-                a, b = bisect_right(starts, begin), bisect_left(starts, end)
-                for edge in starts[a:b][:8]:
-                    places += (edge, edge - size)
-            for place in places:
-                if begin <= place <= end - size:
+            for place in (low, high - size) if high - low > size else (low,):
+                k = bisect_right(lows, place) - 1
+                if k >= 0 and place + size <= highs[k] and place + size <= floor:
                     found = self._waits(buffer, place, place + size)
                     if found < waits:
                         best, off, waits = k, place, found
                         if not waits:
                             return best, off, waits
+                    left -= 1
+            if left <= 0:
+                return best, off, waits
+        left = min(left, HOLES)
+        for k, begin in enumerate(lows):
+            end = min(highs[k], floor)
+            if end - begin < size:
+                continue
+            for place in (begin, end - size):
+                found = self._waits(buffer, place, place + size)
+                if found < waits:
+                    best, off, waits = k, place, found
+                    if not waits:
+                        return best, off, waits
+                left -= 1
+            if left <= 0:
+                break
         return best, off, waits
 
     def _hold(self, buffer: int, low: int, high: int) -> None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from weftplan.planner.packing import compiled, greedy, large
+from weftplan.planner.packing.edges import reuse_edges
 from weftplan.planner.packing.glue import glue
 from weftplan.planner.packing.outward import VARIANTS, pack_outwards
 from weftplan.planner.packing.peel import peel
+from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Int64, Problem
 from weftplan.planner.packing.search import Budget, improve
 
@@ -47,10 +49,11 @@ class Plan:
     tries: int
 
 
-def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None) -> Int64:
+def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None, order: Precedence | None = None) -> Int64:
     """Offsets in units for a checked problem; ``bound`` is its lower bound.
 
     Every independent part is packed on its own. Only a part that rises above what the others need anyway is searched.
+    ``order`` is that of the buffers of the problem that the user gave.
     """
     offsets = np.zeros(len(problem), np.int64)
     use_jit = plan.compiled > 0 and compiled.available()
@@ -60,29 +63,62 @@ def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None) -> I
     budget = Budget(int((plan.compiled if use_jit else plan.work) * scale), deadline)
     for base, part in leaves:
         floor = bound - base
-        best = Incumbent(part)
+        best = Incumbent(part, order)
         if use_jit and len(part) <= large.THRESHOLD:
             # What the plain kernel finds at once is not worth the half second that loading numba costs.
             pack_part(best, floor, plan, Budget(FIRST_WORK, deadline), jit=False)
         if best.peak > enough_for(part, floor, plan):
             pack_part(best, floor, plan, budget, jit=use_jit)
+        best.wait_less(floor)
         offsets[part.index] = best.offsets + base
     return offsets
 
 
 class Incumbent:
-    """The best packing of a part so far."""
+    """The best packing of a part so far: the lowest, and of equally low ones one whose buffers wait for few others."""
 
-    def __init__(self, part: Problem) -> None:
+    def __init__(self, part: Problem, order: Precedence | None = None) -> None:
         self.part = part
         self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
         self.peak = int(part.size.sum())
+        self.order = None if order is None else order.take(part.index)
+        self.waits: int | None = None
+        """How many reuses make somebody wait; None: not counted, or nobody asked."""
 
     def offer(self, offsets: Int64) -> None:
         """Keep ``offsets`` if they are lower."""
         peak = greedy.peak_of(self.part, offsets)
         if peak < self.peak:
-            self.offsets, self.peak = offsets, peak
+            self.offsets, self.peak, self.waits = offsets, peak, None
+
+    def sweep(self, floor: int, enough: float) -> None:
+        """Build packings outwards from the fullest moment, until one is low enough.
+
+        They are given up above what other methods reach.
+        """
+        worth = int(floor * WORTH_A_SWEEP)
+        for order in (None,) if self.order is None else (self.order, None):
+            for variant in VARIANTS if order is None else VARIANTS[:1]:
+                if self.peak <= enough:
+                    return
+                found = pack_outwards(self.part, floor, min(self.peak - 1, worth), variant, order)
+                if found is not None:
+                    self.offsets, self.peak = found[0], greedy.peak_of(self.part, found[0])
+                    self.waits = None if order is None else found[1]
+
+    def wait_less(self, floor: int) -> None:
+        """Look for packings that are as low but in which buffers wait for fewer others."""
+        if self.order is None or self.waits is not None:
+            return
+        self.waits = self.order.waits(*reuse_edges(self.part.lo, self.part.hi, self.part.size, self.offsets))
+        for variant in VARIANTS:
+            if not self.waits:
+                return
+            found = pack_outwards(self.part, floor, self.peak, variant, self.order)
+            if found is not None and found[1] < self.waits:
+                self.offsets, self.waits = found
+                self.peak = greedy.peak_of(self.part, self.offsets)
+                return
 
 
 def enough_for(part: Problem, floor: int, plan: Plan) -> float:
@@ -99,7 +135,7 @@ def pack_part(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: b
     part = best.part
     small = len(part) <= large.THRESHOLD
     enough = enough_for(part, floor, plan)
-    sweep(best, floor, floor if small else enough)
+    best.sweep(floor, floor if small else enough)
     if best.peak <= (floor if small else enough):
         return
     if small:
@@ -127,16 +163,6 @@ def pack_part(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: b
             peel_first(best, floor, plan, budget, jit=jit, at_most=large.THRESHOLD)
     if best.peak > enough and len(part) <= plan.largest:
         best.offer(improve(part, best.offsets, floor, budget, jit=jit, good_enough=plan.good_enough))
-
-
-def sweep(best: Incumbent, floor: int, enough: float) -> None:
-    """Offer the packings that are built outwards from the fullest moment, until one is low enough."""
-    for variant in VARIANTS:
-        if best.peak <= enough:
-            return
-        found = pack_outwards(best.part, floor, min(best.peak, int(floor * WORTH_A_SWEEP)), variant)
-        if found is not None:
-            best.offer(found[0])
 
 
 def peel_first(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: bool, at_most: int) -> None:

@@ -1,0 +1,149 @@
+"""Reuse of memory that makes nobody wait is preferred, at no cost in bytes, and what remains is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weftplan import models
+from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, assemble, pack, plan_symbol, validate
+from weftplan.planner.packing import Precedence, check_packing, reuse_edges
+
+ARENA = PlanOptions(strategy="arena")
+
+
+def planned(name: str, grad_req: str) -> PlannedGraph:
+    """A built-in network in one arena."""
+    return plan_symbol(models.get(name), models.input_shapes(name, 8), grad_req=grad_req, options=ARENA)
+
+
+def counted(graph: PlannedGraph) -> int:
+    """The waits of a plan, from its graph alone: who touches which storage, who needs whose results."""
+    plan, index = graph.memory, graph.graph
+    needs: dict[int, set[int]] = {}
+    users: dict[int, set[int]] = {}
+    for nid in graph.order:
+        node = index.nodes[nid]
+        assert node.op is not None
+        ignored = node.op.ignored(node.params)
+        reads = [e for i, e in enumerate(index.inputs[nid]) if i not in ignored]
+        needs[nid] = {nid}
+        for e in reads:
+            needs[nid] |= needs.get(int(index.entry_node[e]), set())
+        if nid in graph.skipped:
+            continue
+        touched = [int(plan.entry_storage[e]) for e in (*reads, *range(index.row[nid], index.row[nid + 1]))]
+        for storage in (*touched, int(plan.workspace_storage[nid])):
+            users.setdefault(storage, set()).add(nid)
+    position = {nid: step for step, nid in enumerate(graph.order)}
+    waits = 0
+    for storage in range(plan.num_storages):
+        for earlier in plan.after(storage).tolist():
+            writer = min(users[storage], key=position.__getitem__)
+            waits += not users[earlier] <= needs[writer]
+    return waits
+
+
+@pytest.mark.parametrize("name", ["resnet18", "inception_v3", "lstm", "mobilenet"])
+@pytest.mark.parametrize("grad_req", ["null", "write", "add"])
+def test_the_count_is_that_of_the_graph(name: str, grad_req: str) -> None:
+    """The number in the plan is what a walk over its graph finds, and the plan is valid."""
+    graph = planned(name, grad_req)
+    validate(graph)
+    assert graph.memory.num_added_waits == counted(graph)
+
+
+def without_preference(monkeypatch: pytest.MonkeyPatch, name: str, grad_req: str) -> PlannedGraph:
+    """The plan of a packing that knows of no order."""
+    with monkeypatch.context() as patch:
+        patch.setattr(assemble.Buffers, "order", lambda self: None)
+        return planned(name, grad_req)
+
+
+@pytest.mark.parametrize(
+    ("name", "grad_req", "most"),
+    [
+        ("resnet50", "write", 0.35),
+        ("inception_v3", "write", 0.1),
+        ("inception_v3", "null", 0.1),
+        ("lstm", "write", 0.4),
+        ("lstm", "null", 0.4),
+    ],
+)
+def test_fewer_wait_at_the_same_peak(name: str, grad_req: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks with branches: at most this part of the waits is left, and not one byte more is needed."""
+    blind, seeing = without_preference(monkeypatch, name, grad_req), planned(name, grad_req)
+    assert seeing.memory.peak <= blind.memory.peak
+    assert counted(seeing) <= most * counted(blind)
+
+
+@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("grad_req", ["null", "write"])
+def test_never_a_byte_more_and_never_more_waits(name: str, grad_req: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every built-in network."""
+    blind, seeing = without_preference(monkeypatch, name, grad_req), planned(name, grad_req)
+    assert seeing.memory.peak <= blind.memory.peak
+    assert seeing.memory.num_added_waits is not None
+    assert seeing.memory.num_added_waits <= counted(blind)
+
+
+buffers = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(1, 10), st.integers(1, 30)).map(lambda b: (b[0], b[0] + b[1], b[2])),
+    max_size=24,
+)
+
+
+@given(buffers, st.integers(0, 2**32), st.sampled_from(["fast", "normal"]))
+@settings(deadline=None, max_examples=80)
+def test_pack_alone(rows: list[tuple[int, int, int]], seed: int, effort: str) -> None:
+    """Any sets of steps: a valid packing, as low as without them, with no more waits."""
+    lower, upper, size = ([row[k] for row in rows] for k in range(3))
+    rng = np.random.default_rng(seed)
+    chosen = [int(x) for x in rng.integers(0, 1 << 12, 2 * len(rows))]
+    order = Precedence([x & 0x111 for x in chosen[::2]], chosen[1::2])
+    blind = pack(lower, upper, size, effort=effort)  # type: ignore[arg-type]
+    seeing = pack(lower, upper, size, effort=effort, order=order)  # type: ignore[arg-type]
+    assert check_packing(lower, upper, size, seeing.offsets) == seeing.peak <= blind.peak
+
+
+def test_the_count_survives_a_file_and_is_told() -> None:
+    """JSON keeps the number, a file without it reads as unknown, and the summary says it."""
+    plan = planned("inception_v3", "write").memory
+    text = plan.to_json()
+    again = MemoryPlan.from_json(text)
+    assert again.num_added_waits == plan.num_added_waits
+    assert f"{plan.num_added_waits} of them between nodes that are not ordered anyway" in plan.summary()
+    older = MemoryPlan.from_json(text.replace(f' "added_waits": {plan.num_added_waits},\n', ""))
+    assert older.num_added_waits is None
+    assert "not ordered anyway" not in older.summary()
+    assert "order edges from reuse" in replace(plan, num_added_waits=None).summary()
+
+
+def test_long_orders_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit on steps the sets would need too much memory: the plan is made without them and says so."""
+    monkeypatch.setattr(assemble, "MOST_STEPS", 10)
+    graph = planned("lenet", "write")
+    validate(graph)
+    assert graph.memory.num_added_waits is None
+
+
+def test_edges_are_listed_for_other_reuse_too() -> None:
+    """A preference does not change which edges a placement needs: the plan lists those of its offsets."""
+    plan = planned("inception_v3", "write").memory
+    lower = np.full(plan.num_storages, len(plan.labels.steps))
+    upper = np.zeros(plan.num_storages, dtype=np.int64)
+    for e, storage in enumerate(plan.entry_storage.tolist()):
+        if storage >= 0:
+            lower[storage] = min(lower[storage], plan.entry_first[e])
+            upper[storage] = max(upper[storage], plan.entry_last[e])
+    step = {nid: k for k, nid in enumerate(plan.labels.steps)}
+    for nid, storage in enumerate(plan.workspace_storage.tolist()):
+        if storage >= 0:
+            lower[storage], upper[storage] = step[nid], step[nid] + 1
+    pointers, earlier = reuse_edges(lower, upper, plan.storage_nbytes, plan.storage_offset)
+    assert pointers.tolist() == plan.after_ptr.tolist()
+    assert earlier.tolist() == plan.after_storages.tolist()
