@@ -144,6 +144,12 @@ _PLANNER = (
         effect=_BIND_NOW,
     ),
     _planner(
+        name="WEFTPLAN_PLANNER_SPILL",
+        default=True,
+        meaning="Under a memory budget, let results of a GPU wait in page-locked host memory.",
+        effect="in force at every bind with a budget, on gpu(i) and sim(i)",
+    ),
+    _planner(
         name="MXNET_EXEC_ENABLE_INPLACE",
         default=True,
         aliases=("FLAGS_enable_inplace", "enable_inplace"),

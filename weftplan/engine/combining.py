@@ -266,10 +266,16 @@ class Combining(Execution):
 
         def make() -> None:
             if not outcome:
+                # Counts without the waiter that this is.
+                self._waits += 1
+                self._pending -= 1
                 try:
                     outcome.extend((True, change()))
                 except BaseException as error:
                     outcome.extend((False, error))
+                finally:
+                    self._waits -= 1
+                    self._pending += 1
             done.release()
 
         self._admit(Waiter(make, (), ()))

@@ -365,13 +365,12 @@ class Engine(Waiting):
         return self._exclusively(self._count)
 
     def _count(self) -> Statistics:
-        # Inside: the waiter that this is has not been numbered as one yet, and is pending itself.
         return Statistics(
-            pushed=self._seq - self._waits - 1,
+            pushed=self._seq - self._waits,
             completed=self._completed,
             failed=self._failed,
             skipped=self._skipped,
-            pending=self._pending - 1,
+            pending=self._pending,
             queues=tuple(queue.statistics() for queue in self._queues()),
         )
 

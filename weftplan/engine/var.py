@@ -58,7 +58,7 @@ class Var:
         """Granted, unfinished reads."""
         self.write: OprBlock | None = None
         """The oldest write that is not finished; granted exactly when ``readers`` is 0."""
-        self.waiting: list[OprBlock] | None = None
+        self.waiting: list[Any] | None = None
         """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
         deque is ten times larger."""
         self.head = 0
@@ -109,13 +109,15 @@ class Var:
         waiting = self.waiting
         assert waiting is not None
         while self.write is None:
+            head = self.head
             try:
-                op = waiting[self.head]
+                op = waiting[head]
             except IndexError:
                 self.waiting = None
                 self.head = 0
                 return
-            self.head += 1
+            waiting[head] = None  # what it holds must not live until the list is cut
+            self.head = head + 1
             if self in op.writes:
                 self.write = op
                 if not self.readers:
