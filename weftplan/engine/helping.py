@@ -99,7 +99,12 @@ def help_var(engine: ThreadedBase, var: Var) -> None:
         if op is None or op.wait or op.seq > last:
             return
         queue = engine._queue_with(op)
-        if queue is None or not queue.quick or not queue.items or (queue.threads > 1 and queue.items[0] is not op):
+        if queue is None or not queue.quick or not queue.items:
+            return
+        try:
+            if queue.threads > 1 and queue.items[0] is not op:
+                return
+        except IndexError:  # a worker was quicker
             return
         if not _stand_in(engine, queue, 1):
             return

@@ -47,10 +47,11 @@ class Waiting(Combining):
             checked_vars(self, (var,), (), "wait_for_var")
         if self._requests:
             self._apply()
-        if var.write is not None or self._requests:
+        # Requests first: once there are none, those of this thread are admitted, and what they write says so.
+        if self._requests or var.write is not None:
             self._forbid_wait("wait_for_var", would_block=True)
             self._before_wait(var)
-            if var.write is not None or self._requests:
+            if self._requests or var.write is not None:
                 self._block(var)
         if var.events is not None:
             self._synchronize(var)
@@ -99,14 +100,14 @@ class Waiting(Combining):
         """Wait until nothing is pending; False when ``timeout`` seconds were not enough."""
         while True:
             self._apply()
-            if not self._pending and not self._requests:
+            if not self._requests and not self._pending:  # in this order, as in wait_for_var
                 return True
             self._refuse_inside()
             done = threading.Lock()
             done.acquire()
             self._idle_waiters.append(done)
             # What ended meanwhile may have told the others before this one was there.
-            if not self._pending and not self._requests:
+            if not self._requests and not self._pending:
                 continue
             if not done.acquire(timeout=timeout):
                 return False
