@@ -134,11 +134,10 @@ class Combining(Execution):
                                         if not other.wait:
                                             ready += (other,)
                                 for var in op.writes:
-                                    if var.waiting is None:
-                                        var.version += 1
-                                        var.write = None
-                                    else:
-                                        var.finish_write(ready)
+                                    var.version += 1
+                                    var.write = None
+                                    if var.waiting:
+                                        var.grant(ready)
                                 self._completed += 1
                                 self._pending -= 1
                                 del requests[0]
@@ -237,7 +236,7 @@ class Combining(Execution):
             reads_done, writes_done = len(op.reads), op.writes.index(var) + 1
             if var.write is op:
                 var.finish_write(self._ready)
-            elif var.write is None and var.waiting is not None:
+            elif var.write is None and var.waiting:
                 var.grant(self._ready)
         else:
             reads_done = op.reads.index(var) + 1

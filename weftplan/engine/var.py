@@ -60,7 +60,7 @@ class Var:
         """The oldest write that is not finished; granted exactly when ``readers`` is 0."""
         self.waiting: list[Any] | None = None
         """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
-        deque is ten times larger."""
+        deque is ten times larger. Made when first needed, then kept."""
         self.head = 0
         self.failure: Failure | None = None
         self.deleted = False
@@ -101,23 +101,17 @@ class Var:
         """The granted write is over: grant what comes next."""
         self.version += 1
         self.write = None
-        if self.waiting is not None:
+        if self.waiting:
             self.grant(ready)
 
     def grant(self, ready: deque[OprBlock]) -> None:
         """Nothing holds the var: grant from ``waiting``. Begun again after an interrupt, it goes on where it was."""
-        waiting = self.waiting
-        assert waiting is not None
-        while self.write is None:
-            head = self.head
-            try:
-                op = waiting[head]
-            except IndexError:
-                self.waiting = None
-                self.head = 0
-                return
+        waiting: list[Any] = self.waiting  # type: ignore[assignment]
+        head, count = self.head, len(waiting)
+        while head < count and self.write is None:
+            op = waiting[head]
             waiting[head] = None  # what it holds must not live until the list is cut
-            self.head = head + 1
+            self.head = head = head + 1
             if self in op.writes:
                 self.write = op
                 if not self.readers:
@@ -129,11 +123,9 @@ class Var:
                 op.wait -= 1
                 if not op.wait:
                     ready += (op,)
-        if self.head == len(waiting):
-            self.waiting = None
-            self.head = 0
-        elif self.head >= _COMPACT and self.head * 2 >= len(waiting):
-            waiting[: self.head] = ()
+        # Where an interrupt leaves this undone, the head stands at the end: the next call gets here again.
+        if head == count or (head >= _COMPACT and head * 2 >= count):
+            del waiting[:head]
             self.head = 0
 
     def __await__(self) -> Generator[Any, None, Var]:
