@@ -7,8 +7,9 @@ All of them name a set of forward nodes, and one rewrite (:mod:`.rewrite`) turns
 from __future__ import annotations
 
 from weftplan.planner.recompute.apply import Outcome, apply, wanted
+from weftplan.planner.recompute.archive import Point
 from weftplan.planner.recompute.cost import node_seconds
-from weftplan.planner.recompute.curve import Point, curve
+from weftplan.planner.recompute.curve import curve
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.size import parse_bytes
 from weftplan.planner.recompute.tape import Price, Tape

@@ -14,11 +14,13 @@ from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.backward_order import reversed_backward
 from weftplan.planner.recompute.cost import node_seconds
-from weftplan.planner.recompute.curve import Search, curve
+from weftplan.planner.recompute.curve import curve
 from weftplan.planner.recompute.echo import chosen_echo
 from weftplan.planner.recompute.forward_order import stepwise_forward
+from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.rules import chosen_v1, has_forced
 from weftplan.planner.recompute.segments import WINDOWS, square_root
@@ -119,8 +121,9 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     whole = square_root(tape)
     if not whole.twins:
         return []
-    search = Search(tape)
-    return [(tape, search.price(search.trim(frozenset(whole.twins), whole.peak))), (tape, whole)]
+    archive = Archive(tape)
+    trimmed = archive.price(Ladder(archive).trim(frozenset(whole.twins), whole.peak))
+    return [(tape, trimmed), (tape, whole)]
 
 
 def _planned(start: Outcome, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Outcome:

@@ -78,38 +78,39 @@ def measure(tape: Tape) -> Cuts:
 
 
 def segments(
-    tape: Tape, cuts: Cuts, room: float, *, some: Collection[int] | None = None, window: float = WINDOWS[0]
+    tape: Tape, cuts: Cuts, room: float, *, light: Collection[int] = (), window: float = WINDOWS[0]
 ) -> frozenset[int] | None:
     """The nodes to repeat when segments end where their weight and what is kept before them reach ``room`` bytes.
 
-    The last segment, which is not repeated, begins as early as the room allows.
+    The last segment, of which only ``light`` nodes are repeated, begins as early as the room allows.
 
     Args:
         tape: the graph.
         cuts: its :func:`measure`.
         room: bytes.
-        some: only these nodes are repeated; what others make is kept and counts as such.
+        light: nodes to repeat in any case; in the last segment they weigh nothing.
         window: a segment is at least this part of what the room allows.
 
     Returns:
         None when what has to be kept fills the room before the end.
     """
     steps = len(cuts.nodes)
-    mine = np.ones(steps, dtype=bool) if some is None else np.isin(cuts.nodes, np.array(list(some), dtype=np.int64))
-    mine &= cuts.can
+    mine = cuts.can
+    again = mine & np.isin(cuts.nodes, np.array(list(light), dtype=np.int64))
     weight = np.cumsum(np.where(mine, cuts.weight, 0))
+    heavy = np.cumsum(np.where(mine & ~again, cuts.weight, 0))
     fixed = np.cumsum(np.where(mine, 0, cuts.weight))
     crossing = np.where(mine, cuts.crossing, 0)
     kept = np.zeros(steps, dtype=bool)
-    begin = held = behind = 0
-    while int(weight[-1]) - behind + int(fixed[-1]) + held > room:
+    begin = held = behind = done = 0
+    while int(heavy[-1]) - done + int(fixed[-1]) + held > room:
         load = weight[begin:] - behind + fixed[begin:] + held
         used = int(fixed[begin]) + held
         last = begin + int(np.searchsorted(load, room, side="right"))
         if last <= begin + 1 or used >= room:
             return None
         across = _across(cuts, crossing, kept, begin, last)
-        tail = int(weight[-1]) - weight[begin:last] + int(fixed[-1]) + held + across
+        tail = int(heavy[-1]) - heavy[begin:last] + int(fixed[-1]) + held + across
         enough = np.flatnonzero(tail <= room)
         if len(enough):
             cut = begin + int(enough[0])
@@ -121,10 +122,10 @@ def segments(
         stays = np.arange(begin, cut + 1)
         kept[stays[mine[stays] & (cuts.until[stays] > cut)]] = True
         held += int(across[cut - begin])
-        behind = int(weight[cut])
+        behind, done = int(weight[cut]), int(heavy[cut])
         begin = cut + 1
     repeated = mine & ~kept
-    repeated[begin:] = False
+    repeated[begin:] &= again[begin:]
     return frozenset(cuts.nodes[repeated].tolist())
 
 

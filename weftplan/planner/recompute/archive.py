@@ -1,0 +1,99 @@
+"""Everything priced during a search, and what of it is not dominated."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weftplan.planner.graph import IntArray
+from weftplan.planner.recompute.tape import Price, Tape
+
+STEPS_PRICED = 2_000_000
+"""Steps that a whole search may price: one to six seconds of Python, by the length of the graph."""
+MOST_PRICES = 16_000
+"""Prices are not worth more than this many, however small the graph."""
+LAYERS = 4
+"""How many layers below the curve are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One choice that no other choice beats in both bytes and seconds."""
+
+    peak: int
+    seconds: float
+    twins: frozenset[int]
+
+
+class Archive:
+    """Prices that are remembered, and how many may still be asked for."""
+
+    def __init__(self, tape: Tape, *, steps_priced: int = STEPS_PRICED) -> None:
+        self.tape = tape
+        steps = len(tape.forward) + len(tape.backward)
+        self.allowance = max(60, min(MOST_PRICES, steps_priced // max(steps, 1)))
+        """Prices that the search may ask for in all, seeds aside."""
+        self.left = self.allowance
+        self.known: dict[frozenset[int], Price] = {}
+        self.stairs: list[tuple[float, int]] = []
+        self.idle = 0
+        """Prices since the curve last changed."""
+        self.can = frozenset(tape.repeatable)
+
+    def price(self, chosen: frozenset[int]) -> Price:
+        """The price of a choice, remembered under what it really repeats."""
+        known = self.known.get(chosen)
+        if known is None:
+            known = self.tape.price(chosen)
+            self.known[chosen] = known
+            self._remember(known)
+        return known
+
+    def _remember(self, price: Price) -> None:
+        self.left -= 1
+        self.idle += 1
+        self.known[frozenset(price.twins)] = price
+        # `stairs` holds (seconds, peak) of the curve so far: seconds rise, peaks fall.
+        stairs, step = self.stairs, (price.seconds, price.peak)
+        at = bisect_left(stairs, step)
+        if (at and stairs[at - 1][1] <= price.peak) or (at < len(stairs) and stairs[at] == step):
+            return
+        end = at
+        while end < len(stairs) and stairs[end][1] >= price.peak:
+            end += 1
+        stairs[at:end] = [step]
+        self.idle = 0
+
+    def frontier(self) -> list[Point]:
+        """What is not dominated, fastest first."""
+        best: list[Point] = []
+        ranked = sorted(
+            {(p.seconds, p.peak, p.twins) for p in self.known.values()}, key=lambda p: (p[0], p[1], len(p[2]), p[2])
+        )
+        for seconds, peak, twins in ranked:
+            if not best or peak < best[-1].peak:
+                best.append(Point(peak, seconds, frozenset(twins)))
+        return best
+
+    def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
+        """The price, and the bytes alive at each step."""
+        price, live = self.tape.look(chosen)
+        self._remember(price)
+        return price, live
+
+    def layers(self) -> Iterator[list[frozenset[int]]]:
+        """What is not dominated; what is not dominated without these; and so on."""
+        rest = sorted({(p.seconds, p.peak, p.twins) for p in self.known.values()}, key=lambda p: (p[0], p[1], p[2]))
+        for _ in range(LAYERS):
+            layer: list[frozenset[int]] = []
+            behind = []
+            lowest: int | None = None
+            for item in rest:
+                if lowest is None or item[1] < lowest:
+                    lowest = item[1]
+                    layer.append(frozenset(item[2]))
+                else:
+                    behind.append(item)
+            yield layer
+            rest = behind

@@ -1,0 +1,258 @@
+"""A ladder of targets from the peak without recomputation down; at each rung, bundles of nodes until the target holds.
+
+At each rung the search looks at the steps where more is alive than the target, and at the results that lie idle there
+between their last forward and their first backward use. Repeating what made such a result frees its bytes during the
+gap; what that needs is followed back to results that are kept anyway: a bundle. The bundles that free most per second
+are taken until the target holds; then whatever turns out superfluous is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weftplan.planner.graph import IntArray
+from weftplan.planner.recompute.archive import Archive
+from weftplan.planner.recompute.tape import Price
+
+RUNG = 0.96
+"""Each target is this part of the one before."""
+STEP = 12
+"""At most one in so many bundles is taken at once: each changes what the others are worth."""
+FEW = 6
+"""So many single bundles are compared where several at once do not help."""
+TRIMS = 160
+"""Taking repetitions back one by one may use one in so many of the prices of the search …"""
+LEAST_TRIMS = 4
+"""… and at least so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Nodes whose repetition frees ``nbytes`` from step ``begin`` to step ``end``."""
+
+    nodes: frozenset[int]
+    begin: int
+    end: int
+    nbytes: int
+
+
+def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
+    """The first bundles that together bring a profile under its target, as far as what they free says.
+
+    ``over`` is what is alive at each step less the target. Bundles that find most of their work done are passed over.
+    """
+    over = over.copy()
+    found: list[frozenset[int]] = []
+    for bundle in bundles:
+        span = over[bundle.begin : bundle.end]
+        need = np.maximum(span, 0)
+        if (
+            int(np.minimum(need, bundle.nbytes).sum()) * 2 < bundle.nbytes * int(np.count_nonzero(need))
+            or not need.any()
+        ):
+            continue
+        span -= bundle.nbytes
+        found.append(bundle.nodes)
+        if int(over.max()) <= 0:
+            break
+    return found
+
+
+class Ladder:
+    """Moves from a choice to choices below a target, and back to cheaper ones."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        tape = self.tape = archive.tape
+        self.nbytes = np.array(tape.facts.nbytes, dtype=np.int64)
+        self.made = np.array([e for nid in tape.forward for e in tape.outputs[nid]], dtype=np.int64)
+        """Entries that the forward part makes."""
+        self.last_forward = np.full(tape.num_entries, -1, dtype=np.int64)
+        """Last forward step that reads each entry, -1 for none."""
+        for step, nid in enumerate(tape.forward):
+            self.last_forward[tape.facts.reads[nid]] = step
+
+    def climb_down(self, *, jump: bool, fine: bool, reserve: int, most_seconds: float) -> None:
+        """Go down rung by rung while more than ``reserve`` prices are left.
+
+        Args:
+            jump: go on from the best choice known at each rung; else from what the descent itself has reached.
+            fine: take the best bundles as they come; else pass over those whose work others have done.
+            reserve: prices to leave.
+            most_seconds: stop where a rung takes longer.
+        """
+        archive = self.archive
+        target = archive.price(frozenset()).peak
+        chosen: frozenset[int] = frozenset()
+        missed = 0
+        while self.archive.left > reserve and missed < 3:
+            target = int(target * RUNG)
+            fitting = [(p.seconds, p.twins) for p in self.archive.known.values() if p.peak <= target]
+            reached = self._descend(chosen, target, fine)
+            if reached is not None:
+                chosen = self.trim(reached, target)
+                missed = 0
+            if fitting:
+                # The best that the seeds and earlier rungs offer, taken back as far as this target allows. To go on
+                # from there is not always right: what is best here may be far from what is best lower down.
+                _, twins = min(fitting)
+                other = self.trim(frozenset(twins), target) if self.archive.left > reserve else frozenset(twins)
+                if reached is None or (jump and self.archive.price(other).seconds < self.archive.price(chosen).seconds):
+                    chosen, missed = other, 0
+            elif reached is None:
+                missed += 1
+            if self.archive.price(chosen).seconds > most_seconds:
+                return
+
+    def _descend(self, chosen: frozenset[int], target: int, fine: bool) -> frozenset[int] | None:
+        """Add bundles until the peak is at most ``target``; None when no bundle helps any more."""
+        live, price, excess = self._look(chosen, target)
+        while price.peak > target:
+            bundles = self._bundles(chosen, live, target)
+            taken = None
+            sets = [bundle.nodes for bundle in bundles] if fine else _enough(bundles, live - target)
+            many = sets[: max(1, len(bundles) // STEP)]
+            while self.archive.left > 0 and taken is None:
+                # Several at once; fewer where they turn out to spoil each other; at last the best one.
+                groups = (
+                    [frozenset[int]().union(*many)] if len(many) > 1 else [bundle.nodes for bundle in bundles[:FEW]]
+                )
+                best = 0.0
+                for group in groups:
+                    there, cost, left = self._look(chosen | group, target)
+                    gain = (excess - left) / max(cost.seconds - price.seconds, 1e-9)
+                    if left < excess and gain > best:
+                        best, taken = gain, (there, cost, left)
+                if len(many) <= 1:
+                    break
+                many = many[: len(many) // 4]
+            if taken is None:
+                return None
+            live, price, excess = taken
+            chosen = frozenset(price.twins)
+        return chosen
+
+    def _look(self, chosen: frozenset[int], target: int) -> tuple[IntArray, Price, float]:
+        """Bytes alive at each step, price, and bytes times steps above the target."""
+        price, live = self.archive.look(chosen)
+        return live, price, float(np.maximum(live - target, 0).sum())
+
+    def _bundles(self, chosen: frozenset[int], live: IntArray, target: int) -> list[Bundle]:
+        """Sets of nodes whose repetition would free bytes where more than the target is alive; best first."""
+        tape = self.tape
+        trace = tape.trace(chosen)
+        over = np.maximum(live - target, 0)
+        hot = np.flatnonzero(over)
+        lowest, highest = int(hot[0]), int(hot[-1])
+        # Results that lie idle: blocks of forward entries, from the last forward use of any to the first use behind it.
+        mine = self.made[trace.block[self.made] >= 0]
+        block = trace.block[mine]
+        begin = np.full(int(block.max(initial=-1)) + 1, -1, dtype=np.int64)
+        end = np.full(len(begin), len(live), dtype=np.int64)
+        size = np.zeros(len(begin), dtype=np.int64)
+        np.maximum.at(
+            begin, block, np.where(self.last_forward[mine] < 0, trace.first[mine], self.last_forward[mine]) + 1
+        )
+        np.minimum.at(end, block, trace.needed[mine])
+        size[block] = self.nbytes[mine]
+        idle = (begin >= 0) & (end < len(live)) & (end > lowest) & (begin <= highest) & (begin < end)
+        gain = np.zeros(len(begin))
+        for nbytes in np.unique(size[idle]).tolist():
+            some = np.flatnonzero(idle & (size == nbytes))
+            total = np.concatenate([[0], np.cumsum(np.minimum(over, nbytes))])
+            gain[some] = total[end[some]] - total[begin[some]]
+        makers: dict[int, set[int]] = {}
+        useful = (gain[block] > 0.0) & (trace.needed[mine] < len(live))
+        for e, b in zip(mine[useful].tolist(), block[useful].tolist(), strict=True):
+            makers.setdefault(b, set()).add(tape.makers[e])
+        ranked: list[tuple[float, float, int, Bundle]] = []
+        last: list[int] = trace.last.tolist()
+        begins, ends, sizes, gains = begin.tolist(), end.tolist(), size.tolist(), gain.tolist()
+        for b, start in makers.items():
+            nodes = self._closure(start, chosen, last, ends[b])
+            if nodes is None or nodes <= chosen:
+                continue
+            cost = sum(tape.seconds[nid] for nid in nodes - chosen)
+            ranked.append((-gains[b] / max(cost, 1e-9), cost, b, Bundle(nodes, begins[b], ends[b], sizes[b])))
+        ranked.sort(key=lambda item: item[:3])
+        return [bundle for _, _, _, bundle in ranked]
+
+    def _closure(
+        self, start: Collection[int], chosen: frozenset[int], last: Sequence[int], when: int
+    ) -> frozenset[int] | None:
+        """``start`` and everything that has to run again for it at step ``when``: back to results alive then.
+
+        ``last`` is the last step that reads each entry.
+        """
+        tape, reads = self.tape, self.tape.facts.reads
+        bundle = set(start)
+        if not bundle <= self.archive.can:
+            return None
+        stack = list(bundle)
+        while stack:
+            for e in reads[stack.pop()]:
+                nid = tape.makers[e]
+                if nid not in tape.place or nid in bundle or nid in chosen:
+                    continue
+                if last[e] >= when or nid not in self.archive.can:
+                    continue
+                bundle.add(nid)
+                stack.append(nid)
+        return frozenset(bundle)
+
+    def trim(self, chosen: frozenset[int], target: int) -> frozenset[int]:
+        """Keep results again where the target allows it, the dearest first.
+
+        What fits between the profile of bytes alive and the target is worked out on the profile and then priced; the
+        rest is tried in halves.
+        """
+        price = self.archive.price(chosen)
+        current = frozenset(price.twins)
+        for _ in range(3):
+            keep = self._room_for(current, target)
+            while keep:
+                less = self.archive.price(current.difference(keep))
+                if less.peak <= target:
+                    break
+                keep = keep[: len(keep) // 2]
+            if not keep or less.seconds >= price.seconds:
+                break
+            price, current = less, frozenset(less.twins)
+        tape = self.tape
+        queue: list[list[int]] = [sorted(current, key=lambda nid: (-tape.seconds[nid], nid))]
+        allowed = max(LEAST_TRIMS, self.archive.allowance // TRIMS)
+        while queue and allowed > 0:
+            part = [nid for nid in queue.pop(0) if nid in current]
+            if not part:
+                continue
+            less = self.archive.price(current.difference(part))
+            allowed -= 1
+            if less.peak <= target and less.seconds < price.seconds:
+                price, current = less, frozenset(less.twins)
+            elif len(part) > 1:
+                half = (len(part) + 1) // 2
+                queue[:0] = [part[:half], part[half:]]
+        return current
+
+    def _room_for(self, current: frozenset[int], target: int) -> list[int]:
+        """Repeated nodes whose results fit under the target from their last forward use on, the dearest first."""
+        tape, count = self.tape, self.tape.num_entries
+        _, live = self.archive.look(current)
+        trace = tape.trace(current)
+        spare = target - live
+        twin: list[int] = trace.first[count:].tolist()
+        made: list[int] = trace.first[:count].tolist()
+        read: list[int] = self.last_forward.tolist()
+        found: list[int] = []
+        for nid in sorted(current, key=lambda nid: (-tape.seconds[nid], nid)):
+            spans = [
+                (max(read[e], made[e]) + 1, twin[e], tape.facts.nbytes[e]) for e in tape.outputs[nid] if twin[e] >= 0
+            ]
+            if all(int(spare[begin:end].min(initial=size)) >= size for begin, end, size in spans):
+                found.append(nid)
+                for begin, end, size in spans:
+                    spare[begin:end] -= size
+        return found
