@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weftplan.planner.packing import greedy
+from weftplan.planner.packing.clock import Clock
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Packing, PackingError, check_input, sectioned
 from weftplan.planner.packing.solve import Plan, solve
@@ -45,7 +46,8 @@ def pack(
         upper: first time at which it is dead again; ``lower < upper``.
         size: bytes of each buffer, positive; all together less than 2**62.
         alignment: offsets are multiples of it, and sizes are rounded up to it.
-        time_limit: seconds after which the best packing so far is returned. None: no limit on time.
+        time_limit: seconds after which the best packing so far is returned; where there is none yet, a quick one is
+            still made (some microseconds a buffer). None: no limit on time.
         effort: ``"fast"``: greedy, and a short search while more than 0.5 % above the lower bound; milliseconds for
             ordinary graphs. ``"normal"`` (the default): search towards the lower bound; seconds on hard inputs, none on
             easy ones. ``"max"``: longer. With numba (the ``fast`` extra) the last two search a hundred times more.
@@ -75,8 +77,8 @@ def pack(
     scale = int(np.gcd.reduce(units)) if len(units) else 1
     problem = sectioned(lo, up, units // scale, np.arange(len(lo)))
     bound = problem.lower_bound()
-    deadline = None if time_limit is None else began + time_limit
-    offsets = solve(problem, bound, EFFORTS[effort], deadline, order)
+    clock = Clock(None if time_limit is None else began + time_limit)
+    offsets = solve(problem, bound, EFFORTS[effort], clock, order)
     peak = greedy.peak_of(problem, offsets)
     scale *= alignment
     offsets *= scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from weftplan.planner.packing.clock import ENDLESS, Clock, OutOfTime
 from weftplan.planner.packing.problem import Int64, Problem
 
 NOTHING = np.zeros(0, np.int64)
@@ -55,12 +56,14 @@ class Placed:
         self._count = n + 1
 
 
-def fit(problem: Problem, order: Int64, *, best: bool = False) -> Int64:
+def fit(problem: Problem, order: Int64, *, best: bool = False, clock: Clock = ENDLESS) -> Int64:
     """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it."""
     placed = Placed(len(problem))
     offsets = np.zeros(len(problem), np.int64)
     lo, hi, size = problem.lo.tolist(), problem.hi.tolist(), problem.size.tolist()
-    for i in order.tolist():
+    for k, i in enumerate(order.tolist()):
+        if not k & 63:
+            clock.check()
         off = placed.gap(lo[i], hi[i], size[i], best=best)
         placed.insert(lo[i], hi[i], off, off + size[i])
         offsets[i] = off
@@ -85,12 +88,21 @@ def orders(problem: Problem) -> list[tuple[Int64, bool]]:
     ]
 
 
-def portfolio(problem: Problem, floor: int, tries: int) -> Int64:
-    """The best of the first ``tries`` greedy packings; stops at peak ``floor``."""
+def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) -> Int64:
+    """The best of the first ``tries`` greedy packings; stops at peak ``floor``.
+
+    Raises:
+        OutOfTime: before the first was there.
+    """
     best = NOTHING
     peak = -1
     for order, tightest in orders(problem)[:tries]:
-        offsets = fit(problem, order, best=tightest)
+        try:
+            offsets = fit(problem, order, best=tightest, clock=clock)
+        except OutOfTime:
+            if peak < 0:
+                raise
+            break
         reached = peak_of(problem, offsets)
         if peak < 0 or reached < peak:
             best, peak = offsets, reached

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from weftplan.planner.packing.clock import ENDLESS, Clock, OutOfTime
 from weftplan.planner.packing.greedy import Placed, fit, orders, peak_of
 from weftplan.planner.packing.problem import Int64, Problem
 from weftplan.planner.packing.search import Budget, improve
@@ -45,7 +46,9 @@ def core_size(problem: Problem, order: Int64, part: float, floor: int) -> int:
     return few
 
 
-def complete(problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, target: int) -> Int64:
+def complete(
+    problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, target: int, clock: Clock = ENDLESS
+) -> Int64:
     """Keep the core where it is and place ``rest`` in the given order, under ``target`` where possible."""
     offsets = np.zeros(len(problem), np.int64)
     offsets[core] = core_offsets
@@ -56,7 +59,9 @@ def complete(problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, ta
         np.maximum(sky[lo[i] : hi[i]], top, out=sky[lo[i] : hi[i]])
     late: list[int] = []
     easy: list[int] = []
-    for i in rest.tolist():
+    for k, i in enumerate(rest.tolist()):
+        if not k & 255:
+            clock.check()
         window = sky[lo[i] : hi[i]]
         off = int(window.max())
         if off + size[i] > target and len(late) < SEEKERS:
@@ -69,14 +74,16 @@ def complete(problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, ta
         known = np.concatenate([core, np.array(easy, np.int64)])
         placed = Placed(len(problem))
         placed.fill(problem.lo[known], problem.hi[known], offsets[known], offsets[known] + problem.size[known])
-        for i in late:
+        for k, i in enumerate(late):
+            if not k & 63:
+                clock.check()
             off = placed.gap(lo[i], hi[i], size[i], best=False)
             placed.insert(lo[i], hi[i], off, off + size[i])
             offsets[i] = off
     return offsets
 
 
-def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int) -> Int64:
+def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int, clock: Clock = ENDLESS) -> Int64:
     """First fit by ``order`` for the buffers after the first ``k``, which lie at ``first``; the tail by `complete`."""
     cut = max(k, min(core_size(problem, order, TAIL, floor), SEEKERS))
     core = order[:cut]
@@ -85,6 +92,8 @@ def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int) -> 
     offsets = np.concatenate([first, np.zeros(cut - k, np.int64)])
     lo, hi, size = problem.lo[core].tolist(), problem.hi[core].tolist(), problem.size[core].tolist()
     for at in range(k, cut):
+        if not at & 63:
+            clock.check()
         off = placed.gap(lo[at], hi[at], size[at], best=False)
         placed.insert(lo[at], hi[at], off, off + size[at])
         offsets[at] = off
@@ -92,17 +101,24 @@ def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int) -> 
     rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline
     headroom = HEADROOM if len(problem) > THRESHOLD else 1.0
     target = int(max(floor, int((offsets + problem.size[core]).max(initial=0))) * headroom)
-    return complete(problem, core, offsets, rest, target)
+    return complete(problem, core, offsets, rest, target, clock)
 
 
-def portfolio(problem: Problem, floor: int, tries: int) -> Int64:
-    """The best of some greedy packings; stops at peak ``floor``. With ``tries`` 1 only first fit by size."""
+def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) -> Int64:
+    """The best of some greedy packings; stops at peak ``floor``. With ``tries`` 1 only first fit by size.
+
+    Raises:
+        OutOfTime: before the first was there.
+    """
     order = by_size(problem)
-    best = extend(problem, order, 0, np.zeros(0, np.int64), floor)
+    best = extend(problem, order, 0, np.zeros(0, np.int64), floor, clock)
     peak = peak_of(problem, best)
     if tries > 1 and peak > floor * 1.02 and len(problem) <= 10_000:
         for other, tightest in orders(problem)[1:2]:
-            offsets = fit(problem, other, best=tightest)
+            try:
+                offsets = fit(problem, other, best=tightest, clock=clock)
+            except OutOfTime:
+                break
             if peak_of(problem, offsets) < peak:
                 best, peak = offsets, peak_of(problem, offsets)
     return best
@@ -120,12 +136,15 @@ def improve_core(problem: Problem, offsets: Int64, floor: int, enough: float, bu
         if k >= len(problem) * 0.8:
             continue
         core = problem.take(order[:k])
-        start = fit(core, np.arange(k))  # by size already
-        share = Budget(budget.work // 2, budget.deadline)
+        share = Budget(budget.work // 2, budget.clock)
         budget.work -= share.work
-        packed = improve(core, start, core.lower_bound(), share, jit=jit)
+        try:
+            start = fit(core, np.arange(k), clock=budget.clock)  # by size already
+            packed = improve(core, start, core.lower_bound(), share, jit=jit)
+            found = extend(problem, order, k, packed, floor, budget.clock)
+        except OutOfTime:
+            break
         budget.work += share.work
-        found = extend(problem, order, k, packed, floor)
         if peak_of(problem, found) < peak:
             best, peak = found, peak_of(problem, found)
     return best

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weftplan.planner.packing.clock import ENDLESS, Clock
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Int64, Problem
 
-ENDLESS = 1 << 62
+FAR = 1 << 62
 
 # Where the tightest hole would make a buffer wait: so many of the last dead are asked, so many places of theirs and so
 # many ends of holes are judged.
@@ -54,7 +55,13 @@ VARIANTS = (
 
 
 def pack_outwards(
-    problem: Problem, floor: int, limit: int, variant: Variant, order: Precedence | None = None
+    problem: Problem,
+    floor: int,
+    limit: int,
+    variant: Variant,
+    order: Precedence | None = None,
+    clock: Clock = ENDLESS,
+    most_holes: int = FAR,
 ) -> tuple[Int64, int] | None:
     """(offsets, number of pairs of buffers that share bytes one after the other against ``order``; 0 without it).
 
@@ -64,6 +71,8 @@ def pack_outwards(
         limit: give up and return None as soon as a buffer would end above this.
         variant: one of `VARIANTS`.
         order: of the buffers in ``problem``; a hole in which nothing has to wait is preferred to a tighter one.
+        clock: time limit.
+        most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
     """
     lo, hi, size = problem.lo, problem.hi, problem.size
     load = problem.load()
@@ -89,10 +98,12 @@ def pack_outwards(
     ):
         late = np.flatnonzero(chosen)
         late = late[np.lexsort((-size[late], begin[late]))]
-        space = _Space(floor, stack.tolist(), tops.tolist(), order, backwards=flip)
+        space = _Space(floor, stack.tolist(), tops.tolist(), order, most_holes, backwards=flip)
         gone = np.concatenate([stack, late])
         gone = gone[np.argsort(end[gone], kind="stable")]
-        found = _sweep(space, offsets, sizes, late.tolist(), gone.tolist(), begin.tolist(), end.tolist(), short, limit)
+        found = _sweep(
+            space, offsets, sizes, late.tolist(), gone.tolist(), begin.tolist(), end.tolist(), short, limit, clock
+        )
         if found < 0:
             return None
         waits += found
@@ -109,10 +120,13 @@ def _sweep(
     end: Sequence[int],
     short: float,
     limit: int,
+    clock: Clock,
 ) -> int:
     """Place ``births`` (by begin) into ``offsets``; ``deaths`` ascend by end. Returns the waits, or -1: gave up."""
     dead = waits = 0
-    for i in births:
+    for k, i in enumerate(births):
+        if not k & 255:
+            clock.check()
         now = begin[i]
         while end[deaths[dead]] <= now:
             gone = deaths[dead]
@@ -134,13 +148,21 @@ class _Space:
     """
 
     def __init__(
-        self, floor: int, stack: Sequence[int], tops: Sequence[int], order: Precedence | None, *, backwards: bool
+        self,
+        floor: int,
+        stack: Sequence[int],
+        tops: Sequence[int],
+        order: Precedence | None,
+        most: int,
+        *,
+        backwards: bool,
     ) -> None:
         self._floor = floor
         self._order = order
         self._backwards = backwards
+        self._most = most
         self._low = [tops[-1]]
-        self._high = [ENDLESS]
+        self._high = [FAR]
         self._starts = [0, *tops]
         self._holders = [*stack, -1]
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT)
@@ -166,8 +188,8 @@ class _Space:
     def place(self, buffer: int, size: int, *, high: bool) -> tuple[int, int]:
         """(offset, buffers to wait for): in the tightest hole under the floor, else where the last hole begins."""
         lows, highs, floor = self._low, self._high, self._floor
-        best, room = -1, ENDLESS
-        for k, end in enumerate(highs):
+        best, room = -1, FAR
+        for k, end in enumerate(highs if len(highs) <= self._most else highs[: self._most]):
             free = (end if end < floor else floor) - lows[k]
             if size <= free < room:
                 best, room = k, free

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weftplan.planner.packing.clock import ENDLESS, Clock
 from weftplan.planner.packing.greedy import Placed
 from weftplan.planner.packing.problem import Int64, Problem
 
@@ -31,25 +32,28 @@ class Peeled:
     core: Int64
     later: Int64
 
-    def restore(self, problem: Problem, core_offsets: Int64) -> Int64:
+    def restore(self, problem: Problem, core_offsets: Int64, clock: Clock = ENDLESS) -> Int64:
         """Offsets of all buffers: the core as given, the others one by one at the lowest gap."""
         offsets = np.zeros(len(problem), np.int64)
         offsets[self.core] = core_offsets
         placed = Placed(len(problem))
         placed.fill(problem.lo[self.core], problem.hi[self.core], core_offsets, core_offsets + problem.size[self.core])
         lo, hi, size = problem.lo, problem.hi, problem.size
-        for i in self.later.tolist():
+        for k, i in enumerate(self.later.tolist()):
+            if not k & 63:
+                clock.check()
             off = placed.gap(int(lo[i]), int(hi[i]), int(size[i]), best=False)
             placed.insert(int(lo[i]), int(hi[i]), off, off + int(size[i]))
             offsets[i] = off
         return offsets
 
 
-def peel(problem: Problem, capacity: int) -> Peeled:
+def peel(problem: Problem, capacity: int, clock: Clock = ENDLESS) -> Peeled:
     """Set buffers aside until none can be, or for `ROUNDS` rounds of O(n) each."""
     left = np.arange(len(problem))
     aside: list[Int64] = []
     for _ in range(ROUNDS):
+        clock.check()
         lo, hi, size = problem.lo[left], problem.hi[left], problem.size[left]
         met = _met(lo, hi, size, problem.sections)
         others = _met(lo, hi, np.ones_like(size), problem.sections)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weftplan.planner.packing import compiled, kernel
+from weftplan.planner.packing.clock import ENDLESS, Clock
 from weftplan.planner.packing.kernel import Ints, Tables
 from weftplan.planner.packing.problem import Int64, Problem
 
@@ -24,16 +25,23 @@ RULES = (kernel.FEWEST_TIGHT, kernel.FEWEST_LOW, kernel.FAILURES, kernel.FEWEST)
 RUN_PLAIN, RUN_COMPILED = 500, 20_000
 
 
+# Work a second that is expected of the first run, which a time limit cuts short: a slow machine's.
+RATE_PLAIN, RATE_COMPILED = 2_000_000.0, 60_000_000.0
+
+# Pairs of buffers a second for which the tables of the kernel are built.
+PAIRS_PER_SECOND = 20_000_000
+
+
 @dataclass(slots=True)
 class Budget:
     """What may still be spent: kernel work (deterministic), and optionally a moment in time (not so)."""
 
     work: int
-    deadline: float | None = None
+    clock: Clock = ENDLESS
 
     def spent(self) -> bool:
         """Whether to stop now."""
-        return self.work <= 0 or (self.deadline is not None and time.perf_counter() >= self.deadline)
+        return self.work <= 0 or self.clock.over()
 
 
 def _ranges(start: Int64, stop: Int64) -> tuple[Int64, Int64]:
@@ -79,7 +87,7 @@ class Searcher:
         self.problem = problem
         self.jit = jit
         self.runs = 0
-        self._rate = 0.0  # work per second seen; only used to keep a deadline
+        self._rate = RATE_COMPILED if jit else RATE_PLAIN  # work per second seen; only used to keep a deadline
         self._rng = np.random.default_rng(seed)
         arrays = tables(problem)
         n, sections, pairs, cells = len(problem), problem.sections, len(arrays[4]), len(arrays[6])
@@ -124,8 +132,8 @@ class Searcher:
             attempt += 1
             luby = min((attempt & -attempt).bit_length() - 1, 10)
             limit = min(2 * self._dive << luby, left)
-            if budget.deadline is not None and self._rate:
-                limit = min(limit, max(1, int((budget.deadline - time.perf_counter()) * self._rate)))
+            if budget.clock.deadline is not None:
+                limit = min(limit, max(1, int(budget.clock.left() * self._rate)))
             rule = RULES[self.runs % len(RULES)]
             if rule == kernel.FAILURES:
                 for t in range(self.problem.sections):
@@ -165,6 +173,8 @@ def improve(
     enough = int(floor * good_enough)
     if peak <= enough or budget.spent():
         return best
+    if budget.clock.deadline is not None and len(problem) ** 2 > budget.clock.left() * PAIRS_PER_SECOND:
+        return best  # the tables would not be there in time
     searcher = Searcher(problem, jit=jit, seed=seed)
     dives = 2
     refutations = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weftplan.planner.packing import compiled, greedy, large
+from weftplan.planner.packing.clock import Clock, OutOfTime
 from weftplan.planner.packing.edges import reuse_edges
 from weftplan.planner.packing.glue import glue
 from weftplan.planner.packing.outward import VARIANTS, pack_outwards
@@ -20,6 +21,12 @@ GLUE_ROUNDS = (1 << 30, 1)
 
 # A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
 WORTH_A_SWEEP = 1.05
+
+# Holes that are looked at when time is over.
+HOLES_IN_A_HURRY = 64
+
+# With less time left than this many seconds numba is not loaded.
+TIME_FOR_NUMBA = 2.0
 
 # Work of the plain kernel before the compiled one is loaded.
 FIRST_WORK = 1_000_000
@@ -49,27 +56,30 @@ class Plan:
     tries: int
 
 
-def solve(problem: Problem, bound: int, plan: Plan, deadline: float | None, order: Precedence | None = None) -> Int64:
+def solve(problem: Problem, bound: int, plan: Plan, clock: Clock, order: Precedence | None = None) -> Int64:
     """Offsets in units for a checked problem; ``bound`` is its lower bound.
 
     Every independent part is packed on its own. Only a part that rises above what the others need anyway is searched.
     ``order`` is that of the buffers of the problem that the user gave.
     """
     offsets = np.zeros(len(problem), np.int64)
-    use_jit = plan.compiled > 0 and compiled.available()
+    use_jit = plan.compiled > 0 and compiled.available() and (clock.deadline is None or clock.left() > TIME_FOR_NUMBA)
     leaves = leaf_parts(problem)
     middling = max((len(part) for _, part in leaves if len(part) <= large.THRESHOLD), default=0)
     scale = min(max(middling / BUFFERS_PER_BUDGET, 1.0), MOST_BUDGETS)
-    budget = Budget(int((plan.compiled if use_jit else plan.work) * scale), deadline)
+    budget = Budget(int((plan.compiled if use_jit else plan.work) * scale), clock)
     for base, part in leaves:
         floor = bound - base
         best = Incumbent(part, order)
-        if use_jit and len(part) <= large.THRESHOLD:
-            # What the plain kernel finds at once is not worth the half second that loading numba costs.
-            pack_part(best, floor, plan, Budget(FIRST_WORK, deadline), jit=False)
-        if best.peak > enough_for(part, floor, plan):
-            pack_part(best, floor, plan, budget, jit=use_jit)
-        best.wait_less(floor)
+        try:
+            if use_jit and len(part) <= large.THRESHOLD:
+                # What the plain kernel finds at once is not worth the half second that loading numba costs.
+                pack_part(best, floor, plan, Budget(FIRST_WORK, clock), jit=False)
+            if best.peak > enough_for(part, floor, plan):
+                pack_part(best, floor, plan, budget, jit=use_jit)
+            best.wait_less(floor, clock)
+        except OutOfTime:
+            best.hurry(floor)
         offsets[part.index] = best.offsets + base
     return offsets
 
@@ -82,16 +92,25 @@ class Incumbent:
         self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
         self.peak = int(part.size.sum())
         self.order = None if order is None else order.take(part.index)
+        self.found = False
         self.waits: int | None = None
         """How many reuses make somebody wait; None: not counted, or nobody asked."""
 
     def offer(self, offsets: Int64) -> None:
         """Keep ``offsets`` if they are lower."""
         peak = greedy.peak_of(self.part, offsets)
+        self.found = True
         if peak < self.peak:
             self.offsets, self.peak, self.waits = offsets, peak, None
 
-    def sweep(self, floor: int, enough: float) -> None:
+    def hurry(self, floor: int) -> None:
+        """Have some packing, when time was over before there was any."""
+        if not self.found:
+            quick = pack_outwards(self.part, floor, self.peak, VARIANTS[0], most_holes=HOLES_IN_A_HURRY)
+            if quick is not None:
+                self.offer(quick[0])
+
+    def sweep(self, floor: int, enough: float, clock: Clock) -> None:
         """Build packings outwards from the fullest moment, until one is low enough.
 
         They are given up above what other methods reach.
@@ -101,12 +120,13 @@ class Incumbent:
             for variant in VARIANTS if order is None else VARIANTS[:1]:
                 if self.peak <= enough:
                     return
-                found = pack_outwards(self.part, floor, min(self.peak - 1, worth), variant, order)
+                found = pack_outwards(self.part, floor, min(self.peak - 1, worth), variant, order, clock)
                 if found is not None:
+                    self.found = True
                     self.offsets, self.peak = found[0], greedy.peak_of(self.part, found[0])
                     self.waits = None if order is None else found[1]
 
-    def wait_less(self, floor: int) -> None:
+    def wait_less(self, floor: int, clock: Clock) -> None:
         """Look for packings that are as low but in which buffers wait for fewer others."""
         if self.order is None or self.waits is not None:
             return
@@ -114,7 +134,7 @@ class Incumbent:
         for variant in VARIANTS:
             if not self.waits:
                 return
-            found = pack_outwards(self.part, floor, self.peak, variant, self.order)
+            found = pack_outwards(self.part, floor, self.peak, variant, self.order, clock)
             if found is not None and found[1] < self.waits:
                 self.offsets, self.waits = found
                 self.peak = greedy.peak_of(self.part, self.offsets)
@@ -135,27 +155,28 @@ def pack_part(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: b
     part = best.part
     small = len(part) <= large.THRESHOLD
     enough = enough_for(part, floor, plan)
-    best.sweep(floor, floor if small else enough)
+    clock = budget.clock
+    best.sweep(floor, floor if small else enough, clock)
     if best.peak <= (floor if small else enough):
         return
     if small:
         # Where nearly everything can be set aside, greedy packings of the rest are enough.
         peel_first(best, floor, plan, budget, jit=jit, at_most=len(part) // 4)
-        best.offer(greedy.portfolio(part, floor, plan.tries))
+        best.offer(greedy.portfolio(part, floor, plan.tries, clock))
         peel_first(best, floor, plan, budget, jit=jit, at_most=3 * len(part) // 4)
     count = len(part)
     # Among many buffers gluing is tried only where two rounds take away a good part.
-    promising = small or 5 * len(glue(part, 2).problem) < 4 * count
+    promising = small or 5 * len(glue(part, 2, clock).problem) < 4 * count
     for rounds in GLUE_ROUNDS if promising else ():
         if best.peak <= enough:
             return
-        glued = glue(part, rounds)
+        glued = glue(part, rounds, clock)
         if len(glued.problem) == count:
             break
         count = len(glued.problem)
         best.offer(glued.expand(pack_pieces(glued.problem, floor, plan, budget, original=len(part), jit=jit)))
     if best.peak > enough and not small:
-        best.offer(large.portfolio(part, floor, plan.tries))
+        best.offer(large.portfolio(part, floor, plan.tries, clock))
         peel_first(best, floor, plan, budget, jit=jit, at_most=large.CORED)
     if best.peak > enough and len(part) > large.CORED:
         best.offer(large.improve_core(part, best.offsets, floor, enough, budget, jit=jit))
@@ -172,7 +193,7 @@ def peel_first(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: 
     """
     if best.peak <= enough_for(best.part, floor, plan):
         return
-    peeled = peel(best.part, floor)
+    peeled = peel(best.part, floor, budget.clock)
     leaves = list(leaf_parts(best.part.take(peeled.core)))
     if max((len(part) for _, part in leaves), default=0) > at_most:
         return
@@ -182,15 +203,17 @@ def peel_first(best: Incumbent, floor: int, plan: Plan, budget: Budget, *, jit: 
         inner = Incumbent(part)
         pack_part(inner, floor - base, plan, budget, jit=jit)
         core_offsets[[row[k] for k in part.index.tolist()]] = inner.offsets + base
-    best.offer(peeled.restore(best.part, core_offsets))
+    best.offer(peeled.restore(best.part, core_offsets, budget.clock))
 
 
 def pack_pieces(pieces: Problem, floor: int, plan: Plan, budget: Budget, *, original: int, jit: bool) -> Int64:
     """Pack glued pieces with a share of the budget, the larger the more ``original`` buffers were glued."""
-    start: Int64 = (greedy if len(pieces) <= large.THRESHOLD else large).portfolio(pieces, floor, plan.tries)
+    start: Int64 = (greedy if len(pieces) <= large.THRESHOLD else large).portfolio(
+        pieces, floor, plan.tries, budget.clock
+    )
     if len(pieces) > plan.largest:
         return start
-    share = Budget(budget.work // (3 if 2 * len(pieces) < original else 10), budget.deadline)
+    share = Budget(budget.work // (3 if 2 * len(pieces) < original else 10), budget.clock)
     budget.work -= share.work
     start = improve(pieces, start, floor, share, jit=jit, good_enough=plan.good_enough)
     budget.work += share.work

@@ -1,0 +1,105 @@
+"""The time limit of `pack`: kept inside every method, harmless wherever it strikes, without effect when far away."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weftplan.planner.packing import Precedence, check_packing, clock, compiled, pack
+from weftplan.planner.packing.instances import Buffers, planted, read_csv, skewed_trace
+
+DATA = Path(__file__).parents[2] / "bench" / "data"
+
+
+def crowded(count: int, steps: int) -> Buffers:
+    """Random sizes and long random lifetimes: hundreds of buffers alive at once."""
+    rng = np.random.default_rng(0)
+    lower = rng.integers(0, steps, count)
+    return lower, lower + rng.integers(1, steps // 3, count), rng.integers(1, 1000, count)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if numba were not installed."""
+    monkeypatch.setattr(compiled, "available", lambda: False)
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(
+    ("buffers", "unlimited"),
+    [
+        (planted(1_500, 5, duration=1 << 11, memory=1 << 12), "search"),
+        (planted(20_000, 2, duration=1 << 15, memory=1 << 15), "gluing"),
+        (crowded(2_900, 5_800), "conflict tables"),
+        (crowded(40_000, 1_000), "first fit"),
+        (skewed_trace(60_000, 2), "skylines"),
+        (read_csv(DATA / "somas_resnet50.csv")[1:], "search"),
+    ],
+    ids=["planted 1500", "planted 20000", "crowded 2900", "crowded 40000", "skewed 60000", "resnet50"],
+)
+def test_kept_in_every_method(buffers: Buffers, unlimited: str) -> None:
+    """A twentieth of a second, where methods (the longest is named) would take from one to ten seconds.
+
+    Processor time is measured, so a busy machine does not matter; what is above the limit is the quick packing and the
+    reading of the input.
+    """
+    began = time.process_time()
+    packing = pack(*buffers, effort="max", time_limit=0.05)
+    assert time.process_time() - began < 0.8, unlimited
+    assert check_packing(*buffers, packing.offsets) == packing.peak
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("name", ["G", "K"])
+def test_whenever_it_strikes_the_packing_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time runs out at the n-th look at the clock, for n = 1, 2, 4, … until it is never reached."""
+    buffers = read_csv(DATA / "minimalloc" / f"{name}.1048576.csv")[1:]
+    count = len(buffers[0])
+    order = Precedence([1 << k for k in range(count)], [(1 << k) * 2 - 1 for k in range(count)])
+    looks = 0
+
+    class Fake:
+        @staticmethod
+        def perf_counter() -> float:
+            nonlocal looks
+            looks += 1
+            return 0.0 if looks < last else 1e9
+
+    monkeypatch.setattr(clock, "time", Fake)
+    last = 1
+    peaks = []
+    while True:
+        looks = 0
+        # The limit is counted from the real clock, far above the fake one's zero.
+        packing = pack(*buffers, time_limit=1.0, order=order)
+        assert check_packing(*buffers, packing.offsets) == packing.peak
+        peaks.append(packing.peak)
+        if looks < last:
+            break
+        last *= 2
+    assert peaks[-1] == pack(*buffers, order=order).peak
+    assert len(peaks) > 4
+    assert peaks[-1] < peaks[0]
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_limit_far_away_changes_nothing() -> None:
+    """The same offsets as without one."""
+    buffers = read_csv(DATA / "minimalloc" / "H.1048576.csv")[1:]
+    assert pack(*buffers, time_limit=10_000.0) == pack(*buffers)
+
+
+def test_numba_is_not_loaded_in_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading and compiling takes longer than a short limit allows."""
+
+    def never() -> None:
+        raise AssertionError("numba was loaded")
+
+    monkeypatch.setattr(compiled, "available", lambda: True)
+    monkeypatch.setattr(compiled, "search", never)
+    buffers = read_csv(DATA / "somas_resnet50.csv")[1:]
+    packing = pack(*buffers, time_limit=0.3)
+    assert check_packing(*buffers, packing.offsets) == packing.peak

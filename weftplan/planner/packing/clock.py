@@ -1,0 +1,38 @@
+"""A moment in time at which packing stops, wherever it is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+class OutOfTime(Exception):
+    """The time limit is over. Never leaves `pack`, which returns the best packing so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Asked in every loop that can take long.
+
+    Attributes:
+        deadline: of `time.perf_counter`; None: never.
+    """
+
+    deadline: float | None = None
+
+    def over(self) -> bool:
+        """Whether the moment has come."""
+        return self.deadline is not None and time.perf_counter() >= self.deadline
+
+    def check(self) -> None:
+        """Raise `OutOfTime` once the moment has come."""
+        if self.deadline is not None and time.perf_counter() >= self.deadline:
+            raise OutOfTime
+
+    def left(self) -> float:
+        """Seconds that are left; only for a clock with a deadline."""
+        assert self.deadline is not None
+        return self.deadline - time.perf_counter()
+
+
+ENDLESS = Clock()
