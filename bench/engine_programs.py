@@ -55,23 +55,47 @@ SHAPES = {
 
 
 def ideal_span(program, workers, seconds):
-    """Time of a list schedule without any overhead: unit operations of ``seconds`` each, in program order."""
+    """Time of a good schedule without any overhead, operations of ``seconds`` each.
+
+    Whenever a worker is free it takes, of the ready operations, the one with the longest way to the end (Hu 1961:
+    optimal for in-trees, close elsewhere).
+    """
     import heapq
 
-    last_write, readers, ready = {}, {}, []
-    free = [0.0] * workers
-    heapq.heapify(free)
-    finish = 0.0
-    for reads, writes in program:
-        start = max([last_write.get(v, 0.0) for v in (*reads, *writes)] + [readers.get(v, 0.0) for v in writes])
-        ready.append(start)
-        worker = heapq.heappop(free)
-        end = max(start, worker) + seconds
-        heapq.heappush(free, end)
-        for v in reads:
-            readers[v] = max(readers.get(v, 0.0), end)
+    users, missing = dependencies(program)
+    count = len(program)
+    way = [1] * count
+    for i in range(count - 1, -1, -1):
+        for j in users[i]:
+            way[i] = max(way[i], 1 + way[j])
+    ready = [(-way[i], i) for i in range(count) if not missing[i]]
+    heapq.heapify(ready)
+    steps = 0
+    while ready:  # all take equally long, so time passes in whole steps
+        now = [heapq.heappop(ready)[1] for _ in range(min(workers, len(ready)))]
+        steps += 1
+        for i in now:
+            for j in users[i]:
+                missing[j] -= 1
+                if not missing[j]:
+                    heapq.heappush(ready, (-way[j], j))
+    return steps * seconds
+
+
+def dependencies(program):
+    """(who waits for each operation, how many each waits for) under the read/write rule; each pair once."""
+    last_write, readers = {}, {}
+    users, missing = [[] for _ in program], [0] * len(program)
+    for i, (reads, writes) in enumerate(program):
+        before = {last_write[v] for v in (*reads, *writes) if v in last_write}
         for v in writes:
-            last_write[v] = end
-            readers[v] = end
-        finish = max(finish, end)
-    return finish
+            before.update(readers.get(v, ()))
+        for j in before:
+            users[j].append(i)
+        missing[i] = len(before)
+        for v in reads:
+            readers.setdefault(v, []).append(i)
+        for v in writes:
+            last_write[v] = i
+            readers[v] = []
+    return users, missing

@@ -67,6 +67,7 @@ class BulkRun:
     def __call__(self) -> dict[Var, Failure | None] | None:
         assert self.op is not None
         seq = self.op.seq
+        self.op = None  # it holds this
         fate: dict[Var, Failure | None] = {var: var.failure for var in self.writes}
         careful = self.engine._any_failure
         failed = False

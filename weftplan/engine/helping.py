@@ -141,8 +141,9 @@ def _stand_in(engine: ThreadedBase, queue: WorkerQueue, most: int) -> bool:
                         break
                     count += 1
     finally:
+        queue.looking = False
         seat += ONE
-        if queue.items and queue.idle and not queue.waking:
+        if queue.items and not queue.waking and (queue.idle or queue.permits):
             queue.wake(engine)
     return count > 0
 
@@ -159,6 +160,9 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
             break
         try:
             running.engine = engine
+            queue.looking = False
+            if queue.threads > 1 and queue.items and queue.idle:
+                queue.wake(engine)
             if op.asynchronous:
                 starting, op = op, None
                 engine._start_async(starting, completion(engine, queue.name, starting, start))
@@ -172,6 +176,7 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
             running.engine = before
             if op is not None:
                 op.failure = failure
+                queue.looking = True  # no worker need be woken for what this makes ready: the seat looks next
                 requests = engine._requests
                 requests += (op,)  # no call before this: an interrupt would lose the operation
                 queue.helped += 1

@@ -98,7 +98,7 @@ class ThreadedBase(Engine):
                 else:
                     del ready[0]
                     items += (op,)
-            if not queue.waking and (queue.idle or queue.permits or queue.stopping):
+            if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 queue.wake(self)
 
     def _wake_all(self) -> None:

@@ -5,9 +5,9 @@ Operations are put into a queue inside the engine's region and taken out of it b
 more, and sleeps on a lock of its own; whoever puts an operation into the queue and then finds somebody in ``idle``
 takes it out and opens that lock. One of the two sees the other, so no operation stays behind.
 
-While a worker is on its way to its next look (``waking``) nobody else is woken: it wakes the next if more is there. A
-sleeping worker does not hold its engine: whoever wakes it hands it over. So an engine that nobody else holds goes, and
-its threads end.
+While a worker is on its way to its next look (``waking`` from sleep, ``looking`` after an operation) nobody else is
+woken: it wakes the next if more is there. A sleeping worker does not hold its engine: whoever wakes it hands it over.
+So an engine that nobody else holds goes, and its threads end.
 
 A thread that waits may take the place of a worker when all of them sleep (``helping.py``): it has the ``seat``.
 """
@@ -68,6 +68,7 @@ class WorkerQueue:
         "helped",
         "idle",
         "items",
+        "looking",
         "name",
         "parked",
         "permits",
@@ -96,6 +97,9 @@ class WorkerQueue:
         self.parked = iter(self.idle.pop, None)
         """Takes a sleeping worker out of ``idle``, in the same way."""
         self.waking = False
+        """A worker is on its way from sleep to a look at ``items``; it will wake another for what it leaves."""
+        self.looking = False
+        """So is a worker (of several) or the seat that has run an operation."""
         self.permits = [1] * threads
         """One for each thread that may still be started."""
         self.seat = [1]
@@ -213,7 +217,7 @@ def _work(queue: WorkerQueue, box: list[ThreadedBase]) -> None:
     while True:
         try:
             if not alone:
-                queue.waking = False
+                queue.looking = False
             if stand_back:
                 raise IndexError
             op = take()
@@ -264,10 +268,8 @@ def _work(queue: WorkerQueue, box: list[ThreadedBase]) -> None:
             if woken:
                 queue.measure(woken)
                 woken = 0
-        if not alone:
-            queue.waking = (
-                True  # what becomes ready is for this worker, which looks next and wakes another for the rest
-            )
+        if not alone:  # what becomes ready is for this worker, which looks next and wakes another for the rest
+            queue.looking = True
         requests.append(op)
         if token:
             apply()
