@@ -269,16 +269,19 @@ def test_exit_while_busy(kind):
     """The process ends with its operations: the running one is finished, deletes run, what had no turn is reported."""
     code, out, err = script(
         """
-        import time
+        import threading, time
         from weftplan import engine
 
         eng = engine.get()
-        var = eng.new_variable()
+        var, started = eng.new_variable(), threading.Event()
         def long():
-            time.sleep(0.5)
+            started.set()
+            while not eng._shutdown:  # the main thread is leaving, however late it gets there
+                time.sleep(0.001)
+            time.sleep(0.1)
             print("finished", flush=True)
         eng.push(long, (), [var])
-        time.sleep(0.1)
+        started.wait()
         for _ in range(1000):
             eng.push(lambda: time.sleep(1), (), [var])
         eng.delete_variable(var, lambda: print("deleted", flush=True))
