@@ -1,0 +1,267 @@
+"""What MXNet's engine tests do, and what was seen to go wrong in MXNet 1.9.1, with the right outcome, on every engine.
+
+The scenarios are retold, not copied. Others are elsewhere: versions and longer programs in ``contract/test_engine.py``,
+deleters in ``test_release.py``, a raising updater in ``contract/test_kvstore.py``, sizes of other dtypes in
+``planner/test_match_range.py``, a million pending operations in ``stress/``.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.engine import FnProperty
+from weftplan.errors import DuplicateVarError, EngineError
+
+DRIVERS = {
+    "naive": lambda: engine.create("NaiveEngine"),
+    "threaded": lambda: engine.create("ThreadedEngine", cpu_workers=4),
+    "one worker": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=1),
+    "four workers": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=4),
+    "simulator": lambda: engine.create("Simulator", seed=11),
+}
+
+
+class Boom(Exception):
+    """What failing operations raise here."""
+
+
+def boom():
+    """Fail."""
+    raise Boom("boom")
+
+
+@pytest.fixture(params=DRIVERS)
+def eng(request):
+    """The process-wide engine for one test."""
+    made = DRIVERS[request.param]()
+    with engine.using(made):
+        yield made
+    made.stop()
+
+
+def pushed(eng, *args, **options):
+    """Push what fails here or upstream: the naive engine raises at once, the others later."""
+    if eng.kind == "NaiveEngine":
+        with pytest.raises(Boom):
+            eng.push(*args, **options)
+    else:
+        eng.push(*args, **options)
+
+
+class TestScenarios:
+    """MXNet's own engine tests."""
+
+    def test_start_and_stop(self, eng):
+        """Ten rounds of start, work and stop; start and stop may come twice; nothing is lost over a stop."""
+        var, count = eng.new_variable(), [0]
+        for done in range(10):
+            eng.start()
+            eng.start()
+            for _ in range(20):
+                eng.push(lambda: count.__setitem__(0, count[0] + 1), (), [var])
+            if eng.kind == "Simulator":
+                eng.wait_for_all()  # it has no threads that a stop would wait for: it runs operations in waits
+            eng.stop()
+            eng.stop()
+            assert count[0] == var.version == 20 * (done + 1)
+
+    @pytest.mark.parametrize("wait", [False, True])
+    @pytest.mark.parametrize("reads", [2, 7, 19])
+    def test_sums_of_random_operands(self, eng, reads, wait):
+        """Each of 300 operations adds ``reads`` cells, drawn with repetition, into one that it may also read from."""
+        rng = random.Random(reads)
+        want, got = list(range(50)), list(range(50))
+        cells = [eng.new_variable() for _ in range(50)]
+        for _ in range(300):
+            sources, target = [rng.randrange(50) for _ in range(reads)], rng.randrange(50)
+            want[target] = sum(want[s] for s in sources) % 9973
+
+            def add(sources=sources, target=target):
+                got[target] = sum(got[s] for s in sources) % 9973
+
+            eng.push(add, [cells[s] for s in sources if s != target], [cells[target]])
+            if wait and rng.random() < 0.05:
+                eng.wait_for_var(cells[target])
+                assert got[target] == want[target]
+        eng.wait_for_all()
+        assert got == want
+
+    def test_persistent_operators_in_a_chain(self, eng):
+        """Ten stored operators, each reads the cell that the one before writes: pushed in three rounds with waits of
+        every kind in between, then deleted with their vars."""
+        cells, values, deleted = [eng.new_variable() for _ in range(11)], [1] + [0] * 10, []
+
+        def step(i):
+            return lambda: values.__setitem__(i + 1, values[i] + i)
+
+        operators = [eng.new_operator(step(i), [cells[i]], [cells[i + 1]], name=f"step {i}") for i in range(10)]
+        for start in (1, 100, 7):
+            eng.push(lambda start=start: values.__setitem__(0, start), (), [cells[0]])
+            for operator in operators:
+                eng.push(operator)
+            eng.wait_for_var(cells[5])
+            assert values[5] == start + 10
+            eng.wait_for_all()
+            assert values == [start + sum(range(i)) for i in range(11)]
+        assert [cell.version for cell in cells] == [3] * 11
+        for operator in operators:
+            eng.push(operator)
+            eng.delete_operator(operator)
+        for i, cell in enumerate(cells):
+            eng.delete_variable(cell, lambda i=i: deleted.append((i, values[i])))
+        eng.wait_for_all()
+        assert sorted(deleted) == [(i, 7 + sum(range(i))) for i in range(11)]
+        for operator in operators:
+            with pytest.raises(EngineError, match="was deleted"):
+                eng.push(operator)
+
+    def test_one_operator_many_times(self, eng):
+        """A stored operator that only reads runs as often as it is pushed and leaves its var's version."""
+        var, lock, count = eng.new_variable(), threading.Lock(), [0]
+
+        def add():
+            with lock:
+                count[0] += 1
+
+        operator = eng.new_operator(add, [var], (), prop=FnProperty.CPU_PRIORITIZED)
+        for _ in range(100):
+            eng.push(operator)
+        eng.wait_for_all()
+        assert (count[0], var.version) == (100, 0)
+
+
+class TestMisbehaviour:
+    """Seen in MXNet 1.9.1; each with the outcome that it should have had."""
+
+    @pytest.mark.parametrize("twice", ["read and written", "written twice"])
+    def test_one_array_twice(self, eng, twice):
+        """There: the push returns and waiting hangs for ever. Here: the push raises and nothing hangs."""
+        a, b = mx.nd.ones(3), mx.nd.ones(3)
+        reads, writes = ([a.var], [a.var]) if twice == "read and written" else ([b.var], [a.var, a.var])
+        with pytest.raises(DuplicateVarError):
+            eng.push(boom, reads, writes)
+        eng.wait_for_all()
+        a += b
+        assert a.asnumpy().tolist() == [2, 2, 2]
+
+    def test_a_callback_that_raises_has_failed(self, eng):
+        """There: it counts as done, and waits and reads succeed. Here: the wait raises; so does a read, and a later
+        write heals."""
+        a = mx.nd.zeros(2)
+        pushed(eng, boom, (), [a.var])
+        with pytest.raises(Boom):
+            a.wait_to_read()
+        with pytest.raises(Boom):
+            a.asnumpy()
+        a[:] = 5
+        assert a.asnumpy().tolist() == [5, 5]
+        assert eng.statistics().failed == 1
+
+    def test_a_failed_result_read_twice(self, eng):
+        """There: the second read returns a buffer that was never computed. Here: it raises again, and again."""
+        a = mx.nd.zeros(2)
+        pushed(eng, boom, (), [a.var])
+        for _ in range(3):
+            with pytest.raises(Boom):
+                a.asnumpy()
+
+    def test_dependants_keep_their_failure(self, eng):
+        """There: one raise clears source and dependants alike. Here: each raises, also after the source was healed."""
+        a = mx.nd.zeros(2)
+        b, c = mx.nd.zeros(2), mx.nd.zeros(2)
+        pushed(eng, boom, (), [a.var])
+        pushed(eng, lambda: None, [a.var], [b.var])
+        pushed(eng, lambda: None, [b.var], [c.var])
+        with pytest.raises(Boom):
+            a.asnumpy()
+        a[:] = 1
+        assert a.asnumpy().tolist() == [1, 1]
+        for array in (b, c, b, c):
+            with pytest.raises(Boom):
+                array.asnumpy()
+        eng.wait_for_all()  # the one failure has been told
+
+    def test_two_failures(self, eng):
+        """There: waiting for all raises the first, drops the second, and both results read fine. Here: the second is in
+        the note of the first, and both results raise."""
+        if eng.kind == "NaiveEngine":
+            pytest.skip("each push raises its own")
+        a, b = mx.nd.zeros(2), mx.nd.zeros(2)
+
+        def other():
+            raise ValueError("the second")
+
+        eng.push(boom, (), [a.var])
+        eng.push(other, (), [b.var])
+        with pytest.raises(Boom) as caught:
+            eng.wait_for_all()
+        assert any("ValueError: the second" in note for note in caught.value.__notes__)
+        with pytest.raises(Boom):
+            a.asnumpy()
+        with pytest.raises(ValueError, match="the second"):
+            b.asnumpy()
+
+    def test_an_unrelated_member_of_a_bulk(self, eng):
+        """There: ``a += 1`` in a bulk with a failing operation is lost, and one of the two reads without an error.
+        Here: it is done, and the failed array raises."""
+        a, b = mx.nd.zeros(2), mx.nd.zeros(2)
+        a.wait_to_read()
+        b.wait_to_read()
+        with mx.engine.bulk(15):
+            pushed(eng, boom, (), [b.var])
+            a += 1
+        assert a.asnumpy().tolist() == [1, 1]
+        with pytest.raises(Boom):
+            b.asnumpy()
+
+
+@pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_a_failure_that_nobody_waits_for(kind):
+    """There: the process ends with status 0 and says nothing. Here: it says which operation failed and where it was
+    pushed; on the naive engine the push raises."""
+    text = """
+        import sys, time
+        from weftplan import engine
+
+        eng = engine.get()
+        try:
+            eng.push(lambda: 1 / 0, (), [eng.new_variable()], name="lost division")
+        except ZeroDivisionError:
+            sys.exit("raised at the push")
+        while eng.statistics().completed < 1:
+            time.sleep(0.001)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "MXNET_ENGINE_TYPE": kind},
+    )
+    if kind == "NaiveEngine":
+        assert (done.returncode, done.stderr) == (1, "raised at the push\n")
+    else:
+        assert done.returncode == 0
+        assert "nobody waited for it: ZeroDivisionError" in done.stderr
+        assert "'lost division', pushed at <string>:7" in done.stderr
+
+
+def test_the_text_of_an_executor_tells_the_planned_bytes():
+    """There: no line of any log tells the total of a plan. Here: the plan's summary does, in bytes, and ``debug_str``
+    in the whole megabytes that MXNet's text has room for."""
+    net = mx.sym.FullyConnected(mx.sym.exp(mx.sym.Variable("x")), num_hidden=1024, name="fc")
+    executor = net.simple_bind(mx.cpu(), x=(1024, 1024), grad_req="null")
+    plan = executor.memory_plan
+    assert executor.allocated_bytes == plan.peak >= 4 << 20
+    assert f"Total {plan.peak >> 20} MB allocated" in executor.debug_str()
+    assert f"{plan.peak:,}" in plan.summary()
+    executor.forward(x=np.zeros((1024, 1024), np.float32))
+    assert executor.outputs[0].shape == (1024, 1024)
