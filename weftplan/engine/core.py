@@ -13,29 +13,26 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import Context, cpu
 from weftplan.engine.bulk import BulkMember, BulkRun
-from weftplan.engine.combining import ONE
 from weftplan.engine.debug import start_watchdog
 from weftplan.engine.dump import dump_dot, dump_text
 from weftplan.engine.execution import Tracer as Tracer
-from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
+from weftplan.engine.forking import Forking
 from weftplan.engine.operation import DetailedBlock, FnProperty, Operator, OprBlock, Waiter, checked_vars
 from weftplan.engine.sites import internal as _internal
 from weftplan.engine.sites import push_site
 from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
-from weftplan.engine.waiting import Waiting
 from weftplan.errors import EngineError
 
 NORMAL = FnProperty.NORMAL
 _CPU0 = cpu(0)
-_GATE_S = 1.0
 _delete_lock = threading.Lock()
 """Held for two attributes: no allocation, no call, so neither a destructor nor a signal comes in between."""
 
 
-class Engine(Waiting):
+class Engine(Forking):
     """Base of all engines. Any thread may call anything here unless a method says otherwise.
 
     Not made directly: use :func:`weftplan.engine.create` or :func:`weftplan.engine.get`.
@@ -43,8 +40,6 @@ class Engine(Waiting):
 
     def __init__(self) -> None:
         super().__init__()
-        self._gate: threading.Event | None = None
-        """Where pushes of other threads wait while this process forks."""
         if self._debug:
             start_watchdog(self, float(config.get("WEFTPLAN_ENGINE_WATCHDOG_S")))
 
@@ -267,80 +262,12 @@ class Engine(Waiting):
 
     # -- life of the engine -----------------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """Wait for everything, then end the threads; failures stay to be raised by the next wait. Idempotent.
-
-        A later push starts threads again. Called inside an operation of this engine it does nothing.
-        """
-
     def start(self) -> None:
         """Undo :meth:`stop`; threads are made when an operation needs them."""
 
     def notify_shutdown(self) -> None:
         """From now on functions that have not started are not run, except deletes."""
         self._shutdown = self._careful = True
-
-    def _hold_pushes(self) -> None:
-        """Before a fork: other threads' pushes wait, or a fork under load would wait for ever.
-
-        Operations may push, since the fork waits for them; so may the forking thread. The rest waits a second at most:
-        one of them may be what an asynchronous operation needs to end.
-        """
-        gate, forking, apply = threading.Event(), threading.get_ident(), type(self)._apply
-
-        def held() -> None:
-            if threading.get_ident() != forking and running.engine is not self and not running.depth:
-                gate.wait(_GATE_S)
-            apply(self)
-
-        self._gate = gate
-        self._apply = held  # type: ignore[method-assign]
-
-    def _let_pushes_go(self) -> None:
-        """After a fork."""
-        if self._gate is not None:
-            del self._apply
-            self._gate.set()
-            self._gate = None
-
-    def _seize(self) -> None:
-        """Before a fork: be the thread inside, until :meth:`_leave`, so that the child sees no half-made change."""
-        while True:
-            try:
-                del self._token[0]
-            except IndexError:
-                self._refuse_inside()
-                time.sleep(0.0001)
-            else:
-                return
-
-    def _leave(self) -> None:
-        token = self._token
-        token += ONE
-
-    def _after_fork(self) -> None:
-        """In a forked child: no thread but this one exists.
-
-        What was pending here (only when the fork came from inside an operation) will never end: every use is refused.
-        Requests of other threads are the parent's.
-        """
-        self._requests.clear()
-        self._ready.clear()
-        self._here.clear()
-        self._idle_waiters.clear()
-        self._token[:] = ONE
-        if self._pending:
-            message = (
-                f"{self!r} was forked from inside one of its operations: its threads are gone and their work with "
-                f"them; fork outside of operations, or make a new engine and new arrays in the child"
-            )
-
-            def refuse(*args: Any, **kwargs: Any) -> Any:
-                raise EngineError(message)
-
-            for verb in ("push", "push_async", "delete_variable", "wait_for_var", "wait_for_all", "future"):
-                setattr(self, verb, refuse)
-            self._pending = 0
 
     def unobserved_failures(self) -> list[Failure]:
         """Failures that no wait has raised."""

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from weftplan import config
-from weftplan.engine import blas
+from weftplan.engine import blas, forking
 from weftplan.engine.core import Engine
-from weftplan.engine.execution import Tracer, live_engines, running
+from weftplan.engine.execution import Tracer
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
@@ -27,7 +27,6 @@ EXIT_PATIENCE_S = 30.0
 
 _lock = threading.Lock()
 _current: Engine | None = None
-_in_child = False
 
 
 def create(
@@ -67,7 +66,7 @@ def create(
     if kind == "ThreadedEngine":
         return ThreadedEngine(workers=cpu_workers or 16, copy_workers=copy_workers or 1)
     if kind == "ThreadedEnginePerDevice":
-        workers = "MXNET_MP_WORKER_NTHREADS" if _in_child else "MXNET_CPU_WORKER_NTHREADS"
+        workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
         return ThreadedEnginePerDevice(
             cpu_workers=cpu_workers or config.process(workers),
             priority_workers=priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
@@ -126,18 +125,9 @@ def debug_enabled() -> bool:
     return bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
 
 
-def _engines() -> list[Engine]:
-    """All live engines; a WeakSet that another thread changes meanwhile is read again."""
-    while True:
-        try:
-            return list(live_engines)
-        except RuntimeError:
-            continue
-
-
 def _at_exit() -> None:
     """Let running work end, run deletes, report what nobody waited for."""
-    for engine in _engines():
+    for engine in forking.engines():
         engine._flush_bulk()
         engine.notify_shutdown()
         if not engine._wait_idle(EXIT_PATIENCE_S):
@@ -156,45 +146,12 @@ def _at_exit() -> None:
 
 atexit.register(_at_exit)
 
-_held: list[Engine] = []
-"""Engines in whose region the forking thread is."""
 
-
-def _before_fork() -> None:
-    """Finish all work and be inside every engine's region, so that the child sees no half-made change."""
-    for engine in _engines():
-        engine._hold_pushes()
-        engine.stop()
-        engine._seize()
-        while engine._pending and running.engine is not engine and running.depth == 0:
-            # Another thread has pushed in between.
-            engine._leave()
-            engine.stop()
-            engine._seize()
-        _held.append(engine)
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        engine = _held.pop()
-        engine._leave()
-        engine._let_pushes_go()
-        engine._apply()
-
-
-def _in_forked_child() -> None:
-    """Threads are gone, and so are all operations: the fork waited.
-
-    New engines of the child use the MP worker count.
-    """
-    global _in_child, _lock
-    _in_child = True
+def _new_lock() -> None:
+    """In a forked child: another thread may have held it."""
+    global _lock
     _lock = threading.Lock()
-    for engine in _held:
-        engine._let_pushes_go()
-        engine._after_fork()
-    _held.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_in_forked_child)
+    os.register_at_fork(after_in_child=_new_lock)

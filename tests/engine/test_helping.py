@@ -1,0 +1,241 @@
+"""A thread that waits stands in for a sleeping worker: when, how many at a time, and what Ctrl-C does to it."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from weftplan import engine
+from weftplan.engine import FnProperty
+from weftplan.errors import WaitInWorkerError
+
+KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
+
+
+def warm(eng, var):
+    """Until the engine has seen a short operation on a worker: then waits may help."""
+    for _ in range(3):
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_var(var)
+
+
+def thread_of_next(eng, var, **options):
+    """The thread on which an operation runs that is waited for at once."""
+    ran = []
+    eng.push(lambda: ran.append(threading.get_ident()), (), [var], **options)
+    eng.wait_for_var(var)
+    return ran[0]
+
+
+@pytest.fixture(params=KINDS)
+def eng(request):
+    """A threaded engine with one worker."""
+    made = engine.create(request.param, cpu_workers=1)
+    yield made
+    made.stop()
+
+
+def test_a_short_operation_runs_on_the_waiting_thread(eng):
+    """Nearly always: a worker may be quicker."""
+    var = eng.new_variable()
+    warm(eng, var)
+    me = threading.get_ident()
+    assert sum(thread_of_next(eng, var) == me for _ in range(200)) > 100
+
+
+def test_all_that_is_ready_in_wait_for_all(eng):
+    """Each of a chain of operations runs once, in order, whoever runs it; the counts include them."""
+    var, ran = eng.new_variable(), []
+    warm(eng, var)
+    before = sum(q.completed for q in eng.statistics().queues)
+    for i in range(1000):
+        eng.push(lambda i=i: ran.append(i), (), [var])
+    eng.wait_for_all()
+    assert ran == list(range(1000))
+    assert sum(q.completed for q in eng.statistics().queues) == before + 1000
+
+
+def test_never_after_a_long_operation(eng):
+    """What took long last is left to the worker, where Ctrl-C does not reach it."""
+    var = eng.new_variable()
+    warm(eng, var)
+    for _ in range(3):
+        eng.push(lambda: time.sleep(0.02), (), [var])
+        eng.wait_for_var(var)
+    eng.push(lambda: time.sleep(0.02), (), [var])
+    assert thread_of_next(eng, var) != threading.get_ident()
+
+
+def test_never_when_switched_off(monkeypatch):
+    """WEFTPLAN_ENGINE_WAITERS_HELP=0."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    var = eng.new_variable()
+    warm(eng, var)
+    me = threading.get_ident()
+    assert all(thread_of_next(eng, var) != me for _ in range(100))
+    eng.stop()
+
+
+def test_priorities_are_left_to_their_workers():
+    """A priority queue orders what is ready; a waiting thread does not take from it."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    var = eng.new_variable()
+    warm(eng, var)
+    me = threading.get_ident()
+    assert all(thread_of_next(eng, var, prop=FnProperty.CPU_PRIORITIZED) != me for _ in range(20))
+    eng.stop()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_never_more_at_a_time_than_workers(workers):
+    """Six threads push and wait; the operations of the queue overlap at most as often as it has workers."""
+    eng = engine.create("ThreadedEngine", cpu_workers=workers)
+    guard, inside, most, count = threading.Lock(), [0], [0], [0]
+
+    def work():
+        with guard:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0)  # lets another thread come
+        with guard:
+            inside[0] -= 1
+            count[0] += 1
+
+    def load():
+        var = eng.new_variable()
+        for i in range(150):
+            eng.push(work, (), [var])
+            eng.wait_for_var(var)
+            if i % 10 == 0:
+                eng.wait_for_all()
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eng.wait_for_all()
+    eng.stop()
+    assert count[0] == 900
+    assert most[0] <= workers
+
+
+def test_the_waiting_threads_context_does_not_reach_the_operation(eng):
+    """NumPy's errstate of the waiting thread stays with it, as if a worker ran the operation."""
+    var, zero = eng.new_variable(), np.zeros(1)
+    warm(eng, var)
+    seen = []
+    with np.errstate(divide="raise", invalid="raise"):
+        for _ in range(50):
+            eng.push(lambda: seen.append(np.geterr()["divide"]), [], [var])
+            eng.wait_for_var(var)
+        with pytest.raises(FloatingPointError):
+            zero / zero
+    assert "raise" not in seen
+
+
+def test_a_wait_inside_is_refused_there_too(eng):
+    """An operation that waits for its engine is told so, on whatever thread it runs."""
+    var, other = eng.new_variable(), eng.new_variable()
+    warm(eng, var)
+    eng.push(lambda: eng.wait_for_var(other), (), [var])
+    with pytest.raises(WaitInWorkerError):
+        eng.wait_for_var(var)
+
+
+def test_failures_are_as_on_a_worker(eng):
+    """The wait raises the failure; what depends on it is skipped; the failed var can be written again."""
+    var, ran = eng.new_variable(), []
+    warm(eng, var)
+    for _ in range(20):
+        eng.push(lambda: 1 / 0, (), [var])
+        eng.push(lambda: ran.append(1), [var])
+        with pytest.raises(ZeroDivisionError):
+            eng.wait_for_var(var)
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_var(var)
+    eng.wait_for_all()
+    assert ran == []
+
+
+def script(text):
+    """Run a program in a process of its own; its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_ctrl_c_waits_for_a_short_operation():
+    """It is not torn apart: its second half runs, then the wait raises KeyboardInterrupt, and the var is fine."""
+    assert script("""
+        import os, signal, threading
+        from weftplan import engine
+
+        eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+        var, halves, torn, told = eng.new_variable(), [], 0, 0
+        for _ in range(3):
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_var(var)
+
+        def work():
+            halves.append(threading.get_ident())
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(100):
+                pass
+            halves.append(threading.get_ident())
+
+        for _ in range(50):
+            before = signal.getsignal(signal.SIGINT)
+            eng.push(work, (), [var])
+            try:
+                eng.wait_for_var(var)
+                for _ in range(1000):
+                    pass
+            except KeyboardInterrupt:
+                told += 1
+            eng.wait_for_var(var)
+            assert signal.getsignal(signal.SIGINT) is before
+        assert len(halves) == 100 and var.version == 53
+        print(told, threading.get_ident() in halves)
+    """) == ["50", "True"]
+
+
+def test_ctrl_c_ends_a_long_operation_that_looked_short():
+    """It fails with KeyboardInterrupt; the wait raises that at once, and the var can be written again."""
+    assert script("""
+        import os, signal, threading, time
+        from weftplan import engine
+
+        eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+        var = eng.new_variable()
+        for _ in range(3):
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_var(var)
+        began, gate = threading.Event(), threading.Event()
+
+        def hangs():
+            began.set()
+            gate.wait()
+
+        def interrupt():
+            began.wait()
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        eng.push(hangs, (), [var])
+        try:
+            eng.wait_for_var(var)
+        except KeyboardInterrupt:
+            print("interrupted")
+        gate.set()
+        eng.push(lambda: print("goes on"), (), [var])
+        eng.wait_for_var(var)
+    """) == ["interrupted", "goes", "on"]
