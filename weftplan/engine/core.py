@@ -78,7 +78,8 @@ class Engine(Forking):
         Raises:
             EngineError: the var belongs to another engine or has been deleted already.
         """
-        checked_vars(self, (), (var,), "delete_variable")
+        if getattr(var, "engine", None) is not self:
+            checked_vars(self, (), (var,), "delete_variable")
         _check_place(ctx, 0)
         if self._bulking:
             self._flush_bulk()
@@ -139,6 +140,8 @@ class Engine(Forking):
                 raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
         frame = sys._getframe(1)
         code = frame.f_code
+        if ctx is not None and type(ctx) is Context and ctx.device_type == "cpu" and not ctx.device_id:
+            ctx = None
         if ctx is None and prop is NORMAL and not priority and not self._unusual:
             if _internal.get(code.co_filename) is False:
                 self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, code, frame.f_lasti))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weftplan import config
+from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import FnProperty, OprBlock
@@ -20,6 +21,8 @@ from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError, UndeclaredWriteError
 
 Tracer = Callable[..., None]
+
+_CPU0 = cpu(0)
 
 _DELETE = FnProperty.DELETE_VAR
 _NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
@@ -216,7 +219,16 @@ class Execution:
         if tracer is None:
             return
         try:
-            tracer(op.label, op.ctx, queue, worker, op.push_ns or start_ns, start_ns, time.perf_counter_ns(), op.seq)
+            tracer(
+                op.label,
+                op.ctx or _CPU0,
+                queue,
+                worker,
+                op.push_ns or start_ns,
+                start_ns,
+                time.perf_counter_ns(),
+                op.seq,
+            )
         except Exception as error:
             self._tracer = None
             self._note_unusual()

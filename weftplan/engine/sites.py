@@ -26,13 +26,13 @@ def push_site(depth: int = 2) -> Site:
     """Code and instruction of the innermost frame outside this package."""
     frame: Any = sys._getframe(depth)
     code = frame.f_code
-    while is_internal(code.co_filename):
-        back = frame.f_back
-        if back is None:
-            break
-        frame = back
+    while True:
+        name = code.co_filename
+        known = internal.get(name)
+        if not (is_internal(name) if known is None else known) or frame.f_back is None:
+            return code, frame.f_lasti
+        frame = frame.f_back
         code = frame.f_code
-    return code, frame.f_lasti
 
 
 def site_text(site: Site) -> str:
