@@ -180,7 +180,7 @@ def test_async_operations(eng):
 
 def test_on_complete_twice_is_an_error(eng):
     """The second call raises where it is made, and changes nothing."""
-    var, errors = eng.new_variable(), []
+    var, errors, over = eng.new_variable(), [], threading.Event()
 
     def start(on_complete):
         on_complete()
@@ -188,9 +188,11 @@ def test_on_complete_twice_is_an_error(eng):
             on_complete()
         except EngineError as error:
             errors.append(str(error))
+        over.set()
 
     eng.push_async(start, (), [var])
-    eng.wait_for_all()
+    eng.wait_for_all()  # for the first call, not for the end of the function
+    assert over.wait(60)
     assert len(errors) == 1
     assert "called twice" in errors[0]
     assert var.version == 1

@@ -5,6 +5,7 @@ test says when: after the run, the failure or the skip, at shutdown, and when th
 """
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -23,6 +24,7 @@ DRIVERS = {
     "four workers": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=4),
     "simulator": lambda: engine.create("Simulator", seed=3),
 }
+FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 PROPS = (FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED, FnProperty.ASYNC, FnProperty.NO_SKIP, FnProperty.COPY_TO_GPU)
 
 
@@ -78,11 +80,17 @@ def keeper(parcel, kept):
 
 
 def until(condition):
-    """A worker lets go of an operation after it has told whoever waits: a minute at most."""
+    """A worker lets go of an operation after it has told whoever waits: a minute at most.
+
+    Without the GIL, references that a thread gives back to objects of another, sleeping one are counted when that one
+    wakes up, or by a collection.
+    """
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
+        if FREE_THREADED:
+            gc.collect()
 
 
 def settled(log):
