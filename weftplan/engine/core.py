@@ -168,9 +168,18 @@ class Engine(Forking):
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """True when the vars need nothing done to them: all of this engine, alive, none twice."""
         try:
-            if len(writes) == 1 and len(reads) < 2:  # most operations: the same, without loops
+            if len(writes) == 1 and len(reads) < 3:  # most operations: the same, without loops
                 var = writes[0]
-                return var.engine is self and (not reads or (reads[0] is not var and reads[0].engine is self))
+                if var.engine is not self:
+                    return False
+                if not reads:
+                    return True
+                first, last = reads[0], reads[-1]
+                return (
+                    first is not var
+                    and first.engine is self
+                    and (len(reads) == 1 or (last is not var and last is not first and last.engine is self))
+                )
             for var in writes:
                 if var.engine is not self:
                     return False
