@@ -55,7 +55,7 @@ SHAPES = {
 
 
 def ideal_span(program, workers, seconds):
-    """Time of a good schedule without any overhead, operations of ``seconds`` each.
+    """Time of a good schedule without any overhead; ``seconds[k - 1]`` is what an operation takes beside k - 1 others.
 
     Whenever a worker is free it takes, of the ready operations, the one with the longest way to the end (Hu 1961:
     optimal for in-trees, close elsewhere).
@@ -70,16 +70,16 @@ def ideal_span(program, workers, seconds):
             way[i] = max(way[i], 1 + way[j])
     ready = [(-way[i], i) for i in range(count) if not missing[i]]
     heapq.heapify(ready)
-    steps = 0
+    span = 0.0
     while ready:  # all take equally long, so time passes in whole steps
         now = [heapq.heappop(ready)[1] for _ in range(min(workers, len(ready)))]
-        steps += 1
+        span += seconds[len(now) - 1]
         for i in now:
             for j in users[i]:
                 missing[j] -= 1
                 if not missing[j]:
                     heapq.heappush(ready, (-way[j], j))
-    return steps * seconds
+    return span
 
 
 def dependencies(program):

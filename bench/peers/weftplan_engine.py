@@ -96,15 +96,28 @@ def worker_function(seconds):
     return work, took
 
 
+def side_by_side(fn, threads, count=2000):
+    """Seconds of one call of ``fn`` while as many threads, written by hand, do nothing but call it."""
+
+    def loop():
+        for _ in range(count):
+            fn()
+
+    crew = [threading.Thread(target=loop) for _ in range(threads)]
+    start = time.perf_counter()
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    return (time.perf_counter() - start) / count
+
+
 def work(count, workers):
     """Wall seconds, and the ideal schedule's, of each shape with 50 microseconds of NumPy in each operation."""
     fn, _ = worker_function(50e-6)
-    start = time.perf_counter()
-    for _ in range(2000):
-        fn()
-    each = (time.perf_counter() - start) / 2000
+    each = [side_by_side(fn, k + 1) for k in range(workers)]
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
-    result = {"work_us": each * 1e6}
+    result = {"work_us": [seconds * 1e6 for seconds in each]}
     for name, make in programs.SHAPES.items():
         num_vars, program = make(count)
         wall = run(eng, num_vars, program, fn)
