@@ -51,6 +51,10 @@ class Simulator(Engine):
                 self._dispatched += (op,)
                 del self._ready[0]
 
+    def stop(self) -> None:
+        if running.engine is not self:
+            self._before_wait()
+
     def step(self) -> bool:
         """Run one ready operation; False when there is none."""
         if not self._dispatched:
