@@ -8,7 +8,8 @@ Sections (``--only NAME`` runs one; each takes at most about two minutes):
 * ``recompute``: the same networks, training: how much smaller is the plan under a policy that costs at most 5 % of the
   time? Goals: geometric mean <= 0.65 of MXNet's default plan at >= 95 % of the speed; no policy above the plan without
   it. The time here is the planner's model; ``bench_recompute.py`` measures steps.
-* ``deep``: a residual network of 1,000 layers and an LSTM of 1,000 steps: bytes and time under ``sqrt`` and ``budget``.
+* ``deep``: residual networks of up to 1,000 layers and LSTMs of up to 1,000 steps: bytes, modelled speed and planning
+  time under ``sqrt`` and ``budget``. Goals: the peak grows with the square root of the depth at >= 75 % of the speed.
 * ``time``: how long does it take from symbol to plan, and how much memory, for 1,000 to 1,000,000 nodes?
   Goals: 20 ms, 0.3 s (10,000), 1 s (an unrolled RNN of 20,000 nodes, training), 60 s (1,000,000).
 * ``reality``: are the bytes that storage hands to an executor those of its plan, under every strategy and policy?
@@ -34,6 +35,7 @@ import sys
 import time
 from pathlib import Path
 
+import deep_networks
 import numpy as np
 
 import weftplan as mx
@@ -46,6 +48,11 @@ HERE = Path(__file__).parent
 SYMBOLS = HERE / "data" / "symbols"
 POLICIES = ("mxnet", "echo", "sqrt", "cheap")
 NODES = (1_000, 10_000, 1_000_000)
+DEEP = {
+    "residual network, {:,} layers": deep_networks.residual,
+    "LSTM, {:,} steps, an input variable each": deep_networks.lstm,
+    "LSTM, {:,} steps, sliced inputs with gradients": deep_networks.sliced_lstm,
+}
 
 
 def batch_of(name):
@@ -205,57 +212,52 @@ def step(executor):
 
 
 def deep(args, measured):
-    """Square roots and budgets on deep networks."""
-    row = table("network", "policy", "peak", "/ off", "more modelled time", "planned in")
-    for name, symbol, shapes in (
-        ("residual network, 1,000 layers", residual(1000), {"data": (32, 16, 32, 32)}),
-        ("LSTM, 1,000 steps", unrolled(1000, 256), {"data": (32, 1000, 64), "h": (32, 256), "c": (32, 256)}),
-    ):
-        off = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(strategy="arena")).memory.peak
-        for policy in ("off", "sqrt", 4, 16):
-            named = {"budget": off // policy} if isinstance(policy, int) else {"recompute": policy}
-            options = PlanOptions(strategy="arena", **named)
-            label = f"budget off / {policy}" if isinstance(policy, int) else policy
-            start = time.perf_counter()
-            try:
-                planned = plan_symbol(symbol, shapes, grad_req="write", options=options)
-            except BudgetError as error:
-                row(
-                    name, label, f"refused: at least {error.smallest:,}", "", "", f"{time.perf_counter() - start:.1f} s"
-                )
-                continue
-            seconds = time.perf_counter() - start
-            peak = planned.memory.peak
-            row(name, label, f"{peak:,}", f"{peak / off:.3f}", more_time(planned.memory), f"{seconds:.1f} s")
+    """Square roots at several depths, so that the growth is seen, and budgets at the largest."""
+    row = table(
+        "network", "nodes", "policy", "off", "peak", "/ off", "peak / sqrt(depth)", "modelled speed", "CPU time"
+    )
+    for name, make in DEEP.items():
+        for depth in (100, 400, 1000):
+            symbol, shapes, grad_req = make(depth)
+            plain = plan_symbol(symbol, shapes, grad_req=grad_req, options=PlanOptions(strategy="arena"))
+            off, nodes = plain.memory.peak, f"{plain.graph.num_nodes:,}"
+            row(name.format(depth), nodes, "off", f"{off:,}", f"{off:,}", "1", per_root(off, depth), "100 %", "")
+            for policy in ("sqrt",) if depth < 1000 else ("sqrt", 2, 4, 8, 16):
+                named = {"budget": off // policy} if isinstance(policy, int) else {"recompute": policy}
+                label = f"budget off / {policy}" if isinstance(policy, int) else policy
+                gc.collect()
+                start = time.process_time()
+                try:
+                    planned = plan_symbol(
+                        symbol, shapes, grad_req=grad_req, options=PlanOptions(strategy="arena", **named)
+                    )
+                except BudgetError as error:
+                    cells = ("", f"refused, least {error.smallest:,}", "", "", "")
+                else:
+                    peak = planned.memory.peak
+                    cells = (
+                        f"{off:,}",
+                        f"{peak:,}",
+                        f"{peak / off:.4f}",
+                        per_root(peak, depth),
+                        f"{100 / (1 + more_share(planned.memory)):.1f} %",
+                    )
+                row(name.format(depth), nodes, label, *cells, f"{time.process_time() - start:.1f} s")
+    print(
+        "\nGoals: peak / sqrt(depth) does not grow with the depth, at >= 75 % of the speed; 1,000 nodes in <= 10 s. "
+        "bench_recompute.py --deep measures the speed."
+    )
 
 
-def residual(layers):
-    """Identity blocks of two convolutions each, 16 channels."""
-    net = mx.sym.Variable("data")
-    for i in range(layers // 2):
-        inner = mx.sym.BatchNorm(net, name=f"bn{i}a")
-        inner = mx.sym.Activation(inner, act_type="relu", name=f"relu{i}a")
-        inner = mx.sym.Convolution(inner, kernel=(3, 3), pad=(1, 1), num_filter=16, name=f"conv{i}a")
-        inner = mx.sym.BatchNorm(inner, name=f"bn{i}b")
-        inner = mx.sym.Activation(inner, act_type="relu", name=f"relu{i}b")
-        net = net + mx.sym.Convolution(inner, kernel=(3, 3), pad=(1, 1), num_filter=16, name=f"conv{i}b")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10, name="fc"), name="softmax")
+def per_root(nbytes, depth):
+    """Bytes over the square root of the depth."""
+    return f"{nbytes / math.sqrt(depth):,.0f}"
 
 
-def unrolled(steps, hidden):
-    """One LSTM layer, its steps written out."""
-    data = mx.sym.Variable("data")
-    inputs = mx.sym.SliceChannel(data, num_outputs=steps, axis=1, squeeze_axis=True, name="slices")
-    h, c = mx.sym.Variable("h"), mx.sym.Variable("c")
-    weights = {f"{part}_{kind}": mx.sym.Variable(f"{part}_{kind}") for part in "xh" for kind in ("weight", "bias")}
-    for t in range(steps):
-        gates = mx.sym.FullyConnected(inputs[t], weights["x_weight"], weights["x_bias"], num_hidden=4 * hidden)
-        gates = gates + mx.sym.FullyConnected(h, weights["h_weight"], weights["h_bias"], num_hidden=4 * hidden)
-        parts = mx.sym.SliceChannel(gates, num_outputs=4, axis=1)
-        i, f, o = (mx.sym.Activation(parts[k], act_type="sigmoid") for k in range(3))
-        c = f * c + i * mx.sym.Activation(parts[3], act_type="tanh")
-        h = o * mx.sym.Activation(c, act_type="tanh")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(h, num_hidden=10, name="fc"), name="softmax")
+def more_share(plan):
+    """The part of a step's modelled time that recomputation adds, from the planner's note."""
+    words = more_time(plan).split()
+    return float(words[0]) / 100 if words[0] != "nothing" else 0.0
 
 
 def planning_time(args, measured):
