@@ -17,7 +17,7 @@ from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradient
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
 from weftplan.executor.pool import SlabPool
-from weftplan.executor.schedule import RunState, Step, StepBuilder
+from weftplan.executor.schedule import RunState, Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray import zeros as nd_zeros
@@ -122,12 +122,20 @@ class Executor:
         self._forward_steps, self._backward_steps = steps[:split], steps[split:]
         gradient_vars = {id(array.var) for array in self.grad_arrays if array is not None}
 
-        def ready(step: Step) -> bool:
-            return any(id(var) in gradient_vars for var in step.writes)
+        leave, enter = crossings(planned)
 
-        self._forward_segments = make_segments(self._forward_steps, limit=self._limits[0], bulk=self._bulk)
+        def ready(step: Step) -> bool:
+            return step.nid in leave or any(id(var) in gradient_vars for var in step.writes)
+
+        self._forward_segments = make_segments(
+            self._forward_steps,
+            limit=self._limits[0],
+            bulk=self._bulk,
+            ends_after=lambda step: step.nid in leave,
+            begins_at=enter,
+        )
         self._backward_segments = make_segments(
-            self._backward_steps, limit=self._limits[1], bulk=self._bulk, ends_after=ready
+            self._backward_steps, limit=self._limits[1], bulk=self._bulk, ends_after=ready, begins_at=enter
         )
         self._random = any(step.node.op is not None and step.node.op.random for step in steps)
         self._prepared = True

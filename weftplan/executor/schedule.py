@@ -19,8 +19,10 @@ from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.memory import PlannedMemory
 from weftplan.ndarray import NDArray
+from weftplan.ndarray.copying import device_end, route
 from weftplan.ops.schema import Op, OpContext, Req, Shape, aligned
 from weftplan.planner.plan import PlannedGraph
+from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 
 
@@ -120,7 +122,9 @@ class StepBuilder:
         if op.name == "_CrossDeviceCopy":
             assert inputs[0] is not None
             assert outputs[0] is not None
-            step.bind, step.copies = _copy_call(inputs[0], outputs[0])
+            step.bind, step.copies, step.context = _copy_call(inputs[0], outputs[0])
+            if node.attrs.get(SPILL_MARK) == "out":
+                step.bind = _training_only(step.bind)
             return step
         step.bind = _kernel_call(
             op, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
@@ -149,17 +153,20 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
     )
 
 
-def _copy_call(source: NDArray, target: NDArray) -> tuple[Bind, FnProperty]:
-    ends = (source.context, target.context)
-    where = device.get(ends[1] if ends[0].is_host else ends[0])
-    if ends[0].is_host and not ends[1].is_host:
-        prop = FnProperty.COPY_TO_GPU
-    elif ends[0].is_host:
-        prop = FnProperty.NORMAL
-    else:
-        prop = FnProperty.COPY_FROM_GPU
-    call = partial(where.copy, target.raw(), source.raw())
-    return (lambda run: call), prop
+def _copy_call(source: NDArray, target: NDArray) -> tuple[Bind, FnProperty, Context]:
+    """What makes a copy between contexts, and the queue and context that it runs in."""
+    prop, where = route(source.context, target.context)
+    call = partial(device.get(device_end(source.context, target.context)).copy, target.raw(), source.raw())
+    return (lambda run: call), prop, where
+
+
+def _training_only(bind: Bind) -> Bind:
+    """Nothing in a run without a backward part: results are sent to the host for that alone."""
+    return lambda run: bind(run) if run.is_train else _nothing
+
+
+def _nothing() -> None:
+    """The work of a copy that nobody needs."""
 
 
 def _kernel_call(
@@ -223,6 +230,25 @@ def _kernel_call(
     if not place.asynchronous:
         return bind
     return lambda run: partial(place.launch, bind(run))
+
+
+def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:
+    """(nodes that make what is copied to another device, first readers of what was copied there)."""
+    graph = planned.graph
+    makers: set[int] = set()
+    readers: set[int] = set()
+    copied: set[int] = set()
+    for nid in planned.order:
+        op = graph.nodes[nid].op
+        if op is not None and op.name == "_CrossDeviceCopy":
+            makers.add(int(graph.entry_node[graph.inputs[nid][0]]))
+            copied.add(graph.row[nid])
+        elif copied:
+            met = copied.intersection(graph.inputs[nid])
+            if met:
+                readers.add(nid)
+                copied -= met
+    return frozenset(makers), frozenset(readers)
 
 
 def random_ranks(planned: PlannedGraph) -> dict[Node, int]:

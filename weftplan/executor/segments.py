@@ -1,12 +1,13 @@
 """Bulk segments: consecutive steps pushed as one engine operation, so that small operations cost little.
 
 A segment ends at a cross-device copy, where the context changes, at the node limit, and where a gradient that the
-caller waits for has become ready (so that its exchange overlaps the rest of backward).
+caller waits for has become ready (so that its exchange overlaps the rest of backward). What is copied to the host ends
+one too, and the first reader of what is copied back begins one: the copies run beside all other segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,12 @@ class Segment:
 
 
 def make_segments(
-    steps: Sequence[Step], *, limit: int, bulk: bool, ends_after: Callable[[Step], bool] | None = None
+    steps: Sequence[Step],
+    *,
+    limit: int,
+    bulk: bool,
+    ends_after: Callable[[Step], bool] | None = None,
+    begins_at: Container[int] = (),
 ) -> list[Segment]:
     """Cut ``steps`` (in execution order) into segments.
 
@@ -74,6 +80,7 @@ def make_segments(
         limit: most steps of one segment.
         bulk: False: one segment per step.
         ends_after: a segment ends after a step for which this is true.
+        begins_at: ids of nodes that begin a segment.
     """
     segments: list[Segment] = []
     pending: list[Step] = []
@@ -84,7 +91,8 @@ def make_segments(
             pending.clear()
 
     for step in steps:
-        if pending and (step.copies is not None or step.context != pending[0].context or len(pending) >= limit):
+        cut = step.copies is not None or step.nid in begins_at
+        if pending and (cut or step.context != pending[0].context or len(pending) >= limit):
             flush()
         pending.append(step)
         if not bulk or step.copies is not None or (ends_after is not None and ends_after(step)):

@@ -38,7 +38,7 @@ def copy_into(source: NDArray, target: NDArray, *, priority: int = 0) -> None:
     if prop == FnProperty.NORMAL:
         push(partial(_cast, target.raw(), source.raw()), reads, (target.var,), context, priority=priority, name="copy")
         return
-    fn = partial(_transfer, device.get(_device_end(source.context, target.context)), target.raw(), source.raw())
+    fn = partial(_transfer, device.get(device_end(source.context, target.context)), target.raw(), source.raw())
     # No launch around it: Device.copy enqueues by itself.
     engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name="copy")
 
@@ -58,7 +58,8 @@ def is_device(context: Context) -> bool:
     return context.device_type in ("gpu", "sim")
 
 
-def _device_end(source: Context, target: Context) -> Context:
+def device_end(source: Context, target: Context) -> Context:
+    """The end whose device makes the copy."""
     return source if is_device(source) else target
 
 

@@ -57,6 +57,9 @@ class PlanOptions:
     budget: int | None = None
     """Most bytes that :attr:`MemoryPlan.peak <weftplan.planner.plan.MemoryPlan.peak>` may have; recomputation is chosen
     for the least time that fits, whatever :attr:`recompute` says."""
+    spill: bool = True
+    """Under a budget, results of a GPU or a simulated device may wait in page-locked host memory instead of being
+    computed again, where that is faster; those bytes do not count against the budget."""
 
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
@@ -91,6 +94,7 @@ class PlanOptions:
             num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
             inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
             eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
+            spill=config.get("WEFTPLAN_PLANNER_SPILL"),
             # Both set: echo, the more careful rule of the two.
             recompute="echo"
             if config.get("MXNET_MEMORY_OPT")

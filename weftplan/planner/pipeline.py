@@ -2,7 +2,7 @@
 
 1. merge common sub-expressions; 2. add gradients; 3. place nodes on devices, with copies; 4. number the graph;
 5. infer shapes and dtypes; 6. choose the order; 7. plan memory;
-8. where asked for, repeat forward nodes in the backward part and plan again.
+8. where asked for, repeat forward nodes in the backward part, or send results to the host, and plan again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.schema import DType, Req, Shape
-from weftplan.planner import recompute
+from weftplan.planner import recompute, spill
 from weftplan.planner.graph import IndexedGraph, IntArray, depth_first_order
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import collect
@@ -144,11 +144,16 @@ def plan_symbol(
                 notes.append(f"another order of execution lowers the peak from {memory.peak} to {moved[0].peak} bytes")
                 facts, (memory, found) = better, moved
     if mirror is None and recompute.wanted(chosen, facts):
-        outcome = recompute.apply(facts, forward, chosen, memory, found, measured=seconds)
+        outcome: recompute.Outcome | spill.Spilled
+        if spill.wanted(chosen, facts, memory):
+            outcome = spill.apply(facts, forward, chosen, memory, found, measured=seconds)
+            forward = outcome.num_forward
+        else:
+            outcome = recompute.apply(facts, forward, chosen, memory, found, measured=seconds)
         notes.extend(outcome.notes)
         if outcome.facts is not facts:
             facts, memory, found = outcome.facts, outcome.memory, outcome.found
-            graph, sizes, devices = facts.graph, (facts.shapes, facts.dtypes), [contexts[d] for d in facts.device]
+            graph, sizes, devices = facts.graph, (facts.shapes, facts.dtypes), [facts.contexts[d] for d in facts.device]
             outputs = graph.outputs[: len(heads)].tolist()
             gradient_ids = graph.outputs[len(heads) :].tolist()
             head_grads = [graph.nid.get(variable, -1) for variable in gradients.heads]

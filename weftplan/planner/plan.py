@@ -142,6 +142,14 @@ class MemoryPlan:
         return {context: int(total) for context, total in zip(self.contexts, totals, strict=True)}
 
     @property
+    def on_host(self) -> int:
+        """Bytes of :attr:`peak` that lie in page-locked host memory, where results of devices wait (see
+        :mod:`weftplan.planner.spill`); a budget does not count them."""
+        if not any(context.device_type in ("gpu", "sim") for context in self.contexts):
+            return 0
+        return sum(n for context, n in self.peak_by_device.items() if context.device_type == "cpu_pinned")
+
+    @property
     def left_out(self) -> str:
         """What none of the figures contains, in words."""
         from weftplan.planner import explain

@@ -1,0 +1,213 @@
+"""A budget with a third choice: keep a forward result, compute it again, or send it to the host and fetch it back.
+
+Recomputation proposes a curve of graphs; on top of several of them results are sent away one by one (:mod:`.search`).
+Of all those choices, the ones that no other beats in bytes and seconds are planned by the real planner, the fastest
+first, until one fits. Recomputation alone stays in the race. Page-locked host memory does not count against the
+budget: it is what the device is relieved to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from weftplan.errors import BudgetError
+from weftplan.planner import recompute
+from weftplan.planner.assemble import Buffers
+from weftplan.planner.inplace import Assignment
+from weftplan.planner.liveness import Facts
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.spill.link import PCIE
+from weftplan.planner.spill.rewrite import Spill, can_spill, spilled
+from weftplan.planner.spill.search import Search
+from weftplan.planner.strategies import assignment, plan_memory
+
+BASES = 4
+"""So many points of the recomputation curve get spills on top."""
+MOST_STEPS = 3000
+"""Longer graphs choose between recomputation and spills for all results at once: the curve of both takes too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A graph in execution order, its plan, and what was decided.
+
+    Attributes:
+        facts: the graph.
+        num_forward: steps of its forward part, copies to the host included.
+        memory: the plan.
+        found: its assignment.
+        notes: what was decided, in words.
+    """
+
+    facts: Facts
+    num_forward: int
+    memory: MemoryPlan
+    found: Assignment
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Nodes to repeat and results to send away, with the extra seconds and the peak of both."""
+
+    peak: int
+    seconds: float
+    copied: int
+    """Bytes that go to the host: of equally fast choices, the one that copies less is the better."""
+    twins: frozenset[int]
+    spills: tuple[Spill, ...]
+
+
+def wanted(options: PlanOptions, facts: Facts, memory: MemoryPlan) -> bool:
+    """Whether a budget calls for results on the host, and a device is there to be relieved."""
+    return (
+        options.budget is not None
+        and options.spill
+        and memory.peak > options.budget
+        and any(map(can_spill, facts.contexts))
+    )
+
+
+def apply(
+    facts: Facts,
+    num_forward: int,
+    options: PlanOptions,
+    memory: MemoryPlan,
+    found: Assignment,
+    *,
+    measured: Mapping[str, float] | None = None,
+) -> Spilled:
+    """Fit a training graph into ``options.budget`` at the least modelled time.
+
+    Args:
+        facts: the graph in execution order.
+        num_forward: how many steps of its order are the forward part.
+        options: the options, with a budget that ``memory`` exceeds.
+        memory: the plan without recomputation and spills.
+        found: its assignment.
+        measured: seconds of nodes by name, where the caller has measured them.
+
+    Raises:
+        BudgetError: no choice fits; names the smallest budget found that works.
+    """
+    assert options.budget is not None
+    seconds = recompute.node_seconds(facts, measured)
+    step = sum(seconds[nid] for nid in facts.order)
+    smallest = memory.peak
+    choices = _curve(facts, num_forward, options, found, (), measured)
+    # Nothing is faster than copies that nobody waits for, so these need not be compared with anything.
+    best, _ = _first_that_fits(facts, num_forward, options, [c for c in choices if c.seconds == 0.0], give_up=True)
+    if best is None:
+        if num_forward < len(facts.order) <= MOST_STEPS:
+            tape = recompute.Tape(facts, num_forward, found, options, seconds)
+            for point in _spread(recompute.curve(tape)):
+                choices += _curve(facts, num_forward, options, found, point.twins, measured, point.seconds)
+        best, low = _first_that_fits(facts, num_forward, options, _undominated(choices))
+        smallest = min(smallest, low)
+        try:
+            alone = recompute.apply(facts, num_forward, options, memory, found, measured=measured)
+        except BudgetError as error:
+            smallest = min(smallest, error.smallest or smallest)
+        else:
+            again = recompute.node_seconds(alone.facts, measured)
+            if best is None or sum(again[nid] for nid in alone.facts.order) - step <= best[1].seconds:
+                return Spilled(alone.facts, num_forward, alone.memory, alone.found, alone.notes)
+    if best is not None:
+        return replace(best[0], notes=(_note(memory, best[0], best[1], step),))
+    outside = sum(facts.external_bytes.values())
+    raise BudgetError(
+        f"the plan needs {memory.peak:,} bytes with everything on the device, and {smallest:,} with the most that was "
+        f"found to compute again or to send to the host, more than the budget of {options.budget:,}; the smallest "
+        f"budget found that works is {smallest}: raise the budget to that or use a smaller batch (arguments, gradients "
+        f"and states come on top: {outside:,} bytes)",
+        smallest=smallest,
+    )
+
+
+def _curve(
+    facts: Facts,
+    num_forward: int,
+    options: PlanOptions,
+    found: Assignment,
+    twins: Sequence[int] | frozenset[int],
+    measured: Mapping[str, float] | None,
+    extra: float = 0.0,
+) -> list[_Choice]:
+    """Choices that send results to the host from the graph that repeats ``twins``, which takes ``extra`` seconds."""
+    if twins:
+        facts = recompute.repeat(facts, num_forward, twins)
+        found = assignment(facts, options)
+    seconds = recompute.node_seconds(facts, measured)
+    search = Search(facts, num_forward, Buffers(facts, found, options), seconds, PCIE)
+    choices = [
+        _Choice(
+            state.peak,
+            extra + state.seconds,
+            sum(facts.nbytes[spill.entry] for spill in state.spills),
+            frozenset(twins),
+            state.spills,
+        )
+        for state in search.states()
+    ]
+    return _undominated(choices)
+
+
+def _spread(points: Sequence[recompute.Point]) -> list[recompute.Point]:
+    """Some points of a curve, from the fastest to the smallest."""
+    repeating = [point for point in points if point.twins]
+    if len(repeating) <= BASES:
+        return repeating
+    return [repeating[k * (len(repeating) - 1) // (BASES - 1)] for k in range(BASES)]
+
+
+def _undominated(choices: Sequence[_Choice]) -> list[_Choice]:
+    """What no other choice beats: seconds (and at equal seconds the bytes copied) rise, peaks fall strictly."""
+    kept: list[_Choice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak)):
+        if not kept or choice.peak < kept[-1].peak:
+            kept.append(choice)
+    return kept
+
+
+def _first_that_fits(
+    facts: Facts, num_forward: int, options: PlanOptions, choices: Sequence[_Choice], *, give_up: bool = False
+) -> tuple[tuple[Spilled, _Choice] | None, int]:
+    """The fastest choice whose real plan fits, and the fewest bytes that a real plan needed.
+
+    Where none fits, the smallest is planned too, so that the number in an error is one that works (unless the caller
+    will ``give_up`` without it). Whether a choice
+    fits is decided by quick packing; the plan that is used may then only be smaller.
+    """
+    assert options.budget is not None
+    quick = options.replace(effort="fast") if options.effort == "auto" else options
+    fewest = 1 << 62
+    fitting = [choice for choice in choices if choice.peak <= options.budget]
+    for choice in fitting or ([] if give_up else choices[-1:]):
+        outcome = _planned(facts, num_forward, quick, choice)
+        need = outcome.memory.peak - outcome.memory.on_host
+        fewest = min(fewest, need)
+        if need <= options.budget:
+            return (_planned(facts, num_forward, options, choice), choice), fewest
+    return None, fewest
+
+
+def _planned(facts: Facts, num_forward: int, options: PlanOptions, choice: _Choice) -> Spilled:
+    if choice.twins:
+        facts = recompute.repeat(facts, num_forward, choice.twins)
+    if choice.spills:
+        facts, num_forward = spilled(facts, num_forward, choice.spills)
+    memory, found = plan_memory(facts, options)
+    return Spilled(facts, num_forward, memory, found, ())
+
+
+def _note(plain: MemoryPlan, outcome: Spilled, choice: _Choice, step: float) -> str:
+    need = outcome.memory.peak - outcome.memory.on_host
+    share = 100.0 * choice.seconds / step if step else 0.0
+    less = 100.0 * (1.0 - need / plain.peak)
+    return (
+        f"budget: {len(choice.spills)} result(s) wait on the host ({outcome.memory.on_host:,} bytes), "
+        f"{len(choice.twins)} node(s) run twice, {need:,} bytes instead of {plain.peak:,} (-{less:.1f} %) for "
+        f"{share:.1f} % more modelled time"
+    )

@@ -1,0 +1,137 @@
+"""When copies to the host and back run, beside the computation: a model of the link, in seconds.
+
+A device copies in both directions while it computes; each direction takes one copy at a time. Copies out start as soon
+as a result is there, in the order in which results are made. Copies back are the same thing with time reversed: they
+end just when a result is needed, in the order in which results are needed. Where memory is wanted before a copy out
+has ended, or is free only after a copy back should have started, the computation waits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between a device and page-locked host memory, one direction.
+
+    Attributes:
+        bandwidth: bytes per second.
+        latency: seconds before the first byte.
+    """
+
+    bandwidth: float = 1.2e10
+    latency: float = 1.0e-5
+
+    def seconds(self, nbytes: int) -> float:
+        """Seconds of one copy."""
+        return self.latency + nbytes / self.bandwidth
+
+
+PCIE = Link()
+"""Sixteen lanes of the third generation, or half of what the data sheet says of the fourth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A forward result that waits for the backward part.
+
+    Attributes:
+        entry: its id.
+        group: its buffer.
+        nbytes: its size.
+        made: the step that makes it.
+        used: the last forward step that needs its memory, at least ``made``.
+        wanted: the first backward step that reads it.
+        by: the step before which it has to be away; the turn at the latest.
+        since: the step before which it may not be back; the turn at the earliest.
+    """
+
+    entry: int
+    group: int
+    nbytes: int
+    made: int
+    used: int
+    wanted: int
+    by: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """When results are on the host.
+
+    Attributes:
+        away: per result, the half-open range of steps during which it has no memory on the device (may be empty).
+        out: per result, the step before which its copy out has to be over.
+        back: per result, the step before which its copy back is placed.
+        stall: seconds that the computation waits for copies.
+    """
+
+    away: tuple[tuple[int, int], ...]
+    out: tuple[int, ...]
+    back: tuple[int, ...]
+    stall: float
+
+
+class Clock:
+    """Seconds at which each step starts, and after them the end of the last; the same with time reversed.
+
+    Args:
+        seconds: of each step.
+    """
+
+    def __init__(self, seconds: Iterable[float]) -> None:
+        self.starts = [0.0, *accumulate(seconds)]
+        self.end = len(self.starts) - 1
+        self._mirrored = [self.starts[-1] - moment for moment in reversed(self.starts)]
+
+    def leaving(self, idle: Sequence[Idle], link: Link) -> tuple[list[int], float]:
+        """(step before which each copy out has ended, seconds that the computation waits for them)."""
+        jobs = [(one.made + 1, one.by, link.seconds(one.nbytes)) for one in idle]
+        return _one_way(jobs, self.starts)
+
+    def returning(self, idle: Sequence[Idle], link: Link) -> tuple[list[int], float]:
+        """(step before which each copy back starts, seconds that the computation waits for them)."""
+        jobs = [(self.end - one.wanted, self.end - one.since, link.seconds(one.nbytes)) for one in idle]
+        done, waited = _one_way(jobs, self._mirrored)
+        return [self.end - step for step in done], waited
+
+
+def timetable(idle: Sequence[Idle], clock: Clock, link: Link = PCIE) -> Timetable:
+    """The copies of the results ``idle`` of one device, in both directions."""
+    out, late = clock.leaving(idle, link)
+    back, early = clock.returning(idle, link)
+    away = tuple((max(one.used + 1, o), b) for one, o, b in zip(idle, out, back, strict=True))
+    return Timetable(away, tuple(out), tuple(back), late + early)
+
+
+def _one_way(jobs: Sequence[tuple[int, int, float]], clock: Sequence[float]) -> tuple[list[int], float]:
+    """(step before which each copy has ended, seconds that the computation waits), first come first served.
+
+    A job is (ready, due, seconds): it may start with step ``ready``; the computation waits before step ``due`` until it
+    has ended. Steps after that are later by as much, which gives later copies more time.
+    """
+    done = [0] * len(jobs)
+    free = delay = waited = 0.0
+    ahead: list[tuple[int, float]] = []  # waits at steps that copies still to come may not have reached
+    for k in sorted(range(len(jobs)), key=jobs.__getitem__):
+        ready, due, seconds = jobs[k]
+        while ahead and ahead[0][0] <= ready:
+            delay += heappop(ahead)[1]
+        free = max(free, clock[ready] + delay) + seconds
+        begins = clock[due] + delay
+        for step, wait in ahead:
+            if step <= due:
+                begins += wait
+        if free > begins:
+            heappush(ahead, (due, free - begins))
+            waited += free - begins
+            done[k] = due
+        else:
+            done[k] = min(max(bisect_left(clock, free - delay), ready), due)
+    return done, waited

@@ -1,0 +1,173 @@
+"""The rewrite behind spilling: a forward result goes to the host, and the backward part reads what comes back.
+
+    forward      x = op(...)  ...  x_spill = copy of x, on the host
+    backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
+
+Both copies are ``_CrossDeviceCopy`` nodes with the attribute ``__spill__``. Where they stand in the order decides how
+long the memory of the result is taken: up to the copy out, and from the copy back. Slots of which only the shape
+matters go on naming the first node. Forward nodes are shared with the given graph, backward nodes are copied where
+something they need has changed; the given graph stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weftplan.device.context import Context
+from weftplan.ops import registry
+from weftplan.planner.graph import IndexedGraph
+from weftplan.planner.liveness import Facts
+from weftplan.symbol.node import Entry, Node
+
+OUT, BACK = "_spill", "_fetch"
+MARK = "__spill__"
+"""Attribute of both copies: ``out`` or ``back``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """One result that goes to the host.
+
+    Attributes:
+        entry: its id.
+        out: the copy out stands before this step, at most the number of forward steps.
+        back: the copy back stands before this step.
+    """
+
+    entry: int
+    out: int
+    back: int
+
+
+def can_spill(context: Context) -> bool:
+    """True for devices with memory of their own and streams that copy while they compute."""
+    return context.device_type in ("gpu", "sim")
+
+
+def host_of(context: Context) -> Context:
+    """Where results of a device wait."""
+    return Context("cpu_pinned", context.device_id)
+
+
+def spilled(facts: Facts, num_forward: int, spills: Sequence[Spill]) -> tuple[Facts, int]:
+    """The graph in which ``spills`` go to the host, and the number of its forward steps."""
+    graph, order = facts.graph, facts.order
+    copy_op = registry.get("_CrossDeviceCopy")
+    params = registry.parse_params(copy_op, {})
+    origin: dict[Node, int] = {node: nid for nid, node in enumerate(graph.nodes)}
+    copied: dict[Node, int] = {}
+    outs: dict[int, list[Node]] = {}
+    backs: dict[int, list[Node]] = {}
+    fetched: dict[int, Node] = {}
+    for spill in sorted(spills, key=lambda spill: spill.entry):
+        node, index, version = graph.entry(spill.entry)
+        name = graph.entry_name(spill.entry)
+        out = Node(copy_op, name + OUT, attrs={MARK: "out"}, params=params, inputs=[Entry(node, index, version)])
+        back = Node(copy_op, name + BACK, attrs={MARK: "back"}, params=params, inputs=[Entry(out)])
+        copied[out] = copied[back] = spill.entry
+        outs.setdefault(spill.out, []).append(out)
+        backs.setdefault(spill.back, []).append(back)
+        fetched[spill.entry] = back
+
+    moved: dict[int, Node] = {}
+    makers: list[int] = graph.entry_node.tolist()
+    for nid in order[num_forward:]:
+        node, op = graph.nodes[nid], graph.nodes[nid].op
+        assert op is not None
+        ignored = op.ignored(node.params)
+        inputs = []
+        for slot, (e, entry) in enumerate(zip(graph.inputs[nid], node.inputs, strict=True)):
+            back_node = fetched.get(e) if slot not in ignored else None
+            twin = moved.get(makers[e])
+            if back_node is not None:
+                entry = Entry(back_node)
+            elif twin is not None:
+                entry = Entry(twin, entry[1], entry[2])
+            inputs.append(entry)
+        if inputs == node.inputs and not any(dep in moved for dep in graph.controls[nid]):
+            continue
+        moved[nid] = Node(
+            op,
+            node.name,
+            attrs=node.attrs,
+            params=node.params,
+            inputs=inputs,
+            control_deps=[moved.get(dep, graph.nodes[dep]) for dep in graph.controls[nid]],
+            created_at=node.created_at,
+            mirror_of=node.mirror_of,
+        )
+        origin[moved[nid]] = nid
+
+    steps: list[Node] = []
+    for step, nid in enumerate(order):
+        if step <= num_forward:
+            steps.extend(outs.get(step, ()))
+        steps.extend(backs.get(step, ()))
+        steps.append(moved.get(nid, graph.nodes[nid]))
+    return _rebuilt(facts, steps, moved, origin, copied), num_forward + len(spills)
+
+
+def _rebuilt(
+    facts: Facts, steps: Sequence[Node], moved: dict[int, Node], origin: dict[Node, int], copied: dict[Node, int]
+) -> Facts:
+    """Number the new graph, and carry sizes and places over."""
+    old = facts.graph
+    heads = []
+    for e in old.outputs.tolist():
+        node, index, version = old.entry(e)
+        heads.append(Entry(moved.get(old.nid[node], node), index, version))
+    graph = IndexedGraph(heads)
+    contexts = list(facts.contexts)
+    source: list[int] = []  # the entry of the given graph that each entry stands for
+    device: list[int] = []
+    reads: list[list[int]] = []
+    copies: set[int] = set()
+    for nid, node in enumerate(graph.nodes):
+        entry = copied.get(node)
+        if entry is None:
+            was = origin[node]
+            source.extend(range(old.row[was], old.row[was + 1]))
+            device.append(facts.device[was])
+            ignored = () if node.op is None else node.op.ignored(node.params)
+        else:
+            copies.add(nid)
+            source.append(entry)
+            home = facts.device[int(old.entry_node[entry])]
+            if node.attrs[MARK] == "out":
+                host = host_of(facts.contexts[home])
+                if host not in contexts:
+                    contexts.append(host)
+                home = contexts.index(host)
+            device.append(home)
+            ignored = ()
+        reads.append([e for slot, e in enumerate(graph.inputs[nid]) if slot not in ignored])
+    refs = [0] * graph.num_entries
+    for read in reads:
+        for e in read:
+            refs[e] += 1
+    for e in graph.outputs.tolist():
+        refs[e] += 1
+    own = [nid not in copies for nid in graph.entry_node.tolist()]
+    external = bytearray(facts.external[e] and mine for e, mine in zip(source, own, strict=True))
+    return replace(
+        facts,
+        graph=graph,
+        order=[graph.nid[node] for node in steps],
+        shapes=[facts.shapes[e] for e in source],
+        dtypes=[facts.dtypes[e] for e in source],
+        elements=[facts.elements[e] for e in source],
+        nbytes=[facts.nbytes[e] for e in source],
+        contexts=tuple(contexts),
+        device=device,
+        external=external,
+        added=frozenset(e for e, was in enumerate(source) if external[e] and was in facts.added),
+        reads=reads,
+        refs=refs,
+        pairs=[() if nid in copies else facts.pairs[origin[node]] for nid, node in enumerate(graph.nodes)],
+        workspaces={
+            nid: facts.workspaces[origin[node]]
+            for nid, node in enumerate(graph.nodes)
+            if nid not in copies and origin[node] in facts.workspaces
+        },
+    )

@@ -1,0 +1,192 @@
+"""Which forward results go to the host: from none to all that help, one curve per graph.
+
+A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has streams.
+The search starts with nothing on the host and descends a ladder of targets. As long as more is alive than the target,
+it looks at the fullest moment of the fullest device and sends away what is idle then. First comes what is gone by then
+without anybody waiting, and of that what frees most bytes for longest per second of copying; then what costs least
+waiting per byte. The timetable (:mod:`.link`) is made anew every time, because one more copy delays others. What is
+found at every rung is a point of the curve, with its peak (the lower bound of the plan that the planner would make) and
+the seconds that copies hold the computation up.
+
+The curve does not depend on a budget, so answers taken from it are monotone; the work is bounded by the graph alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weftplan.planner.assemble import Buffers
+from weftplan.planner.graph import IntArray
+from weftplan.planner.liveness import Facts
+from weftplan.planner.spill.link import PCIE, Clock, Idle, Link, timetable
+from weftplan.planner.spill.rewrite import Spill, can_spill
+
+SMALLEST = 4096
+"""Results below so many bytes stay: their copies cost more time than they free memory."""
+RUNG = 0.97
+"""Each target is this part of the peak before."""
+TRIALS = 4
+"""So many results are tried for one moment in each of the two ways."""
+SENDS = 4
+"""The whole search sends results away, or hurries them, so often per result that may leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One choice: its peak on the devices (host memory left out), the seconds that it costs, and who goes when."""
+
+    peak: int
+    seconds: float
+    spills: tuple[Spill, ...]
+
+
+class Search:
+    """A training graph and what may leave its devices.
+
+    Args:
+        facts: the graph in execution order.
+        num_forward: how many steps are the forward part.
+        buffers: its buffers with their lifetimes.
+        seconds: cost of every node.
+        link: between each device and the host.
+    """
+
+    def __init__(
+        self, facts: Facts, num_forward: int, buffers: Buffers, seconds: Sequence[float], link: Link = PCIE
+    ) -> None:
+        self._num_forward = num_forward
+        self._link = link
+        self._clock = Clock(seconds[nid] for nid in facts.order)
+        self._live = buffers.live()
+        self._devices = [i for i, context in enumerate(facts.contexts) if can_spill(context)]
+        self._held = buffers.nbytes.tolist()
+        self._idle = [self._candidates(facts, buffers, device) for device in self._devices]
+
+    def _candidates(self, facts: Facts, buffers: Buffers, device: int) -> list[Idle]:
+        """What may leave ``device``, in the order in which it is made."""
+        turn, order = self._num_forward, facts.order
+        row = facts.graph.row
+        kept = set(facts.graph.outputs.tolist())
+        group = buffers.entry_group.tolist()
+        made: dict[int, int] = {}
+        used: dict[int, int] = {}
+        wanted: dict[int, int] = {}
+        read_later: dict[int, set[int]] = {}
+        for step, nid in enumerate(order):
+            for e in facts.reads[nid]:
+                if group[e] < 0:
+                    continue
+                if step < turn:
+                    used[group[e]] = step
+                elif e in made:
+                    wanted.setdefault(e, step)
+                    read_later.setdefault(group[e], set()).add(e)
+            if step < turn:
+                for e in range(row[nid], row[nid + 1]):
+                    if group[e] >= 0 and facts.device[nid] == device:
+                        made[e] = step
+                        used[group[e]] = step
+        held = {group[e] for e in kept if group[e] >= 0}
+        found = []
+        for e, step in made.items():
+            g = group[e]
+            if read_later.get(g) == {e} and g not in held and facts.nbytes[e] >= SMALLEST:
+                found.append(Idle(e, g, facts.nbytes[e], step, used[g], wanted[e], turn, turn))
+        return found
+
+    def states(self) -> list[State]:
+        """The curve, beginning with nothing on the host; peaks fall strictly."""
+        chosen: list[list[Idle]] = [[] for _ in self._devices]
+        state, live = self._measured(chosen)
+        result = [state]
+        left = SENDS * sum(map(len, self._idle))
+        while left > 0:
+            target = int(result[-1].peak * RUNG)
+            sent = 0
+            while sent < left and self._peak(live) > target and self._send(chosen, live, target):
+                sent += 1
+            if not sent:
+                break
+            left -= sent
+            state, live = self._measured(chosen)
+            if state.peak < result[-1].peak:
+                result.append(state)
+        return result
+
+    def _peak(self, live: IntArray) -> int:
+        return sum(int(live[device].max(initial=0)) for device in self._devices)
+
+    def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[State, IntArray]:
+        """The state of a choice, and the bytes alive on each device."""
+        live = self._live.copy()
+        spills: list[Spill] = []
+        stall = 0.0
+        for device, idle in zip(self._devices, chosen, strict=True):
+            table = timetable(idle, self._clock, self._link)
+            for one, (start, end), out, back in zip(idle, table.away, table.out, table.back, strict=True):
+                if start < end:
+                    live[device, start:end] -= self._held[one.group]
+                spills.append(Spill(one.entry, out, back))
+            stall += table.stall
+        return State(self._peak(live), stall, tuple(spills)), live
+
+    def _send(self, chosen: list[list[Idle]], live: IntArray, target: int) -> bool:
+        """Send one more result away from the fullest moment, and bring ``live`` up to date; False: none helps."""
+        for k in sorted(range(len(self._devices)), key=lambda k: -int(live[self._devices[k]].max(initial=0))):
+            row = live[self._devices[k]]
+            moment = int(row.argmax())
+            room = target - (self._peak(live) - int(row[moment]))
+            gone = {one.entry: place for place, one in enumerate(chosen[k])}
+            idle = [one for one in self._idle[k] if one.used < moment < one.wanted and one.entry not in gone]
+            idle.sort(key=lambda one: (-self._worth(one), one.entry))
+            for one in idle[:TRIALS]:
+                if self._leaves([*chosen[k], one], len(chosen[k]), moment):
+                    chosen[k].append(one)
+                    live[:] = self._measured(chosen)[1]
+                    return True
+            # Who is on the way already, but not in time, may be waited for too.
+            one_way = self._clock.leaving if moment < self._num_forward else self._clock.returning
+            steps, waited = one_way(chosen[k], self._link)
+            slow = [
+                one
+                for one, step in zip(chosen[k], steps, strict=True)
+                if one.used < moment < one.wanted and (step > moment) == (moment < self._num_forward)
+            ]
+            best: tuple[float, int, int, list[Idle]] | None = None
+            for one in [*idle[:TRIALS], *slow[:TRIALS]]:
+                forced = self._forced(one, moment, row, room)
+                if forced == one:
+                    continue
+                place = gone.get(one.entry, len(chosen[k]))
+                trial = [*chosen[k][:place], forced, *chosen[k][place + 1 :]]
+                price = ((one_way(trial, self._link)[1] - waited) / one.nbytes, one.entry)
+                if best is None or price < best[:2]:
+                    best = (*price, place, trial)
+            if best is not None and self._leaves(best[3], best[2], moment):
+                chosen[k] = best[3]
+                live[:] = self._measured(chosen)[1]
+                return True
+        return False
+
+    def _forced(self, one: Idle, moment: int, row: IntArray, room: int) -> Idle:
+        """The same result, waited for so that it is away as long as more than ``room`` is alive around ``moment``."""
+        if moment < self._num_forward:
+            low = max(one.used, one.made) + 1
+            calm = np.flatnonzero(row[low:moment] <= room)
+            return replace(one, by=min(one.by, low + int(calm[-1]) + 1 if len(calm) else low))
+        calm = np.flatnonzero(row[moment : one.wanted] <= room)
+        return replace(one, since=max(one.since, moment + int(calm[0]) if len(calm) else one.wanted))
+
+    def _leaves(self, trial: Sequence[Idle], place: int, moment: int) -> bool:
+        """Whether the result at ``place`` is away at ``moment``, which no use of it has."""
+        if moment < self._num_forward:
+            return self._clock.leaving(trial, self._link)[0][place] <= moment
+        return self._clock.returning(trial, self._link)[0][place] > moment
+
+    def _worth(self, one: Idle) -> float:
+        """Byte-seconds freed per second of copying."""
+        gap = self._clock.starts[one.wanted] - self._clock.starts[one.used + 1]
+        return gap * one.nbytes / self._link.seconds(one.nbytes)
