@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import accumulate
 
 
@@ -116,22 +115,17 @@ def _one_way(jobs: Sequence[tuple[int, int, float]], clock: Sequence[float]) -> 
     A job is (ready, due, seconds): it may start with step ``ready``; the computation waits before step ``due`` until it
     has ended. Steps after that are later by as much, which gives later copies more time.
     """
-    done = [0] * len(jobs)
-    free = delay = waited = 0.0
-    ahead: list[tuple[int, float]] = []  # waits at steps that copies still to come may not have reached
-    for k in sorted(range(len(jobs)), key=jobs.__getitem__):
-        ready, due, seconds = jobs[k]
-        while ahead and ahead[0][0] <= ready:
-            delay += heappop(ahead)[1]
-        free = max(free, clock[ready] + delay) + seconds
-        begins = clock[due] + delay
-        for step, wait in ahead:
-            if step <= due:
-                begins += wait
-        if free > begins:
-            heappush(ahead, (due, free - begins))
-            waited += free - begins
-            done[k] = due
-        else:
-            done[k] = min(max(bisect_left(clock, free - delay), ready), due)
-    return done, waited
+    done, ends = [0] * len(jobs), [0.0] * len(jobs)
+    free = delay = 0.0
+    events = [(ready, 1, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs)]
+    events += [(due, 0, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs) if due > ready]
+    events.sort()
+    for step, starts, due, seconds, k in events:
+        now = clock[step] + delay
+        if starts:
+            free = ends[k] = max(free, now) + seconds
+            # Waits to come can only make the step later that this one names.
+            done[k] = min(max(bisect_left(clock, free - delay), step), due)
+        if ends[k] > now and step == due:
+            delay += ends[k] - now
+    return done, delay

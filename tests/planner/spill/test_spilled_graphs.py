@@ -1,0 +1,155 @@
+"""The rewrite and the search: valid plans, exact prices, no bit changed, whatever goes to the host and when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import weftplan as mx
+from weftplan import models
+from weftplan.errors import PlanError
+from weftplan.planner import PlanOptions, plan_symbol, recompute, spill, validate
+from weftplan.planner.assemble import Buffers
+from weftplan.planner.spill import search
+from weftplan.planner.spill.rewrite import can_spill
+from weftplan.planner.strategies import plan_memory
+
+SIM = mx.sim(0)
+
+
+def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
+    """Let ``choose(search, num_forward)`` name what goes to the host in every plan with a budget."""
+
+    def apply(facts: Any, num_forward: int, options: Any, memory: Any, found: Any, *, measured: Any = None) -> Any:
+        buffers = Buffers(facts, found, options)
+        spills = choose(spill.Search(facts, num_forward, buffers, recompute.node_seconds(facts)), num_forward)
+        facts, num_forward = spill.spilled(facts, num_forward, spills)
+        return spill.Spilled(facts, num_forward, *plan_memory(facts, options), ())
+
+    monkeypatch.setattr(search, "SMALLEST", 0)
+    monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
+    monkeypatch.setattr("weftplan.planner.spill.apply", apply)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "arena", "match_range", "none"])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 24))
+def test_random_graphs_with_random_spills(
+    interpret: Any, same: Any, monkeypatch: pytest.MonkeyPatch, strategy: str, seed: int, size: int
+) -> None:
+    """Any choice of results, copied at any legal moment, on poisoned memory: the bits of the plain graph."""
+    rng = random.Random(seed)
+
+    def choose(states: Any, num_forward: int) -> list[spill.Spill]:
+        candidates = [one for row in states._idle for one in row]
+        chosen = rng.sample(candidates, rng.randint(0, len(candidates)))
+        return [
+            spill.Spill(one.entry, rng.randint(one.made + 1, num_forward), rng.randint(num_forward, one.wanted))
+            for one in chosen
+        ]
+
+    symbol = interpret.symbol(seed, size)
+    shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
+    plain = plan_symbol(symbol, shapes, grad_req="write", context=SIM)
+    with monkeypatch.context() as patch:
+        intercepted(patch, choose)
+        options = PlanOptions(strategy=strategy, budget=1)
+        planned = plan_symbol(symbol, shapes, grad_req="write", context=SIM, options=options)
+    validate(planned)
+    values = {k: v for k, v in interpret.values(symbol, seed).items() if not k.startswith("grad:")}
+    same(interpret.planned(planned, values), interpret.apart(plain, values))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "inception_v3", "lenet", "lstm"])
+@pytest.mark.parametrize("device", [SIM, mx.gpu(0)], ids=str)
+def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None:
+    """The peak of every state of the search is what is alive at once on the device in the rewritten graph.
+
+    Peaks fall, and each state's graph is the given one with two copies per result.
+    """
+    net, shapes = models.get(name), models.input_shapes(name, batch=2)
+    requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
+    seen: list[Any] = []
+
+    def spy(facts: Any, num_forward: int, options: Any, memory: Any, found: Any, *, measured: Any = None) -> Any:
+        states = spill.Search(
+            facts, num_forward, Buffers(facts, found, options), recompute.node_seconds(facts)
+        ).states()
+        for state in states[:: max(1, len(states) // 5)]:
+            made, forward = spill.spilled(facts, num_forward, state.spills)
+            plan, _ = plan_memory(made, options)
+            seen.append((state, plan, forward - num_forward, len(made.order) - len(facts.order)))
+        assert all(a.peak > b.peak for a, b in pairwise(states))
+        return spill.Spilled(facts, num_forward, memory, found, ())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
+        patch.setattr("weftplan.planner.spill.apply", spy)
+        options = PlanOptions(budget=1, effort="fast")
+        plan_symbol(net, shapes, grad_req=requests, context=device, options=options)
+    assert len(seen) > 1
+    for state, plan, more_forward, more in seen:
+        near = [k for k, context in enumerate(plan.contexts) if can_spill(context)]
+        assert state.peak == sum(int(plan.timeline(k).max()) for k in near)
+        assert (more_forward, more) == (len(state.spills), 2 * len(state.spills))
+
+
+def chain() -> Any:
+    """x -> exp -> tanh -> exp -> tanh: the backward part needs every result."""
+    net = mx.sym.Variable("x")
+    for kind in (mx.sym.exp, mx.sym.tanh, mx.sym.exp, mx.sym.tanh):
+        net = kind(net * 0.1)
+    return mx.sym.MakeLoss(mx.sym.sum(net))
+
+
+def planned_with(monkeypatch: pytest.MonkeyPatch, count: int = 99) -> Any:
+    """The chain with up to ``count`` results on the host, out at once and back at the last moment."""
+
+    def choose(states: Any, num_forward: int) -> list[spill.Spill]:
+        return [spill.Spill(one.entry, num_forward, one.wanted) for one in states._idle[0][:count]]
+
+    with monkeypatch.context() as patch:
+        intercepted(patch, choose)
+        return plan_symbol(
+            chain(), {"x": (64, 64)}, grad_req="write", context=SIM, options=PlanOptions(budget=1, enable_inplace=False)
+        )
+
+
+def test_the_graph_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are marked, named after the result, and on the right side; forward steps count the copies out."""
+    planned = planned_with(monkeypatch, count=1)
+    nodes = {node.name: (nid, node) for nid, node in enumerate(planned.graph.nodes) if "__spill__" in node.attrs}
+    (out_name, (out, _)), (back_name, (back, _)) = sorted(
+        nodes.items(), key=lambda item: item[1][1].attrs["__spill__"], reverse=True
+    )
+    assert out_name.removesuffix("_spill") == back_name.removesuffix("_fetch")
+    assert planned.devices[out] == spill.host_of(SIM) == mx.Context("cpu_pinned", 0)
+    assert planned.devices[back] == SIM
+    assert planned.order.index(out) == planned.num_forward_nodes - 1
+    assert planned.memory.on_host == planned.memory.peak_by_device[spill.host_of(SIM)] == 64 * 64 * 4
+    again = type(planned.memory).from_json(planned.memory.to_json())
+    validate(again)
+    assert again.on_host == planned.memory.on_host
+
+
+def test_the_validator_refuses_a_result_that_is_read_before_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy back behind its reader, or a lifetime on the host that is cut short, is found out."""
+    planned = planned_with(monkeypatch)
+    validate(planned)
+    backs = [nid for nid in planned.order if planned.graph.nodes[nid].attrs.get("__spill__") == "back"]
+    order = [nid for nid in planned.order if nid != backs[0]]
+    with pytest.raises(PlanError, match="runs before"):
+        validate(replace(planned, order=[*order, backs[0]]))
+    plan = planned.memory
+    out = planned.graph.inputs[backs[0]][0]
+    last = np.array(plan.entry_last)
+    last[out] -= 1
+    with pytest.raises(PlanError, match="lives from step"):
+        validate(replace(planned, memory=replace(plan, entry_last=last)))
