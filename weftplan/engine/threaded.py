@@ -99,11 +99,15 @@ class ThreadedBase(Engine):
                     del ready[0]
                     items += (op,)
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
+                if queue.stopping:
+                    queue.revive(self)
                 queue.wake(self)
 
     def _wake_all(self) -> None:
         for queue in self._all_queues:
             if queue.items:
+                if queue.stopping:
+                    queue.revive(self)
                 queue.wake(self)
 
     def _run_here(self) -> None:
@@ -164,8 +168,7 @@ class ThreadedBase(Engine):
         for stream in list(self._streams):
             stream.drain(self)
         for queue in self._exclusively(self._take_queues):
-            for thread in list(queue.started):
-                thread.join()
+            queue.join()
 
     def _take_queues(self) -> list[WorkerQueue]:
         """Inside: what is pushed from here on makes new queues. What was pushed before is run: a worker goes only when
@@ -175,7 +178,7 @@ class ThreadedBase(Engine):
         self._by_route.clear()
         self._default = None
         for queue in queues:
-            queue.end()
+            queue.end(self)
         return queues
 
 

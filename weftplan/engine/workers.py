@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from time import perf_counter_ns
@@ -133,17 +134,18 @@ class WorkerQueue:
                 worker.engine = engine
                 worker.park.release()
                 return
-            if self.stopping:
-                # Nobody held the engine, its workers went; then a finalizer brought it back, for one more delete.
-                self._revive(engine)
-            if self.permits:
+            if self.permits and not self.stopping:
                 self._start(engine)
                 return
             if not self.items or not self.idle:
                 return
             # A worker went to sleep just now, without having seen the operation that others left to it.
 
-    def _revive(self, engine: ThreadedBase) -> None:
+    def revive(self, engine: ThreadedBase) -> None:
+        """Nobody held the engine, its workers went; then a finalizer brought it back, for one more delete.
+
+        Not for a queue that ``stop`` has taken away: its workers run what is left and must see ``stopping``.
+        """
         self.stopping = False
         self.started.clear()
         self.workers.clear()
@@ -184,12 +186,26 @@ class WorkerQueue:
         """True when no worker runs or is about to look, except one that has not got as far."""
         return len(self.started) - len(self.idle) - self.waking <= 0
 
-    def end(self) -> None:
-        """Tell the workers to go when nothing is left. Also called when nobody holds the engine."""
+    def end(self, engine: ThreadedBase | None = None) -> None:
+        """Tell the workers to go when nothing is left. Also called when nobody holds the engine (None): nothing is.
+
+        A worker that gets the engine looks once more before it goes: what it had not seen was left to it.
+        """
         self.stopping = True
         with suppress(IndexError):
             for worker in self.parked:
+                worker.engine = engine
                 worker.park.release()
+
+    def join(self) -> None:
+        """After :meth:`end`: wait until all workers have gone."""
+        for thread in self.started:  # grows when one that is at work was just about to start another
+            while thread in self.started:
+                try:
+                    thread.join()
+                    break
+                except RuntimeError:  # being started
+                    time.sleep(0.0001)
 
     def statistics(self) -> QueueStatistics:
         """Counts."""

@@ -1,0 +1,76 @@
+"""``stop`` while other threads push: it ends, what was pushed runs, and no thread stays."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from weftplan import engine
+
+KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
+    """Operations were put into a queue that is then taken away, where they were left to a worker that was about to
+    look: it may not bring the queue back to life, which ``stop`` would wait for."""
+    eng = engine.create(kind, cpu_workers=4)
+    a, b, c = (eng.new_variable() for _ in range(3))
+    begun, gate, ran = threading.Event(), threading.Event(), []
+    eng.push(lambda: (begun.set(), gate.wait()), (), [a])
+    assert begun.wait(10)
+    monkeypatch.setattr(eng, "_wait_idle", lambda timeout=-1: True)  # as if the pushes had come just after it
+    queue = eng._default
+    queue.looking = True
+    eng.push(lambda: ran.append("b"), (), [b])
+    eng.push(lambda: ran.append("c"), (), [c])
+    stopping = threading.Thread(target=eng.stop, daemon=True)
+    stopping.start()
+    while eng._default is not None:
+        time.sleep(0.001)
+    gate.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert sorted(ran) == ["b", "c"]
+    assert not any(thread.is_alive() for thread in queue.started)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stop_under_load(kind, switch_often):
+    """Two threads push and wait, a third one stops the engine again and again."""
+    eng = engine.create(kind, cpu_workers=4)
+    over, waited = threading.Event(), []
+
+    def push_and_wait():
+        mine = [eng.new_variable() for _ in range(4)]
+        while not over.is_set():
+            for var in mine:
+                eng.push(lambda: None, (), [var])
+            eng.wait_for_var(mine[0])
+        eng.wait_for_all()
+        waited.append(all(var.version == mine[0].version > 0 for var in mine))
+
+    def stop():
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            eng.stop()
+        over.set()
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (push_and_wait, push_and_wait, stop)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert waited == [True, True]
+    eng.stop()
+
+
+@pytest.fixture
+def switch_often():
+    """The interpreter changes threads more often than it usually does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
