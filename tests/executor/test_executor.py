@@ -332,6 +332,12 @@ def test_shared_buffers_and_arguments():
     assert second.arg_dict["fc1_weight"] is first.arg_dict["fc1_weight"]
     first.arg_dict["data"][:] = 4
     assert (second.arg_dict["data"].asnumpy() == 4).all()
+    third = mlp().simple_bind(mx.cpu(), data=(16, 5), shared_buffer=pool)
+    assert pool["data"].shape == (16, 5)
+    assert (third.arg_dict["data"].asnumpy()[:8] == 4).all()
+    third.arg_dict["data"][:] = 3
+    assert (first.arg_dict["data"].asnumpy() == 3).all()
+    pool["data"] = mx.nd.zeros((2, 5))  # the caller's own array has others behind it: it cannot grow
     with pytest.warns(UserWarning, match="is replaced"):
         mlp().simple_bind(mx.cpu(), data=(16, 5), shared_buffer=pool)
     with pytest.raises(ShapeError, match="is shared as"):

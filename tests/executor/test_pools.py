@@ -342,3 +342,48 @@ def test_backward_after_the_owner_is_lost_is_refused():
     second.forward(is_train=True)
     with pytest.raises(MXNetError, match=r"another executor that shares"):
         first.backward()
+
+
+def test_an_executor_on_the_outputs_of_another_follows_when_they_move(driver):
+    """B reads what A puts out, prepared once; A's memory moves when C joins A's pool; B goes on with the new bytes."""
+    small = chain(300, mx.cpu())
+    net = mx.sym.Variable("x") + 1
+    reader = net.bind(mx.cpu(), [small.outputs[0]], grad_req="null")
+    small.forward(data=np.zeros(300, "float32"))
+    assert (reader.forward()[0].asnumpy() == 2).all()
+    large = chain(3000, mx.cpu(), small)
+    assert (reader.forward()[0].asnumpy() == 2).all()
+    small.forward(data=np.ones(300, "float32"))
+    np.testing.assert_allclose(reader.forward()[0].asnumpy(), np.e + 1, rtol=1e-5)
+    large.forward(data=np.zeros(3000, "float32"))[0].wait_to_read()
+
+
+@pytest.mark.parametrize("ctx", [mx.cpu(65), mx.sim(6)], ids=str)
+def test_shared_buffers_hold_the_same_bytes_in_every_order(driver, ctx):
+    """Arguments cut from one dictionary: the largest request of each decides, and who came first loses nothing.
+
+    Each executor runs before the next is bound, and all of them once more at the end.
+    """
+    sizes = (200, 900, 500)
+    held = set()
+    numbers = itertools.count(1)
+    for order in itertools.permutations(sizes):
+        start = held_bytes(ctx)
+        pool, bound = {}, {}
+        for size in order:
+            net = mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(mx.sym.Variable("data"))))
+            first = next(iter(bound.values()), None)
+            bound[size] = net.simple_bind(ctx, data=(size,), shared_exec=first, shared_buffer=pool)
+            kept = None if first is None else first.arg_dict["data"].asnumpy()
+            if kept is not None:
+                assert (kept == value).all()
+            for one in (bound[size], bound[order[0]]):
+                value = next(numbers)
+                one.arg_dict["data"][:] = value
+                one.forward(is_train=True)
+                one.backward()
+                assert (one.grad_dict["data"].asnumpy() == 2 * value).all()
+        held.add(held_bytes(ctx) - start)
+        assert pool["data"].shape == (max(sizes),)
+        del bound, pool, one, first
+    assert len(held) == 1

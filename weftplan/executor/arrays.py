@@ -11,7 +11,9 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError
 from weftplan.executor.arguments import as_dtype
+from weftplan.executor.block import grow, growable
 from weftplan.ndarray import NDArray, zeros
+from weftplan.ndarray.chunk import MovableChunk
 from weftplan.symbol import Symbol
 
 Groups = Mapping[str, Context] | None
@@ -67,7 +69,11 @@ def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dt
 def buffered_array(
     pool: dict[str, NDArray] | None, name: str, shape: tuple[int, ...], dtype: Any, ctx: Context
 ) -> NDArray:
-    """An array cut from ``pool[name]``, which is made or replaced where it is missing or too small."""
+    """An array cut from ``pool[name]``, which is made where it is missing and grows where it is too small.
+
+    Arrays that were cut from it before stay valid, and keep their values. So the bytes that the pool holds do not
+    depend on the order of the requests. An array that the caller put there cannot grow: it is replaced, with a warning.
+    """
     if pool is None:
         return zeros(shape, ctx=ctx, dtype=dtype)
     have = pool.get(name)
@@ -75,10 +81,15 @@ def buffered_array(
     if have is not None and have.dtype == dtype and have.context == ctx:
         if have.size >= size:
             return view_as(have, shape)
+        chunk = have.chunk
+        if isinstance(chunk, MovableChunk) and chunk.nbytes == have.nbytes:
+            grow(chunk, size * have.dtype.itemsize)
+            pool[name] = NDArray(chunk, shape, dtype)
+            return pool[name]
         warnings.warn(
             f"shared_buffer: {name!r} has {have.size} elements, {size} are needed: it is replaced", stacklevel=3
         )
-    pool[name] = zeros(shape, ctx=ctx, dtype=dtype)
+    pool[name] = growable(ctx, shape, dtype)
     return pool[name]
 
 

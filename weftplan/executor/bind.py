@@ -139,7 +139,7 @@ def simple_bind(
         group2ctx: context of each ``ctx_group`` attribute; arrays are made where their group says.
         shared_arg_names: arguments that are the same arrays as in ``shared_exec`` (their gradients too).
         shared_exec: an executor whose planned memory and auxiliary states are used again.
-        shared_buffer: name -> array; other arguments are cut from these, and new ones are added.
+        shared_buffer: name -> array; other arguments are cut from these; missing ones are added, small ones grow.
         plan_options: how to plan; default: from the environment.
         memory_budget: most bytes for everything that the executor holds (arguments, gradients, states and planned
             memory), such as ``"2GB"``; forward results are computed again where that is needed to fit.

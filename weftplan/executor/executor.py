@@ -5,7 +5,6 @@ Bind once, run many: ``forward`` and ``backward`` only push prepared segments an
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from weftplan.executor.schedule import RunState, Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray import zeros as nd_zeros
+from weftplan.ndarray.chunk import MovableChunk
 from weftplan.planner.plan import MemoryPlan, PlannedGraph
 from weftplan.symbol import Symbol
 
@@ -105,9 +105,10 @@ class Executor:
         _, self._fence_vars = engine.dedupe(
             [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
         )
-        # Weak, or the executor would own itself.
-        forget = weakref.WeakMethod(self._forget)
-        self._memory.placement.on_move = lambda: _call(forget)
+        # Prepared calls hold views: of planned memory, and of arrays that are somebody else's planned memory.
+        for chunk in {id(c): c for c in (*self._memory.chunks, *(a.chunk for a in external.values()))}.values():
+            if isinstance(chunk, MovableChunk):
+                chunk.watch(self._forget)
         self._monitor: Monitored | None = None
         self._ran_training_forward = False
         self._run = RunState(is_train=False)
@@ -142,7 +143,7 @@ class Executor:
         return [builder.entry(eid) for eid in planned.outputs]
 
     def _forget(self) -> None:
-        """Planned memory has moved: drop every view of the old addresses. The next run prepares its calls again."""
+        """Memory has moved: drop every view of the old addresses. The next run prepares its calls again."""
         self._prepared = False
         self._forward_steps, self._backward_steps = [], []
         self._forward_segments, self._backward_segments = [], []
@@ -357,10 +358,3 @@ class Executor:
 
 def _nothing() -> None:
     """The work of a fence."""
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call a bound method if its object still exists."""
-    bound = method()
-    if bound is not None:
-        bound()

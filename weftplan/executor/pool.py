@@ -30,16 +30,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from weftplan import device, engine
+from weftplan import engine
 from weftplan.device.context import Context, cpu
-from weftplan.engine import FnProperty
 from weftplan.errors import BindError, OutOfMemoryError
-from weftplan.ndarray.chunk import Chunk, MovableChunk, drain, push
+from weftplan.executor.block import Block, copy_bytes, finish_deletes, settle
+from weftplan.ndarray.chunk import Chunk, MovableChunk
 
 
 class Placement:
@@ -50,15 +49,13 @@ class Placement:
         needs: bytes from the start of the block, per device.
     """
 
-    __slots__ = ("__weakref__", "_where", "chunks", "needs", "on_move")
+    __slots__ = ("__weakref__", "_where", "chunks", "needs")
 
     def __init__(self, where: list[tuple[Context, int, int]], needs: Mapping[Context, int]) -> None:
         self._where = where
         """Per storage: device, offset in the block, bytes."""
         self.needs = dict(needs)
         self.chunks: list[MovableChunk] = []
-        self.on_move: Callable[[], object] | None = None
-        """Called when addresses have changed; must hold no strong reference to the executor."""
 
     def put(self, blocks: Mapping[Context, Block]) -> None:
         """Point the chunks at the blocks of these devices; the first time they are made, which takes all blocks."""
@@ -72,34 +69,12 @@ class Placement:
             block = blocks.get(ctx)
             if block is not None:
                 chunk.move(block.raw[at : at + size], block)
-        if self.on_move is not None:
-            self.on_move()
 
     def leave(self, ctx: Context) -> None:
         """The storages on ``ctx`` have no memory any more."""
         for chunk in self.chunks:
             if chunk.context == ctx:
                 chunk.leave()
-        if self.on_move is not None:
-            self.on_move()
-
-
-class Block:
-    """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block that
-    nobody refers to can be closed at once."""
-
-    __slots__ = ("__weakref__", "chunk")
-
-    def __init__(self, ctx: Context, nbytes: int) -> None:
-        self.chunk = Chunk(ctx, nbytes, name="planned")
-
-    @property
-    def raw(self) -> Any:
-        return self.chunk.raw
-
-    @property
-    def nbytes(self) -> int:
-        return self.chunk.nbytes
 
 
 class SlabPool:
@@ -167,12 +142,8 @@ class SlabPool:
         return living
 
     def _settle(self) -> None:
-        """Block until no operation on the pool's memory is pending, failed ones included; raises no failure."""
-        done = Chunk(cpu(0), 0, name="settled")
-        touched = [done.var, self.var, *(chunk.var for member in self._placements() for chunk in member.chunks)]
-        # The property of deletes: it runs whatever has failed, and leaves failures on the vars as they are.
-        push(_nothing, (), touched, cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
-        done.engine.wait_for_var(done.var)
+        """Block until no operation on the pool's memory is pending."""
+        settle([self.var, *(chunk.var for member in self._placements() for chunk in member.chunks)])
 
     def _grow(self, ctx: Context, nbytes: int) -> None:
         """Make the block on ``ctx`` one of ``nbytes``; nothing is pending."""
@@ -187,9 +158,9 @@ class SlabPool:
             except OutOfMemoryError:
                 # No room for both at once: the contents wait on the host.
                 kept = np.empty(before, np.uint8)
-                _copy(ctx, kept, self._blocks[ctx].raw)
+                copy_bytes(ctx, kept, self._blocks[ctx].raw)
             else:
-                _copy(ctx, new.raw[:before], self._blocks[ctx].raw)
+                copy_bytes(ctx, new.raw[:before], self._blocks[ctx].raw)
                 self._give_back(ctx, lambda: self._install(ctx, new))
                 return
         old = self._give_back(ctx, lambda: self._vacate(ctx))
@@ -210,7 +181,7 @@ class SlabPool:
 
     def _refill(self, ctx: Context, block: Block, kept: Any) -> None:
         if kept is not None:
-            _copy(ctx, block.raw[: kept.nbytes], kept)
+            copy_bytes(ctx, block.raw[: kept.nbytes], kept)
         self._install(ctx, block)
 
     def _install(self, ctx: Context, block: Block) -> None:
@@ -234,21 +205,7 @@ class SlabPool:
         leave()
         if held() is not None:
             # Chunks of executors that are gone may hold it too, until the engine has deleted their vars.
-            drain()
-            done = Chunk(cpu(0), 0, name="drained")
-            push(_nothing, (), (done.var,), ctx, name="drain")
-            done.engine.wait_for_var(done.var)
+            finish_deletes(ctx)
         if held() is None:
             chunk.close()
         return held
-
-
-def _copy(ctx: Context, target: Any, source: Any) -> None:
-    """Copy bytes between the device and itself or the host, and wait for that."""
-    done = Chunk(cpu(0), 0, name="moved")
-    engine.get().push(partial(device.get(ctx).copy, target, source), (), (done.var,), ctx, name="move planned memory")
-    done.engine.wait_for_var(done.var)
-
-
-def _nothing() -> None:
-    """The work of an operation that only waits."""

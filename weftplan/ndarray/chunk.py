@@ -9,6 +9,7 @@ engine or of storage; its finalizer therefore only appends to a deque, which the
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -144,30 +145,47 @@ class Chunk:
 class MovableChunk(Chunk):
     """A range of somebody's memory that may be put elsewhere; the var, and with it every array on it, stays."""
 
-    __slots__ = ()
+    __slots__ = ("_watchers",)
     movable = True
+    _watchers: list[weakref.WeakMethod[Callable[[], object]]]
 
     @classmethod
     def over(cls, ctx: Context, raw: Any, owner: Any, *, name: str | None = None) -> Self:
         """A chunk of the bytes ``raw`` (flat uint8), which ``owner`` keeps from going back to storage; the chunk holds
         ``owner`` until the var's last operation."""
-        return cls._over(ctx, raw, owner, name)
+        chunk = cls._over(ctx, raw, owner, name)
+        chunk._watchers = []
+        return chunk
+
+    def watch(self, method: Callable[[], object]) -> None:
+        """Call a bound method, as long as its object exists, whenever the bytes have moved: views of the old are dead.
+
+        Whoever keeps typed views beyond an operation needs this.
+        """
+        self._watchers.append(weakref.WeakMethod(method))
 
     def move(self, raw: Any, owner: Any) -> None:
-        """From now on the bytes are ``raw``, of the same size, kept by ``owner``; the caller has copied the contents.
+        """From now on the bytes are ``raw``, kept by ``owner``; the caller has copied the contents.
 
         Only while no operation on the var is pending: one that was pushed before may have taken the old bytes.
 
         Raises:
-            MXNetError: another size.
+            MXNetError: ``raw`` is smaller than what arrays on this chunk may use.
         """
-        if raw.nbytes != self.nbytes:
-            raise MXNetError(f"{self!r} cannot move to {raw.nbytes:,} bytes: the sizes must be equal")
-        self._raw, self._release = raw, partial(_let_go, owner)
+        if raw.nbytes < self.nbytes:
+            raise MXNetError(f"{self!r} cannot move to {raw.nbytes:,} bytes: they must be at least as many")
+        self._raw, self.nbytes, self._release = raw, int(raw.nbytes), partial(_let_go, owner)
+        self._tell()
 
     def leave(self) -> None:
         """Let go of the bytes; until the next :meth:`move` the chunk cannot be used."""
         self._raw = self._release = None
+        self._tell()
+
+    def _tell(self) -> None:
+        for method in [found for ref in self._watchers if (found := ref()) is not None]:
+            method()
+        self._watchers = [ref for ref in self._watchers if ref() is not None]
 
     def _allocate(self) -> None:
         raise OutOfMemoryError(

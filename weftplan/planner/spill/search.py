@@ -127,9 +127,9 @@ class Search:
         for device, idle in zip(self._devices, chosen, strict=True):
             table = timetable(idle, self._clock, self._link)
             for one, (start, end), out, back in zip(idle, table.away, table.out, table.back, strict=True):
-                if start < end:
+                if start < end:  # others have delayed it so much that it would never be away
                     live[device, start:end] -= self._held[one.group]
-                spills.append(Spill(one.entry, out, back))
+                    spills.append(Spill(one.entry, out, back))
             stall += table.stall
         return State(self._peak(live), stall, tuple(spills)), live
 

@@ -1,0 +1,89 @@
+"""Memory under chunks that move: one allocation, and how to wait for, fill and replace it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan import device, engine
+from weftplan.device.context import Context, cpu
+from weftplan.engine import FnProperty
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.chunk import Chunk, MovableChunk, drain, push
+
+
+class Block:
+    """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block that
+    nobody refers to can be closed at once."""
+
+    __slots__ = ("__weakref__", "chunk")
+
+    def __init__(self, ctx: Context, nbytes: int) -> None:
+        self.chunk = Chunk(ctx, nbytes, name="planned")
+
+    @property
+    def raw(self) -> Any:
+        """Its bytes."""
+        return self.chunk.raw
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return self.chunk.nbytes
+
+
+def settle(vars_: Iterable[Any]) -> None:
+    """Block until no operation on these vars is pending, failed ones included; raises no failure.
+
+    Raises:
+        WaitInWorkerError: called inside an engine operation.
+    """
+    done = Chunk(cpu(0), 0, name="settled")
+    # The property of deletes: it runs whatever has failed, and leaves failures on the vars as they are.
+    push(_nothing, (), [done.var, *vars_], cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
+    done.engine.wait_for_var(done.var)
+
+
+def finish_deletes(ctx: Context) -> None:
+    """Let the engine delete the vars of what is dead by now, and with them the references to blocks on ``ctx``."""
+    drain()
+    done = Chunk(cpu(0), 0, name="drained")
+    push(_nothing, (), (done.var,), ctx, name="drain")
+    done.engine.wait_for_var(done.var)
+
+
+def copy_bytes(ctx: Context, target: Any, source: Any) -> None:
+    """Copy bytes between the device and itself or the host, and wait for that."""
+    done = Chunk(cpu(0), 0, name="moved")
+    engine.get().push(partial(device.get(ctx).copy, target, source), (), (done.var,), ctx, name="move memory")
+    done.engine.wait_for_var(done.var)
+
+
+def growable(ctx: Context, shape: tuple[int, ...], dtype: Any) -> NDArray:
+    """A zero-filled array whose chunk :func:`grow` can enlarge."""
+    block = Block(ctx, math.prod(shape) * np.dtype(dtype).itemsize)
+    array = NDArray(MovableChunk.over(ctx, block.raw, block, name="shared buffer"), shape, dtype)
+    array[:] = 0
+    return array
+
+
+def grow(chunk: MovableChunk, nbytes: int) -> None:
+    """Give a chunk ``nbytes`` bytes, more than it has: the old ones first, then zeros. Arrays on it stay valid.
+
+    Raises:
+        OutOfMemoryError: no room beside the old bytes; nothing has changed.
+        WaitInWorkerError: called inside an engine operation.
+    """
+    block, before = Block(chunk.context, nbytes), chunk.nbytes
+    settle([chunk.var])
+    copy_bytes(chunk.context, block.raw[:before], chunk.raw)
+    chunk.move(block.raw, block)
+    NDArray(chunk, (nbytes - before,), "uint8", before)[:] = 0
+
+
+def _nothing() -> None:
+    """The work of an operation that only waits."""
