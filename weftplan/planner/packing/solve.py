@@ -116,8 +116,9 @@ class Incumbent:
         They are given up above what other methods reach.
         """
         worth = int(floor * WORTH_A_SWEEP)
+        tries = len(VARIANTS) if len(self.part) <= large.THRESHOLD else 2
         for order in (None,) if self.order is None else (self.order, None):
-            for variant in VARIANTS if order is None else VARIANTS[:1]:
+            for variant in VARIANTS[: tries if order is None else 1]:
                 if self.peak <= enough:
                     return
                 found = pack_outwards(self.part, floor, min(self.peak - 1, worth), variant, order, clock)
