@@ -245,7 +245,7 @@ def test_nothing_to_pack() -> None:
         (([0], [1], [4]), {"alignment": 0}, "alignment: expected a positive integer"),
         (([0], [1], [4]), {"alignment": 2.0}, "alignment"),
         (([0], [1], [4]), {"time_limit": 0}, "time_limit: expected a positive number"),
-        (([0], [1], [4]), {"effort": "huge"}, "effort: expected one of fast, normal, max"),
+        (([0], [1], [4]), {"effort": "huge"}, "effort: expected one of fast, medium, normal, max"),
     ],
 )
 def test_bad_input_is_refused(arguments: tuple[object, ...], options: dict[str, object], message: str) -> None:

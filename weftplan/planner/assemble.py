@@ -159,7 +159,13 @@ def _dataflow(facts: Facts, found: Assignment, group: Sequence[int], count: int)
 
 
 def blocks(
-    buffers: Buffers, strategy: str, reported_bytes: int, color: Sequence[int] = (), *, one_slab: bool = False
+    buffers: Buffers,
+    strategy: str,
+    reported_bytes: int,
+    color: Sequence[int] = (),
+    *,
+    one_slab: bool = False,
+    added_waits: int | None = None,
 ) -> MemoryPlan:
     """The plan in which storages do not overlap: each is an allocation of its own, or they lie side by side.
 
@@ -213,6 +219,7 @@ def blocks(
         slab_device=slab_device,
         slab_nbytes=slab_nbytes,
         after=(np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
+        num_added_waits=added_waits,
         reported_bytes=reported_bytes,
     )
 
@@ -300,7 +307,7 @@ def _packed(
     check_packing(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
     if effort == "auto" and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
-        harder = pack(lower, upper, size, alignment=alignment, effort="normal", order=order)
+        harder = pack(lower, upper, size, alignment=alignment, effort="medium", order=order)
         try:
             check_packing(lower, upper, size, harder.offsets, alignment=alignment)
         except PlanError as error:

@@ -14,15 +14,18 @@ from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Packing, PackingError, check_input, sectioned
 from weftplan.planner.packing.solve import Plan, solve
 
-Effort = Literal["fast", "normal", "max"]
+Effort = Literal["fast", "medium", "normal", "max"]
 
 
 EFFORTS: dict[str, Plan] = {
     "fast": Plan(work=400_000, compiled=0, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
-    "normal": Plan(
+    "medium": Plan(
         work=13_000_000, compiled=1_200_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5
     ),
-    "max": Plan(work=80_000_000, compiled=2_800_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
+    "normal": Plan(
+        work=13_000_000, compiled=2_600_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5
+    ),
+    "max": Plan(work=80_000_000, compiled=8_000_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
 }
 
 
@@ -49,8 +52,9 @@ def pack(
         time_limit: seconds after which the best packing so far is returned; where there is none yet, a quick one is
             still made (some microseconds a buffer). None: no limit on time.
         effort: ``"fast"``: greedy, and a short search while more than 0.5 % above the lower bound; milliseconds for
-            ordinary graphs. ``"normal"`` (the default): search towards the lower bound; seconds on hard inputs, none on
-            easy ones. ``"max"``: longer. With numba (the ``fast`` extra) the last two search a hundred times more.
+            ordinary graphs. ``"medium"``: search towards the lower bound for seconds on hard inputs, not at all on easy
+            ones. ``"normal"`` (the default): with numba (the ``fast`` extra), which searches a hundred times more in
+            the same time, up to some twenty seconds. ``"max"``: longer.
         order: which steps use each buffer, and which its first writer waits for anyway. Reuse that makes nobody wait is
             then preferred, as far as that costs neither memory nor much time.
 

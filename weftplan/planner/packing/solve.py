@@ -32,7 +32,9 @@ TIME_FOR_NUMBA = 2.0
 FIRST_WORK = 1_000_000
 
 # The budget grows with the largest part up to this many times: a descent costs more where there are more buffers.
-BUFFERS_PER_BUDGET, MOST_BUDGETS = 450, 3
+BUFFERS_PER_BUDGET, MOST_BUDGETS = 450, 3.0
+# Where the compiled kernel spends most of a user's patience already, only up to this many times.
+MOST_LONG_BUDGETS, LONG = 1.4, 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,9 @@ def solve(problem: Problem, bound: int, plan: Plan, clock: Clock, order: Precede
     use_jit = plan.compiled > 0 and compiled.available() and (clock.deadline is None or clock.left() > TIME_FOR_NUMBA)
     leaves = leaf_parts(problem)
     middling = max((len(part) for _, part in leaves if len(part) <= large.THRESHOLD), default=0)
-    scale = min(max(middling / BUFFERS_PER_BUDGET, 1.0), MOST_BUDGETS)
-    budget = Budget(int((plan.compiled if use_jit else plan.work) * scale), clock)
+    work = plan.compiled if use_jit else plan.work
+    most = MOST_LONG_BUDGETS if use_jit and work > LONG else MOST_BUDGETS
+    budget = Budget(int(work * min(max(middling / BUFFERS_PER_BUDGET, 1.0), most)), clock)
     for base, part in leaves:
         floor = bound - base
         best = Incumbent(part, order)

@@ -1,0 +1,55 @@
+"""Generated problems of the kinds of the hard public ones: what they are, and how well they are packed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from weftplan.planner.packing import check_packing, compiled, pack
+from weftplan.planner.packing.challenges import FAMILIES, SIDE, challenge, challenges
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n", [40, 150, 450])
+def test_the_bound_is_the_height_of_the_rectangle(family: str, n: int) -> None:
+    """About as many buffers as asked for, within the rectangle, with its height as the most live bytes."""
+    lower, upper, size = challenge(family, n, 3)
+    assert abs(len(size) - n) <= max(0.15 * n, 12)
+    assert (lower >= 0).all()
+    assert (upper > lower).all()
+    assert (size > 0).all()
+    assert upper.max() <= SIDE * SIDE
+    change = np.zeros(SIDE + 1, np.int64)
+    np.add.at(change, lower // SIDE, size)
+    np.subtract.at(change, upper // SIDE, size)
+    assert np.cumsum(change).max() == SIDE * SIDE
+
+
+def test_same_seed_same_problem() -> None:
+    """Seeds differ, families differ, a repetition does not."""
+    made = {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
+    assert made == {name: [column.tolist() for column in buffers] for name, buffers in challenges(2, (60,))}
+    assert len({str(columns) for columns in made.values()}) == len(made) == 2 * len(FAMILIES)
+    with pytest.raises(ValueError, match="expected one of cut, "):
+        challenge("knots", 10)
+
+
+def test_full_rectangles_are_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cut from edge to edge and complete is found at the bound, with NumPy alone."""
+    monkeypatch.setattr(compiled, "available", lambda: False)
+    for family in ("cut", "slices", "boxes"):
+        for n in (150, 450):
+            assert pack(*challenge(family, n, 7)).ratio == 1.0
+
+
+def test_all_families_with_numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Valid everywhere, and within 15 % of the bound in the geometric mean."""
+    monkeypatch.setattr(compiled, "available", lambda: False)
+    ratios = []
+    for _, buffers in challenges(1, (150, 250)):
+        packing = pack(*buffers)
+        assert check_packing(*buffers, packing.offsets) == packing.peak
+        ratios.append(packing.ratio)
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.15
