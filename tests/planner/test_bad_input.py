@@ -90,7 +90,7 @@ def test_no_outputs() -> None:
         ({"match_range": True}, "match_range must be an integer"),
         ({"num_temp": 0}, "num_temp must be an integer >= 1"),
         ({"sizes": "4"}, "sizes must be one of true, mxnet"),
-        ({"compat": "paddle"}, "compat must be one of none, mxnet"),
+        ({"compat": "torch"}, "compat must be one of none, mxnet, paddle, paddle_pir"),
         ({"alignment": 48}, "alignment must be a power of two"),
     ],
 )

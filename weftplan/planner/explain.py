@@ -163,7 +163,9 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
 def reuse(plan: MemoryPlan) -> str:
     """How many order edges the reuse of memory makes, in words, and what they cost."""
     text = f"{plan.num_reuse_edges} order edges from reuse"
-    if plan.num_reuse_edges and plan.num_added_waits is not None:
+    if not plan.num_reuse_edges and plan.num_added_waits:
+        text += f"; {plan.num_added_waits} more between users of one block that are not ordered anyway"
+    elif plan.num_reuse_edges and plan.num_added_waits is not None:
         text += f", {plan.num_added_waits} of them between nodes that are not ordered anyway"
     return text
 

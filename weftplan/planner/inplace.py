@@ -12,9 +12,10 @@ that only it is about to free, except by the first rule.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
+from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import Facts
 from weftplan.planner.plan import Kind
 
@@ -22,6 +23,8 @@ Allocate = Callable[[int, int, int], int]
 """(entry, device, node) -> storage id: a released one, or the next new number."""
 Release = Callable[[int, int], None]
 """(storage, node): every content of the storage is dead after ``node``."""
+Rule = Callable[[int, int, int], bool]
+"""(node, input entry, output entry) -> whether the output takes the input's memory."""
 
 
 @dataclass(slots=True)
@@ -42,9 +45,26 @@ class Assignment:
 
 
 def assign(
-    facts: Facts, allocate: Allocate, release: Release, *, enable_inplace: bool = True, keep_unused: bool = False
+    facts: Facts,
+    allocate: Allocate,
+    release: Release,
+    *,
+    enable_inplace: bool = True,
+    keep_unused: bool = False,
+    rule: Rule | None = None,
+    never: Container[str] = (),
 ) -> Assignment:
-    """Run the walk. ``keep_unused`` gives memory also to outputs that nobody reads, as MXNet does."""
+    """Run the walk.
+
+    Args:
+        facts: the graph.
+        allocate, release: the allocator.
+        enable_inplace: let outputs take the memory of inputs at all.
+        keep_unused: give memory also to outputs that nobody reads, as MXNet does.
+        rule: decides in place of MXNet's rule (the input's memory is read no more, or the pair is an identity); where
+            it is given, outputs are allocated in their order, not the largest first.
+        never: names of operators that compute nothing in place.
+    """
     graph, row, refs = facts.graph, facts.graph.row, facts.refs
     inputs, reads, pairs, external = graph.inputs, facts.reads, facts.pairs, facts.external
     elements, dtypes, device = facts.elements, facts.dtypes, facts.device
@@ -59,7 +79,7 @@ def assign(
 
     for nid in facts.order:
         start, end = row[nid], row[nid + 1]
-        if enable_inplace and pairs[nid]:
+        if enable_inplace and pairs[nid] and not (never and _name(graph, nid) in never):
             for pair in pairs[nid]:
                 i, out = pair.input, start + pair.output
                 source = inputs[nid][i]
@@ -79,14 +99,14 @@ def assign(
                     continue
                 # An identity may share while others still read: both contents are equal, and whoever writes next
                 # waits for the readers of all of them.
-                if live[block] == 1 or (pair.identity and same_dtype):
+                if rule(nid, source, out) if rule else live[block] == 1 or (pair.identity and same_dtype):
                     storage[out] = block
                     live[block] += refs[out]
                     inplace[out] = i
                     kind[out] = in_place
                     group[out] = group[source]
         todo = [e for e in range(start, end) if storage[e] < 0 and not external[e] and (refs[e] or keep_unused)]
-        if len(todo) > 1:
+        if len(todo) > 1 and not rule:
             todo.sort(key=lambda e: (-elements[e], -e))
         for e in todo:
             block = allocate(e, device[nid], nid)
@@ -110,6 +130,11 @@ def assign(
                 kind[e] = unused
                 release(storage[e], nid)
     return Assignment(storage, group, kind, inplace, len(live), num_groups, set(), set())
+
+
+def _name(graph: IndexedGraph, nid: int) -> str:
+    op = graph.nodes[nid].op
+    return "" if op is None else op.name
 
 
 def add_in_place(facts: Facts, found: Assignment) -> None:

@@ -40,7 +40,11 @@ class PlanOptions:
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"
-    """``mxnet`` restores MXNet 1.9.1's plan where ours is better: unused outputs get memory, and so on."""
+    """``mxnet`` restores MXNet 1.9.1's plan where ours is better: unused outputs get memory, and so on. ``paddle`` and
+    ``paddle_pir`` decide by Paddle's rules what is computed in place, and with ``paddle`` the strategy ``match_range``
+    hands on blocks of exactly one size (:mod:`weftplan.planner.paddle`)."""
+    inplace_blacklist: tuple[str, ...] = ()
+    """Operators that compute nothing in place (Paddle: FLAGS_ir_inplace_kernel_blacklist)."""
     workspaces: bool = True
     """Count and place the scratch memory of operators. Without it the plan is a figure only and cannot be executed."""
     reorder: bool = False
@@ -65,7 +69,11 @@ class PlanOptions:
         """Refuse values that no field documents."""
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("sizes", self.sizes, ("true", "mxnet"))
-        _one_of("compat", self.compat, ("none", "mxnet"))
+        _one_of("compat", self.compat, ("none", "mxnet", "paddle", "paddle_pir"))
+        names = self.inplace_blacklist
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise PlanError(f"plan option inplace_blacklist must be a tuple of names of operators, got {names!r}")
+        object.__setattr__(self, "inplace_blacklist", tuple(names))  # a list in files
         _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
         _one_of("recompute", self.recompute, RECOMPUTE)
         for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):

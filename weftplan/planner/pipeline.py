@@ -22,6 +22,7 @@ from weftplan.planner.graph import IndexedGraph, IntArray, depth_first_order
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import collect
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.paddle import breadth_first
 from weftplan.planner.passes.cse import eliminate
 from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
 from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
@@ -135,6 +136,8 @@ def plan_symbol(
             "head_grads": _total(nbytes, (graph.row[n] for n in head_grads if n >= 0)),
         },
     )
+    if chosen.compat == "paddle":
+        facts = replace(facts, order=breadth_first(facts, forward))
     memory, found = plan_memory(facts, chosen)
     if chosen.reorder and memory.peak:
         better = replace(facts, order=choose_order(facts, forward, chosen))

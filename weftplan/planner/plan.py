@@ -113,8 +113,8 @@ class MemoryPlan:
     """How many steps are the forward part; None where nobody said."""
     num_added_waits: int | None = None
     """Of the pairs that :meth:`after` lists, how many make a node wait for one whose result it does not need: what
-    sharing takes from running in parallel. None where nobody counted: whole blocks have no such pairs, and graphs of
-    more than 8,192 steps are not looked at."""
+    sharing takes from running in parallel. For whole blocks by Paddle's rules the order edges that these add. None
+    where nobody counted: other whole blocks, and more than 8,192 steps."""
     notes: tuple[str, ...] = ()
     """What the planner decided and a user may want to know, in words."""
 

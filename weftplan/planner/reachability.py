@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from weftplan.planner.liveness import Facts
+
 MOST_STEPS = 8192
 """For more steps than this the sets (together steps * steps / 16 bytes, here 4 MiB) are not worth their memory."""
 
@@ -29,13 +31,13 @@ def ancestors(producers: Sequence[Iterable[int]]) -> list[int]:
     return found
 
 
-def step_set(steps: Iterable[int]) -> int:
-    """The set of these steps.
-
-    >>> bin(step_set([0, 3]))
-    '0b1001'
-    """
-    found = 0
-    for step in steps:
-        found |= 1 << step
+def producers(facts: Facts) -> list[list[int]]:
+    """For each step the steps whose results it reads."""
+    row = facts.graph.row
+    made = [-1] * facts.graph.num_entries
+    found: list[list[int]] = []
+    for step, nid in enumerate(facts.order):
+        found.append([made[e] for e in facts.reads[nid] if made[e] >= 0])
+        for e in range(row[nid], row[nid + 1]):
+            made[e] = step
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from weftplan.planner import paddle
 from weftplan.planner.assemble import Buffers, arena, blocks
 from weftplan.planner.inplace import Assignment, add_in_place, assign
 from weftplan.planner.liveness import Facts
@@ -54,7 +55,7 @@ def _variants(facts: Facts, options: PlanOptions, color: list[int]) -> tuple[int
     match_range = 0 if _strategy(options) == "none" else options.match_range
     pool, plain = _whole_blocks(facts, options, match_range, color)
     variants = [plain]
-    if options.enable_inplace:
+    if options.enable_inplace and options.compat not in paddle.COMPAT:
         summed = replace(
             plain,
             storage=list(plain.storage),
@@ -75,15 +76,30 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
     strategy = _strategy(options)
     if strategy in ("auto", "match_range", "none"):
         name = "none" if strategy == "none" else "match_range"
-        yield blocks(buffers, name, reported, color, one_slab=options.strategy in ("auto", "arena"))
+        waits = None
+        if options.compat == "paddle" and name == "match_range":
+            waits = len(paddle.order_edges(buffers.facts, buffers.found))
+        one_slab = options.strategy in ("auto", "arena")
+        yield blocks(buffers, name, reported, color, one_slab=one_slab, added_waits=waits)
     if strategy in ("auto", "arena"):
         yield arena(buffers, color)
 
 
 def _whole_blocks(
     facts: Facts, options: PlanOptions, match_range: int, color: list[int]
-) -> tuple[BlockPool, Assignment]:
-    """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total."""
+) -> tuple[BlockPool | paddle.ExactPool, Assignment]:
+    """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total. Or Paddle's."""
+    if options.compat in paddle.COMPAT:
+        later = options.compat == "paddle_pir"
+        exact = paddle.ExactPool(facts, reuse=match_range > 0 and not later)
+        return exact, assign(
+            facts,
+            exact.allocate,
+            exact.release,
+            enable_inplace=options.enable_inplace,
+            rule=paddle.InplaceRule(facts, pir=later),
+            never=options.inplace_blacklist,
+        )
     sizes = [4 * n for n in facts.elements] if options.sizes == "mxnet" else facts.nbytes
     ranges = [match_range]
     if options.auto_search and match_range:
@@ -97,6 +113,7 @@ def _whole_blocks(
             pool.release,
             enable_inplace=options.enable_inplace,
             keep_unused=options.compat == "mxnet",
+            never=options.inplace_blacklist,
         )
         if best is None or sum(pool.block_bytes) < sum(best[0].block_bytes):
             best = pool, found

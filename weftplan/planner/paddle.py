@@ -1,0 +1,179 @@
+"""Paddle's rules of sharing memory, where they differ from MXNet's: ``PlanOptions(compat="paddle")``, ``"paddle_pir"``.
+
+``paddle`` is the pair of graph passes of releases 1.6 to 2.5. *In place*: an output takes the memory of an input that
+only this operator can be the last to read: every other reader comes before it by data, not just by chance of the order
+(:class:`InplaceRule`). *Across operators*: operators are walked breadth first, and an output takes the memory of a dead
+result of exactly its size, the one that died last (:class:`ExactPool`); where the two operators are not ordered by
+data, that costs an order edge.
+
+``paddle_pir`` is the pass of release 2.6 and later: in place only, by the order of the program, with equal dtypes.
+
+What is not copied: a smaller output is not put into a larger input, because kernels here compute in place element by
+element; Paddle leaves that to the operator and allocates anew where it does not fit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from weftplan.planner.inplace import Assignment
+from weftplan.planner.liveness import Facts
+from weftplan.planner.reachability import ancestors, producers
+
+COMPAT = ("paddle", "paddle_pir")
+
+NOT_ON_CPU = frozenset(("_backward_broadcast_add", "_backward_broadcast_sub", "_backward_elemwise_sub"))
+"""Gradients of sums and differences, which ``paddle_pir`` does not compute in place on a CPU."""
+
+
+def breadth_first(facts: Facts, forward: int) -> list[int]:
+    """The steps in the order in which Paddle's pass walks them: whatever is ready, first come, first served.
+
+    The first ``forward`` steps stay in front. Nodes that touch one auxiliary state keep their order.
+    """
+    graph = facts.graph
+    order: list[int] = []
+    touched: dict[int, int] = {}
+    state_rows = {graph.row[n] for n in graph.mutable_variables()}
+    entry_node: list[int] = graph.entry_node.tolist()
+    for nodes in (facts.order[:forward], facts.order[forward:]):
+        inside = set(nodes)
+        waiting: dict[int, int] = {}
+        after: dict[int, list[int]] = {nid: [] for nid in nodes}
+        for nid in nodes:
+            before = {entry_node[e] for e in graph.inputs[nid]} | set(graph.controls[nid])
+            for e in graph.inputs[nid]:
+                if e in state_rows:
+                    if e in touched:
+                        before.add(touched[e])
+                    touched[e] = nid
+            before = {n for n in before if n in inside and n != nid}
+            waiting[nid] = len(before)
+            for n in before:
+                after[n].append(nid)
+        ready = deque(nid for nid in nodes if not waiting[nid])
+        while ready:
+            nid = ready.popleft()
+            order.append(nid)
+            for n in after[nid]:
+                waiting[n] -= 1
+                if not waiting[n]:
+                    ready.append(n)
+    return order
+
+
+class InplaceRule:
+    """Whether an output may take an input's memory; asked node by node in execution order.
+
+    That sizes agree, that both are on one device, and that neither is the caller's is judged by the walk that asks.
+
+    Args:
+        facts: the graph.
+        pir: by the rules of ``paddle_pir``.
+    """
+
+    def __init__(self, facts: Facts, *, pir: bool) -> None:
+        self._facts = facts
+        self._pir = pir
+        self._fetched = frozenset(facts.graph.outputs.tolist())
+        self._step = {nid: step for step, nid in enumerate(facts.order)}
+        self._taken: set[int] = set()
+        # Per entry the set of steps that read it, and per step the set of steps that come before it by data.
+        self._readers = [0] * facts.graph.num_entries
+        for step, nid in enumerate(facts.order):
+            for e in facts.reads[nid]:
+                self._readers[e] |= 1 << step
+        self._needs = [] if pir else ancestors(producers(facts))
+
+    def __call__(self, nid: int, source: int, out: int) -> bool:
+        """True when ``out`` of node ``nid`` is to take the memory of ``source``, which is then not taken again."""
+        facts = self._facts
+        op = facts.graph.nodes[nid].op
+        place = facts.contexts[facts.device[nid]].device_type
+        if (
+            op is None
+            or source in self._fetched
+            or source in self._taken
+            or place == "cpu_pinned"
+            or facts.graph.inputs[nid].count(source) != 1
+        ):
+            return False
+        readers, now = self._readers[source], 1 << self._step[nid]
+        if self._pir:
+            allowed = (
+                readers & now > 0
+                and readers < now << 1
+                and facts.dtypes[source] == facts.dtypes[out]
+                and out not in self._fetched
+                and not (place == "cpu" and op.name in NOT_ON_CPU)
+            )
+        else:
+            needs = self._needs[self._step[nid]]
+            allowed = readers & now > 0 and readers | needs == needs
+        if allowed:
+            self._taken.add(source)
+        return allowed
+
+
+class ExactPool:
+    """The allocator of the walk: dead memory of exactly the size asked for, the last to die first.
+
+    Args:
+        facts: the graph.
+        reuse: False never gives memory out again.
+    """
+
+    def __init__(self, facts: Facts, *, reuse: bool) -> None:
+        self.block_bytes: list[int] = []
+        self._sizes = facts.nbytes
+        self._reuse = reuse
+        self._home: list[int] = []
+        self._dead: dict[tuple[int, int], list[int]] = {}
+
+    def allocate(self, entry: int, device: int, node: int) -> int:
+        """A dead block of this size, or a new one."""
+        size = self._sizes[entry]
+        dead = self._dead.get((device, size))
+        if dead:
+            return dead.pop()
+        self.block_bytes.append(size)
+        self._home.append(device)
+        return len(self.block_bytes) - 1
+
+    def release(self, block: int, node: int) -> None:
+        """The content of ``block`` is dead."""
+        if self._reuse and self.block_bytes[block]:
+            self._dead.setdefault((self._home[block], self.block_bytes[block]), []).append(block)
+
+
+def order_edges(facts: Facts, found: Assignment) -> list[tuple[int, int]]:
+    """(earlier node, later node): what has to be added to the order by data because blocks are used again.
+
+    The later node is the first to write a block that others used before; each of them that does not come before it, by
+    data or by an edge added already, gets an edge. All edges lead forward in the order, so none closes a cycle.
+    """
+    step_of_entry = producers(facts)
+    users: dict[int, list[int]] = {}
+    holder: dict[int, int] = {}
+    needs: list[int] = []
+    edges: list[tuple[int, int]] = []
+    row = facts.graph.row
+    for step, nid in enumerate(facts.order):
+        mine = 1 << step
+        for source in step_of_entry[step]:
+            mine |= needs[source]
+        made = [e for e in range(row[nid], row[nid + 1]) if found.group[e] >= 0]
+        for e in made:
+            group, block = found.group[e], found.storage[e]
+            before = holder.get(block)
+            if before is not None and before != group:
+                for user in reversed(users[before]):
+                    if not mine >> user & 1:
+                        edges.append((facts.order[user], nid))
+                        mine |= needs[user]
+            holder[block] = group
+        needs.append(mine)
+        for e in {*facts.reads[nid], *made}:
+            if found.group[e] >= 0:
+                users.setdefault(found.group[e], []).append(step)
+    return edges
