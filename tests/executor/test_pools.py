@@ -369,11 +369,11 @@ def test_shared_buffers_hold_the_same_bytes_in_every_order(driver, ctx):
     numbers = itertools.count(1)
     for order in itertools.permutations(sizes):
         start = held_bytes(ctx)
-        pool, bound = {}, {}
+        pool, bound, value = {}, {}, 0
         for size in order:
             net = mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(mx.sym.Variable("data"))))
             first = next(iter(bound.values()), None)
-            bound[size] = net.simple_bind(ctx, data=(size,), shared_exec=first, shared_buffer=pool)
+            bound[size] = net.simple_bind(ctx, data=(size,), shared_buffer=pool)
             kept = None if first is None else first.arg_dict["data"].asnumpy()
             if kept is not None:
                 assert (kept == value).all()
