@@ -231,3 +231,38 @@ def test_a_budget_on_a_cpu_sends_nothing_anywhere():
     executor = bound(net, mx.cpu(), share=0.8, shapes=shapes)
     assert not spills(executor)
     assert executor.memory_plan.on_host == 0
+
+
+def test_two_devices_are_relieved_each_to_its_own_host_memory():
+    """Layers on two devices, with copies between them: results of both wait on the host, and the bits are the same."""
+    first, second = (mx.sim(next(DEVICES)) for _ in range(2))
+    groups = {"low": first, "high": second}
+
+    def halves():
+        net = sym.Variable("data")
+        for group in ("low", "high"):
+            with mx.AttrScope(ctx_group=group):
+                for k in range(3):
+                    net = sym.Convolution(net, kernel=(1, 1), num_filter=8, name=f"{group}{k}")
+                    net = sym.Activation(sym.BatchNorm(net, name=f"{group}norm{k}"), act_type="tanh")
+        with mx.AttrScope(ctx_group="high"):
+            return sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(net), num_hidden=5), name="softmax")
+
+    def run(where, budget):
+        net = halves()
+        options = planner.PlanOptions.from_environment(budget=budget)
+        executor = net.simple_bind(
+            where["low"], grad_req=requests(net), group2ctx=where, plan_options=options, **SHAPES
+        )
+        fill(executor)
+        return executor, trained(executor)
+
+    plain, want = run(groups, None)
+    executor, got = run(groups, int(plain.memory_plan.peak * 0.6))
+    assert got == want == run({"low": mx.cpu(0), "high": mx.cpu(1)}, None)[1]
+    planner.validate(executor.planned)
+    held = executor.pool.nbytes
+    assert held == executor.memory_plan.peak_by_device
+    for ctx in (first, second):
+        assert held[mx.Context("cpu_pinned", ctx.device_id)] > 0
+        assert held[ctx] < plain.pool.nbytes[ctx]

@@ -20,12 +20,13 @@ def plan_within(
     *,
     besides: Callable[[PlannedGraph], int] = lambda planned: 0,
 ) -> PlannedGraph:
-    """The plan with the least recomputation whose total is at most ``budget`` bytes.
+    """The plan of least modelled time whose total, less what waits on the host, is at most ``budget`` bytes.
 
     Args:
         make: plans the graph under given options.
         options: the options; their ``recompute`` and ``budget`` are set here.
-        budget: most bytes of all devices together: planned peak, arguments, gradients, states.
+        budget: most bytes of all devices together: planned peak (less what waits in page-locked host memory),
+            arguments, gradients, states.
         besides: further bytes that the budget has to cover.
 
     Raises:

@@ -59,7 +59,8 @@ class PlanOptions:
     attribute ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as
     MXNET_MEMORY_OPT), ``sqrt`` (all between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
     budget: int | None = None
-    """Most bytes that :attr:`MemoryPlan.peak <weftplan.planner.plan.MemoryPlan.peak>` may have; recomputation is chosen
+    """Most bytes that :attr:`MemoryPlan.peak <weftplan.planner.plan.MemoryPlan.peak>` may have (less those
+    :attr:`on the host <weftplan.planner.plan.MemoryPlan.on_host>`, see :attr:`spill`); what is computed again is chosen
     for the least time that fits, whatever :attr:`recompute` says."""
     spill: bool = True
     """Under a budget, results of a GPU or a simulated device may wait in page-locked host memory instead of being
