@@ -84,8 +84,10 @@ class Simulator(Engine):
         self._arrived.release()
 
     def _before_wait(self, var: Var | None = None) -> None:
-        while var.write is not None if var is not None else self._pending:
-            if not self.step() and not self._asynchronous:
+        while self._requests or (var.write is not None if var is not None else self._pending):
+            # Counted before the step: what another thread ends is dispatched first and no longer asynchronous then.
+            started = len(self._asynchronous)
+            if not self.step() and not started:
                 break
             if self._asynchronous and not self._dispatched:
                 self._arrived.acquire()  # another thread completes what was started; then there may be more to run
