@@ -1,0 +1,80 @@
+"""The simulator's waits, where other threads end what it has started."""
+
+import threading
+
+import pytest
+
+from weftplan import engine
+
+
+def finishes(call):
+    """True when ``call`` comes back within a minute; else its thread stays behind, so the test fails and goes on."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(60)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("what", ["var", "all"])
+def test_an_operation_ends_between_two_looks(what):
+    """What it frees is run, although the wait had just found nothing to run.
+
+    1. the wait finds nothing ready  2. another thread ends the asynchronous operation, which makes a second one ready
+    3. the wait finds that nothing is asynchronous any more: it must look again, or nobody runs the second one
+    """
+    sim = engine.create("Simulator")
+    var, kept, log = sim.new_variable(), [], []
+    sim.push_async(kept.append, (), [var])
+    sim.push(lambda: log.append("second"), (), [var])
+    assert sim.step()
+    step = sim.step
+
+    def step_then_the_end_of_the_first():
+        found = step()
+        if kept:
+            thread = threading.Thread(target=kept.pop())
+            thread.start()
+            thread.join()
+        return found
+
+    sim.step = step_then_the_end_of_the_first
+    assert finishes(lambda: sim.wait_for_var(var) if what == "var" else sim.wait_for_all())
+    assert log == ["second"]
+    assert var.version == 2
+
+
+def test_a_push_that_another_thread_carries_out():
+    """The wait for a var whose write is still a request, since another thread is inside the engine, runs that write.
+
+    1. a thread is inside, ending an asynchronous operation  2. a push leaves its request to it  3. a wait for the var
+    of that push begins before the request is carried out
+    """
+    sim = engine.create("Simulator")
+    first, second, kept, log = sim.new_variable(), sim.new_variable(), [], []
+    inside, go, dispatch = threading.Event(), threading.Event(), sim._dispatch
+    sim.push_async(kept.append, (), [first])
+    sim.push(lambda: log.append("freed"), (), [first])
+    assert sim.step()
+
+    def slow_dispatch():
+        inside.set()
+        go.wait(60)
+        dispatch()
+
+    sim._dispatch = slow_dispatch
+    thread = threading.Thread(target=kept.pop())
+    thread.start()
+    assert inside.wait(60)
+    sim.push(lambda: log.append("mine"), (), [second])
+    before_wait = sim._before_wait
+
+    def wait_and_let_go(var=None):
+        threading.Timer(0.05, go.set).start()
+        before_wait(var)
+
+    sim._before_wait = wait_and_let_go
+    assert finishes(lambda: sim.wait_for_var(second))
+    assert "mine" in log
+    thread.join()
+    sim.wait_for_all()
+    assert sorted(log) == ["freed", "mine"]
