@@ -3,7 +3,8 @@
 Runs weftplan and the peers side by side, one process each, in turn for several rounds, and prints medians in
 microseconds an operation, with the ratio peer / weftplan of each round's pair (median). Peers: MXNet 1.9.1 (its own
 interpreter: ``--mxnet-python``), dask's threaded scheduler, ``ThreadPoolExecutor`` with dependency callbacks written by
-hand, and the plain loop. Then: 50 microseconds of NumPy in each operation, memory per pending operation, latency.
+hand, and the plain loop. Where the kernel puts the threads decides more than anything else, so it is decided here, in
+two ways. Then: 50 microseconds of NumPy in each operation, memory per pending operation, latency.
 
     python bench/bench_engine.py --mxnet-python PATH
 """
@@ -18,6 +19,10 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = os.path.join(HERE, "peers")
+PLACEMENTS = {
+    "apart": "the pushing thread on one core, all others on the second",
+    "together": "all on one core, as the kernel often has it, too",
+}
 SHAPES = ("independent", "chain", "diamond", "wavefront", "random")
 
 
@@ -31,18 +36,10 @@ def call(python, script, *args):
     return json.loads(run.stdout.strip().splitlines()[-1])
 
 
-def main():
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
-    parser.add_argument("--profiler", action="store_true", help="only: what the profiler costs an operation")
-    args = parser.parse_args()
-    if args.profiler:
-        raise SystemExit(subprocess.call([sys.executable, os.path.join(HERE, "profiler_cost.py")]))
-    me = sys.executable
-    rows = {}
+def no_ops(args, placement):
+    """Measure and print the table of operations without work."""
+    os.environ["BENCH_PLACEMENT"] = placement
+    me, rows = sys.executable, {}
 
     def measure(label, python, script, *extra):
         rows.setdefault(label, []).append(call(python, script, *extra))
@@ -56,7 +53,7 @@ def main():
         measure("dask threaded, 2 workers", me, "dask_engine.py", max(1000, args.count // 8), 2)
         measure("ThreadPoolExecutor, 1 worker", me, "pool_engine.py", args.count, 1)
         measure("ThreadPoolExecutor, 2 workers", me, "pool_engine.py", args.count, 2)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}")
+    print(f"\n### Threads {placement}: {PLACEMENTS[placement]}\n")
     print(f"{args.count} no-op operations a shape, {args.rounds} rounds, median µs an operation, push to done\n")
     keys = [*SHAPES, "push_wait", "inplace_add"]
     print("| | " + " | ".join(keys) + " |")
@@ -79,7 +76,24 @@ def main():
     loop = statistics.median(r["loop"] for r in rows["ThreadPoolExecutor, 1 worker"])
     numpy = statistics.median(r["numpy_add"] for r in rows["weftplan, 1 worker"])
     print(f"\nThe floor: a plain loop of Python calls {loop:.3f} µs; NumPy's own a += 1 on 16 floats {numpy:.2f} µs.")
-    print("\n50 µs of NumPy in each operation:\n")
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
+    parser.add_argument("--profiler", action="store_true", help="only: what the profiler costs an operation")
+    args = parser.parse_args()
+    if args.profiler:
+        raise SystemExit(subprocess.call([sys.executable, os.path.join(HERE, "profiler_cost.py")]))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}")
+    for placement in PLACEMENTS:
+        no_ops(args, placement)
+    del os.environ["BENCH_PLACEMENT"]
+    me = sys.executable
+    print("\n### 50 µs of NumPy in each operation, a core for each worker\n")
     print("| | " + " | ".join(SHAPES) + " |\n|---|" + "---|" * len(SHAPES))
     count = max(2000, args.count // 20)
     runs = [[call(me, "weftplan_engine.py", count, w, "work") for w in (1, 2)] for _ in range(args.rounds)]

@@ -1,7 +1,42 @@
 """The programs that the engine bench runs everywhere: lists of (reads, writes) over numbered vars. No imports beyond
 the standard library, so that every peer's interpreter can load this file."""
 
+import os
 import random
+import threading
+
+PLACEMENTS = ("apart", "together", "free")
+
+
+def place():
+    """Decide which cores the threads of this process use; call it when a peer's own threads exist.
+
+    BENCH_PLACEMENT is ``apart`` (the main thread on one core, all others on the second: what happens when both cores
+    are free and nothing else runs), ``together`` (all on one core) or ``free`` (the kernel's choice, which changes from
+    run to run and decides more than the peer does). Threads that Python starts later obey, too.
+    """
+    placement = os.environ.get("BENCH_PLACEMENT", "free")
+    if placement == "free" or not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    first, others = {cores[0]}, {cores[1 if placement == "apart" and len(cores) > 1 else 0]}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        os.sched_setaffinity(thread, first if thread == os.getpid() else others)
+    run = threading.Thread.run
+
+    def run_there(self):
+        os.sched_setaffinity(0, others)
+        run(self)
+
+    threading.Thread.run = run_there
+
+
+def one_core_each(prefix):
+    """Give the k-th Python thread whose name begins with ``prefix`` a core of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    crew = sorted((t.name, t.native_id) for t in threading.enumerate() if t.name.startswith(prefix))
+    for k, (_, thread) in enumerate(crew):
+        os.sched_setaffinity(thread, {cores[k % len(cores)]})
 
 
 def independent(count):

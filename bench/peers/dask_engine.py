@@ -41,6 +41,7 @@ def graph_of(program):
 def main():
     """Time every shape once."""
     count, workers = int(sys.argv[1]), int(sys.argv[2])
+    programs.place()
     result = {}
     for name, make in programs.SHAPES.items():
         _, program = make(count)

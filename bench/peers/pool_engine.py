@@ -85,6 +85,7 @@ def main():
     """Time every shape once, and the plain loop."""
     count, workers = int(sys.argv[1]), int(sys.argv[2])
     result = {}
+    programs.place()
     for name, make in programs.SHAPES.items():
         _, program = make(count)
         result[name] = run(program, workers) / len(program) * 1e6

@@ -40,6 +40,7 @@ def run(eng, num_vars, program, fn):
 
 def no_ops(count, workers):
     """Microseconds an operation for each shape, push + wait, and ``a += 1``."""
+    programs.place()
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     result = {}
     with engine.using(eng):
@@ -100,13 +101,17 @@ def side_by_side(fn, threads, count=2000):
     """Seconds of one call of ``fn`` while as many threads, written by hand, do nothing but call it."""
 
     def loop():
+        ready.wait()
         for _ in range(count):
             fn()
 
-    crew = [threading.Thread(target=loop) for _ in range(threads)]
-    start = time.perf_counter()
+    ready = threading.Barrier(threads + 1)
+    crew = [threading.Thread(target=loop, name=f"crew {k}") for k in range(threads)]
     for thread in crew:
         thread.start()
+    programs.one_core_each("crew")
+    ready.wait()
+    start = time.perf_counter()
     for thread in crew:
         thread.join()
     return (time.perf_counter() - start) / count
@@ -117,6 +122,9 @@ def work(count, workers):
     fn, _ = worker_function(50e-6)
     each = [side_by_side(fn, k + 1) for k in range(workers)]
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
+    together = threading.Barrier(workers)
+    run(eng, workers, programs.independent(workers)[1], together.wait)  # all workers exist now
+    programs.one_core_each("weftplan")
     result = {"work_us": [seconds * 1e6 for seconds in each]}
     for name, make in programs.SHAPES.items():
         num_vars, program = make(count)
