@@ -122,6 +122,8 @@ class WorkerQueue:
     def wake(self, engine: ThreadedBase) -> None:
         """Wake one sleeping worker, or start one more; nothing when all are at work."""
         while True:
+            if not self.seat and len(self.started) - len(self.idle) + 1 >= self.threads:
+                return  # it would find no room; who has the seat wakes it when leaving
             # From here to the release no signal can come: a worker that is out of ``idle`` must be woken, and
             # ``waking`` must not stay.
             self.waking = True
