@@ -11,7 +11,7 @@ from weftplan.planner.recompute.tape import Price, Tape
 
 STEPS_PRICED = 2_000_000
 """Steps that a whole search may price: one to six seconds of Python, by the length of the graph."""
-MOST_PRICES = 16_000
+MOST_PRICES = 24_000
 """Prices are not worth more than this many, however small the graph."""
 LAYERS = 4
 """How many layers below the curve are looked at."""

@@ -17,7 +17,7 @@ plans.
 from __future__ import annotations
 
 from weftplan.planner.recompute.archive import Archive, Point
-from weftplan.planner.recompute.exchange import exchange
+from weftplan.planner.recompute.exchange import deepen, exchange, improve
 from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.segments import measure, rooms, segments
 from weftplan.planner.recompute.tape import Tape
@@ -54,6 +54,9 @@ def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Point]:
         for jump in (False, True):
             ladder.climb_down(jump=jump, fine=fine, reserve=reserve, most_seconds=limit)
     if len(can) <= SMALL:
+        if most_seconds is None:
+            deepen(archive, ladder, archive.left * 4 // 5)
+        improve(archive, ladder, archive.left // 8, limit)
         exchange(archive)
     return archive.frontier()
 

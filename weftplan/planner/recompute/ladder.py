@@ -23,6 +23,8 @@ STEP = 12
 """At most one in so many bundles is taken at once: each changes what the others are worth."""
 FEW = 6
 """So many single bundles are compared where several at once do not help."""
+REFILLS = 3
+"""How often the profile is looked at again for room."""
 TRIMS = 160
 """Taking repetitions back one by one may use one in so many of the prices of the search …"""
 LEAST_TRIMS = 4
@@ -91,7 +93,7 @@ class Ladder:
         while self.archive.left > reserve and missed < 3:
             target = int(target * RUNG)
             fitting = [(p.seconds, p.twins) for p in self.archive.known.values() if p.peak <= target]
-            reached = self._descend(chosen, target, fine)
+            reached = self.descend(chosen, target, fine=fine)
             if reached is not None:
                 chosen = self.trim(reached, target)
                 missed = 0
@@ -107,11 +109,16 @@ class Ladder:
             if self.archive.price(chosen).seconds > most_seconds:
                 return
 
-    def _descend(self, chosen: frozenset[int], target: int, fine: bool) -> frozenset[int] | None:
-        """Add bundles until the peak is at most ``target``; None when no bundle helps any more."""
+    def descend(
+        self, chosen: frozenset[int], target: int, *, fine: bool = True, without: frozenset[int] = frozenset()
+    ) -> frozenset[int] | None:
+        """Add bundles, but no node of ``without``, until the peak is at most ``target``; None when none helps any more.
+
+        ``fine``: see :meth:`climb_down`.
+        """
         live, price, excess = self._look(chosen, target)
         while price.peak > target:
-            bundles = self._bundles(chosen, live, target)
+            bundles = [b for b in self._bundles(chosen, live, target) if without.isdisjoint(b.nodes)]
             taken = None
             sets = [bundle.nodes for bundle in bundles] if fine else _enough(bundles, live - target)
             many = sets[: max(1, len(bundles) // STEP)]
@@ -204,23 +211,9 @@ class Ladder:
         return frozenset(bundle)
 
     def trim(self, chosen: frozenset[int], target: int) -> frozenset[int]:
-        """Keep results again where the target allows it, the dearest first.
-
-        What fits between the profile of bytes alive and the target is worked out on the profile and then priced; the
-        rest is tried in halves.
-        """
-        price = self.archive.price(chosen)
-        current = frozenset(price.twins)
-        for _ in range(3):
-            keep = self._room_for(current, target)
-            while keep:
-                less = self.archive.price(current.difference(keep))
-                if less.peak <= target:
-                    break
-                keep = keep[: len(keep) // 2]
-            if not keep or less.seconds >= price.seconds:
-                break
-            price, current = less, frozenset(less.twins)
+        """Keep results again where the target allows it: :meth:`refill`, and the rest in halves, the dearest first."""
+        current = self.refill(chosen, target)
+        price = self.archive.price(current)
         tape = self.tape
         queue: list[list[int]] = [sorted(current, key=lambda nid: (-tape.seconds[nid], nid))]
         allowed = max(LEAST_TRIMS, self.archive.allowance // TRIMS)
@@ -235,6 +228,25 @@ class Ladder:
             elif len(part) > 1:
                 half = (len(part) + 1) // 2
                 queue[:0] = [part[:half], part[half:]]
+        return current
+
+    def refill(self, chosen: frozenset[int], target: int) -> frozenset[int]:
+        """Keep results again, the dearest first, that fit between the profile of bytes alive and the target.
+
+        What fits is worked out on the profile and then priced; where in-place sharing upsets it, fewer are kept.
+        """
+        price = self.archive.price(chosen)
+        current = frozenset(price.twins)
+        for _ in range(REFILLS):
+            keep = self._room_for(current, target)
+            while keep:
+                less = self.archive.price(current.difference(keep))
+                if less.peak <= target:
+                    break
+                keep = keep[: len(keep) // 2]
+            if not keep or less.seconds >= price.seconds:
+                break
+            price, current = less, frozenset(less.twins)
         return current
 
     def _room_for(self, current: frozenset[int], target: int) -> list[int]:
