@@ -1,0 +1,82 @@
+"""Segments of the forward part: the room they take, where they end, and what the last one keeps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.planner.recompute import Tape
+from weftplan.planner.recompute.segments import least_room, measure, rooms, segments, square_root
+
+
+@pytest.fixture
+def chain(training: Any) -> Any:
+    """``chain(n)``: the tape of n sines in a row, each keeping one result of 4,096 bytes."""
+
+    def make(length: int) -> Tape:
+        x = sym.Variable("data")
+        for i in range(length):
+            x = sym.sin(x, name=f"sin{i}")
+        tape: Tape = training(sym.sum(x, name="total"), {"data": (32, 32)}, strategy="match_range").tape()
+        return tape
+
+    return make
+
+
+def test_the_least_room_of_a_chain_is_near_the_root_of_twice_its_length(chain: Any) -> None:
+    """Segments of M, M - 1, M - 2, … results: M (M + 1) / 2 of them for a chain of n, a little more in whole steps."""
+    tape = chain(450)
+    room = least_room(tape, measure(tape)) / 4096
+    assert math.sqrt(2 * 450) * 0.95 <= room <= math.sqrt(2 * 450) * 1.25
+
+
+def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
+    """A room of M bytes gives a peak of M and a few results in flight; more room never costs more time."""
+    tape = chain(300)
+    cuts = measure(tape)
+    before = None
+    for room in reversed(rooms(tape, cuts)):
+        chosen = segments(tape, cuts, room)
+        assert chosen is not None
+        price = tape.price(chosen)
+        assert price.peak <= room + 6 * 4096
+        assert before is None or price.seconds <= before
+        before = price.seconds
+    assert before is not None
+    assert before < 0.1 * tape.step_seconds
+
+
+def test_too_little_room_is_said(chain: Any) -> None:
+    """None, not a choice that needs more than its room."""
+    tape = chain(100)
+    cuts = measure(tape)
+    assert segments(tape, cuts, 3 * 4096) is None
+    assert segments(tape, cuts, least_room(tape, cuts) * 0.9) is None
+
+
+def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
+    """Without light nodes the end of the order is not repeated; light ones are, and leave room for more."""
+    tape = chain(100)
+    cuts = measure(tape)
+    room = 50 * 4096
+    plain = segments(tape, cuts, room)
+    every = frozenset(tape.forward[1::2])
+    light = segments(tape, cuts, room, light=every)
+    assert plain is not None
+    assert light is not None
+    last = max(tape.place[nid] for nid in plain)
+    assert last < 60
+    assert all(tape.place[nid] % 2 for nid in light if tape.place[nid] > last)
+    heavy = [nid for nid in light if nid not in every]
+    assert len(heavy) < sum(nid not in every for nid in plain)
+
+
+def test_the_square_root_rule_lowers_the_peak_by_more_than_trying_nothing(chain: Any) -> None:
+    """About sqrt(2 n) of n results; and on a chain of two there is nothing to do."""
+    tape = chain(450)
+    assert square_root(tape).peak < tape.price(()).peak / 10
+    short = chain(2)
+    assert square_root(short).peak <= short.price(()).peak
