@@ -33,8 +33,8 @@ class _Running(threading.local):
 
     engine: Execution | None = None
     depth = 0
-    short = False
-    """Inside the loop that runs short operations on this thread."""
+    short: Execution | None = None
+    """The engine in whose loop that runs short operations this thread is."""
 
 
 running = _Running()

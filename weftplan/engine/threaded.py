@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from heapq import heappush
 from typing import Any
 
@@ -39,6 +38,8 @@ class ThreadedBase(Engine):
         self._default: WorkerQueue | None = None
         self._all_queues: list[WorkerQueue] = []
         """Every queue with threads, in the order in which they were made; outlives the engine in its finalizer."""
+        self._next_here = iter(self._here.popleft, None)
+        """Takes the first of ``_here``, in a way that no signal can come in between; IndexError when there is none."""
         self._end_with_engine()
 
     def _after_fork(self) -> None:
@@ -90,8 +91,9 @@ class ThreadedBase(Engine):
                 items = queue.items
                 if queue.by_priority:
                     entry = (-op.priority, op.seq, op)
-                    del ready[0]
-                    heappush(items, entry)
+                    with queue.heap_lock:
+                        del ready[0]
+                        heappush(items, entry)
                 elif op.prop is _DELETE:
                     del ready[0]
                     items.appendleft(op)
@@ -112,32 +114,62 @@ class ThreadedBase(Engine):
 
     def _run_here(self) -> None:
         """Run short operations on the thread that found them ready, not nested: one may free what frees the next."""
-        if running.short:
+        if running.short is self:
             return
-        before, running.engine, running.short = running.engine, self, True
+        outer_engine, outer_short = running.engine, running.short
+        running.engine = running.short = self
         try:
-            while self._here:
-                try:
-                    op = self._here.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                self._run_short(op)
+            while self._here and self._run_short():
+                pass
         finally:
-            running.engine, running.short = before, False
+            running.engine, running.short = outer_engine, outer_short
 
-    def _run_short(self, op: OprBlock) -> None:
+    def _run_short(self) -> bool:
+        """Run the first of them; False when another thread took the last one."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
+        requests, due = self._requests, [1]
+        op: Any = None
         failure: Any = None
-        try:
-            if op.asynchronous:
-                self._start_async(op, partial(self._complete, op))
+
+        def done(outcome: Any) -> None:
+            nonlocal requests
+            try:
+                del due[0]
+            except IndexError:  # an interrupt has ended it
                 return
-            failure = self._execute(op)
-            if start:
-                self._trace(op, "inline", threading.current_thread().name, start)
-        except BaseException as error:  # an interrupt: the operation counts as failed, and its vars go on
-            failure = Failure.of(op, error)
-        self._complete(op, failure)
+            op.failure = outcome
+            requests += (op,)
+            self._apply()
+
+        # An interrupt counts as the failure of the operation, so that its vars go on. No signal can come between taking
+        # it and the inner try, nor between the end of that and the request.
+        try:
+            for op in self._next_here:  # noqa: B007
+                break
+            try:
+                if op.asynchronous:
+                    self._start_async(op, done)
+                else:
+                    failure = self._execute(op)
+            except BaseException as error:
+                failure = Failure.of(op, error)
+            finally:
+                if failure is not None or not op.asynchronous:
+                    try:
+                        del due[0]
+                    except IndexError:  # it had said that it was done
+                        pass
+                    else:
+                        op.failure = failure
+                        requests += (op,)
+        except IndexError:
+            if op is None:
+                return False
+            raise
+        self._apply()
+        if start and not op.asynchronous:
+            self._trace(op, "inline", threading.current_thread().name, start)
+        return True
 
     def _before_wait(self, var: Var | None = None) -> None:
         if not self._waiters_help:

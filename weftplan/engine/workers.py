@@ -66,6 +66,7 @@ class WorkerQueue:
     __slots__ = (
         "by_priority",
         "context",
+        "heap_lock",
         "helped",
         "idle",
         "items",
@@ -88,6 +89,8 @@ class WorkerQueue:
         self.name = name
         self.threads = threads
         self.by_priority = by_priority
+        self.heap_lock = threading.Lock()
+        """A leaf, for the heap: without the GIL its functions are not atomic before Python 3.14."""
         fifo: deque[OprBlock] = deque()
         self.items: Any = [] if by_priority else fifo
         """Operations; in a priority queue a heap of (-priority, number, operation), which compares no operations."""
@@ -116,32 +119,26 @@ class WorkerQueue:
     def take(self) -> OprBlock:
         """The next operation; IndexError when there is none. For threads that get no signals."""
         if self.by_priority:
-            return heapq.heappop(self.items)[2]  # type: ignore[no-any-return]
+            with self.heap_lock:
+                return heapq.heappop(self.items)[2]  # type: ignore[no-any-return]
         return self.items.popleft()  # type: ignore[no-any-return]
 
     def wake(self, engine: ThreadedBase) -> None:
         """Wake one sleeping worker, or start one more; nothing when all are at work."""
-        while True:
-            if not self.seat and len(self.started) - len(self.idle) + 1 >= self.threads:
-                return  # it would find no room; who has the seat wakes it when leaving
-            # From here to the release no signal can come: a worker that is out of ``idle`` must be woken, and
-            # ``waking`` must not stay.
-            self.waking = True
-            try:
-                for worker in self.parked:  # noqa: B007
-                    break
-            except IndexError:
-                self.waking = False
-            else:
-                worker.engine = engine
-                worker.park.release()
-                return
+        if not self.seat and len(self.started) - len(self.idle) + 1 >= self.threads:
+            return  # it would find no room; who has the seat wakes it when leaving
+        # From taking a worker to the release no signal can come: one that is out of ``idle`` must be woken.
+        try:
+            for worker in self.parked:  # noqa: B007
+                break
+        except IndexError:
+            # All are at work, or on their way to a look that comes after this one.
             if self.permits and not self.stopping:
                 self._start(engine)
-                return
-            if not self.items or not self.idle:
-                return
-            # A worker went to sleep just now, without having seen the operation that others left to it.
+        else:
+            self.waking = True  # not before: for nobody it would make the seat believe that all are asleep
+            worker.engine = engine
+            worker.park.release()
 
     def revive(self, engine: ThreadedBase) -> None:
         """Nobody held the engine, its workers went; then a finalizer brought it back, for one more delete.
@@ -247,7 +244,7 @@ def _work(queue: WorkerQueue, box: list[ThreadedBase]) -> None:
             if queue.stopping or (items and not (stand_back and not queue.seat)):
                 with suppress(ValueError):  # taken out by somebody who wakes this worker: sleep does not last
                     idle.remove(me)
-                    stand_back = False
+                    stand_back = queue.standing_in()
                     if queue.stopping and not items:
                         break
                     continue
