@@ -1,0 +1,189 @@
+"""A small explicit-state model checker for protocols between threads.
+
+An actor is a generator that yields one operation on shared state at a time and is sent what it returned. Every
+operation is atomic; between two of them any other actor may go on. :func:`explore` walks through all interleavings: a
+state is the shared fields and, for each actor, where it stands and what its local variables hold (so all that matters
+must be in local variables: an iterator hides how far it is).
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+Op = tuple[Any, ...]
+Steps = Generator[Op, Any, Any]
+BLOCKED = object()
+
+
+class Violation(AssertionError):
+    """A property does not hold; the text is the interleaving that leads there."""
+
+
+class Actor:
+    """A generator function as an automaton that is discovered step by step: generators cannot be copied."""
+
+    def __init__(self, name: str, make: Callable[[], Steps]) -> None:
+        self.name = name
+        self._make = make
+        self._numbers: dict[Any, int] = {}
+        self._histories: list[tuple[Any, ...]] = []
+        self.pending: list[Op | None] = []
+        """By number of the local state: the operation that is done next; None at the end."""
+        self._next: dict[tuple[int, Any], int] = {}
+        self.first = self._reach((None,))
+
+    def _reach(self, history: tuple[Any, ...]) -> int:
+        steps = self._make()
+        op: Op | None = None
+        try:
+            for response in history:
+                op = steps.send(response)
+        except StopIteration:
+            op = None
+        key = "over" if op is None else (*_frames(steps), op)
+        number = self._numbers.setdefault(key, len(self._histories))
+        if number == len(self._histories):
+            self._histories.append(history)
+            self.pending.append(op)
+        return number
+
+    def advance(self, number: int, response: Any) -> int:
+        """The local state after ``response``."""
+        found = self._next.get((number, response))
+        if found is None:
+            found = self._next[number, response] = self._reach((*self._histories[number], response))
+        return found
+
+
+def _frames(steps: Any) -> Generator[Any, None, None]:
+    while steps is not None:
+        frame = steps.gi_frame
+        yield frame.f_lasti, tuple(frame.f_locals.items())
+        steps = steps.gi_yieldfrom
+
+
+def perform(fields: dict[str, int], shared: tuple[Any, ...], op: Op) -> tuple[Any, tuple[Any, ...]]:
+    """What ``op`` returns and the shared state after it; (BLOCKED, ...) when it has to wait.
+
+    ``get f``, ``set f v``, ``add f n``; of tuples ``append f v``, ``first f`` and ``last f`` (removed; None: empty),
+    ``remove f v`` (whether it was there), ``await f v`` (until it is there); of locks (0 closed, 1 open) ``acquire f``,
+    ``release f``.
+    """
+    kind, name = op[0], op[1]
+    at = fields[name]
+    old = shared[at]
+    new, response = old, None
+    if kind == "get":
+        return old, shared
+    if kind == "set":
+        new = op[2]
+    elif kind == "add":
+        new = old + op[2]
+    elif kind == "append":
+        new = (*old, op[2])
+    elif kind == "first":
+        response, new = (old[0], old[1:]) if old else (None, old)
+    elif kind == "last":
+        response, new = (old[-1], old[:-1]) if old else (None, old)
+    elif kind == "remove":
+        response = op[2] in old
+        new = tuple(x for x in old if x != op[2])
+    elif kind == "await":
+        if op[2] not in old:
+            return BLOCKED, shared
+    elif kind == "acquire":
+        if not old:
+            return BLOCKED, shared
+        new = 0
+    elif kind == "release":
+        assert not old, f"{name} is released twice"
+        new = 1
+    else:
+        raise ValueError(f"unknown operation {op!r}")
+    return response, (*shared[:at], new, *shared[at + 1 :])
+
+
+class Found(NamedTuple):
+    """What an exploration saw."""
+
+    states: int
+    ends: int
+
+
+def explore(
+    shared: dict[str, Any],
+    actors: list[Actor],
+    always: Callable[[dict[str, Any]], str | None],
+    at_end: Callable[[dict[str, Any]], str | None],
+    busy: str = "",
+    if_busy: Callable[[dict[str, Any]], str | None] = lambda _: None,
+) -> Found:
+    """All interleavings.
+
+    Args:
+        always: a complaint about a reachable state, or None.
+        at_end: the same for states in which no actor can go on.
+        busy: an operation of this name ends something that may take long, so states count in which every actor that
+            can go on stands before it; ``if_busy`` judges those.
+
+    Raises:
+        Violation: a complaint, or a state from which no end can be reached; with the shortest interleaving.
+    """
+    fields = {name: i for i, name in enumerate(shared)}
+    start = (tuple(shared.values()), tuple(actor.first for actor in actors))
+    came: dict[Any, Any] = {start: None}
+    before: dict[Any, list[Any]] = {}
+    ends: list[Any] = []
+    queue = deque([start])
+
+    def fail(state: Any, what: str) -> None:
+        steps = []
+        last = dict(zip(fields, state[0], strict=True))
+        while came[state] is not None:
+            state, name, op = came[state]
+            steps.append(f"  {name}: {' '.join(map(str, op))}")
+        raise Violation("\n".join([what, *reversed(steps), f"  -> {last}"]))
+
+    while queue:
+        state = queue.popleft()
+        values, places = state
+        moved = long = False
+        for i, actor in enumerate(actors):
+            op = actor.pending[places[i]]
+            if op is None:
+                continue
+            try:
+                response, after = perform(fields, values, op)
+            except AssertionError as error:
+                fail(state, str(error))
+            if response is BLOCKED:
+                continue
+            if op[0] == "add" and op[1] == busy and op[2] < 0:
+                long = True
+            else:
+                moved = True
+            following = (after, (*places[:i], actor.advance(places[i], response), *places[i + 1 :]))
+            before.setdefault(following, []).append(state)
+            if following not in came:
+                came[following] = (state, actor.name, op)
+                queue.append(following)
+                complaint = always(dict(zip(fields, after, strict=True)))
+                if complaint:
+                    fail(following, complaint)
+        if not moved:
+            judge = if_busy if long else at_end
+            complaint = judge(dict(zip(fields, values, strict=True)))
+            if complaint:
+                fail(state, complaint)
+            if not long:
+                ends.append(state)
+    reached, stack = set(ends), list(ends)
+    while stack:
+        for state in before.get(stack.pop(), ()):
+            if state not in reached:
+                reached.add(state)
+                stack.append(state)
+    for state in came:
+        if state not in reached:
+            fail(state, "no end can be reached from here")
+    return Found(len(came), len(ends))

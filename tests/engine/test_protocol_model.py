@@ -1,0 +1,178 @@
+"""All interleavings of the engine's lock-free protocols, and that each order of steps in them is needed.
+
+The actors do what ``combining.py``, ``workers.py``, ``helping.py`` and ``waiting.py`` do, step by step in the order of
+that code, where each read or write of shared state is one step: finer than with the GIL. ``change`` names one deviation
+from it; what the README calls harmless must hold without, and each deviation must break something.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.model import Actor, Found, Steps, Violation, explore
+
+
+def apply(handle: Callable[[Any], Steps], change: str = "") -> Steps:
+    """``Combining._apply``; ``handle`` carries out one request, up to its ``del requests[0]``, and dispatches."""
+    while (yield "get", "requests"):
+        if (yield "first", "token") is None:
+            return
+        while requests := (yield "get", "requests"):
+            yield from handle(requests[0])
+        yield "append", "token", 1
+        if change == "look before giving the token back":
+            return
+
+
+def one_inside(state: dict[str, Any]) -> str | None:
+    """The region is held by one thread at a time."""
+    return "two threads inside" if state.get("inside", 0) > 1 else None
+
+
+# -- requests and the token --------------------------------------------------------------------------------------------
+
+
+def requests_model(threads: int, each: int, change: str = "") -> Found:
+    """Threads that put down requests and apply them if nobody does."""
+
+    def handle(_: Any) -> Steps:
+        yield "add", "inside", 1
+        yield "add", "done", 1
+        yield "first", "requests"
+        yield "add", "inside", -1
+
+    def thread(me: int) -> Steps:
+        for number in range(each):
+            if change == "look for the token before the request":
+                free = yield "get", "token"
+                yield "append", "requests", (me, number)
+            else:
+                yield "append", "requests", (me, number)
+                free = yield "get", "token"
+            if free:
+                yield from apply(handle, change)
+
+    def at_end(state: dict[str, Any]) -> str | None:
+        if state["requests"]:
+            return "a request stays behind"
+        return None if state["token"] == (1,) and state["done"] == threads * each else "the token or a request is lost"
+
+    actors = [Actor(f"thread {i}", lambda i=i: thread(i)) for i in range(threads)]  # type: ignore[misc]
+    return explore({"requests": (), "token": (1,), "inside": 0, "done": 0}, actors, one_inside, at_end)
+
+
+@pytest.mark.parametrize(("threads", "each"), [(2, 2), (3, 1)])
+def test_no_request_stays_behind(threads, each):
+    """Nobody waits for the token, and yet everything is carried out, by one thread at a time."""
+    assert requests_model(threads, each).states > 100
+
+
+@pytest.mark.parametrize("change", ["look before giving the token back", "look for the token before the request"])
+def test_each_order_of_request_and_token_is_needed(change):
+    """README, race 1."""
+    with pytest.raises(Violation, match="stays behind"):
+        requests_model(2, 1, change)
+
+
+# -- waits -------------------------------------------------------------------------------------------------------------
+
+
+def waits_model(change: str = "", *, for_all: bool = False) -> Found:
+    """A thread pushes a write and waits for it (or for all); another applies requests; a worker runs what is ready."""
+
+    def handle(request: str) -> Steps:
+        if request == "admit":
+            yield "set", "write", 1
+            yield "add", "pending", 1
+            yield "first", "requests"
+            yield "release", "item"
+        elif request == "complete":
+            yield "set", "write", 0
+            if change == "count down after the request is gone":
+                yield "first", "requests"
+                yield "add", "pending", -1
+            else:
+                yield "add", "pending", -1
+                yield "first", "requests"
+        else:
+            yield "first", "requests"
+        if not (yield "get", "pending") and (yield "get", "idle_waiters"):
+            while waiting := (yield "get", "idle_waiters"):
+                yield "append", "opened", waiting[0]
+                yield "first", "idle_waiters"
+
+    def waiter() -> Steps:
+        yield "append", "requests", "admit"
+        if (yield "get", "token"):
+            yield from apply(handle)
+        if (yield "get", "requests"):
+            yield from apply(handle)
+        if not for_all:
+            order = ("write", "requests") if change == "requests last" else ("requests", "write")
+            if not (yield "get", order[0]) and not (yield "get", order[1]):
+                yield "set", "early", not (yield "get", "ran")
+            return
+        lock = 0
+        while True:
+            lock = (lock + 1) % 4  # a new one, closed; how often it goes round is not bounded
+            yield "remove", "opened", lock
+            yield from apply(handle)
+            order = ("pending", "requests") if change == "requests last" else ("requests", "pending")
+            if not (yield "get", order[0]) and not (yield "get", order[1]):
+                yield "set", "early", not (yield "get", "ran")
+                return
+            if change != "look before being a waiter":
+                yield "append", "idle_waiters", lock
+            if not (yield "get", order[0]) and not (yield "get", order[1]):
+                continue
+            if change == "look before being a waiter":
+                yield "append", "idle_waiters", lock
+            yield "await", "opened", lock
+
+    def other() -> Steps:
+        yield "append", "requests", "something else"
+        yield from apply(handle)
+
+    def worker() -> Steps:
+        yield "acquire", "item"
+        yield "set", "ran", 1
+        yield "append", "requests", "complete"
+        if (yield "get", "token"):
+            yield from apply(handle)
+
+    shared: dict[str, Any] = {"requests": (), "token": (1,), "write": 0, "pending": 0, "idle_waiters": (), "opened": ()}
+    shared |= {"item": 0, "ran": 0, "early": False, "returned": 0}
+
+    def wait_and_return() -> Steps:
+        yield from waiter()
+        yield "set", "returned", 1
+
+    def always(state: dict[str, Any]) -> str | None:
+        return "the wait returned before the write had run" if state["early"] else None
+
+    def at_end(state: dict[str, Any]) -> str | None:
+        return None if state["returned"] and not state["requests"] else "the wait does not end"
+
+    actors = [Actor("waiter", wait_and_return), Actor("other", other), Actor("worker", worker)]
+    return explore(shared, actors, always, at_end)
+
+
+@pytest.mark.parametrize("for_all", [False, True])
+def test_no_wait_returns_early_or_never(for_all):
+    """``wait_for_var`` and ``wait_for_all`` while another thread is inside."""
+    assert waits_model(for_all=for_all).states > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "for_all", "what"),
+    [
+        ("requests last", False, "before the write had run"),
+        ("requests last", True, "before the write had run"),
+        ("look before being a waiter", True, "does not end"),
+    ],
+)
+def test_each_order_in_waits_is_needed(change, for_all, what):
+    """README, Without the GIL."""
+    with pytest.raises(Violation, match=what):
+        waits_model(change, for_all=for_all)

@@ -1,0 +1,289 @@
+"""All interleavings of workers that sleep and wake, of threads that push, and of waiting threads in the seat.
+
+See ``test_protocol_model.py``: the same here for ``workers.py`` and ``helping.py``. An operation is a number: how many
+more become ready, one after the other, when it has run.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.engine.model import Actor, Found, Steps, Violation, explore
+from tests.engine.test_protocol_model import apply
+
+
+class Setting(NamedTuple):
+    """One queue and who works with it."""
+
+    threads: int
+    pushes: tuple[tuple[int, ...], ...]
+    """For each pushing thread its operations."""
+    seats: tuple[int, ...] = ()
+    """For each waiting thread how many operations it runs at most."""
+    asleep: int = 0
+    """Workers that have been started and sleep when all begins; the others may still be started."""
+    change: str = ""
+
+
+class Queue:
+    """``WorkerQueue`` and its threads as steps."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.threads = setting.threads
+        self.alone = setting.threads == 1
+        self.change = setting.change
+        self.asleep = setting.asleep
+
+    # -- the region ------------------------------------------------------------------------------------------------
+
+    def handle(self, request: tuple[str, int]) -> Steps:
+        """Admission or completion, and ``_dispatch``."""
+        yield "first", "requests"
+        kind, more = request
+        if kind == "complete":
+            more -= 1
+        if more < 0:
+            return
+        if self.change == "look for sleepers before the operation is there":
+            wake = yield from self.nobody_comes()
+            yield "append", "items", more
+        else:
+            yield "append", "items", more
+            wake = yield from self.nobody_comes()
+        if wake and ((yield "get", "idle") or (yield "get", "permits")):
+            yield from self.wake()
+
+    def nobody_comes(self) -> Steps:
+        """Whether somebody has to be woken."""
+        return not (yield "get", "waking") and not (yield "get", "looking")
+
+    def push(self, operations: tuple[int, ...]) -> Steps:
+        """A pushing thread."""
+        for _, more in enumerate(operations):  # the number is part of the state: an iterator would not be
+            yield "append", "requests", ("admit", more)
+            if (yield "get", "token"):
+                yield from apply(self.handle)
+
+    def complete(self, more: int) -> Steps:
+        """The end of an operation."""
+        yield "append", "requests", ("complete", more)
+        if (yield "get", "token"):
+            yield from apply(self.handle)
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def wake(self) -> Steps:
+        """``WorkerQueue.wake``."""
+        if not (yield "get", "seat") and (yield "get", "started") - len((yield "get", "idle")) + 1 >= self.threads:
+            return
+        if self.change == "waking is set before a sleeper is found":
+            yield "set", "waking", 1
+        worker = yield "last", "idle"
+        if worker is not None:
+            if self.change == "waking is set after the release":
+                yield "release", f"park{worker}"
+                yield "set", "waking", 1
+            else:
+                yield "set", "waking", 1
+                yield "release", f"park{worker}"
+            return
+        if self.change == "waking is set before a sleeper is found":
+            yield "set", "waking", 0
+        if (yield "get", "permits"):
+            if (yield "first", "permits") is None:
+                return
+            number = yield "get", "started"
+            yield "add", "started", 1
+            yield "set", "waking", 1
+            yield "release", f"park{number}"
+
+    def standing_in(self) -> Steps:
+        """``WorkerQueue.standing_in``."""
+        if (yield "get", "seat"):
+            return False
+        return (yield "get", "started") - len((yield "get", "idle")) >= self.threads
+
+    def woken(self) -> Steps:
+        """From sleep to the next look; returns whether there is no room beside the seat."""
+        if self.change == "look at the seat before waking is cleared":
+            back = yield from self.standing_in()
+            yield "set", "waking", 0
+        else:
+            if self.change != "waking is cleared after the look for more":
+                yield "set", "waking", 0
+            back = yield from self.standing_in()
+        return back
+
+    def worker(self, me: int) -> Steps:
+        """``_work``."""
+        yield "acquire", f"park{me}"
+        back = yield from self.woken()
+        while True:
+            if not self.alone and self.change != "looking is cleared after the look for more":
+                yield "set", "looking", 0
+            more = None if back else (yield "first", "items")
+            if more is None:
+                seen = self.change == "look before entering idle" and (yield from self.stay(back))
+                yield "append", "idle", me
+                if self.change != "look before entering idle":
+                    seen = yield from self.stay(back)
+                if seen and (yield "remove", "idle", me):
+                    if self.change == "no look at the seat when out of idle again":
+                        back = False
+                    else:
+                        back = yield from self.standing_in()
+                    continue
+                yield "acquire", f"park{me}"
+                back = yield from self.woken()
+                continue
+            if (
+                not self.alone
+                and (yield "get", "items")
+                and not (yield "get", "waking")
+                and ((yield "get", "idle") or (yield "get", "permits"))
+            ):
+                yield from self.wake()
+            if self.change == "waking is cleared after the look for more":
+                yield "set", "waking", 0
+            if self.change == "looking is cleared after the look for more":
+                yield "set", "looking", 0
+            yield "add", "running", 1
+            yield "add", "running", -1
+            if not self.alone:
+                yield "set", "looking", 1
+            yield from self.complete(more)
+
+    def stay(self, back: bool) -> Steps:
+        """The last look before sleep."""
+        if not (yield "get", "items"):
+            return False
+        return not (back and not (yield "get", "seat"))
+
+    # -- the seat --------------------------------------------------------------------------------------------------
+
+    def wait(self, most: int) -> Steps:
+        """``_stand_in``."""
+        if not (yield "get", "items") or (yield "first", "seat") is None:
+            return
+        started = yield "get", "started"
+        idle = len((yield "get", "idle"))
+        if started - idle - (yield "get", "waking") <= 0:
+            for _ in range(most):  # _ is part of the state
+                if not (yield "get", "items"):
+                    break
+                more = yield "first", "items"
+                if more is None:
+                    break
+                yield "set", "looking", 0
+                if not self.alone and (yield "get", "items") and (yield "get", "idle"):
+                    yield from self.wake()
+                yield "add", "running", 1
+                yield "add", "running", -1
+                yield "set", "looking", 1
+                yield from self.complete(more)
+        yield "set", "looking", 0
+        if self.change == "the seat is given back after the last look":
+            wake = yield from self.leave_to_workers()
+            yield "append", "seat", 1
+        else:
+            yield "append", "seat", 1
+            wake = yield from self.leave_to_workers()
+        if wake:
+            yield from self.wake()
+
+    def leave_to_workers(self) -> Steps:
+        """Whether a worker is to be woken."""
+        return (
+            (yield "get", "items")
+            and not (yield "get", "waking")
+            and ((yield "get", "idle") or (yield "get", "permits"))
+        )
+
+
+def check(setting: Setting, *, stalls: bool = False) -> Found:
+    """Explore ``setting``; ``stalls``: an operation may take long, then free workers must be at work on what is there.
+
+    Raises:
+        Violation: a property does not hold.
+    """
+    queue, n = Queue(setting), setting.threads
+    shared: dict[str, Any] = {"requests": (), "token": (1,), "items": (), "idle": tuple(range(setting.asleep))}
+    shared |= {"waking": 0, "looking": 0, "permits": (1,) * (n - setting.asleep), "seat": (1,)}
+    shared |= {"started": setting.asleep, "running": 0} | {f"park{i}": 0 for i in range(n)}
+
+    def always(state: dict[str, Any]) -> str | None:
+        return f"{state['running']} run at once" if state["running"] > n else None
+
+    def at_end(state: dict[str, Any]) -> str | None:
+        if state["items"] or state["requests"]:
+            return "something stays behind"
+        if state["waking"] or state["looking"]:
+            return "somebody is awaited who does not come"
+        return None if state["token"] and state["seat"] else "the token or the seat is lost"
+
+    def if_busy(state: dict[str, Any]) -> str | None:
+        return (
+            "an operation waits although a worker is free"
+            if stalls and state["items"] and state["running"] < n
+            else None
+        )
+
+    actors = [Actor(f"pusher {i}", lambda ops=ops: queue.push(ops)) for i, ops in enumerate(setting.pushes)]  # type: ignore[misc]
+    actors += [Actor(f"waiter {i}", lambda most=most: queue.wait(most)) for i, most in enumerate(setting.seats)]  # type: ignore[misc]
+    actors += [Actor(f"worker {i}", lambda i=i: queue.worker(i)) for i in range(n)]  # type: ignore[misc]
+    return explore(shared, actors, always, at_end, "running", if_busy)
+
+
+SETTINGS = (
+    Setting(1, ((0, 0),), asleep=0),
+    Setting(1, ((0,), (0,)), asleep=1),
+    Setting(1, ((1,),), (1,), asleep=1),
+    Setting(1, ((0, 0),), (2,), asleep=1),
+    Setting(2, ((0, 0),), asleep=1),
+    Setting(2, ((1, 0),), asleep=2),
+)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_nothing_stays_behind_and_never_too_many_at_once(setting):
+    """README, races 2, 3 and 11."""
+    assert check(setting).ends >= 1
+
+
+@pytest.mark.parametrize("setting", [Setting(2, ((0, 0),), asleep=2), Setting(2, ((0, 0),), asleep=0)], ids=str)
+def test_no_operation_waits_for_a_long_one_while_a_worker_is_free(setting):
+    """README, race 3: who was woken wakes the next."""
+    assert check(setting, stalls=True).ends >= 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        (Setting(1, ((0, 0),), asleep=1, change="look before entering idle"), "stays behind"),
+        (Setting(1, ((0, 0),), asleep=1, change="look for sleepers before the operation is there"), "stays behind"),
+        (Setting(1, ((0, 0),), asleep=1, change="waking is set after the release"), "stays behind"),
+        (Setting(1, ((0, 0),), (1,), 1, "the seat is given back after the last look"), "stays behind"),
+        (Setting(1, ((0, 0),), (1,), 1, "look at the seat before waking is cleared"), "2 run at once"),
+        (Setting(1, ((0, 0, 0),), (1,), 1, "no look at the seat when out of idle again"), "2 run at once"),
+        (Setting(1, ((0, 0, 0),), (1,), 1, "waking is set before a sleeper is found"), "2 run at once"),
+    ],
+    ids=str,
+)
+def test_each_order_of_steps_is_needed(setting, what):
+    """A deviation leaves an operation behind or lets too many run."""
+    with pytest.raises(Violation, match=what):
+        check(setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(2, ((0, 0),), asleep=2, change="waking is cleared after the look for more"),
+        Setting(2, ((1, 0, 0),), asleep=2, change="looking is cleared after the look for more"),
+    ],
+    ids=str,
+)
+def test_flags_are_cleared_before_the_look(setting):
+    """Or an operation waits for a long one although a worker is free."""
+    with pytest.raises(Violation, match=r"although a worker is free|stays behind"):
+        check(setting, stalls=True)
