@@ -14,7 +14,8 @@ other) but not wait.
 The token is a list of one element, because ``del token[0]`` is atomic, and on the main thread cannot be separated by a
 signal from the ``try`` that follows, which a call of ``acquire`` can. For the same reason nothing is called between the
 places where an interrupt may come (ends of loops, beginnings of functions), and ``_resume`` finds out how far the
-request at hand has come.
+request at hand has come. ``edge`` is written at the ends of loops because in CPython 3.13 a loop that ends with an
+``if`` is left at that place past the ``try`` around it.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class Combining(Execution):
                                             var.waiting = [op]
                                         else:
                                             var.waiting += (op,)
+                                    edge: Var | None = var
                                 self._seq = op.seq = self._seq + 1
                                 self._pending += 1
                                 op.wait = wait
@@ -133,11 +135,13 @@ class Combining(Execution):
                                         other.wait -= 1
                                         if not other.wait:
                                             ready += (other,)
+                                    edge = var
                                 for var in op.writes:
                                     var.version += 1
                                     var.write = None
                                     if var.waiting:
                                         var.grant(ready)
+                                    edge = var
                                 self._completed += 1
                                 self._pending -= 1
                                 del requests[0]
@@ -150,6 +154,7 @@ class Combining(Execution):
                                 self._dispatch()
                             if not self._pending and self._idle_waiters:
                                 self._tell_idle()
+                            edge = None  # noqa: F841
                         break
                     except BaseException as error:
                         interrupted = interrupted or error
@@ -271,6 +276,8 @@ class Combining(Execution):
                 try:
                     outcome.extend((True, change()))
                 except BaseException as error:
+                    if outcome:  # an interrupt after the change: this is called again
+                        raise
                     outcome.extend((False, error))
                 finally:
                     self._waits -= 1
