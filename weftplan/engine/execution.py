@@ -229,7 +229,9 @@ class Execution:
                 time.perf_counter_ns(),
                 op.seq,
             )
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C, not the tracer's
             self._tracer = None
             self._note_unusual()
             arguments = (type(error), error, error.__traceback__, threading.current_thread())
