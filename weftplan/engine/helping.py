@@ -3,7 +3,7 @@
 Waking a worker and being woken by it costs two changes of thread, which is more than most operations. So a thread that
 is about to sleep in a wait looks first whether all workers of the queue it depends on are asleep (or on their way from
 sleep); then it takes the place of one, the queue's ``seat``, and runs what the worker would have run. Never more
-operations of a queue run at a time than it has workers, and operations start in the same order.
+operations of a queue run at a time than it has workers, and they are taken in the same order.
 
 * Only where the operation that was measured last in that queue took less than ``QUICK_NS`` (``queue.quick``): the
   change of thread is nothing to a long one, which is better left where Ctrl-C does not reach it.
