@@ -14,8 +14,8 @@ other) but not wait.
 The token is a list of one element, because ``del token[0]`` is atomic, and on the main thread cannot be separated by a
 signal from the ``try`` that follows, which a call of ``acquire`` can. For the same reason nothing is called between the
 places where an interrupt may come (ends of loops, beginnings of functions), and ``_resume`` finds out how far the
-request at hand has come. ``edge`` is written at the ends of loops because in CPython 3.13 a loop that ends with an
-``if`` is left at that place past the ``try`` around it.
+request at hand has come. CPython 3.13.0 leaves a loop past the ``try`` around it where the jump back comes right after
+a condition; hence loops without one in their head, and ``edge``, which is written at their ends.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Combining(Execution):
             try:
                 while True:
                     try:
-                        while requests:
+                        while True:
+                            if not requests:
+                                break
                             op = requests[0]
                             if not op.seq:
                                 wait = 0

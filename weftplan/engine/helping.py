@@ -136,7 +136,9 @@ def _stand_in(engine: ThreadedBase, queue: WorkerQueue, most: int) -> bool:
         if queue.all_asleep():
             shield: Any = _shield if threading.get_ident() == threading.main_thread().ident else _NO_SHIELD
             with shield:
-                while queue.items and queue.quick and not _shield._held and (not most or count < most):
+                while True:  # no condition in the head: see `combining.py`
+                    if not queue.items or not queue.quick or _shield._held or 0 < most <= count:
+                        break
                     if not _run_next(engine, queue):
                         break
                     count += 1

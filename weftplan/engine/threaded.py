@@ -119,8 +119,11 @@ class ThreadedBase(Engine):
         outer_engine, outer_short = running.engine, running.short
         running.engine = running.short = self
         try:
-            while self._here and self._run_short():
-                pass
+            more = True
+            while True:  # no condition in the head, none at the end: see `combining.py`
+                if not more or not self._here:
+                    break
+                more = self._run_short()
         finally:
             running.engine, running.short = outer_engine, outer_short
 
