@@ -163,10 +163,18 @@ def test_failures_are_as_on_a_worker(eng):
     assert ran == []
 
 
+_HANDLER = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""Background jobs of a shell ignore SIGINT, and so do their children."""
+
+
 def script(text):
     """Run a program in a process of its own; its output."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _HANDLER + textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
