@@ -223,4 +223,4 @@ def test_text_walk_sees_the_sources():
     samples = ("see /wo" + "rk/x", "../sh" + "ared/spec", "https://py" + "pi.org", "iss" + "ue 4")
     for sample, pattern in zip(samples, FORBIDDEN.values(), strict=True):
         assert re.search(pattern, sample)
-    assert not re.search(FORBIDDEN["an absolute path of one machine"], "bench/work/a and https://x.org/home/a")
+    assert not re.search(FORBIDDEN["an absolute path of one machine"], "bench/wo" + "rk/a and x.org/ho" + "me/a")
