@@ -1,8 +1,8 @@
 """What MXNet's engine tests do, and what was seen to go wrong in MXNet 1.9.1, with the right outcome, on every engine.
 
-The scenarios are retold, not copied. Others are elsewhere: versions and longer programs in ``contract/test_engine.py``,
-deleters in ``test_release.py``, a raising updater in ``contract/test_kvstore.py``, sizes of other dtypes in
-``planner/test_match_range.py``, a million pending operations in ``stress/``.
+The scenarios are retold, not copied. Others are elsewhere: versions and longer programs in
+``contract/test_engine_order.py``, deleters in ``test_release.py``, a raising updater in ``contract/test_kvstore.py``,
+sizes of other dtypes in ``planner/test_match_range.py``, a million pending operations in ``stress/``.
 """
 
 import os

@@ -1,0 +1,61 @@
+"""The engine's contract: stop and start, threads, futures, repr. On every driver."""
+
+import threading
+import time
+
+import pytest
+
+from tests.contract.engines import Boom, boom
+from weftplan import engine
+from weftplan.device.context import cpu
+
+
+def test_stop_and_start(eng):
+    """Stop ends all threads after all work; pushing afterwards starts them again."""
+    var = eng.new_variable()
+    for _ in range(3):
+        for _ in range(10):
+            eng.push(lambda: None, (), [var])
+        eng.stop()
+        eng.start()
+    eng.push(lambda: None, (), [var])
+    eng.wait_for_all()
+    assert var.version == 31
+
+
+def test_many_engines_leave_no_thread():
+    """A hundred engines made, used and stopped: no thread is left."""
+    before = set(threading.enumerate())
+    for i in range(100):
+        eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
+        eng.push(lambda: None, (), [eng.new_variable()], cpu(i % 3))
+        eng.stop()
+    assert set(threading.enumerate()) <= before
+
+
+def test_future(deferred):
+    """A var as a future: done when readable, with the failure as its exception."""
+    if deferred.kind == "Simulator":
+        pytest.skip("nobody would run the simulator while the future is waited for")
+    var = deferred.new_variable()
+    deferred.push(lambda: time.sleep(0.01), (), [var])
+    assert deferred.future(var).result(10) is var
+    deferred.push(boom, (), [var])
+    with pytest.raises(Boom):
+        deferred.future(var).result(10)
+    deferred.wait_for_all()
+
+
+def test_repr_tells_the_state():
+    """States and counts in words."""
+    eng = engine.create("Simulator")
+    var = eng.new_variable("x")
+    assert repr(var) == "<Var 'x' version 0: IDLE>"
+    eng.push(lambda: None, [var])
+    assert repr(var) == "<Var 'x' version 0: READING by 1>"
+    eng.push(lambda: None, (), [var])
+    eng.push(lambda: None, [var])
+    assert repr(var) == "<Var 'x' version 0: DRAINING by 1, 1 waiting>"
+    assert repr(eng) == "<Simulator: 3 pushed, 3 pending>"
+    eng.wait_for_all()
+    assert repr(var) == "<Var 'x' version 1: IDLE>"

@@ -1,0 +1,75 @@
+"""The engine's contract: pushes from inside and from many threads, priorities, contexts. On every driver."""
+
+import threading
+
+import pytest
+
+from weftplan import engine
+from weftplan.device.context import cpu
+from weftplan.engine import FnProperty
+
+
+def test_pushes_from_inside_an_operation(eng):
+    """An operation pushes others, also onto its own var: they run after it."""
+    var, log = eng.new_variable(), []
+
+    def outer():
+        eng.push(lambda: log.append("inner on the same var"), (), [var])
+        eng.push(lambda: log.append("inner elsewhere"), (), [eng.new_variable()])
+        log.append("outer")
+
+    eng.push(outer, (), [var])
+    eng.push(lambda: log.append("last"), (), [var])
+    eng.wait_for_all()
+    assert sorted(log) == ["inner elsewhere", "inner on the same var", "last", "outer"]
+    assert log.index("outer") < log.index("inner on the same var")
+
+
+def test_pushes_from_many_threads(eng):
+    """Eight threads push 500 increments each onto one var: none is lost."""
+    if eng.kind == "Simulator":
+        pytest.skip("the simulator belongs to one thread")
+    var, count = eng.new_variable(), [0]
+
+    def add():
+        count[0] += 1
+
+    def work():
+        for _ in range(500):
+            eng.push(add, (), [var])
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eng.wait_for_all()
+    assert count[0] == 4000
+    assert var.version == 4000
+
+
+def test_priority_queue_order():
+    """The CPU priority queue runs larger priorities first, equal ones in push order; the plain queue ignores them."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1, priority_workers=1)
+    for prop, want in ((FnProperty.CPU_PRIORITIZED, [9, 9, 5, 1, 0]), (FnProperty.NORMAL, [1, 9, 5, 9, 0])):
+        gate, order = threading.Event(), []
+        eng.push(gate.wait, prop=prop, priority=100)
+        for p in (1, 9, 5, 9, 0):
+            eng.push(lambda p=p, order=order: order.append(p), prop=prop, priority=p)
+        gate.set()
+        eng.wait_for_all()
+        assert order == want
+    eng.stop()
+
+
+def test_contexts_have_pools_of_their_own():
+    """cpu(0) and cpu(1) run at the same time although each has one worker; statistics name the queues."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    barrier = threading.Barrier(2)
+    for i in range(2):
+        eng.push(lambda: barrier.wait(10), ctx=cpu(i))
+    eng.push(lambda: None, prop=FnProperty.CPU_PRIORITIZED)
+    eng.wait_for_all()
+    rows = {(str(q.context), q.queue): q.completed for q in eng.statistics().queues}
+    assert rows == {("cpu(0)", "worker"): 1, ("cpu(1)", "worker"): 1, ("None", "priority"): 1}
+    eng.stop()

@@ -1,0 +1,144 @@
+"""Which var stands for which memory: views, foreign buffers, dead arrays, other engines."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.engine import arrays
+from weftplan.errors import EngineError
+
+
+class TestVarOf:
+    """Which var stands for which memory."""
+
+    def test_views_share_a_var(self, driver):
+        """A slice, a transpose, a reinterpretation and the whole are one buffer; a copy is another."""
+        whole = np.zeros((4, 6))
+        var = engine.var_of(whole)
+        for view in (whole[1:3], whole.T, whole.view(np.uint8), whole[:, ::2][1:], whole.reshape(-1)[5:]):
+            assert engine.var_of(view) is var
+        assert engine.var_of(whole.copy()) is not var
+        assert var.engine is driver
+
+    def test_buffers_of_others(self, driver, tmp_path: Path):
+        """Arrays made apart over one bytearray, memoryview or map share its var."""
+        text = bytearray(64)
+        first, second = np.frombuffer(text, np.uint8), np.frombuffer(text, np.float64)
+        assert engine.var_of(first) is engine.var_of(second[2:])
+        base = np.zeros(8)
+        window = memoryview(base)
+        assert engine.var_of(np.asarray(window)) is engine.var_of(base)
+        path = tmp_path / "data"
+        path.write_bytes(bytes(64))
+        with path.open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 64)
+        one, other = np.frombuffer(mapped, np.uint8), np.frombuffer(mapped, np.uint8, 8)
+        assert engine.var_of(one) is engine.var_of(other)
+
+    def test_ndarrays_and_vars_bring_their_own(self, driver):
+        """An NDArray has a var already; a var stands for itself."""
+        array = mx.nd.zeros((2,))
+        assert engine.var_of(array) is array.var
+        var = driver.new_variable()
+        assert engine.var_of(var) is var
+
+    def test_entries_die_with_their_arrays(self, driver):
+        """The registry keeps no array alive, and forgets an owner with the last array over it."""
+        gc.collect()
+        before = len(arrays._registry)
+        whole = np.zeros(100)
+        view = whole[10:]
+        engine.var_of(view)
+        del whole
+        assert len(arrays._registry) == before + 1
+        del view
+        assert len(arrays._registry) == before
+
+    def test_a_reused_address_gets_a_fresh_var(self, driver):
+        """Thousands of short-lived arrays land on the same few addresses; none inherits a dead one's var."""
+        seen = []
+        for _ in range(3000):
+            var = engine.var_of(np.empty(16))
+            assert var.version == 0
+            assert var not in seen[-1:]
+            seen.append(var)
+        assert len(set(map(id, seen))) == 3000
+
+    def test_one_var_whoever_asks(self, driver):
+        """Eight threads asking for the same new array at once get one var."""
+        for _ in range(50):
+            whole, found, gate = np.zeros(8), [], threading.Barrier(8)
+
+            def ask(whole=whole, found=found, gate=gate) -> None:
+                gate.wait()
+                found.append(engine.var_of(whole[2:]))
+
+            threads = [threading.Thread(target=ask) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(found) == 8
+            assert len(set(map(id, found))) == 1
+
+    def test_finalizers_may_ask_too(self, driver):
+        """Arrays that die in reference cycles, whose finalizers ask for vars, while eight threads make and drop views:
+        nothing hangs, nothing is forgotten that lives, and nothing stays that died."""
+        gc.collect()
+        kept = [np.zeros(4) for _ in range(4)]
+        before, variables, errors = len(arrays._registry), [engine.var_of(array) for array in kept], []
+
+        class Cycle:
+            def __init__(self) -> None:
+                self.me, self.array = self, np.zeros(2)
+                engine.var_of(self.array)
+
+            def __del__(self) -> None:
+                engine.var_of(kept[0])
+                engine.var_of(np.zeros(3))
+
+        def churn() -> None:
+            try:
+                for i in range(300):
+                    Cycle()
+                    engine.var_of(np.zeros(8)[i % 4 :])
+                    assert [engine.var_of(array[1:]) for array in kept] == variables
+                    if i % 100 == 0:
+                        gc.collect()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=churn) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        gc.collect()
+        assert len(arrays._registry) == before + 4
+
+    def test_no_array(self, driver):
+        """Something else is refused with its type."""
+        with pytest.raises(EngineError, match=r"NumPy or CuPy array.*got list"):
+            engine.var_of([1, 2])
+
+    def test_another_engine(self, threaded):
+        """An idle array moves to the engine that is asked; a busy one is an error: nothing would order the two."""
+        array, hold = np.zeros(2), threading.Event()
+        engine.submit(lambda out: hold.wait(10), out=array)
+        second = engine.create("NaiveEngine")
+        with engine.using(second):
+            with pytest.raises(EngineError, match=r"still used by operations on"):
+                engine.submit(np.add, array, 1, out=array)
+            hold.set()
+            threaded.wait_for_all()
+            engine.submit(np.add, array, 1, out=array)
+        assert array.tolist() == [1.0, 1.0]

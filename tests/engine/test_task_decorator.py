@@ -1,0 +1,138 @@
+"""The decorator of tasks, and debug mode: declared names, undeclared writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weftplan import engine
+from weftplan.errors import EngineError, UndeclaredWriteError
+
+
+class TestTask:
+    """The decorator."""
+
+    def test_declared_by_name(self, driver):
+        """Positions, keywords and defaults are all found by parameter name."""
+
+        @engine.task(reads=["a", "b"], writes=["out"])
+        def weighted(a, b, out, *, scale=1.0):
+            out[:] = a + scale * b
+
+        a, b, out = np.ones(2), np.full(2, 2.0), np.zeros(2)
+        assert weighted(a, b, out) is None
+        weighted(out, b=b, out=a, scale=10.0)
+        engine.wait(a)
+        assert (out.tolist(), a.tolist()) == ([3.0, 3.0], [23.0, 23.0])
+        weighted.__wrapped__(b, b, out)
+        assert out.tolist() == [4.0, 4.0]
+        assert weighted.__name__ == "weighted"
+
+    def test_methods(self, driver):
+        """A method is a task like a function; ``self`` is no array."""
+
+        class Model:
+            def __init__(self) -> None:
+                self.scale = 4.0
+
+            @engine.task(writes=["out"])
+            def apply(self, x, out):
+                np.multiply(x, self.scale, out=out)
+
+        out = np.zeros(2)
+        Model().apply(np.ones(2), out)
+        engine.wait(out)
+        assert out.tolist() == [4.0, 4.0]
+
+    @pytest.mark.parametrize(
+        ("reads", "writes", "message"),
+        [
+            (["x"], ["out"], r"reads names 'x', which is none of its parameters: a, out"),
+            (["a"], ["result"], r"writes names 'result'"),
+            (["a", "out"], ["out"], r"'out' is in reads and in writes"),
+            ("a", ["out"], r"reads must be a sequence of names, such as \['a'\]"),
+        ],
+    )
+    def test_stale_declarations(self, reads, writes, message):
+        """A name that the function does not have is found when it is decorated."""
+        with pytest.raises(EngineError, match=message):
+
+            @engine.task(reads=reads, writes=writes)
+            def work(a, out):
+                """Never runs."""
+
+    def test_undeclared_array(self, driver):
+        """With reads given, an array in another parameter is refused, and nothing is scheduled."""
+
+        @engine.task(reads=["a"], writes=["out"])
+        def work(a, b, out):
+            out[:] = a + b
+
+        out = np.zeros(2)
+        work(np.ones(2), 1.0, out)
+        with pytest.raises(EngineError, match=r"task '.*work' got an array in parameter 'b'.*neither reads nor writes"):
+            work(np.ones(2), np.ones(2), out)
+        with pytest.raises(EngineError, match=r"parameter 'out' is declared as written.*got float"):
+            work(np.ones(2), 1.0, 2.0)
+        with pytest.raises(TypeError, match="missing"):
+            work(np.ones(2))
+        engine.wait(out)
+        assert out.tolist() == [2.0, 2.0]
+        assert engine.var_of(out).version == 1
+
+
+class TestDebugMode:
+    """WEFTPLAN_ENGINE_DEBUG=1."""
+
+    @pytest.fixture(autouse=True)
+    def debug(self, monkeypatch: pytest.MonkeyPatch):
+        """A threaded engine in debug mode."""
+        monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
+        made = engine.create("ThreadedEngine", cpu_workers=1)
+        before = engine.set_engine(made)
+        yield
+        engine.set_engine(before)
+        made.stop()
+
+    def test_undeclared_write_names_task_and_array(self):
+        """Of two arrays read, the one that the failing line writes is named, as the function calls it."""
+
+        @engine.task(reads=["left", "right"], writes=["out"])
+        def careless(left, right, out):
+            out[:] = left
+            right[0] = 7
+
+        left, right, out = np.zeros((2, 3)), np.zeros(5), np.zeros((2, 3))
+        careless(left, right, out)
+        with pytest.raises(UndeclaredWriteError, match=r"careless.*'right', ndarray of shape \(5,\)") as caught:
+            engine.wait(out)
+        assert "left" not in str(caught.value)
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert right.tolist() == [0.0] * 5
+        engine.submit(np.copyto, out, 1, writes=[out])
+        engine.wait()
+
+    def test_undeclared_write_in_compiled_code(self):
+        """A NumPy function submitted as it is names what it got to read."""
+        a, b = np.zeros(4), np.zeros(4)
+        engine.submit(np.copyto, a, 3, reads=[b])
+        with pytest.raises(UndeclaredWriteError, match=r"'copyto'.*shape \(4,\)"):
+            engine.wait()
+        assert a.tolist() == [0.0] * 4
+
+    def test_declared_writes_pass(self):
+        """Written arrays, also when they are among the arguments or views of one, stay writable."""
+        a = np.zeros(4)
+        engine.submit(np.add, a[1:], 1, out=a[1:])
+        engine.submit(lambda x: x.fill(3), a[:1], writes=[a])
+        engine.wait(a)
+        assert a.tolist() == [3.0, 1.0, 1.0, 1.0]
+
+    def test_other_errors_stay_what_they_are(self):
+        """A ValueError of the task's own is not explained away."""
+        a = np.zeros(4)
+        engine.submit(np.add, np.zeros(3), np.zeros(2), out=a)
+        with pytest.raises(ValueError, match="broadcast"):
+            engine.wait(a)
+        engine.submit(np.copyto, a, 1, writes=[a])
+        engine.wait()

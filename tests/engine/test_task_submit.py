@@ -1,0 +1,151 @@
+"""Functions submitted with their arrays: order, containers, failures, contexts."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.errors import EngineError
+
+
+class TestSubmit:
+    """Functions with their arrays as arguments."""
+
+    def test_reads_wait_for_writes(self, driver):
+        """
+        a --add--> b --multiply--> c, while a is overwritten behind: each step sees what program order says.
+        """
+        a, b, c = np.arange(4.0), np.empty(4), np.empty(4)
+        engine.submit(np.add, a, 1, out=b)
+        engine.submit(np.multiply, b, 10, out=c)
+        engine.submit(np.copyto, a, b, writes=[a])
+        engine.submit(np.add, b, c, out=b)
+        engine.wait(a, b, c)
+        assert a.tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert c.tolist() == [10.0, 20.0, 30.0, 40.0]
+        assert b.tolist() == [11.0, 22.0, 33.0, 44.0]
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_random_programs_equal_serial(self, driver, seed: int):
+        """200 random operations on overlapping views of four buffers give the bits of running them one by one."""
+
+        def program(run) -> list[np.ndarray]:
+            choice = np.random.default_rng(seed + 1000)
+            buffers = [np.arange(12.0) + i for i in range(4)]
+            for _ in range(200):
+                x, y, z = (buffers[choice.integers(4)][(at := choice.integers(5)) : at + 8] for _ in range(3))
+                run([np.add, np.subtract, np.maximum][choice.integers(3)], x, y, z)
+            return buffers
+
+        expected = program(lambda fn, x, y, z: fn(x, y, out=z))
+        got = program(lambda fn, x, y, z: engine.submit(fn, x, y, out=z))
+        engine.wait()
+        for left, right in zip(expected, got, strict=True):
+            assert left.tobytes() == right.tobytes()
+
+    def test_arrays_in_containers(self, driver):
+        """Arrays in lists and dictionaries, and in keyword arguments, order the task like any other."""
+        a, b, out, total = np.zeros(2), np.zeros(2), np.empty(4), np.zeros(1)
+        engine.submit(np.copyto, a, 1, writes=[a])
+        engine.submit(np.copyto, b, 2, writes=[b])
+        engine.submit(np.concatenate, [a, b], out=out)
+        engine.submit(
+            lambda extra, out: out.__setitem__(0, extra["x"][0].sum()), kwargs={"extra": {"x": [out]}}, out=total
+        )
+        engine.wait(total)
+        assert total.tolist() == [6.0]
+
+    def test_two_outputs(self, driver):
+        """A tuple of outputs is passed as it is."""
+        whole, rest = np.empty(3), np.empty(3)
+        engine.submit(np.divmod, np.array([7.0, 8.0, 9.0]), 4, out=(whole, rest))
+        engine.wait(whole, rest)
+        assert (whole.tolist(), rest.tolist()) == ([1.0, 2.0, 2.0], [3.0, 0.0, 1.0])
+
+    def test_ndarrays_mix_with_plain_arrays(self, driver):
+        """An NDArray arrives as its raw array, in order with imperative operations on it."""
+        x, plain = mx.nd.ones((3,)), np.zeros(3)
+        x += 1
+        engine.submit(np.multiply, x, 3, out=plain)
+        x += 10
+        engine.submit(np.add, plain, 1, out=x)
+        x += 100
+        assert x.asnumpy().tolist() == [107.0] * 3
+        assert plain.tolist() == [6.0] * 3
+
+    def test_arrays_stay_alive_until_used(self, driver):
+        """The last reference may go right after the submission."""
+        out = np.zeros(1000)
+        engine.submit(np.add, np.ones(1000), np.full(1000, 2.0), out=out)
+        gc.collect()
+        engine.wait(out)
+        assert out.sum() == 3000
+
+    def test_independent_tasks_overlap(self, threaded):
+        """Two tasks that share nothing run at the same time: each waits for the other to have begun."""
+        meet = threading.Barrier(2, timeout=20)
+        a, b = np.zeros(1), np.zeros(1)
+        for array in (a, b):
+            engine.submit(lambda out: out.__setitem__(0, meet.wait() >= 0), out=array)
+        engine.wait()
+        assert (a[0], b[0]) == (1.0, 1.0)
+
+    def test_bad_output_schedules_nothing(self, driver):
+        """An output that is no array names the task; the arrays keep their versions."""
+        a = np.zeros(2)
+        engine.submit(np.add, a, 1, out=a)
+        engine.wait(a)
+        version = engine.var_of(a).version
+        with pytest.raises(EngineError, match=r"task 'add': expected a NumPy.*got float"):
+            engine.submit(np.add, a, 1, out=(a, 2.0))
+        with pytest.raises(EngineError, match="expected a function, got int"):
+            engine.submit(3, a)
+        engine.wait()
+        assert engine.var_of(a).version == version
+
+    def test_a_failure_reaches_whoever_waits(self, threaded):
+        """The original exception, with task and line; what depends on it fails alike, the rest does not."""
+        a, b, c = np.zeros(2), np.zeros(2), np.zeros(2)
+
+        def broken(out) -> None:
+            raise KeyError("no such thing")
+
+        engine.submit(broken, out=a)
+        engine.submit(np.add, a, 1, out=b)
+        engine.submit(np.add, c, 1, out=c)
+        engine.wait(c)
+        with pytest.raises(KeyError, match="no such thing") as caught:
+            engine.wait(b)
+        assert "broken" in caught.value.__notes__[0]
+        assert "test_task_submit.py" in caught.value.__notes__[0]
+        engine.submit(np.copyto, a, 5, writes=[a])
+        engine.wait(a)
+        assert a.tolist() == [5.0, 5.0]
+        threaded.wait_for_all()
+
+    def test_context_from_the_arrays(self, threaded):
+        """Without ctx the task runs where its first written array is."""
+        seen: list[object] = []
+        threaded.tracer = lambda *record: seen.append(record[1])
+        x = mx.nd.zeros((2,), ctx=mx.cpu(3))
+        seen.clear()
+        engine.submit(np.add, np.zeros(2, np.float32), 1, out=x)
+        engine.submit(np.add, np.zeros(2), 1, out=np.zeros(2))
+        engine.submit(np.add, x, 1, out=np.zeros(2), ctx=mx.cpu(7))
+        threaded.wait_for_all()
+        threaded.tracer = None
+        assert sorted(map(str, seen)).count("cpu(3)") >= 1
+        assert {"cpu(0)", "cpu(3)", "cpu(7)"} <= set(map(str, seen))
+
+    def test_without_debug_mode_arrays_arrive_as_they_are(self, threaded):
+        """Off, a function gets the very array: no view, no cost."""
+        got: list[object] = []
+        a = np.zeros(2)
+        engine.submit(got.append, a)
+        engine.wait()
+        assert got[0] is a
