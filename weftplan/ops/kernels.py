@@ -133,6 +133,17 @@ def rows_per_block(out: Shape) -> int:
     return min(out[0], max(1, BLOCK // max(1, math.prod(out[1:]))))
 
 
+def row_blocks(shape: Shape) -> Iterator[slice]:
+    """The leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
+
+    >>> list(row_blocks((5, BLOCK // 2)))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = rows_per_block(shape)
+    for start in range(0, shape[0], step):
+        yield slice(start, min(start + step, shape[0]))
+
+
 def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None:
     """``out`` = ``source`` taken at ``index`` (int64, all within range) along ``axis``."""
     if xp is np:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
@@ -62,20 +62,11 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data], [data, merge_dtype(norm, outs[1], "L2Normalization: norm (float32 for float16 data)")]
 
 
-def _block(rows: Shape) -> Shape:
-    return max(1, min(rows[0], BLOCK // max(1, rows[1] * rows[2]))), rows[1], rows[2]
-
-
 def _taken(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
     """Scratch of either direction: a block, and a number for each of its norms."""
-    block = _block(_rows(params, shape))
-    return [(block, accumulator(dtype)), ((block[0], 1, block[2]), accumulator(dtype))]
-
-
-def _parts(rows: Shape) -> Iterator[slice]:
-    step = _block(rows)[0]
-    for first in range(0, rows[0], step):
-        yield slice(first, min(first + step, rows[0]))
+    rows, acc = _rows(params, shape), accumulator(dtype)
+    step = rows_per_block(rows)
+    return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -84,7 +75,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     data = inputs[0].reshape(rows)
     out, norms = outputs
     square_room, norm_room = (ctx.take(*spec) for spec in _taken(params, inputs[0].shape, data.dtype))
-    for here in _parts(rows):
+    for here in row_blocks(rows):
         x = data[here]
         square, norm = square_room[: x.shape[0]], norm_room[: x.shape[0]]
         xp.multiply(x, x, out=square, dtype=square.dtype)
@@ -107,7 +98,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
     ograd, output, target = inputs[0].reshape(rows), inputs[1].reshape(rows), out.reshape(rows)
     norms = inputs[2].reshape(rows[0], 1, rows[2])
     term_room, sum_room = (ctx.take(*spec) for spec in _taken(params, out.shape, out.dtype))
-    for here in _parts(rows):
+    for here in row_blocks(rows):
         g, y = ograd[here], output[here]
         term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
         xp.multiply(g, y, out=term, dtype=term.dtype)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
@@ -37,10 +37,6 @@ def _layer_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
 
 def _instance_view(params: Params, shape: Shape) -> tuple[Shape, Shape]:
     return (shape[0], shape[1], math.prod(shape[2:]), 1), (1, shape[1], 1, 1)
-
-
-def _step(view: Shape) -> int:
-    return max(1, min(view[0], BLOCK // max(1, math.prod(view[1:]))))
 
 
 def _infer(params: Params, ins: Shapes, outs: Shapes, axis: int, name: str, *, keep: bool) -> tuple[Shapes, Shapes]:
@@ -80,15 +76,14 @@ def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         xp = ctx.xp
         shape, vector = view(params, inputs[0].shape)
-        step, acc = _step(shape), accumulator(inputs[0].dtype)
+        step, acc = rows_per_block(shape), accumulator(inputs[0].dtype)
         data, gamma, beta = inputs[0].reshape(shape), inputs[1].reshape(vector), inputs[2].reshape(vector)
         small = (shape[0], shape[1], 1, shape[3])
         out = None if outputs[0] is None else outputs[0].reshape(shape)
         wanted = [None if array is None else array.reshape(small) for array in outputs[1:]]
         centred_room, square_room = (ctx.take((step, *shape[1:]), acc) for _ in range(2))
         mean_room, std_room = (ctx.take((step, *small[1:]), acc) for _ in range(2))
-        for first in range(0, shape[0], step):
-            here = slice(first, min(first + step, shape[0]))
+        for here in row_blocks(shape):
             x = data[here]
             centred, square = centred_room[: x.shape[0]], square_room[: x.shape[0]]
             mean, std = mean_room[: x.shape[0]], std_room[: x.shape[0]]
@@ -115,7 +110,7 @@ def _bytes(view: View, *, backward: bool) -> Callable[[Params, Sequence[TensorSp
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         data = outputs[0] if backward else inputs[0]
         shape, vector = view(params, data.shape)
-        step, acc = _step(shape), accumulator(data.dtype)
+        step, acc = rows_per_block(shape), accumulator(data.dtype)
         block, small = ((step, *shape[1:]), acc), ((step, shape[1], 1, shape[3]), acc)
         return take_bytes(block, block, small, small, *[(vector, acc)] * (3 if backward else 0))
 
@@ -128,7 +123,7 @@ def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequenc
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         xp = ctx.xp
         shape, vector = view(params, inputs[1].shape)
-        step, acc = _step(shape), accumulator(inputs[1].dtype)
+        step, acc = rows_per_block(shape), accumulator(inputs[1].dtype)
         small = (shape[0], shape[1], 1, shape[3])
         ograd, data = inputs[0].reshape(shape), inputs[1].reshape(shape)
         gamma, means, stds = inputs[2].reshape(vector), inputs[3].reshape(small), inputs[4].reshape(small)
@@ -139,8 +134,7 @@ def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequenc
         gamma_sum.fill(0)
         beta_sum.fill(0)
         axes = tuple(axis for axis in range(4) if axis == 0 or vector[axis] == 1)
-        for first in range(0, shape[0], step):
-            here = slice(first, min(first + step, shape[0]))
+        for here in row_blocks(shape):
             g, std = ograd[here], stds[here]
             count = g.shape[0]
             normal, product = normal_room[:count], product_room[:count]

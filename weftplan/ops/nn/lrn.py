@@ -6,11 +6,11 @@ The hidden output ``tmp_norm`` is what the data is divided by, before the power 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
@@ -56,15 +56,10 @@ def _rows(shape: Shape) -> Shape:
     return shape[0], shape[1], math.prod(shape[2:])
 
 
-def _block(shape: Shape) -> Shape:
+def _taken(shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    """Scratch of either direction: two blocks."""
     rows = _rows(shape)
-    return max(1, min(rows[0], BLOCK // max(1, rows[1] * rows[2]))), rows[1], rows[2]
-
-
-def _parts(shape: Shape) -> Iterator[slice]:
-    step = _block(shape)[0]
-    for first in range(0, shape[0], step):
-        yield slice(first, min(first + step, shape[0]))
+    return [((rows_per_block(rows), *rows[1:]), accumulator(dtype))] * 2
 
 
 def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
@@ -77,15 +72,14 @@ def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp = ctx.xp
-    shape = inputs[0].shape
-    rows, acc = _rows(shape), accumulator(inputs[0].dtype)
+    rows = _rows(inputs[0].shape)
     data = inputs[0].reshape(rows)
     out, norms = (None if array is None else array.reshape(rows) for array in outputs)
-    square_room, sum_room = (ctx.take(_block(shape), acc) for _ in range(2))
-    for here in _parts(shape):
+    square_room, sum_room = (ctx.take(*spec) for spec in _taken(inputs[0].shape, data.dtype))
+    for here in row_blocks(rows):
         x = data[here]
         square, norm = square_room[: x.shape[0]], sum_room[: x.shape[0]]
-        xp.multiply(x, x, out=square, dtype=acc)
+        xp.multiply(x, x, out=square, dtype=square.dtype)
         _window_sum(xp, square, params["nsize"] // 2, norm)
         xp.multiply(norm, params["alpha"] / params["nsize"], out=norm)
         xp.add(norm, params["knorm"], out=norm)
@@ -101,11 +95,10 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
     if outputs[0] is None:
         return
     xp = ctx.xp
-    shape = outputs[0].shape
-    rows, acc = _rows(shape), accumulator(outputs[0].dtype)
+    rows = _rows(outputs[0].shape)
     ograd, data, norms, out = (array.reshape(rows) for array in (*inputs, outputs[0]))
-    term_room, sum_room = (ctx.take(_block(shape), acc) for _ in range(2))
-    for here in _parts(shape):
+    term_room, sum_room = (ctx.take(*spec) for spec in _taken(outputs[0].shape, out.dtype))
+    for here in row_blocks(rows):
         g, x, norm = ograd[here], data[here], norms[here]
         term, total = term_room[: g.shape[0]], sum_room[: g.shape[0]]
         xp.power(norm, -params["beta"] - 1.0, out=term)
@@ -120,8 +113,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    block: tuple[Shape, DType] = (_block(outputs[0].shape), accumulator(outputs[0].dtype))
-    return take_bytes(block, block)
+    return take_bytes(*_taken(outputs[0].shape, outputs[0].dtype))
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

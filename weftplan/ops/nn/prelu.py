@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from weftplan.ops.kernels import BLOCK, BOOL, accumulator
+from weftplan.ops.kernels import BOOL, accumulator, row_blocks, rows_per_block
 from weftplan.ops.schema import OpContext
 
 
@@ -21,7 +21,7 @@ def prelu_rows(shape: Sequence[int], slopes: int) -> tuple[int, int, int]:
 
 def prelu_block(rows: tuple[int, int, int]) -> tuple[int, int, int]:
     """Shape of the block that is worked on together."""
-    return max(1, min(rows[0], BLOCK // max(1, rows[1] * rows[2]))), rows[1], rows[2]
+    return rows_per_block(rows), rows[1], rows[2]
 
 
 def prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
@@ -31,8 +31,8 @@ def prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
     block = prelu_block(rows)
     scratch = ctx.take(block, out.dtype)
     data, out, slope = data.reshape(rows), out.reshape(rows), gamma.reshape(1, -1, 1)
-    for first in range(0, rows[0], block[0]):
-        x, y = data[first : first + block[0]], out[first : first + block[0]]
+    for here in row_blocks(rows):
+        x, y = data[here], out[here]
         low = scratch[: x.shape[0]]
         xp.minimum(x, 0, out=low)
         xp.multiply(low, slope, out=low)
@@ -53,8 +53,7 @@ def prelu_backward(ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]
     total.fill(0)
     ograd, data, slope = ograd.reshape(rows), data.reshape(rows), gamma.reshape(1, -1, 1)
     target = None if dgrad is None else dgrad.reshape(rows)
-    for first in range(0, rows[0], block[0]):
-        here = slice(first, min(first + block[0], rows[0]))
+    for here in row_blocks(rows):
         g, x = ograd[here], data[here]
         t, positive = scratch[: x.shape[0]], mask[: x.shape[0]]
         xp.greater(x, 0, out=positive)

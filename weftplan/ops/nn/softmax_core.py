@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import DType, OpContext, Shape
 
@@ -23,16 +22,6 @@ def as_rows(shape: Shape, axis: int) -> Shape:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _step(shape: Shape) -> int:
-    return max(1, min(shape[0], BLOCK // max(1, shape[1] * shape[2])))
-
-
-def _blocks(shape: Shape) -> Iterator[tuple[int, int]]:
-    step = _step(shape)
-    for first in range(0, shape[0], step):
-        yield first, min(first + step, shape[0])
-
-
 def compute_dtype(source: DType, target: DType) -> DType:
     """What softmax of ``source`` into ``target`` is computed in: never float16."""
     return accumulator(np.promote_types(source, target))
@@ -41,7 +30,7 @@ def compute_dtype(source: DType, target: DType) -> DType:
 def forward_bytes(shape: Shape, source: DType, target: DType, *, log: bool = False, masked: bool = False) -> int:
     """Workspace of :func:`softmax`."""
     acc = compute_dtype(source, target)
-    step = _step(shape)
+    step = rows_per_block(shape)
     taken: list[tuple[Shape, DType]] = [((step, 1, shape[2]), acc)]
     if acc != target:
         taken.append(((step, *shape[1:]), acc))
@@ -59,27 +48,27 @@ def softmax(ctx: OpContext, data: Any, out: Any, *, scale: float = 1.0, log: boo
     """
     xp = ctx.xp
     shape = data.shape
-    step = _step(shape)
+    step = rows_per_block(shape)
     acc = compute_dtype(data.dtype, out.dtype)
     reduced = ctx.take((step, 1, shape[2]), acc)
     wide = ctx.take((step, *shape[1:]), acc) if acc != out.dtype else None
     powers = ctx.take((step, *shape[1:]), acc) if log else None
     hidden = ctx.take((step, *shape[1:]), np.dtype(bool)) if length is not None else None
     places = xp.arange(shape[1]).reshape(1, -1, 1) if length is not None else None
-    for first, last in _blocks(shape):
-        x, y, most = data[first:last], out[first:last], reduced[: last - first]
-        z = y if wide is None else wide[: last - first]
+    for here in row_blocks(shape):
+        x, y = data[here], out[here]
+        most, z = reduced[: x.shape[0]], y if wide is None else wide[: x.shape[0]]
         if scale != 1.0 or hidden is not None:
             xp.multiply(x, scale, out=z, dtype=acc)
             x = z
         if hidden is not None:
-            mask = hidden[: last - first]
-            xp.greater_equal(places, length[first:last, None, :], out=mask)
+            mask = hidden[: x.shape[0]]
+            xp.greater_equal(places, length[here, None, :], out=mask)
             xp.copyto(z, xp.finfo(acc).min, where=mask)
         xp.max(x, axis=1, out=most, keepdims=True)
         xp.subtract(x, most, out=z, dtype=acc)
         if powers is not None:
-            term = powers[: last - first]
+            term = powers[: x.shape[0]]
             xp.exp(z, out=term)
             xp.sum(term, axis=1, out=most, keepdims=True)
             xp.log(most, out=most)
@@ -97,7 +86,7 @@ def softmax(ctx: OpContext, data: Any, out: Any, *, scale: float = 1.0, log: boo
 def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
     """Workspace of :func:`softmax_backward`."""
     acc = compute_dtype(source, target)
-    step = _step(shape)
+    step = rows_per_block(shape)
     return take_bytes(((step, 1, shape[2]), acc), ((step, *shape[1:]), acc))
 
 
@@ -107,13 +96,13 @@ def softmax_backward(
     """Gradient of :func:`softmax` from its output; ``out`` may be ``ograd`` or ``output``."""
     xp = ctx.xp
     shape = output.shape
-    step = _step(shape)
+    step = rows_per_block(shape)
     acc = compute_dtype(output.dtype, out.dtype)
     reduced = ctx.take((step, 1, shape[2]), acc)
     scratch = ctx.take((step, *shape[1:]), acc)
-    for first, last in _blocks(shape):
-        g, y, target = ograd[first:last], output[first:last], out[first:last]
-        total, z = reduced[: last - first], scratch[: last - first]
+    for here in row_blocks(shape):
+        g, y, target = ograd[here], output[here], out[here]
+        total, z = reduced[: g.shape[0]], scratch[: g.shape[0]]
         if log:
             xp.sum(g, axis=1, dtype=acc, out=total, keepdims=True)
             xp.exp(y, out=z)
