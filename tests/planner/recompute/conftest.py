@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import weftplan as mx
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, pipeline, plan_symbol
 from weftplan.planner.inplace import Assignment
@@ -91,9 +93,19 @@ def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
     return sym.SoftmaxOutput(sym.FullyConnected(h, num_hidden=10, name="last"), name="softmax")
 
 
+def two_device_net() -> tuple[Any, dict[str, mx.Context]]:
+    """(three layers on a device and three more and a softmax on another; the device of each group)."""
+    with mx.AttrScope(ctx_group="low"):
+        x = sym.Variable("data")
+        for i in range(3):
+            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"a{i}"), name=f"s{i}")
+    with mx.AttrScope(ctx_group="high"):
+        for i in range(3):
+            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"b{i}"), name=f"t{i}")
+        return sym.SoftmaxOutput(x, name="softmax"), {"low": mx.cpu(0), "high": mx.cpu(1)}
+
+
 @pytest.fixture(scope="session")
 def nets() -> Any:
     """The makers of networks."""
-    from types import SimpleNamespace
-
-    return SimpleNamespace(conv=conv_net, residual=residual_net, lstm=unrolled_lstm)
+    return SimpleNamespace(conv=conv_net, residual=residual_net, lstm=unrolled_lstm, two_devices=two_device_net)

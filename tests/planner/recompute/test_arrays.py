@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import weftplan as mx
 from weftplan import models
-from weftplan import symbol as sym
 from weftplan.planner.recompute import Tape, node_seconds
 from weftplan.planner.recompute.arrays import Arrays, expressible
 from weftplan.planner.recompute.forward_order import stepwise_forward
@@ -73,17 +71,9 @@ def test_another_order(training: Any, nets: Any) -> None:
     assert agree(tape, random.Random(1), 4) > 100
 
 
-def test_two_devices(training: Any) -> None:
+def test_two_devices(training: Any, nets: Any) -> None:
     """The peak is a sum over devices, each with a moment of its own."""
-    with mx.AttrScope(ctx_group="low"):
-        x = sym.Variable("data")
-        for i in range(3):
-            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"a{i}"), name=f"s{i}")
-    with mx.AttrScope(ctx_group="high"):
-        for i in range(3):
-            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"b{i}"), name=f"t{i}")
-        symbol = sym.SoftmaxOutput(x, name="softmax")
-    groups = {"low": mx.cpu(0), "high": mx.cpu(1)}
+    symbol, groups = nets.two_devices()
     made = training(symbol, {"data": (64, 32)}, group2ctx=groups)
     assert len(made.facts.contexts) == 2
     agree(made.tape(), random.Random(2))

@@ -203,15 +203,7 @@ def test_inference_has_nothing_to_repeat(nets: Any) -> None:
 
 def test_two_devices(nets: Any, same: Any) -> None:
     """Nodes in groups on two devices are repeated where they ran first."""
-    with mx.AttrScope(ctx_group="low"):
-        x = sym.Variable("data")
-        for i in range(3):
-            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"a{i}"), name=f"s{i}")
-    with mx.AttrScope(ctx_group="high"):
-        for i in range(3):
-            x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"b{i}"), name=f"t{i}")
-        symbol = sym.SoftmaxOutput(x, name="softmax")
-    groups = {"low": mx.cpu(0), "high": mx.cpu(1)}
+    symbol, groups = nets.two_devices()
     options = PlanOptions(recompute="mxnet", strategy="match_range")
     plan = plan_symbol(symbol, {"data": (64, 32)}, grad_req="write", group2ctx=groups, options=options)
     validate(plan)
