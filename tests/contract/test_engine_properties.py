@@ -1,0 +1,206 @@
+"""The engine's contract: the queue of each kind of work (FnProperty) on each engine, and how many threads it has."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from weftplan import engine
+from weftplan.device.context import cpu, cpu_pinned, sim
+from weftplan.engine import FnProperty
+
+MAIN = threading.main_thread().name
+POOLED = dict.fromkeys(FnProperty, "weftplan worker 0") | dict.fromkeys(
+    (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU), "weftplan copy 0"
+)
+"""ThreadedEngine: one pool, and one thread for copies, whatever the context."""
+
+
+def of_cpu(index):
+    """ThreadedEnginePerDevice: one queue per CPU, a priority queue for the process; short ones run where pushed."""
+    return dict.fromkeys(FnProperty, f"weftplan cpu({index}) worker 0") | {
+        FnProperty.CPU_PRIORITIZED: "weftplan priority 0",
+        FnProperty.ASYNC: MAIN,
+        FnProperty.DELETE_VAR: MAIN,
+    }
+
+
+OF_DEVICE = dict.fromkeys(FnProperty, "weftplan sim(0) worker 0") | {
+    FnProperty.COPY_FROM_GPU: "weftplan sim(0) copy 0",
+    FnProperty.COPY_TO_GPU: "weftplan sim(0) copy 0",
+    FnProperty.CPU_PRIORITIZED: "weftplan sim(0) priority 0",
+    FnProperty.GPU_PRIORITIZED: "weftplan sim(0) priority 0",
+}
+"""ThreadedEnginePerDevice, once streams are in use: three queues a device, and nothing runs on the pushing thread."""
+
+
+def here(thread):
+    """Everything on one thread."""
+    return dict.fromkeys(FnProperty, thread)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ctx", "want"),
+    [
+        ("NaiveEngine", cpu(0), here(MAIN)),
+        ("NaiveEngine", sim(0), here(MAIN)),
+        ("Simulator", cpu(0), here(MAIN)),
+        ("Simulator", sim(0), here(MAIN)),
+        ("ThreadedEngine", cpu(0), POOLED),
+        ("ThreadedEngine", sim(0), POOLED),
+        ("ThreadedEnginePerDevice", cpu(0), of_cpu(0)),
+        ("ThreadedEnginePerDevice", cpu(3), of_cpu(3)),
+        ("ThreadedEnginePerDevice", cpu_pinned(1), of_cpu(1)),
+        ("ThreadedEnginePerDevice", sim(0), OF_DEVICE),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else str(value),
+)
+@pytest.mark.parametrize("prop", FnProperty)
+def test_the_thread_of_each_kind_of_work(monkeypatch, kind, ctx, want, prop):
+    """What runs it says its thread's name, which names device and queue."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")  # or a waiting thread may be the one
+    eng = engine.create(kind, cpu_workers=1, priority_workers=1, gpu_workers=1, copy_workers=1)
+    if want is OF_DEVICE:
+        eng.push(lambda: None, (), [eng.new_variable()], ctx)  # the first operation on it makes its stream
+        eng.wait_for_all()
+    ran = []
+    eng.push(lambda: ran.append(threading.current_thread().name), (), [eng.new_variable()], ctx, prop=prop)
+    eng.wait_for_all()
+    assert ran == [want[prop]]
+    eng.stop()
+
+
+@pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_deletes_jump_the_queue(kind):
+    """What is queued when a delete comes runs after it; a delete of a var in use comes after its uses all the same."""
+    eng = engine.create(kind, cpu_workers=1, gpu_workers=1)
+    ctx = sim(0) if kind == "ThreadedEnginePerDevice" else cpu(0)  # on a CPU it would run on this thread
+    begun, gate, order = threading.Event(), threading.Event(), []
+    free, used = eng.new_variable(), eng.new_variable()
+    eng.push(lambda: (begun.set(), gate.wait(60)), (), [], ctx)
+    assert begun.wait(60)
+    for i in range(3):
+        eng.push(lambda i=i: order.append(i), [used], (), ctx)
+    eng.delete_variable(free, lambda: order.append("free"), ctx)
+    eng.delete_variable(used, lambda: order.append("used"), ctx)
+    gate.set()
+    eng.wait_for_all()
+    assert order == ["free", 0, 1, 2, "used"]
+    eng.stop()
+
+
+@pytest.mark.parametrize("prop", [FnProperty.COPY_TO_GPU, FnProperty.COPY_FROM_GPU, FnProperty.GPU_PRIORITIZED])
+def test_copies_and_prioritized_work_of_a_device_honour_priority(prop):
+    """Larger first, equal ones in push order; the worker queue of the same device ignores it."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1, copy_workers=1)
+    for kind, want in ((prop, [9, 9, 5, 1, -3]), (FnProperty.NORMAL, [1, 9, -3, 5, 9])):
+        gate, order = threading.Event(), []
+        eng.push(gate.wait, (), [], sim(0), prop=kind, priority=100)
+        for p in (1, 9, -3, 5, 9):
+            eng.push(lambda p=p, order=order: order.append(p), (), [], sim(0), prop=kind, priority=p)
+        gate.set()
+        eng.wait_for_all()
+        assert order == want
+    eng.stop()
+
+
+def test_copies_overlap_with_compute():
+    """A copy and an operation of one device run at the same time: each waits for the other to have begun."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1, copy_workers=1)
+    meet = threading.Barrier(3, timeout=60)
+    for prop in (FnProperty.NORMAL, FnProperty.COPY_TO_GPU, FnProperty.GPU_PRIORITIZED):
+        eng.push(meet.wait, (), [], sim(0), prop=prop)
+    eng.wait_for_all()
+    eng.stop()
+
+
+def script(text, **environment):
+    """The words that a program prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("MXNET_", "WEFTPLAN_"))} | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+THREADS = """
+    import threading, time
+    import weftplan as mx
+    from weftplan.engine import FnProperty
+
+    eng = mx.engine.get()
+    gate = threading.Event()
+    for ctx, prop in ((mx.cpu(0), "NORMAL"), (mx.cpu(2), "NORMAL"), (mx.cpu(0), "CPU_PRIORITIZED"),
+                      (mx.sim(0), "NORMAL"), (mx.sim(0), "GPU_PRIORITIZED"), (mx.sim(0), "COPY_TO_GPU")):
+        for _ in range(20):
+            eng.push(gate.wait, (), [], ctx, prop=FnProperty[prop])
+    while any(queue.permits for queue in eng._all_queues):  # until no queue may start one more thread
+        time.sleep(0.001)
+    print(*(f"{queue.context}/{queue.queue}={queue.workers}" for queue in eng.statistics().queues))
+    gate.set()
+    eng.wait_for_all()
+"""
+
+
+def test_variables_set_the_threads():
+    """Each MXNET_..._NTHREADS is the number of threads that work at a time in its queues; 1, 4, 2 and 1 by default."""
+    assert script(THREADS) == [
+        "cpu(0)/worker=1",
+        "cpu(2)/worker=1",
+        "None/priority=4",
+        "sim(0)/worker=2",
+        "sim(0)/priority=2",
+        "sim(0)/copy=1",
+    ]
+    assert script(
+        THREADS,
+        MXNET_CPU_WORKER_NTHREADS="3",
+        MXNET_CPU_PRIORITY_NTHREADS="2",
+        MXNET_GPU_WORKER_NTHREADS="5",
+        MXNET_GPU_COPY_NTHREADS="6",
+    ) == [
+        "cpu(0)/worker=3",
+        "cpu(2)/worker=3",
+        "None/priority=2",
+        "sim(0)/worker=5",
+        "sim(0)/priority=5",
+        "sim(0)/copy=6",
+    ]
+    assert script(THREADS, MXNET_ENGINE_TYPE="ThreadedEngine") == ["None/worker=16", "None/copy=1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_children_have_threads_of_their_own_number():
+    """MXNET_MP_WORKER_NTHREADS, for the engine that the child inherits and for those that it makes."""
+    text = """
+        import os, threading, warnings
+        import weftplan as mx
+
+        warnings.simplefilter("ignore", DeprecationWarning)
+        inherited = mx.engine.get()
+        inherited.push(lambda: None)
+        inherited.wait_for_all()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                for eng in (inherited, mx.engine.create()):
+                    meet = threading.Barrier(3, timeout=30)
+                    for _ in range(3):
+                        eng.push(meet.wait)
+                    eng.wait_for_all()
+                    (queue,) = eng.statistics().queues
+                    assert queue.workers == 3, queue
+                status = 0
+            finally:
+                os._exit(status)
+        print(os.waitpid(pid, 0)[1])
+    """
+    assert script(text, MXNET_CPU_WORKER_NTHREADS="1", MXNET_MP_WORKER_NTHREADS="3") == ["0"]
