@@ -1,0 +1,265 @@
+"""The engine's contract: what a wait waits for, from threads, futures and coroutines, and what it leaves alone."""
+
+import asyncio
+import concurrent.futures
+import itertools
+import threading
+
+import pytest
+
+from tests.contract.engines import Boom, boom
+from weftplan import engine
+from weftplan.errors import EngineError, WaitInWorkerError
+
+THREADED = ("ThreadedEngine", "ThreadedEnginePerDevice")
+
+
+@pytest.fixture(params=THREADED)
+def threaded(request):
+    """Engines on which something may be held back while the test goes on."""
+    made = engine.create(request.param, cpu_workers=2)
+    yield made
+    made.stop()
+    made.wait_for_all()
+
+
+def test_a_wait_for_a_var_ignores_its_readers(threaded):
+    """It returns while a read of the var is held; an operation that writes the var does wait for that read."""
+    var, gate, seen = threaded.new_variable(), threading.Event(), []
+    threaded.push(lambda: None, (), [var])
+    threaded.push(lambda: (gate.wait(60), seen.append("read")), [var])
+    threaded.wait_for_var(var)
+    assert seen == []
+    threaded.push(lambda: seen.append("write"), (), [var])
+    gate.set()
+    threaded.wait_for_var(var)
+    assert seen == ["read", "write"]
+
+
+def test_a_wait_for_a_var_ignores_everything_else(threaded):
+    """Operations on other vars are still held when it returns, and wait_for_all waits for them."""
+    held, free, gate = threaded.new_variable(), threaded.new_variable(), threading.Event()
+    threaded.push(lambda: gate.wait(60), (), [held])
+    threaded.push(lambda: None, (), [free])
+    threaded.wait_for_var(free)
+    assert (held.version, free.version) == (0, 1)
+    assert threaded.statistics().pending == 1
+    threading.Timer(0.05, gate.set).start()
+    threaded.wait_for_all()
+    assert held.version == 1
+
+
+def test_several_threads_wait_for_one_var_and_for_all(threaded):
+    """Six threads that wait for the same held write all come back after it, with its failure."""
+    var, gate, found = threaded.new_variable(), threading.Event(), []
+    threaded.push(lambda: (gate.wait(60), boom()), (), [var])
+
+    def wait():
+        try:
+            threaded.wait_for_var(var)
+        except Boom:
+            found.append(var.version)
+
+    threads = [threading.Thread(target=wait) for _ in range(6)]
+    idle = threading.Thread(target=threaded._wait_idle)
+    for thread in (*threads, idle):
+        thread.start()
+    assert found == []
+    assert idle.is_alive()
+    gate.set()
+    for thread in (*threads, idle):
+        thread.join(60)
+    assert found == [1] * 6
+    assert not idle.is_alive()
+
+
+def test_throw_does_not_wait(deferred):
+    """It raises what the var has now, as often as it is called, and nothing on a var without a failure; the failure
+    counts as told."""
+    good, bad = deferred.new_variable(), deferred.new_variable()
+    deferred.push(boom, (), [bad])
+    deferred.throw(good)
+    with pytest.raises(Boom):
+        deferred.wait_for_var(bad)
+    deferred.push(lambda: None, [bad], [good])
+    deferred.stop()
+    for var in (bad, good, bad):
+        with pytest.raises(Boom):
+            deferred.throw(var)
+    assert deferred.unobserved_failures() == []
+    deferred.wait_for_all()
+
+
+def test_throw_tells_a_failure(deferred):
+    """What throw has raised is not raised by wait_for_all again, and a later write heals it."""
+    var = deferred.new_variable()
+    deferred.push(boom, (), [var])
+    deferred.stop()
+    assert [failure.label for failure in deferred.unobserved_failures()] == ["boom"]
+    with pytest.raises(Boom):
+        deferred.throw(var)
+    deferred.wait_for_all()
+    deferred.push(lambda: None, (), [var])
+    deferred.wait_for_var(var)
+    deferred.throw(var)
+
+
+def test_throw_while_a_write_is_held(threaded):
+    """It returns at once."""
+    var, gate = threaded.new_variable(), threading.Event()
+    threaded.push(gate.wait, (), [var])
+    threaded.throw(var)
+    assert var.state == "WRITING"
+    gate.set()
+    threaded.wait_for_all()
+
+
+def test_futures_in_a_pool(threaded):
+    """``concurrent.futures.wait`` and ``as_completed`` take futures of vars beside those of an executor."""
+    fast, slow, gate = threaded.new_variable("fast"), threaded.new_variable("slow"), threading.Event()
+    threaded.push(gate.wait, (), [slow])
+    threaded.push(lambda: None, (), [fast])
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        futures = [threaded.future(slow), threaded.future(fast), pool.submit(lambda: "pool")]
+        done, pending = concurrent.futures.wait(futures[:2], 60, concurrent.futures.FIRST_COMPLETED)
+        assert (done, pending) == ({futures[1]}, {futures[0]})
+        gate.set()
+        results = [future.result() for future in concurrent.futures.as_completed(futures, 60)]
+    assert set(results) == {fast, slow, "pool"}
+
+
+def test_an_executor_ends_an_operation(threaded):
+    """push_async hands work to an executor of the user's; its future's end is the operation's."""
+    var, order = threaded.new_variable(), []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+        def start(on_complete):
+            pool.submit(order.append, "work").add_done_callback(lambda done: on_complete(done.exception()))
+
+        def start_bad(on_complete):
+            pool.submit(boom).add_done_callback(lambda done: on_complete(done.exception()))
+
+        threaded.push_async(start, (), [var])
+        threaded.push(lambda: order.append("after"), [var])
+        threaded.push_async(start_bad, (), [var])
+        with pytest.raises(Boom):
+            threaded.wait_for_var(var)
+    assert order == ["work", "after"]
+    assert var.version == 2
+
+
+def test_a_future_that_was_cancelled_in_time(threaded):
+    """Nobody is told of the failure by it, so a wait still raises it; the callbacks of a future run once."""
+    var, gate, called = threaded.new_variable(), threading.Event(), []
+    threaded.push(lambda: (gate.wait(60), boom()), (), [var])
+    cancelled, kept = threaded.future(var), threaded.future(var)
+    assert cancelled.cancel()
+    kept.add_done_callback(called.append)
+    gate.set()
+    assert isinstance(kept.exception(60), Boom)
+    with pytest.raises(Boom):
+        threaded.wait_for_var(var)
+    assert called == [kept]
+    assert cancelled.cancelled()
+
+
+def test_the_failure_of_a_cancelled_future_stays_untold(threaded):
+    """wait_for_all raises it."""
+    var, gate = threaded.new_variable(), threading.Event()
+    threaded.push(lambda: (gate.wait(60), boom()), (), [var])
+    assert threaded.future(var).cancel()
+    gate.set()
+    with pytest.raises(Boom):
+        threaded.wait_for_all()
+
+
+def test_await_many(threaded):
+    """``await var`` gives the loop to other tasks; gathered vars come back in order; a failure goes to its task only;
+    awaiting again raises again."""
+
+    async def main():
+        made = [threaded.new_variable(str(i)) for i in range(20)]
+        gate = threading.Event()
+        threaded.push(gate.wait, (), [made[0]])
+        for before, after in itertools.pairwise(made):
+            threaded.push(lambda: None, [before], [after])
+        bad = threaded.new_variable()
+        threaded.push(boom, [made[19]], [bad])
+        waiting = asyncio.gather(*map(_await, made), _await(bad), return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        gate.set()
+        *good, error = await waiting
+        assert good == made
+        assert isinstance(error, Boom)
+        for _ in range(2):
+            with pytest.raises(Boom):
+                await bad
+
+    asyncio.run(main())
+    threaded.wait_for_all()  # the failure was told in the coroutine
+
+
+async def _await(var):
+    return await var
+
+
+def test_await_of_an_idle_var_and_of_a_deleted_one(eng):
+    """The first ends at once; the second is an error, or nothing would ever wake the task."""
+    if eng.kind == "Simulator":
+        pytest.skip("nobody would run the simulator while the loop waits")
+    idle, gone = eng.new_variable(), eng.new_variable("gone")
+    assert asyncio.run(_await(idle)) is idle
+    eng.delete_variable(gone)
+    with pytest.raises(EngineError, match=r"await: <Var 'gone'.* has been deleted"):
+        asyncio.run(_await(gone))
+
+
+def test_waits_of_a_deleted_var_and_of_no_var(eng):
+    """Errors that name it, from every way to wait."""
+    gone = eng.new_variable("gone")
+    eng.delete_variable(gone)
+    for wait in (eng.wait_for_var, eng.future):
+        with pytest.raises(EngineError, match=r"'gone'.*has been deleted"):
+            wait(gone)
+        with pytest.raises(EngineError, match="got int"):
+            wait(3)
+    eng.wait_for_all()
+
+
+def test_waits_in_callbacks_of_other_threads(threaded):
+    """A thread that an operation has started is no worker: it may wait."""
+    a, b, gate, seen = threaded.new_variable(), threaded.new_variable(), threading.Event(), []
+
+    def start(on_complete):
+        def work():
+            gate.set()
+            threaded.wait_for_var(b)
+            seen.append(b.version)
+            on_complete()
+
+        threading.Thread(target=work).start()
+
+    threaded.push(lambda: gate.wait(60), (), [b])
+    threaded.push_async(start, (), [a])
+    threaded.wait_for_var(a)
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_every_wait_inside_is_refused(threaded, asynchronous):
+    """wait_for_var (also of an idle var), wait_for_all; in plain and asynchronous operations; each with the fix."""
+    var, idle, errors = threaded.new_variable(), threaded.new_variable(), []
+
+    def waits(on_complete=lambda: None):
+        for wait in (lambda: threaded.wait_for_var(var), lambda: threaded.wait_for_var(idle), threaded.wait_for_all):
+            try:
+                wait()
+            except WaitInWorkerError as error:
+                errors.append(str(error))
+        on_complete()
+
+    (threaded.push_async if asynchronous else threaded.push)(waits, (), [var])
+    threaded.wait_for_all()
+    assert len(errors) == 3
+    assert all("Declare the var in const_vars" in text for text in errors)
