@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from weftplan.cli import main
 from weftplan.cli.pack import command
 
 
@@ -32,6 +33,23 @@ def test_exit_code_when_it_does_not_fit(csv: Path) -> None:
     result = CliRunner().invoke(command, [str(csv), "--capacity", "29"])
     assert result.exit_code == 1
     assert "exceeded by 1 bytes" in result.output
+
+
+def test_an_output_that_cannot_be_written(csv: Path) -> None:
+    """A message with the reason, no traceback."""
+    result = CliRunner().invoke(main, ["pack", str(csv), "--output", "/nowhere/at/all.csv"])
+    assert result.exit_code == 1
+    assert result.output == "Error: cannot write /nowhere/at/all.csv: No such file or directory\n"
+
+
+@pytest.mark.parametrize("content", [b"\xc9\x00\xff" * 20, b"id,lower,upper,size\n" + b"x" * 200_000])
+def test_a_file_that_is_no_table(content: bytes, tmp_path: Path) -> None:
+    """Binary data and a cell beyond the limit of the csv module are named as such."""
+    path = tmp_path / "weights.params"
+    path.write_bytes(content)
+    result = CliRunner().invoke(main, ["pack", str(path)])
+    assert result.exit_code == 1
+    assert "weights.params: expected CSV text with the columns id,lower,upper,size; got " in result.output
 
 
 def test_json_and_file_hold_the_same_offsets(csv: Path, tmp_path: Path) -> None:

@@ -139,7 +139,33 @@ def test_the_search_is_exact_and_short(budget: int) -> None:
         batch, nbytes = largest_batch(counted, budget)
         assert nbytes == total(batch) <= budget
         assert batch == 1 << 24 or total(batch + 1) > budget
-        assert len(asked) <= 50
+        assert len(asked) <= 30
+
+
+@pytest.mark.parametrize("budget", [5_000, 54_321, 10**6, 10**7])
+def test_nearly_straight_lines_take_few_plans(budget: int) -> None:
+    """Plans of real networks may cost seconds each: with steps of an alignment the search asks for at most eight."""
+    asked: list[int] = []
+
+    def total(batch: int) -> int:
+        asked.append(batch)
+        return 100 + 64 * (700 * batch // 64 + 1)
+
+    batch, _ = largest_batch(total, budget)
+    assert total(batch) <= budget < total(batch + 1)
+    assert len(asked) - 2 <= 8
+
+
+def test_a_cliff_does_not_stall_the_search() -> None:
+    """Where straight lines are useless, halving ends the search."""
+    asked: list[int] = []
+
+    def total(batch: int) -> int:
+        asked.append(batch)
+        return batch if batch < 123_456 else 10**12 + batch
+
+    assert largest_batch(total, 10**11)[0] == 123_455
+    assert len(asked) <= 75
 
 
 def test_the_search_refuses() -> None:
@@ -202,7 +228,13 @@ def test_options_reach_the_planner() -> None:
         (["mlp", "--optimizer", "adam"], 2, "need --train"),
         (["mlp", "--train", "--optimizer", "adamm"], 1, "did you mean 'adam'"),
         (["mlp", "--dtype", "float17"], 1, "float17"),
-        (["mlp", "--html", "/nowhere/at/all.html"], 1, "cannot write /nowhere/at/all.html"),
+        (["mlp", "--dtype", "dota=float16"], 2, "'dota' is no argument of the network; did you mean 'data'?"),
+        (["mlp", "--dtype", "zzz=float16"], 2, "it has: data, fc1_weight"),
+        (
+            ["mlp", "--html", "/nowhere/at/all.html"],
+            1,
+            "cannot write /nowhere/at/all.html: No such file or directory\n",
+        ),
         (["mlp", "--picture", "plan.xyz"], 1, "cannot write plan.xyz"),
     ],
 )
@@ -212,7 +244,25 @@ def test_bad_input(arguments: list[str], code: int, message: str, tmp_path: Path
     result = plan(*arguments)
     assert result.exit_code == code, result.output
     # Messages are wrapped by click where they are long.
-    assert message in " ".join(result.output.split())
+    assert message.strip() in " ".join(result.output.split())
+    assert not message.endswith("\n") or result.output.endswith(message)
+
+
+def test_a_built_in_network_is_nobodys_line() -> None:
+    """A shape that does not fit is blamed on its operator, not on a line of the library that runs the command."""
+    result = plan("resnet50", "--shape", "data=32,3,224")
+    assert result.exit_code == 1
+    assert "node 'convolution0'" in result.output
+    assert "created at" not in result.output
+
+
+def test_a_saved_plan_is_no_network(tmp_path: Path) -> None:
+    """What --save wrote is told from a symbol file."""
+    saved = tmp_path / "plan.json"
+    assert plan("mlp", "--save", saved).exit_code == 0
+    result = plan(saved)
+    assert result.exit_code == 1
+    assert "holds a plan, as --save writes it" in result.output
 
 
 @pytest.mark.parametrize("damage", ["truncated", "binary", "cyclic", "unknown operator", "needs shapes"])

@@ -148,7 +148,7 @@ def _load(cpus: int, blas: list[dict[str, Any]]) -> dict[str, Any]:
         return {"threads_per_context": None, "contexts_that_fit": None, "note": "unknown: a thread count is bad"}
     busy = workers * native
     fit = cpus // busy
-    note = f"a busy cpu(i) runs {workers} workers x {native} BLAS threads; {cpus} CPUs carry {fit} such contexts"
+    note = f"a busy cpu(i) runs {workers} x {native} threads (workers x BLAS); {cpus} CPUs carry {fit} such contexts"
     if fit < 2:
         note += ". With more contexts busy, set WEFTPLAN_BLAS_NTHREADS or MXNET_CPU_WORKER_NTHREADS lower"
     return {"threads_per_context": busy, "contexts_that_fit": fit, "note": note}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import cast
 import click
 import numpy as np
 
+from weftplan.errors import FormatError
 from weftplan.planner.packing import check_packing, pack
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.instances import read_csv
@@ -40,7 +42,10 @@ def command(
     FILE has the columns id,lower,upper,size: lifetimes are half-open, sizes in bytes. The result is checked by
     code that the packer does not share. Exit code 1: FILE is malformed, or the packing does not fit --capacity.
     """
-    names, lower, upper, size = read_csv(file)
+    try:
+        names, lower, upper, size = read_csv(file)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{file}: expected CSV text with the columns id,lower,upper,size; got {error}") from error
     began = time.perf_counter()
     packing = pack(lower, upper, size, alignment=alignment, time_limit=time_limit, effort=cast(Effort, effort))
     seconds = time.perf_counter() - began
@@ -48,7 +53,10 @@ def command(
     fits = capacity is None or packing.peak <= capacity
     offsets = packing.offsets.tolist()
     if output is not None:
-        output.write_text("id,offset\n" + "".join(f"{n},{o}\n" for n, o in zip(names, offsets, strict=True)))
+        try:
+            output.write_text("id,offset\n" + "".join(f"{n},{o}\n" for n, o in zip(names, offsets, strict=True)))
+        except OSError as error:
+            raise click.ClickException(f"cannot write {output}: {error.strerror or error}") from error
     facts = {
         "buffers": len(names),
         "peak": packing.peak,

@@ -36,7 +36,7 @@ def _budget(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.command("plan", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.option("--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="Shape of an input; repeat for more.")
-@click.option("--batch", type=click.IntRange(min=1), help="Batch size (built-in networks: 32).")
+@click.option("--batch", type=click.IntRange(min=1), help="Batch size, put into the shapes (built-in: 32).")
 @click.option("--train", is_flag=True, help="With the backward part.")
 @click.option("--input-grads", is_flag=True, help="Gradients of the inputs too, as simple_bind has by default.")
 @click.option("--optimizer", metavar="NAME", help="Count what this optimizer keeps: sgd, momentum, adam.")
@@ -141,7 +141,7 @@ def _maker(
             shapes,
             train=train,
             grad_req=network.requests(shapes, input_grads=input_grads),
-            dtypes=parse_dtypes(dtype_texts, shapes),
+            dtypes=parse_dtypes(dtype_texts, shapes, network.symbol.list_inputs()),
             optimizer_states=kept,
             **named,
         )
@@ -151,7 +151,7 @@ def _maker(
 
 def _optimizer(name: str) -> optimizers.Optimizer:
     """An optimizer by name; ``momentum`` is SGD with momentum."""
-    return optimizers.create("sgd", momentum=0.9) if name == "momentum" else optimizers.create(name)
+    return optimizers.create("sgd", momentum=0.9) if name.lower() == "momentum" else optimizers.create(name)
 
 
 def _fitting(make: Make, chosen: dict[str, Any], budget: int | None, *, as_needed: bool) -> MemoryPlan:
@@ -209,5 +209,5 @@ def _write(
         try:
             write(path)
         except (OSError, ValueError) as error:
-            raise click.ClickException(f"cannot write {path}: {error}") from error
+            raise click.ClickException(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
         console.print(f"wrote {path} ({path.stat().st_size:,} bytes)", highlight=False, markup=False)

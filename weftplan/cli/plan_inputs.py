@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gzip
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import click
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
 from weftplan.errors import FormatError
-from weftplan.symbol import Symbol, load_json
+from weftplan.symbol import Symbol, load_json, topological_order
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -61,7 +61,10 @@ def load_network(model: str) -> Network:
         FormatError: the file is no symbol.
     """
     if model in models.names():
-        return Network(model, models.get(model), built_in=True)
+        symbol = models.get(model)
+        for node in topological_order(symbol.entries):
+            node.created_at = None  # nobody's line: the outermost caller is the library that runs commands
+        return Network(model, symbol, built_in=True)
     path = Path(model)
     if not path.is_file():
         near = difflib.get_close_matches(model, models.names(), n=1)
@@ -77,6 +80,10 @@ def load_network(model: str) -> Network:
         raise FormatError(
             f"{model}: expected symbol JSON, as Symbol.save writes it; reading failed: {error}"
         ) from error
+    if text[:100].split()[:2] == ["{", '"format":'] and '"weftplan-plan"' in text[:100]:
+        raise FormatError(
+            f"{model} holds a plan, as --save writes it, and no network; weftplan.planner.MemoryPlan.from_json reads it"
+        )
     return Network(path.name, load_json(text), built_in=False)
 
 
@@ -122,14 +129,22 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def parse_dtypes(texts: tuple[str, ...], shapes: Shapes) -> dict[str, Any]:
+def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, arguments: Iterable[str]) -> dict[str, Any]:
     """Dtypes by name from ``float16`` (all variables with a shape) or ``data=float16``.
 
-    >>> parse_dtypes(("float16",), {"data": (2, 3)})
+    >>> parse_dtypes(("float16",), {"data": (2, 3)}, ["data", "weight"])
     {'data': 'float16'}
+
+    Raises:
+        click.BadParameter: a name that is none of ``arguments``; names what is near.
     """
     dtypes: dict[str, Any] = {}
+    known = list(arguments)
     for text in texts:
         name, equals, dtype = text.partition("=")
+        if equals and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known[:8])}"
+            raise click.BadParameter(f"{name!r} is no argument of the network; {hint}", param_hint="--dtype")
         dtypes.update({name: dtype} if equals else dict.fromkeys(shapes, text))
     return dtypes

@@ -86,7 +86,12 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
 @click.option("--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True))
-@click.option("--report", type=click.Path(path_type=Path), callback=_writable_folder, help="Folder for the picture.")
+@click.option(
+    "--report",
+    type=click.Path(file_okay=False, path_type=Path),
+    callback=_writable_folder,
+    help="Folder for the picture.",
+)
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
