@@ -1,8 +1,12 @@
 """The engine's contract: several pushes as one operation. On every driver."""
 
+import threading
+
 import pytest
 
 from tests.contract.engines import Boom, boom
+from weftplan.device.context import cpu
+from weftplan.engine import FnProperty
 from weftplan.errors import EngineError
 
 
@@ -42,3 +46,159 @@ def test_waiting_flushes_the_bulk(eng):
         assert log == [1]
     with pytest.raises(EngineError, match="bulk size"):
         eng.set_bulk_size(-1)
+
+
+def test_what_ends_a_bulk(deferred):
+    """Reaching the size, another context, a priority, another kind of work, an asynchronous operation, a delete, a
+    smaller size, the end of the block: each pushes what was collected, and nothing else does."""
+    var = deferred.new_variable()
+
+    def member(**options):
+        deferred.push(lambda: None, (), [var], **options)
+
+    def pushed():
+        return deferred.statistics().pushed
+
+    assert deferred.set_bulk_size(3) == 0
+    member()
+    member()
+    assert pushed() == 0
+    member()
+    assert pushed() == 1  # full
+    member()
+    member(ctx=cpu(0))  # the default
+    assert pushed() == 1
+    member(ctx=cpu(1))
+    assert pushed() == 2  # the two on cpu(0)
+    member(priority=1)
+    assert pushed() == 4  # the one on cpu(1), then itself
+    member()
+    member(prop=FnProperty.CPU_PRIORITIZED)
+    assert pushed() == 6
+    member()
+    deferred.push_async(lambda done: done(), (), [var])
+    assert pushed() == 8
+    member()
+    deferred.delete_variable(deferred.new_variable())
+    assert pushed() == 10
+    member()
+    member()
+    assert deferred.set_bulk_size(4) == 3
+    assert pushed() == 10
+    assert deferred.set_bulk_size(2) == 4
+    assert pushed() == 11
+    member()
+    assert deferred.set_bulk_size(0) == 2
+    assert pushed() == 12
+    member()
+    assert pushed() == 13  # off
+    deferred.wait_for_all()
+    assert var.version == 16
+
+
+def test_the_function_of_an_operator_is_a_member_too(eng):
+    """A stored operator pushed inside a bulk runs in order with the others."""
+    var, log = eng.new_variable(), []
+    operator = eng.new_operator(lambda: log.append("stored"), (), [var])
+    with eng.bulk(10):
+        eng.push(lambda: log.append("first"), (), [var])
+        eng.push(operator)
+        eng.push(lambda: log.append("last"), (), [var])
+    eng.wait_for_all()
+    assert log == ["first", "stored", "last"]
+
+
+def test_a_bulk_belongs_to_its_thread(deferred):
+    """What one thread has collected and not pushed is unknown to all others: their waits do not wait for it, and
+    their own pushes are not collected."""
+    if deferred.kind == "Simulator":
+        pytest.skip("the simulator belongs to one thread")
+    var, log, seen = deferred.new_variable(), [], []
+
+    def other():
+        deferred.wait_for_var(var)
+        deferred.wait_for_all()
+        seen.append((var.version, list(log), deferred.set_bulk_size(0)))
+        deferred.push(lambda: log.append("other"))
+        deferred.wait_for_all()
+
+    with deferred.bulk(10):
+        deferred.push(lambda: log.append("mine"), (), [var])
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(60)
+        assert seen == [(0, [], 0)]
+        assert log == ["other"]
+    deferred.wait_for_var(var)
+    assert log == ["other", "mine"]
+
+
+def test_a_bulk_is_one_operation(deferred):
+    """It runs without anything in between, reads and writes what its members do, and a trace calls it a bulk."""
+    a, b, c, names, log = *(deferred.new_variable() for _ in range(3)), [], []
+    deferred.tracer = lambda name, *rest: names.append(name)
+    with deferred.bulk(10):
+        deferred.push(lambda: log.append(1), [a], [b], name="one")
+        deferred.push(lambda: log.append(2), [b, a], [c], name="two")
+    deferred.push(lambda: log.append(3), (), [a], name="behind")
+    deferred.push(lambda: log.append(4), [c, b], (), name="reader")
+    deferred.wait_for_all()
+    deferred.stop()  # a wait may come back before the tracer was told
+    assert log[:2] == [1, 2]
+    assert sorted(names) == ["ImperativeBulk", "behind", "reader"]
+    assert (a.version, b.version, c.version) == (1, 1, 1)
+    assert deferred.statistics().pushed == 3
+
+
+def test_members_after_a_failed_one(deferred):
+    """The second write of what a member failed to write is held back, too: nobody has been told; a bulk after the wait
+    heals it, and inside one bulk a good write does not hide an earlier failure from what comes behind."""
+    a, b, log = deferred.new_variable(), deferred.new_variable(), []
+    with deferred.bulk(10):
+        deferred.push(boom, (), [a])
+        deferred.push(lambda: log.append("again"), (), [a])
+        deferred.push(lambda: log.append("reads"), [a], [b])
+    with pytest.raises(Boom):
+        deferred.wait_for_var(b)
+    assert log == []
+    with deferred.bulk(10):
+        deferred.push(lambda: log.append("heals a"), (), [a])
+        deferred.push(lambda: log.append("heals b"), [a], [b])
+    deferred.wait_for_var(b)
+    deferred.wait_for_var(a)
+    assert log == ["heals a", "heals b"]
+    assert (a.version, b.version) == (3, 2)
+    assert (deferred.statistics().failed, deferred.statistics().skipped) == (1, 0)
+
+
+def test_a_failed_operation_before_a_bulk(deferred):
+    """Members that need it are skipped, the others of the bulk run."""
+    a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
+    deferred.push(boom, (), [a])
+    with deferred.bulk(10):
+        deferred.push(lambda: log.append("needs it"), [a], [b])
+        deferred.push(lambda: log.append("does not"), (), [c])
+    deferred.wait_for_var(c)
+    with pytest.raises(Boom):
+        deferred.wait_for_var(b)
+    assert log == ["does not"]
+
+
+def test_the_size_comes_back_after_an_error(eng):
+    """The block ends with an exception: members pushed, the old size restored."""
+    var, log = eng.new_variable(), []
+    eng.set_bulk_size(7)
+
+    def leave():
+        with eng.bulk(100):
+            eng.push(lambda: log.append(1), (), [var])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        leave()
+    assert eng.set_bulk_size(0) == 7
+    eng.wait_for_all()
+    assert log == [1]
+    for bad in (True, 1.5, "3", None):
+        with pytest.raises(EngineError, match="bulk size must be an integer >= 0"):
+            eng.set_bulk_size(bad)
