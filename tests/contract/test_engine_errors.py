@@ -96,20 +96,6 @@ def test_no_skip_runs_on_failed_vars(deferred):
     assert ran == [1]
 
 
-def test_mxnet_error_mode(monkeypatch):
-    """WEFTPLAN_ERRORS=mxnet: one raise heals every holder of the failure."""
-    monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
-    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
-    a, b = eng.new_variable(), eng.new_variable()
-    eng.push(boom, (), [a, b])
-    with pytest.raises(Boom):
-        eng.wait_for_var(a)
-    eng.wait_for_var(a)
-    eng.wait_for_var(b)
-    eng.wait_for_all()
-    eng.stop()
-
-
 def test_the_engine_goes_on_after_failures(deferred):
     """A hundred failures, then ordinary work."""
     for _ in range(100):
@@ -135,3 +121,123 @@ def test_delete_runs_last_even_after_a_failure(deferred):
         deferred.push(lambda: None, [var])
     with pytest.raises(EngineError, match="has been deleted"):
         deferred.delete_variable(var)
+
+
+def pushed(eng, *args, **options):
+    """Push what fails here or upstream: the naive engine raises at once, the others later."""
+    if eng.kind == "NaiveEngine":
+        with pytest.raises(Boom):
+            eng.push(*args, **options)
+    else:
+        eng.push(*args, **options)
+
+
+def test_versions_count_failed_and_skipped_writes(eng):
+    """A write that failed, one that was skipped and one that ran: three versions, on every engine."""
+    a, b = eng.new_variable(), eng.new_variable()
+    pushed(eng, boom, (), [a])
+    pushed(eng, lambda: None, [a], [b])
+    assert_raises(eng, b)
+    eng.push(lambda: None, (), [a])
+    eng.push(lambda: None, [a], [b])
+    eng.wait_for_all()
+    assert (a.version, b.version) == (2, 2)
+
+
+def assert_raises(eng, var):
+    """The wait for ``var`` raises."""
+    with pytest.raises(Boom):
+        eng.wait_for_var(var)
+
+
+def test_readers_do_not_spread_a_failure(eng):
+    """An operation that reads a failed and a good var is skipped; what it writes fails, the good var does not."""
+    bad, good, out = (eng.new_variable() for _ in range(3))
+    pushed(eng, boom, (), [bad])
+    pushed(eng, boom, [good, bad], [out])
+    eng.wait_for_var(good)
+    assert_raises(eng, out)
+    assert_raises(eng, bad)
+    eng.push(lambda: None, [good], [out])
+    eng.wait_for_var(out)
+
+
+def test_the_first_failure_in_the_order_of_the_list(deferred):
+    """An operation that reads two failed vars takes on the failure of the first."""
+    one, two, out = (deferred.new_variable() for _ in range(3))
+
+    def other():
+        raise ValueError("two")
+
+    deferred.push(other, (), [two])
+    deferred.push(boom, (), [one])
+    deferred.push(lambda: None, [one, two], [out])
+    with pytest.raises(Boom):
+        deferred.wait_for_var(out)
+    with pytest.raises(ValueError, match="two"):
+        deferred.wait_for_all()
+
+
+def test_a_stored_operator_is_skipped_and_runs_again(deferred):
+    """It keeps no failure: skipped while its input has failed, it runs once the input is written again."""
+    a, b, runs = deferred.new_variable(), deferred.new_variable(), []
+    operator = deferred.new_operator(lambda: runs.append(1), [a], [b], name="stored")
+    deferred.push(boom, (), [a])
+    deferred.push(operator)
+    with pytest.raises(Boom):
+        deferred.wait_for_var(b)
+    assert runs == []
+    deferred.push(lambda: None, (), [a])
+    deferred.push(operator)
+    deferred.wait_for_var(b)
+    assert runs == [1]
+
+
+def test_a_failing_operator_fails_each_time(deferred):
+    """Each run is a failure of its own."""
+    var = deferred.new_variable()
+    operator = deferred.new_operator(boom, (), [var], name="bad")
+    for count in (1, 2):
+        deferred.push(operator)
+        with pytest.raises(Boom) as caught:
+            deferred.wait_for_var(var)
+        assert "'bad'" in caught.value.__notes__[0]
+        assert deferred.statistics().failed == count
+
+
+def test_no_skip_spreads_nothing(eng):
+    """What it writes is good although an input has failed, and it may heal what nobody was told of."""
+    bad, out, ran = eng.new_variable(), eng.new_variable(), []
+    pushed(eng, boom, (), [bad])
+    eng.push(lambda: ran.append("reads"), [bad], [out], prop=FnProperty.NO_SKIP)
+    eng.wait_for_var(out)
+    eng.push(lambda: ran.append("writes"), (), [bad], prop=FnProperty.NO_SKIP)
+    eng.wait_for_var(bad)
+    assert ran == ["reads", "writes"]
+    if eng.kind != "NaiveEngine":
+        with pytest.raises(Boom):
+            eng.wait_for_all()  # healed, but not told
+
+
+def test_a_delete_function_that_raises(deferred):
+    """The var is gone, so only wait_for_all can tell."""
+    var = deferred.new_variable()
+    deferred.delete_variable(var, boom)
+    with pytest.raises(Boom) as caught:
+        deferred.wait_for_all()
+    assert "'DeleteVariable'" in caught.value.__notes__[0]
+
+
+def test_waits_that_raise_in_push_order(deferred):
+    """Of thirty failures wait_for_all raises the first pushed; the notes tell of the others, in order, once each."""
+    for i in range(30):
+
+        def fail(i=i):
+            raise KeyError(i)
+
+        deferred.push(fail, (), [deferred.new_variable()])
+    with pytest.raises(KeyError) as caught:
+        deferred.wait_for_all()
+    assert caught.value.args == (0,)
+    told = [note for note in caught.value.__notes__ if note.startswith("another operation failed: ")]
+    assert [int(note.split("KeyError: ")[1].split()[0]) for note in told] == list(range(1, 30))

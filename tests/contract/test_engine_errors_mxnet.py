@@ -1,0 +1,87 @@
+"""The engine's contract under WEFTPLAN_ERRORS=mxnet: a failure is raised once, as MXNet 1.9.1 does."""
+
+import pytest
+
+from tests.contract.engines import Boom, boom
+from weftplan import engine
+
+
+def test_mxnet_error_mode(monkeypatch):
+    """WEFTPLAN_ERRORS=mxnet: one raise heals every holder of the failure."""
+    monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
+    a, b = eng.new_variable(), eng.new_variable()
+    eng.push(boom, (), [a, b])
+    with pytest.raises(Boom):
+        eng.wait_for_var(a)
+    eng.wait_for_var(a)
+    eng.wait_for_var(b)
+    eng.wait_for_all()
+    eng.stop()
+
+
+class TestMxnetRule:
+    """WEFTPLAN_ERRORS=mxnet: a failure is raised once, and that heals everything."""
+
+    @pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
+    def mxnet(self, request, monkeypatch):
+        """An engine that was made under that rule."""
+        monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")
+        made = engine.create(request.param)
+        yield made
+        made.stop()
+        made.wait_for_all()
+
+    def test_waiting_for_all_heals_everything(self, mxnet):
+        """The second wait is silent, and so are waits for the vars."""
+        made = [mxnet.new_variable() for _ in range(3)]
+        mxnet.push(boom, (), [made[0]])
+        mxnet.push(boom, (), [made[1]])
+        mxnet.push(lambda: None, [made[0]], [made[2]])
+        with pytest.raises(Boom):
+            mxnet.wait_for_all()
+        mxnet.wait_for_all()
+        for var in made:
+            mxnet.wait_for_var(var)
+
+    def test_success_does_not_heal(self, mxnet):
+        """Writes pushed before the raise are skipped; the wait heals, and then the var is written again."""
+        var, ran = mxnet.new_variable(), []
+        mxnet.push(boom, (), [var])
+        mxnet.push(lambda: ran.append("skipped"), (), [var])
+        with pytest.raises(Boom):
+            mxnet.wait_for_var(var)
+        assert ran == []
+        mxnet.wait_for_var(var)
+        mxnet.push(lambda: ran.append("runs"), (), [var])
+        mxnet.wait_for_var(var)
+        assert ran == ["runs"]
+
+    def test_another_failure_stays(self, mxnet):
+        """The raise of one heals its own holders only."""
+        a, b = mxnet.new_variable(), mxnet.new_variable()
+        mxnet.push(boom, (), [a])
+        mxnet.push(boom, (), [b])
+        for var in (a, b):
+            with pytest.raises(Boom):
+                mxnet.wait_for_var(var)
+            mxnet.wait_for_var(var)
+        mxnet.wait_for_all()
+
+    def test_a_healed_var_and_a_new_failure(self, mxnet):
+        """The old failure, raised again through another holder, does not heal the new one."""
+        a, b = mxnet.new_variable(), mxnet.new_variable()
+        mxnet.push(boom, (), [a, b])
+        with pytest.raises(Boom):
+            mxnet.throw(_settled(mxnet, b))
+        mxnet.push(boom, (), [a])
+        mxnet.wait_for_var(b)
+        with pytest.raises(Boom):
+            mxnet.wait_for_var(a)
+        mxnet.wait_for_var(a)
+
+
+def _settled(eng, var):
+    """``var``, when everything has run."""
+    eng.stop()
+    return var
