@@ -12,9 +12,9 @@ provides. User code never runs inside, destructors and signal handlers excepted:
 other) but not wait.
 
 The token is a list of one element, because ``del token[0]`` is atomic, and on the main thread cannot be separated by a
-signal from the ``try`` that follows, which a call of ``acquire`` can. For the same reason nothing is called between the
-places where an interrupt may come (ends of loops, beginnings of functions), and ``_resume`` finds out how far the
-request at hand has come. CPython 3.13.0 leaves a loop past the ``try`` around it where the jump back comes right after
+signal from the ``try`` that follows, which a call of ``acquire`` can. Interrupts come at the ends of loops, when a
+function begins and after a call; so whatever belongs together is done without a call in it but for the last step, and
+``_resume`` finds out how far the request at hand has come. CPython 3.13.0 leaves a loop past the ``try`` around it where the jump back comes right after
 a condition; hence loops without one in their head, and ``edge``, which is written at their ends.
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -51,10 +51,10 @@ class Combining(Execution):
         self._here: deque[OprBlock] = deque()
         """Short operations that the thread inside runs when it is outside again (see ``_short_inline``)."""
         self._seq = 0
-        self._pending = 0
+        """Operations admitted so far, and the number of the last."""
         self._completed = 0
         self._waits = 0
-        """How many of the numbered operations were waiters."""
+        """How many of the completed operations were waiters."""
         self._idle_waiters: list[Any] = []
         """Locks to release when nothing is pending."""
 
@@ -70,7 +70,24 @@ class Combining(Execution):
     def _wake_all(self) -> None:
         """Wake whoever has work: an interrupt may have come before somebody was woken."""
 
+    def _dispatch_to(self, queue: MutableSequence[OprBlock]) -> None:
+        """:meth:`_dispatch` of a driver with one queue."""
+        ready = self._ready
+        while ready:
+            op = ready[0]
+            if type(op) is Waiter:
+                self._tell(op)
+            else:
+                del ready[0]
+                queue.append(op)
+
     # -- the region -------------------------------------------------------------------------------------------------
+
+    @property
+    def _pending(self) -> int:
+        """Operations that are admitted and not completed. Outside the region: 0 only if there was a moment without."""
+        completed = self._completed  # first: both only grow
+        return self._seq - completed
 
     def _admit(self, op: OprBlock) -> None:
         """Push ``op``."""
@@ -82,88 +99,91 @@ class Combining(Execution):
         requests, token, ready = self._requests, self._token, self._ready
         interrupted: BaseException | None = None
         dropped: Any = None
-        while requests:
-            try:
-                del token[0]
-            except IndexError:
-                break
-            op: OprBlock | None = None
-            var: Var | None = None
-            try:
-                while True:
-                    try:
-                        while True:
-                            if not requests:
-                                break
-                            op = requests[0]
-                            if not op.seq:
-                                wait = 0
-                                for var in op.reads:
-                                    if var.write is None:
-                                        var.readers += 1
+        try:
+            while True:
+                if not requests:
+                    break
+                try:
+                    del token[0]
+                except IndexError:
+                    break
+                op: OprBlock | None = None
+                var: Var | None = None
+                try:
+                    while True:
+                        if not requests:
+                            break
+                        op = requests[0]
+                        if not op.seq:
+                            wait = 0
+                            for var in op.reads:
+                                if var.write is None:
+                                    var.readers += 1
+                                else:
+                                    wait += 1
+                                    if var.waiting is None:
+                                        var.waiting = [op]
                                     else:
+                                        var.waiting.append(op)
+                                edge: Var | None = var
+                            for var in op.writes:
+                                if var.write is None:
+                                    var.write = op
+                                    if var.readers:
                                         wait += 1
-                                        if var.waiting is None:
-                                            var.waiting = [op]
-                                        else:
-                                            var.waiting += (op,)
-                                for var in op.writes:
-                                    if var.write is None:
-                                        var.write = op
-                                        if var.readers:
-                                            wait += 1
+                                else:
+                                    wait += 1
+                                    if var.waiting is None:
+                                        var.waiting = [op]
                                     else:
-                                        wait += 1
-                                        if var.waiting is None:
-                                            var.waiting = [op]
-                                        else:
-                                            var.waiting += (op,)
-                                    edge: Var | None = var
-                                self._seq = op.seq = self._seq + 1
-                                self._pending += 1
-                                op.wait = wait
-                                if self._debug:
-                                    self._in_flight[op.seq] = op
-                                del requests[0]
-                                if not wait:
-                                    ready += (op,)
-                            else:
-                                if self._any_failure or op.failure is not None:
-                                    dropped = (self._spread(op), dropped)
-                                for var in op.reads:
-                                    var.readers -= 1
-                                    if not var.readers and var.write is not None:
-                                        other = var.write
-                                        other.wait -= 1
-                                        if not other.wait:
-                                            ready += (other,)
-                                    edge = var
-                                for var in op.writes:
-                                    var.version += 1
-                                    var.write = None
-                                    if var.waiting:
-                                        var.grant(ready)
-                                    edge = var
-                                self._completed += 1
-                                self._pending -= 1
-                                del requests[0]
-                                if self._debug:
-                                    del self._in_flight[op.seq]
-                                if op.fn is not None:
-                                    dropped = (op, dropped)  # what it holds may have destructors: they run outside
-                            op = var = None
-                            if ready:
-                                self._dispatch()
-                            if not self._pending and self._idle_waiters:
-                                self._tell_idle()
-                            edge = None  # noqa: F841
-                        break
-                    except BaseException as error:
-                        interrupted = interrupted or error
-                        self._resume(op, var)
+                                        var.waiting.append(op)
+                                edge = var
+                            self._seq = op.seq = self._seq + 1
+                            op.wait = wait
+                            if self._debug:
+                                self._in_flight[op.seq] = op
+                            del requests[0]
+                            if not wait:
+                                granted, op = op, None  # over, should an interrupt come after the next call
+                                ready.append(granted)
+                        else:
+                            if self._any_failure or op.failure is not None:
+                                dropped = (self._spread(op), dropped)
+                            for var in op.reads:
+                                var.readers -= 1
+                                if not var.readers and var.write is not None:
+                                    other = var.write
+                                    other.wait -= 1
+                                    if not other.wait:
+                                        ready.append(other)
+                                edge = var
+                            for var in op.writes:
+                                var.version += 1
+                                var.write = None
+                                if var.waiting:
+                                    var.grant(ready)
+                                edge = var
+                            self._completed += 1
+                            del requests[0]
+                            if self._debug:
+                                del self._in_flight[op.seq]
+                            if op.fn is not None:
+                                dropped = (op, dropped)  # what it holds may have destructors: they run outside
                         op = var = None
-            finally:
-                token += ONE
+                        if ready:
+                            self._dispatch()
+                        if self._idle_waiters and self._completed == self._seq:
+                            self._tell_idle()
+                        edge = None
+                except BaseException as error:
+                    interrupted = interrupted or error
+                    self._resume(op, var)
+                finally:
+                    token.append(1)
+                edge = None  # noqa: F841
+        except BaseException as error:  # after the token was given back: somebody may have left a request here
+            interrupted = interrupted or error
+            self._apply()
         dropped = None
         if self._here:
             self._run_here()
@@ -181,9 +201,8 @@ class Combining(Execution):
         with suppress(RuntimeError):  # told before an interrupt
             op.fn()
         self._waits += 1
-        self._completed -= 1
-        self._requests += (op,)
         del self._ready[0]
+        self._requests.append(op)  # the last: an interrupt after it finds all done
 
     def _tell_idle(self) -> None:
         """Inside: nothing is pending."""
@@ -207,7 +226,7 @@ class Combining(Execution):
             self._resume_completion(op, var)
         if self._ready:
             self._dispatch()
-        if not self._pending and self._idle_waiters:
+        if self._idle_waiters and self._completed == self._seq:
             self._tell_idle()
         self._wake_all()
 
@@ -227,7 +246,6 @@ class Combining(Execution):
             v.write is not op or v.readers > 0 for v in op.writes
         )
         self._seq = op.seq = self._seq + 1
-        self._pending += 1
         if self._debug:
             self._in_flight[op.seq] = op
         del self._requests[0]
@@ -252,7 +270,6 @@ class Combining(Execution):
         for other in op.writes[writes_done:]:
             other.finish_write(self._ready)
         self._completed += 1
-        self._pending -= 1
         if self._debug:
             del self._in_flight[op.seq]
         del self._requests[0]
@@ -274,7 +291,7 @@ class Combining(Execution):
             if not outcome:
                 # Counts without the waiter that this is.
                 self._waits += 1
-                self._pending -= 1
+                self._completed += 1
                 try:
                     outcome.extend((True, change()))
                 except BaseException as error:
@@ -283,7 +300,7 @@ class Combining(Execution):
                     outcome.extend((False, error))
                 finally:
                     self._waits -= 1
-                    self._pending += 1
+                    self._completed -= 1
             done.release()
 
         self._admit(Waiter(make, (), ()))

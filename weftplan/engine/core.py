@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from weftplan import config
@@ -19,8 +20,7 @@ from weftplan.engine.execution import Tracer as Tracer
 from weftplan.engine.failure import Failure
 from weftplan.engine.forking import Forking
 from weftplan.engine.operation import DetailedBlock, FnProperty, Operator, OprBlock, Waiter, checked_vars
-from weftplan.engine.sites import internal as _internal
-from weftplan.engine.sites import push_site
+from weftplan.engine.sites import is_internal, push_site
 from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
@@ -40,6 +40,8 @@ class Engine(Forking):
 
     def __init__(self) -> None:
         super().__init__()
+        self._pusher: CodeType | None = None
+        """The user's code that pushed last: most pushes come from a loop."""
         if self._debug:
             start_watchdog(self, float(config.get("WEFTPLAN_ENGINE_WATCHDOG_S")))
 
@@ -138,14 +140,16 @@ class Engine(Forking):
                 const_vars, mutable_vars = checked_vars(self, const_vars, mutable_vars, name)
             if not callable(fn):
                 raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
-        frame = sys._getframe(1)
-        code = frame.f_code
         if ctx is not None and type(ctx) is Context and ctx.device_type == "cpu" and not ctx.device_id:
             ctx = None
         if ctx is None and prop is NORMAL and not priority and not self._unusual:
-            if _internal.get(code.co_filename) is False:
+            frame = sys._getframe(1)
+            code = frame.f_code
+            if code is self._pusher:
                 self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, code, frame.f_lasti))
             else:
+                if not is_internal(code.co_filename):
+                    self._pusher = code
                 self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, *(push_site() or ())))
             if self._token:
                 self._apply()
@@ -306,7 +310,7 @@ class Engine(Forking):
     def _count(self) -> Statistics:
         return Statistics(
             pushed=self._seq - self._waits,
-            completed=self._completed,
+            completed=self._completed - self._waits,
             failed=self._failed,
             skipped=self._skipped,
             pending=self._pending,

@@ -37,7 +37,7 @@ def _watch(reference: weakref.ref[Engine], gone: threading.Event, patience_s: fl
         engine = reference()
         if engine is None:
             return
-        finished = engine._completed
+        finished = engine._completed - engine._waits  # without the waits for reports
         if finished != seen or not engine._pending:
             seen, quiet, told = finished, 0, False
         else:

@@ -95,7 +95,7 @@ class Forking(Waiting):
 
             for verb in ("push", "push_async", "delete_variable", "wait_for_var", "wait_for_all", "future"):
                 setattr(self, verb, refuse)
-            self._pending = 0
+            self._completed = self._seq
 
 
 def engines() -> list[Any]:

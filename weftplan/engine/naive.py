@@ -40,13 +40,7 @@ class NaiveEngine(Engine):
         self._by_context: dict[Context, int] = {}
 
     def _dispatch(self) -> None:
-        while self._ready:
-            op = self._ready[0]
-            if type(op) is Waiter:
-                self._tell(op)
-            else:
-                self._dispatched += (op,)
-                del self._ready[0]
+        self._dispatch_to(self._dispatched)
 
     def _admit(self, op: OprBlock) -> None:
         if type(op) is Waiter:

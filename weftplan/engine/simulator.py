@@ -15,7 +15,7 @@ from typing import Any
 
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import running
-from weftplan.engine.operation import OprBlock, Waiter
+from weftplan.engine.operation import OprBlock
 from weftplan.engine.var import Var
 
 Choose = Callable[[Sequence[OprBlock]], int]
@@ -43,13 +43,7 @@ class Simulator(Engine):
         """Numbers of the operations in the order in which they ran."""
 
     def _dispatch(self) -> None:
-        while self._ready:
-            op = self._ready[0]
-            if type(op) is Waiter:
-                self._tell(op)
-            else:
-                self._dispatched += (op,)
-                del self._ready[0]
+        self._dispatch_to(self._dispatched)
 
     def stop(self) -> None:
         if running.engine is not self:

@@ -68,7 +68,7 @@ class ThreadedBase(Engine):
         return self._all_queues
 
     def _dispatch(self) -> None:
-        # No call may stand between taking an operation out of `ready` and having it in its queue.
+        # No call may stand between taking an operation out of `ready` and the one that puts it into its queue.
         ready = self._ready
         while ready:
             op = ready[0]
@@ -78,13 +78,13 @@ class ThreadedBase(Engine):
                     queue = self._route(op)
                 items = queue.items
                 del ready[0]
-                items += (op,)
+                items.append(op)
             elif type(op) is Waiter:
                 self._tell(op)
                 continue
             elif self._short_inline and op.prop in _SHORT and not self._streams_used:
                 del ready[0]
-                self._here += (op,)
+                self._here.append(op)
                 continue
             else:
                 queue = self._route(op)
@@ -99,7 +99,7 @@ class ThreadedBase(Engine):
                     items.appendleft(op)
                 else:
                     del ready[0]
-                    items += (op,)
+                    items.append(op)
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 if queue.stopping:
                     queue.revive(self)

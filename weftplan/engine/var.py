@@ -14,8 +14,8 @@ Invariant: an operation is granted exactly once per var, in push order (consecut
 
 Everything here is done by the one thread that is inside the engine's region (``combining.py``), which has the hot paths
 of these methods written out. Grants lower ``op.wait``; an operation whose count reaches 0 goes to ``ready``. Nothing
-here blocks or calls user code. An interrupt (Ctrl-C on the main thread) can come at the ends of the loops and when a
-method begins, nowhere else: between two such places no call is made, hence ``+=`` instead of ``append``.
+here blocks or calls user code. An interrupt (Ctrl-C on the main thread) can come at the ends of the loops, when a
+method begins and after a call, nowhere else: hence an operation is appended last, when all else about its var is done.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Var:
         if self.waiting is None:
             self.waiting = [op]
         else:
-            self.waiting += (op,)
+            self.waiting.append(op)
 
     def finish_read(self, ready: deque[OprBlock]) -> None:
         """A granted read is over."""
@@ -95,7 +95,7 @@ class Var:
             op = self.write
             op.wait -= 1
             if not op.wait:
-                ready += (op,)
+                ready.append(op)
 
     def finish_write(self, ready: deque[OprBlock]) -> None:
         """The granted write is over: grant what comes next."""
@@ -117,12 +117,12 @@ class Var:
                 if not self.readers:
                     op.wait -= 1
                     if not op.wait:
-                        ready += (op,)
+                        ready.append(op)
             else:
                 self.readers += 1
                 op.wait -= 1
                 if not op.wait:
-                    ready += (op,)
+                    ready.append(op)
         # Where an interrupt leaves this undone, the head stands at the end: the next call gets here again.
         if head == count or (head >= _COMPACT and head * 2 >= count):
             del waiting[:head]
