@@ -70,7 +70,7 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
         events.append({"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": start, **flow})
         depth += [(record.push_ns, 1), (record.start_ns, -1)]
     level = 0
-    for when, change in sorted(depth):
+    for when, change in sorted(depth, key=lambda one: (one[0], -one[1])):  # of one instant the push comes first
         level += change
         events.append(_counter("operations waiting", when - origin, level))
     for when, context, nbytes in recorder.memory:

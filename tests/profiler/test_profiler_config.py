@@ -1,0 +1,159 @@
+"""The profiler's keys, its states around operations in flight, and what bulks and old pushes look like in a trace."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+import weftplan as mx
+from weftplan import engine, profiler
+from weftplan.errors import ParameterError
+from weftplan.profiler.recorder import recorder
+
+KEYS = {
+    "profile_all": True,
+    "profile_symbolic": False,
+    "profile_imperative": False,
+    "profile_memory": False,
+    "profile_api": True,
+    "profile_process": "server",
+    "aggregate_stats": True,
+    "continuous_dump": True,
+    "dump_period": 0.5,
+}
+"""MXNet's keys, each with another value than its default; besides ``filename``."""
+
+
+@pytest.fixture
+def threaded(tmp_path: Path):
+    """One worker as the process-wide engine; the profiler stopped and empty, writing to ``tmp_path / "trace.json"``."""
+    before_config, made = dict(profiler._config), engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    recorder.clear()
+    profiler.set_config(filename=tmp_path / "trace.json")
+    with engine.using(made):
+        yield made
+        profiler.set_state("stop")
+    profiler._config.clear()
+    profiler._config.update(before_config)
+    recorder.clear()
+    made.stop()
+
+
+def dumped(tmp_path: Path) -> list[dict]:
+    """The events of the trace."""
+    profiler.dump()
+    return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_is_taken(threaded, tmp_path: Path, key: str):
+    """Alone, then all at once: operations are recorded and the file is written."""
+    profiler.set_config(**{key: KEYS[key]})
+    profiler.set_state("run", profile_process="worker")
+    threaded.push(lambda: None, name="work")
+    assert [e["name"] for e in dumped(tmp_path) if e.get("cat") == "operation"] == ["work"]
+    profiler.set_config(**KEYS)
+    profiler.set_state("run")
+    threaded.push(lambda: None, name="again")
+    assert [e["name"] for e in dumped(tmp_path) if e.get("cat") == "operation"] == ["again"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "sampled"),
+    [
+        ({"profile_memory": True, "profile_all": False}, True),
+        ({"profile_memory": False, "profile_all": True}, True),
+        ({"profile_memory": False, "profile_all": False}, False),
+    ],
+)
+def test_live_bytes_only_when_asked(threaded, keys, sampled):
+    """profile_memory or profile_all switch the sampler on, in resume as in run; neither: no thread, no counter."""
+    profiler.set_config(**keys)
+    kept = mx.nd.ones((10,))
+    kept.wait_to_read()
+
+    def sampler() -> bool:
+        return any(thread.name == "weftplan-profiler" for thread in threading.enumerate())
+
+    profiler.set_state("run")
+    assert sampler() == sampled
+    profiler.pause()
+    assert not sampler()
+    profiler.resume()
+    assert sampler() == sampled
+    profiler.set_state("stop")
+    assert bool(recorder.memory) == sampled
+
+
+def test_an_unknown_key_changes_nothing(threaded):
+    """Keys beside it are not taken either."""
+    before = dict(profiler._config)
+    with pytest.raises(ParameterError, match=r"unknown \['profile_everything'\]; known: filename, profile_all"):
+        profiler.set_config(filename="elsewhere", profile_everything=True)
+    assert profiler._config == before
+
+
+def test_words_out_of_turn(threaded):
+    """pause and resume mean nothing to a stopped profiler; run twice keeps what was recorded; stop twice is one."""
+    profiler.pause()
+    profiler.resume()
+    assert profiler.state() == "stop"
+    assert threaded.tracer is None
+    profiler.set_state("run")
+    threaded.push(lambda: None, name="one")
+    threaded.wait_for_all()
+    profiler.set_state("run")
+    threaded.push(lambda: None, name="two")
+    profiler.set_state("stop")
+    profiler.set_state("stop")
+    assert [record[0] for record in recorder.operations] == ["one", "two"]
+
+
+def test_dump_goes_on_when_not_finished(threaded, tmp_path: Path):
+    """``dump(finished=False)`` writes what there is, and recording goes on."""
+    profiler.set_state("run")
+    threaded.push(lambda: None, name="one")
+    threaded.wait_for_all()
+    threaded.stop()  # a wait may come back before the recorder was told
+    profiler.dump(finished=False)
+    assert profiler.state() == "run"
+    assert '"one"' in (tmp_path / "trace.json").read_text()
+    threaded.push(lambda: None, name="two")
+    assert {e["name"] for e in dumped(tmp_path) if e.get("cat") == "operation"} == {"one", "two"}
+    assert profiler.state() == "stop"
+
+
+def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path):
+    """Nobody noted when: it counts as pushed when it started, and the counter of waiting operations stays above 0."""
+    begun, gate = threading.Event(), threading.Event()
+    threaded.push(lambda: (begun.set(), gate.wait(60)), name="before")
+    for _ in range(3):
+        threaded.push(lambda: None, name="old")
+    assert begun.wait(60)
+    profiler.set_state("run")
+    gate.set()
+    events = dumped(tmp_path)
+    levels = [e["args"]["value"] for e in events if e["name"] == "operations waiting"]
+    assert min(levels) == 0 == levels[-1]
+    slices = [e for e in events if e.get("cat") == "operation" and e["name"] == "old"]
+    assert [e["args"]["waited_us"] for e in slices] == [0, 0, 0]
+
+
+def test_a_recording_ends_with_stop(threaded):
+    """An operation that is still running when recording stops is waited for; one pushed in a pause is not recorded."""
+    gate = threading.Event()
+    profiler.set_state("run")
+    threaded.push(lambda: gate.wait(60), name="slow")
+    threading.Timer(0.05, gate.set).start()
+    profiler.set_state("stop")
+    assert [record[0] for record in recorder.operations] == ["slow"]
+    assert recorder.operations[0][6] - recorder.operations[0][5] > 10_000_000
+    profiler.set_state("run")
+    profiler.pause()
+    threaded.push(lambda: None, name="unseen")
+    threaded.wait_for_all()
+    profiler.set_state("stop")
+    assert recorder.operations == []
