@@ -1,0 +1,127 @@
+"""The engine's contract: a failure names the operation and the very line that pushed it, however it was pushed."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+from tests.contract.engines import Boom, boom
+from weftplan import engine
+from weftplan.device.context import cpu, sim
+from weftplan.engine import FnProperty
+from weftplan.engine.sites import site_text
+
+
+def here(further=0):
+    """The place of the caller's line, or so many further down, as a failure tells it."""
+    frame = inspect.currentframe().f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno + further}"
+
+
+def bulk(eng, var):
+    """One member."""
+    with eng.bulk(5):
+        line = here(1)
+        eng.push(boom, (), [var], name="culprit")
+    return line
+
+
+def operator(eng, var):
+    """The line that pushed it counts, not the one that made it."""
+    stored = eng.new_operator(boom, (), [var], name="culprit")
+    line = here(1)
+    eng.push(stored)
+    return line
+
+
+def several_lines(eng, var):
+    """The line where the call begins."""
+    line = here(1)
+    eng.push(
+        boom,
+        (),
+        [var],
+        name="culprit",
+    )
+    return line
+
+
+WAYS = {
+    "plain": lambda eng, var: (eng.push(boom, (), [var], name="culprit"), here())[1],
+    "with reads": lambda eng, var: (eng.push(boom, [eng.new_variable()], [var], name="culprit"), here())[1],
+    "priority": lambda eng, var: (eng.push(boom, (), [var], priority=3, name="culprit"), here())[1],
+    "context": lambda eng, var: (eng.push(boom, (), [var], cpu(1), name="culprit"), here())[1],
+    "device": lambda eng, var: (eng.push(boom, (), [var], sim(0), name="culprit"), here())[1],
+    "property": lambda eng, var: (eng.push(boom, (), [var], prop=FnProperty.NO_SKIP, name="culprit"), here())[1],
+    "async": lambda eng, var: (eng.push_async(lambda done: boom(), (), [var], name="culprit"), here())[1],
+    "said": lambda eng, var: (eng.push_async(lambda done: done(Boom()), (), [var], name="culprit"), here())[1],
+    "operator": operator,
+    "bulk": bulk,
+    "several lines": several_lines,
+}
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["", "traced"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_line_of_the_push(deferred, way, traced):
+    """Name and line stand in the note of what the wait raises, at the var itself and at what depends on it."""
+    if traced:
+        deferred.tracer = lambda *record: None
+    var, after = deferred.new_variable(), deferred.new_variable()
+    line = WAYS[way](deferred, var)
+    deferred.push(lambda: None, [var], [after], name="dependant")
+    for one in (after, var):
+        with pytest.raises(Boom) as caught:
+            deferred.wait_for_var(one)
+        assert caught.value.__notes__ == [f"raised in engine operation 'culprit', pushed at {line}"]
+
+
+def test_the_line_of_a_delete(deferred):
+    """Its operation has a name of its own."""
+    var = deferred.new_variable()
+    line = here(1)
+    deferred.delete_variable(var, boom)
+    with pytest.raises(Boom) as caught:
+        deferred.wait_for_all()
+    assert caught.value.__notes__ == [f"raised in engine operation 'DeleteVariable', pushed at {line}"]
+
+
+def test_the_line_is_the_users(deferred):
+    """What the package pushes on behalf of a user is told with the user's line: tasks, futures, operators on arrays."""
+    out = np.zeros(1)
+    with engine.using(deferred):
+        line = here(1)
+        engine.submit(boom, reads=[out], name="task")
+        with pytest.raises(Boom) as caught:
+            engine.wait()
+    assert caught.value.__notes__ == [f"raised in engine operation 'task', pushed at {line}"]
+
+
+def test_names_of_operations_without_one(deferred):
+    """A function's own name, with its class or enclosing function; of a callable object the class."""
+
+    class Callable:
+        def __call__(self):
+            boom()
+
+        def method(self):
+            boom()
+
+    for fn, name in (
+        (boom, "boom"),
+        (Callable(), "Callable"),
+        (Callable().method, ".Callable.method"),
+        (lambda: boom(), ".<lambda>"),
+    ):
+        deferred.push(fn)
+        with pytest.raises(Boom) as caught:
+            deferred.wait_for_all()
+        assert re.search(rf"operation '[^']*{re.escape(name)}', pushed", caught.value.__notes__[0])
+
+
+def test_a_site_without_a_line():
+    """Unknown code, or an offset that no line covers: the function's first line."""
+    assert site_text(None) == "an unknown line"
+    code = test_a_site_without_a_line.__code__
+    assert site_text((code, 10**6)) == f"{code.co_filename}:{code.co_firstlineno}"
