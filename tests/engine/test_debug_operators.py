@@ -1,0 +1,87 @@
+"""Debug mode of arrays and executors: an operator that writes to its input is caught, with debug mode off it is not."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.errors import UndeclaredWriteError
+from weftplan.ndarray.invoke import invoke
+from weftplan.ops import registry
+from weftplan.ops.rules import same_dtype, same_shape
+from weftplan.ops.schema import Op
+
+
+def careless(ctx, params, inputs, outputs):
+    """Doubles its input by the way."""
+    data = inputs[0]
+    data *= 2
+    outputs[0][...] = data
+
+
+CARELESS = Op(name="careless_double", forward=careless, infer_shape=same_shape, infer_dtype=same_dtype, doc="Bad.")
+
+
+@pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "Simulator"])
+def kind(request):
+    """Engines on which a push does not raise."""
+    return request.param
+
+
+@pytest.fixture
+def debug(monkeypatch):
+    """Debug mode."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
+
+
+def test_an_operator_on_arrays(debug, kind):
+    """The wait names the operator and what it calls the array, at its line; the array is as it was."""
+    with engine.using(engine.create(kind)) as eng:
+        a = mx.nd.ones((3,))
+        (out,) = invoke(CARELESS, [a], {})
+        with pytest.raises(UndeclaredWriteError, match=r"'careless_double'.*'data'.* at .*test_debug_operators.py:\d+"):
+            out.asnumpy()
+        assert a.asnumpy().tolist() == [1, 1, 1]
+    eng.stop()
+
+
+def test_an_operator_in_an_executor(debug, kind, monkeypatch):
+    """A bound graph gives its operators read-only inputs, too."""
+    monkeypatch.setitem(registry._OPS, CARELESS.name, CARELESS)
+    with engine.using(engine.create(kind)) as eng:
+        net = mx.sym.exp(mx.sym.careless_double(mx.sym.Variable("x"), name="bad"))
+        executor = net.simple_bind(mx.cpu(), x=(3,), grad_req="null")
+        executor.arg_dict["x"][:] = 1
+        executor.forward()
+        with pytest.raises(UndeclaredWriteError, match="'data'"):
+            executor.outputs[0].asnumpy()
+        assert executor.arg_dict["x"].asnumpy().tolist() == [1, 1, 1]
+    eng.stop()
+
+
+def test_off_nobody_notices(kind):
+    """The tests above can fail: without debug mode the same operator changes its input."""
+    with engine.using(engine.create(kind)) as eng:
+        a = mx.nd.ones((3,))
+        (out,) = invoke(CARELESS, [a], {})
+        assert out.asnumpy().tolist() == [2, 2, 2]
+        assert a.asnumpy().tolist() == [2, 2, 2]
+    eng.stop()
+
+
+def test_what_may_be_written_is_writable(debug, kind):
+    """In place: ``a += b`` and ``out=a`` write to arrays that are read, too; moving statistics are written."""
+    with engine.using(engine.create(kind)) as eng:
+        a, b = mx.nd.ones((3,)), mx.nd.ones((3,))
+        a += b
+        mx.nd.exp(b, out=b)
+        assert a.asnumpy().tolist() == [2, 2, 2]
+        np.testing.assert_allclose(b.asnumpy(), np.e, rtol=1e-6)
+        net = mx.sym.BatchNorm(mx.sym.Variable("x"), fix_gamma=False, name="bn")
+        executor = net.simple_bind(mx.cpu(), x=(4, 2))
+        executor.arg_dict["x"][:] = np.arange(8).reshape(4, 2)
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((4, 2))])
+        assert np.isfinite(executor.outputs[0].asnumpy()).all()
+        assert executor.aux_dict["bn_moving_mean"].asnumpy().any()
+    eng.stop()
