@@ -70,6 +70,15 @@ def test_never_after_a_long_operation(eng):
     assert thread_of_next(eng, var) != threading.get_ident()
 
 
+def test_never_before_anything_was_measured():
+    """The first operation of an engine may be a long one: it is left to a worker."""
+    me = threading.get_ident()
+    for _ in range(40):
+        eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+        assert thread_of_next(eng, eng.new_variable()) != me
+        eng.stop()
+
+
 def test_never_when_switched_off(monkeypatch):
     """WEFTPLAN_ENGINE_WAITERS_HELP=0."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")
