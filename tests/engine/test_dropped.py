@@ -1,0 +1,94 @@
+"""Engines that nobody holds any more: their threads end, and destructors of the same garbage may still push."""
+
+import gc
+import threading
+import time
+
+import pytest
+
+from weftplan import engine
+from weftplan.device.context import cpu
+
+KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Each threaded engine."""
+    return request.param
+
+
+def ended(threads):
+    """True once none of ``threads`` lives; a minute at most."""
+    end = time.monotonic() + 20
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.001)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def used(kind):
+    """An engine with sleeping workers, and they."""
+    before = set(threading.enumerate())
+    eng = engine.create(kind, cpu_workers=2)
+    meet = threading.Barrier(2)
+    for _ in range(2):
+        eng.push(lambda: meet.wait(60))
+    eng.wait_for_all()
+    return eng, set(threading.enumerate()) - before
+
+
+def test_threads_end_with_the_engine(kind):
+    """Without a stop."""
+    eng, threads = used(kind)
+    assert len(threads) == 2
+    del eng
+    assert ended(threads)
+
+
+def test_threads_end_with_a_busy_engine(kind):
+    """An operation that runs keeps the engine until it is done; then everything goes."""
+    eng, threads = used(kind)
+    gate, ran = threading.Event(), []
+    eng.push(lambda: (gate.wait(60), ran.append(1)))
+    del eng
+    gc.collect()
+    assert any(thread.is_alive() for thread in threads)
+    gate.set()
+    assert ended(threads)
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("how", ["push", "delete"])
+def test_a_destructor_brings_the_engine_back(kind, how):
+    """
+    garbage:  engine <-- object with a destructor that pushes <--> itself
+
+    The engine's end is noticed first (weak references are cleared before destructors run), its workers are told to go.
+    The destructor's push starts new ones, which run it, and the engine ends a second time.
+    """
+    eng, threads = used(kind)
+    ran = []
+
+    class Last:
+        def __init__(self, eng):
+            self.me, self.engine, self.var = self, eng, eng.new_variable()
+
+        def __del__(self):
+            note = lambda: ran.append(threading.current_thread())  # noqa: E731
+            if how == "delete":
+                self.engine.delete_variable(self.var, note)
+            else:
+                self.engine.push(note, (), [self.var], cpu(5) if how == "on another context" else cpu(0))
+
+    Last(eng)
+    del eng
+    gc.collect()
+    end = time.monotonic() + 20
+    while not ran and time.monotonic() < end:
+        time.sleep(0.001)
+    assert len(ran) == 1
+    later = [thread for thread in ran if thread is not threading.current_thread()]
+    assert ended({*threads, *later})
+    if later and how == "push":
+        assert not threads & set(later)
