@@ -1,5 +1,6 @@
 """The engine's contract: stop and start, threads, futures, repr. On every driver."""
 
+import re
 import threading
 import time
 
@@ -59,3 +60,32 @@ def test_repr_tells_the_state():
     assert repr(eng) == "<Simulator: 3 pushed, 3 pending>"
     eng.wait_for_all()
     assert repr(var) == "<Var 'x' version 1: IDLE>"
+
+
+def test_repr_counts_who_still_waits():
+    """Operations that were granted behind a write do not count any more, before and after the list of them is cut."""
+    eng = engine.create("Simulator")
+    var = eng.new_variable()
+    for _ in range(100):
+        eng.push(lambda: None, (), [var])
+    for done in range(99):
+        assert repr(var) == f"<Var version {done}: WRITING{f', {99 - done} waiting' if done < 99 else ''}>"
+        assert eng.step()
+        assert len(var.waiting) <= 99 - done + var.head
+        assert var.head <= 50
+    eng.wait_for_all()
+    assert repr(var) == "<Var version 100: IDLE>"
+
+
+def test_repr_of_failed_and_deleted_vars(deferred):
+    """Both are told."""
+    var = deferred.new_variable("x")
+    deferred.push(boom, (), [var], name="culprit")
+    with pytest.raises(Boom):
+        deferred.wait_for_all()
+    assert re.fullmatch(
+        r"<Var 'x' version 1: IDLE, failed: Boom: boom \(operation 'culprit', pushed at .*\)>", repr(var)
+    )
+    deferred.delete_variable(var)
+    deferred.wait_for_all()
+    assert repr(var).startswith("<Var 'x' version 2: IDLE, deleted, failed: Boom")

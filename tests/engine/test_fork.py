@@ -1,6 +1,9 @@
-"""A fork while another thread's push is on its way."""
+"""Forks: while a push is on its way, from inside an operation, and with work behind them."""
 
 import os
+import subprocess
+import sys
+import textwrap
 import warnings
 
 import pytest
@@ -35,3 +38,103 @@ def test_a_queue_made_between_stop_and_fork():
     eng.wait_for_var(var)
     assert var.version == 2
     eng.stop()
+
+
+def forked(text):
+    """Run a program that forks, in a process of its own; what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_a_fork_from_inside_an_operation(kind):
+    """The fork comes back at once in both; the child's copy of that engine refuses every verb and says why, other
+    engines of the child work; the parent goes on."""
+    text = """
+        import os
+        from weftplan import engine
+        from weftplan.errors import EngineError
+
+        eng, other = engine.create(KIND), engine.create("ThreadedEnginePerDevice")
+        var, theirs = eng.new_variable(), other.new_variable()
+        other.push(lambda: None, (), [theirs])
+
+        def child():
+            for verb in (lambda: eng.push(print), lambda: eng.push_async(print), lambda: eng.wait_for_var(var),
+                         eng.wait_for_all, lambda: eng.future(var), lambda: eng.delete_variable(var)):
+                try:
+                    verb()
+                except EngineError as error:
+                    assert "forked from inside" in str(error) and "make a new engine" in str(error)
+                else:
+                    raise AssertionError("not refused")
+            assert theirs.version == 1
+            other.push(lambda: None, (), [theirs])
+            other.wait_for_var(theirs)
+            assert theirs.version == 2
+
+        def forks():
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    child()
+                    status = 0
+                finally:
+                    os._exit(status)
+            print(os.waitpid(pid, 0)[1])
+
+        eng.push(forks, (), [var])
+        eng.wait_for_all()
+        print(var.version, theirs.version)
+    """
+    assert forked(text.replace("KIND", repr(kind))).split() == ["0", "1", "1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
+def test_both_sides_go_on(kind):
+    """A fork waits for what is pending; child and parent have the same versions and failures, and each its own life."""
+    text = """
+        import os
+        from weftplan import engine
+
+        eng = engine.create(KIND)
+        good, bad, ran = eng.new_variable(), eng.new_variable(), []
+        for _ in range(100):
+            eng.push(lambda: ran.append(1), (), [good])
+        try:
+            eng.push(lambda: 1 / 0, (), [bad])
+        except ZeroDivisionError:
+            pass
+        pid = os.fork()
+        status = 1
+        try:
+            assert (good.version, bad.version, len(ran)) == (100, 1, 100)
+            for var in (bad, bad):
+                try:
+                    eng.wait_for_var(var)
+                except ZeroDivisionError:
+                    pass
+                else:
+                    raise AssertionError("healed by the fork")
+            eng.push(lambda: ran.append(2), [good], [bad])
+            with eng.bulk(5):
+                eng.push(lambda: ran.append(3), (), [good])
+            eng.wait_for_all()
+            assert (ran[100:], good.version, bad.version) == ([2, 3], 101, 2)
+            eng.stop()
+            status = 0
+        finally:
+            if pid == 0:
+                os._exit(status)
+        print(os.waitpid(pid, 0)[1])
+    """
+    assert forked(text.replace("KIND", repr(kind))) == "0\n"

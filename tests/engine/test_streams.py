@@ -133,6 +133,25 @@ def test_an_error_of_the_device_reaches_whoever_waits():
     eng.stop()
 
 
+def test_an_error_of_the_device_reaches_the_host(eng):
+    """An operation on a CPU that reads what the device failed to write is skipped and fails alike; NO_SKIP runs it; one
+    that writes over it, pushed before anybody was told, is skipped, too."""
+    a, b, ran = eng.new_variable(), eng.new_variable(), []
+    enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
+    eng.push(lambda: ran.append("no skip"), [a], (), cpu(0), prop=FnProperty.NO_SKIP)
+    eng.push(lambda: ran.append("reads"), [a], [b], cpu(0))
+    eng.push(lambda: ran.append("writes"), (), [a], cpu(1))
+    for var in (b, a, b):
+        with pytest.raises(ZeroDivisionError) as caught:
+            eng.wait_for_var(var)
+        assert "bad kernel" in caught.value.__notes__[0]
+    assert ran == ["no skip"]
+    eng.push(lambda: ran.append("heals"), (), [a], cpu(1))
+    eng.push(lambda: ran.append("heals, too"), [a], [b], cpu(0))
+    eng.wait_for_all()
+    assert ran == ["no skip", "heals", "heals, too"]
+
+
 def test_asynchronous_operations_on_a_device(eng):
     """push_async: what was enqueued when the operation says that it is done counts as its work."""
     cell, var, place = np.zeros(1), eng.new_variable(), device.get(sim(0))
