@@ -92,12 +92,6 @@ def collect(
         else:
             reads.append(inputs)
             pairs.append(inplace)
-    refs = [0] * graph.num_entries
-    for read in reads:
-        for e in read:
-            refs[e] += 1
-    for e in graph.outputs.tolist():
-        refs[e] += 1
     return Facts(
         graph=graph,
         order=order,
@@ -110,11 +104,22 @@ def collect(
         external=external,
         added=added,
         reads=reads,
-        refs=refs,
+        refs=references(graph, reads),
         pairs=pairs,
         workspaces=workspaces,
         external_bytes=external_bytes,
     )
+
+
+def references(graph: IndexedGraph, reads: Sequence[Sequence[int]]) -> list[int]:
+    """Per entry: how many slots read it (``reads`` of each node), plus how many times it is an output."""
+    refs = [0] * graph.num_entries
+    for read in reads:
+        for e in read:
+            refs[e] += 1
+    for e in graph.outputs.tolist():
+        refs[e] += 1
+    return refs
 
 
 def lifetimes(facts: Facts) -> tuple[list[int], list[int]]:

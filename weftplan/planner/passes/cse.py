@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weftplan.ops import registry
+from weftplan.planner.rewiring import followed, rewired
 from weftplan.symbol.node import Entry, Node
 
 
@@ -30,7 +31,7 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
             continue
         kept = node
         if twin:
-            kept = _rewired(node, twin)
+            kept = rewired(node, [followed(entry, twin) for entry in node.inputs], twin)
             if kept is not node:
                 twin[node] = kept
         if not node.inputs or op.random or op.aux or op.loss:
@@ -52,7 +53,7 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
     result: list[Entry] = []
     owner: dict[tuple[Node, int], tuple[Node, int]] = {}
     for k, entry in enumerate(entries):
-        moved = Entry(twin.get(entry.node, entry.node), entry.index, entry.version)
+        moved = followed(entry, twin)
         source = (entry.node, entry.index)
         # The same entry listed twice was one array before and may stay one; two entries that became one may not.
         if owner.setdefault((moved.node, moved.index), source) != source:
@@ -60,24 +61,3 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
             moved = Entry(Node(op, f"{moved.node.name}_{k}_copy", params=registry.parse_params(op, {}), inputs=[moved]))
         result.append(moved)
     return result, removed
-
-
-def _rewired(node: Node, twin: dict[Node, Node]) -> Node:
-    """``node``, or a copy of it when something it needs was replaced."""
-    for e in node.inputs:
-        if e[0] in twin:
-            break
-    else:
-        if not any(dep in twin for dep in node.control_deps):
-            return node
-    get = twin.get
-    return Node(
-        node.op,
-        node.name,
-        attrs=node.attrs,
-        params=node.params,
-        inputs=[Entry(get(e[0], e[0]), e[1], e[2]) for e in node.inputs],
-        control_deps=[get(dep, dep) for dep in node.control_deps],
-        created_at=node.created_at,
-        mirror_of=node.mirror_of,
-    )

@@ -18,6 +18,7 @@ from weftplan.errors import BindError
 from weftplan.ops import registry
 from weftplan.planner.graph import depth_first_order
 from weftplan.planner.passes.gradient import INHERITED
+from weftplan.planner.rewiring import rewired
 from weftplan.symbol.node import Entry, Node
 
 
@@ -74,18 +75,7 @@ def place(
         if node.op is not None:
             _check_states(node, here, where, nid)
             inputs = [carried(entry, here) for entry in node.inputs]
-            controls = [twin[dep] for dep in node.control_deps]
-            if inputs != node.inputs or controls != node.control_deps:
-                new = Node(
-                    node.op,
-                    node.name,
-                    attrs=node.attrs,
-                    params=node.params,
-                    inputs=inputs,
-                    control_deps=controls,
-                    created_at=node.created_at,
-                    mirror_of=None if node.mirror_of is None else twin.get(node.mirror_of, node.mirror_of),
-                )
+            new = rewired(node, inputs, twin)
         twin[node] = new
         placed[new] = here
     heads = []

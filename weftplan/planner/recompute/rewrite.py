@@ -18,6 +18,7 @@ import numpy as np
 
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import Facts
+from weftplan.planner.rewiring import followed, moved_heads, resized, rewired
 from weftplan.symbol.node import Entry, Node
 
 SUFFIX = "_mirror"
@@ -73,24 +74,17 @@ def repeat(facts: Facts, num_forward: int, chosen: Collection[int]) -> Facts:
     if not twins:
         return facts
     graph = facts.graph
-    makers: list[int] = graph.entry_node.tolist()
-    made: dict[int, Node] = {}
+    made: dict[Node, Node] = {}
     origin: dict[Node, int] = {node: nid for nid, node in enumerate(graph.nodes)}
 
-    def redirected(nid: int, moved: dict[int, Node]) -> list[Entry]:
+    def redirected(node: Node, moved: dict[Node, Node]) -> list[Entry]:
         """Inputs of a node with twins in slots that are read, and ``moved`` nodes in all slots."""
-        node = graph.nodes[nid]
-        op = node.op
-        assert op is not None
-        ignored = op.ignored(node.params)
-        result = []
-        for slot, (e, entry) in enumerate(zip(graph.inputs[nid], node.inputs, strict=True)):
-            source = makers[e]
-            target = moved.get(source)
-            if target is None and slot not in ignored:
-                target = made.get(source)
-            result.append(entry if target is None else Entry(target, entry[1], entry[2]))
-        return result
+        assert node.op is not None
+        ignored = node.op.ignored(node.params)
+        return [
+            followed(entry, moved if slot in ignored or entry[0] in moved else made)
+            for slot, entry in enumerate(node.inputs)
+        ]
 
     for nid in twins:
         node = graph.nodes[nid]
@@ -99,45 +93,30 @@ def repeat(facts: Facts, num_forward: int, chosen: Collection[int]) -> Facts:
             node.name + SUFFIX,
             attrs=node.attrs,
             params=node.params,
-            inputs=redirected(nid, {}),
+            inputs=redirected(node, {}),
             control_deps=[],
             created_at=node.created_at,
             mirror_of=node,
         )
-        made[nid] = twin
+        made[node] = twin
         origin[twin] = nid
 
-    moved: dict[int, Node] = {}
+    moved: dict[Node, Node] = {}
     for nid in facts.order[num_forward:]:
         node = graph.nodes[nid]
-        inputs = redirected(nid, moved)
-        if inputs == node.inputs and not any(dep in moved for dep in graph.controls[nid]):
-            continue
-        copy = Node(
-            node.op,
-            node.name,
-            attrs=node.attrs,
-            params=node.params,
-            inputs=inputs,
-            control_deps=[moved.get(dep, graph.nodes[dep]) for dep in graph.controls[nid]],
-            created_at=node.created_at,
-            mirror_of=node.mirror_of,
-        )
-        moved[nid] = copy
-        origin[copy] = nid
+        copy = rewired(node, redirected(node, moved), moved)
+        if copy is not node:
+            moved[node] = copy
+            origin[copy] = nid
     return _rebuilt(facts, num_forward, made, moved, origin)
 
 
 def _rebuilt(
-    facts: Facts, num_forward: int, made: dict[int, Node], moved: dict[int, Node], origin: dict[Node, int]
+    facts: Facts, num_forward: int, made: dict[Node, Node], moved: dict[Node, Node], origin: dict[Node, int]
 ) -> Facts:
     """Number the new graph, carry sizes and places over, and schedule the twins."""
     old = facts.graph
-    heads = []
-    for e in old.outputs.tolist():
-        node, index, version = old.entry(e)
-        heads.append(Entry(moved.get(old.nid[node], node), index, version))
-    graph = IndexedGraph(heads)
+    graph = IndexedGraph(moved_heads(old, moved))
     source = np.array([origin[node] for node in graph.nodes], dtype=np.int64)
     # Entry k of a node corresponds to entry k of the node it stands for.
     shift = old.row_ptr[source] - graph.row_ptr[:-1]
@@ -147,43 +126,25 @@ def _rebuilt(
     external = np.frombuffer(facts.external, dtype=np.uint8)[entry]
     # A twin of the maker of a gradient does not exist (only forward nodes have twins), so this stays one to one.
     gradients = np.flatnonzero(external.astype(bool) & ~graph.is_variable[graph.entry_node]).tolist()
-    reads: list[list[int]] = []
-    refs = [0] * graph.num_entries
-    for nid, node in enumerate(graph.nodes):
-        inputs = graph.inputs[nid]
-        ignored = () if node.op is None else node.op.ignored(node.params)
-        read = [e for slot, e in enumerate(inputs) if slot not in ignored] if ignored else inputs
-        reads.append(read)
-        for e in read:
-            refs[e] += 1
-    for e in graph.outputs.tolist():
-        refs[e] += 1
     return replace(
-        facts,
-        graph=graph,
+        resized(facts, graph, entries),
         order=_schedule(graph, facts, num_forward, made, moved),
-        shapes=[facts.shapes[e] for e in entries],
-        dtypes=[facts.dtypes[e] for e in entries],
-        elements=[facts.elements[e] for e in entries],
-        nbytes=[facts.nbytes[e] for e in entries],
         device=[facts.device[n] for n in numbers],
         external=bytearray(external.tobytes()),
         added=frozenset(e for e in gradients if entries[e] in facts.added),
-        reads=reads,
-        refs=refs,
         pairs=[facts.pairs[n] for n in numbers],
         workspaces={n: facts.workspaces[o] for n, o in enumerate(numbers) if o in facts.workspaces},
     )
 
 
 def _schedule(
-    graph: IndexedGraph, facts: Facts, num_forward: int, made: dict[int, Node], moved: dict[int, Node]
+    graph: IndexedGraph, facts: Facts, num_forward: int, made: dict[Node, Node], moved: dict[Node, Node]
 ) -> list[int]:
     """The given order with every twin just before its first reader."""
     number = graph.nid
     order = [number[facts.graph.nodes[nid]] for nid in facts.order[:num_forward]]
-    rank = {number[twin]: nid for nid, twin in made.items()}
-    place = {nid: step for step, nid in enumerate(facts.order[:num_forward])}
+    place = {facts.graph.nodes[nid]: step for step, nid in enumerate(facts.order[:num_forward])}
+    rank = {number[twin]: place[node] for node, twin in made.items()}
     makers: list[int] = graph.entry_node.tolist()
     done: set[int] = set()
 
@@ -197,10 +158,11 @@ def _schedule(
                 if twin in rank and twin not in done and twin not in found:
                     found.add(twin)
                     stack.append(twin)
-        return sorted(found, key=lambda twin: place[rank[twin]])
+        return sorted(found, key=rank.__getitem__)
 
     for nid in facts.order[num_forward:]:
-        new = number[moved.get(nid, facts.graph.nodes[nid])]
+        node = facts.graph.nodes[nid]
+        new = number[moved.get(node, node)]
         twins = missing(new)
         done.update(twins)
         order.extend(twins)

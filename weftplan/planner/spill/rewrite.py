@@ -18,6 +18,7 @@ from weftplan.device.context import Context
 from weftplan.ops import registry
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import Facts
+from weftplan.planner.rewiring import followed, moved_heads, resized, rewired
 from weftplan.symbol.node import Entry, Node
 
 OUT, BACK = "_spill", "_fetch"
@@ -70,58 +71,38 @@ def spilled(facts: Facts, num_forward: int, spills: Sequence[Spill]) -> tuple[Fa
         backs.setdefault(spill.back, []).append(back)
         fetched[spill.entry] = back
 
-    moved: dict[int, Node] = {}
-    makers: list[int] = graph.entry_node.tolist()
+    moved: dict[Node, Node] = {}
     for nid in order[num_forward:]:
-        node, op = graph.nodes[nid], graph.nodes[nid].op
-        assert op is not None
-        ignored = op.ignored(node.params)
-        inputs = []
-        for slot, (e, entry) in enumerate(zip(graph.inputs[nid], node.inputs, strict=True)):
-            back_node = fetched.get(e) if slot not in ignored else None
-            twin = moved.get(makers[e])
-            if back_node is not None:
-                entry = Entry(back_node)
-            elif twin is not None:
-                entry = Entry(twin, entry[1], entry[2])
-            inputs.append(entry)
-        if inputs == node.inputs and not any(dep in moved for dep in graph.controls[nid]):
-            continue
-        moved[nid] = Node(
-            op,
-            node.name,
-            attrs=node.attrs,
-            params=node.params,
-            inputs=inputs,
-            control_deps=[moved.get(dep, graph.nodes[dep]) for dep in graph.controls[nid]],
-            created_at=node.created_at,
-            mirror_of=node.mirror_of,
-        )
-        origin[moved[nid]] = nid
+        node = graph.nodes[nid]
+        assert node.op is not None
+        ignored = node.op.ignored(node.params)
+        inputs = [
+            Entry(fetched[e]) if e in fetched and slot not in ignored else followed(entry, moved)
+            for slot, (e, entry) in enumerate(zip(graph.inputs[nid], node.inputs, strict=True))
+        ]
+        copy = rewired(node, inputs, moved)
+        if copy is not node:
+            moved[node] = copy
+            origin[copy] = nid
 
     steps: list[Node] = []
     for step, nid in enumerate(order):
         if step <= num_forward:
             steps.extend(outs.get(step, ()))
         steps.extend(backs.get(step, ()))
-        steps.append(moved.get(nid, graph.nodes[nid]))
+        steps.append(moved.get(graph.nodes[nid], graph.nodes[nid]))
     return _rebuilt(facts, steps, moved, origin, copied), num_forward + len(spills)
 
 
 def _rebuilt(
-    facts: Facts, steps: Sequence[Node], moved: dict[int, Node], origin: dict[Node, int], copied: dict[Node, int]
+    facts: Facts, steps: Sequence[Node], moved: dict[Node, Node], origin: dict[Node, int], copied: dict[Node, int]
 ) -> Facts:
     """Number the new graph, and carry sizes and places over."""
     old = facts.graph
-    heads = []
-    for e in old.outputs.tolist():
-        node, index, version = old.entry(e)
-        heads.append(Entry(moved.get(old.nid[node], node), index, version))
-    graph = IndexedGraph(heads)
+    graph = IndexedGraph(moved_heads(old, moved))
     contexts = list(facts.contexts)
     source: list[int] = []  # the entry of the given graph that each entry stands for
     device: list[int] = []
-    reads: list[list[int]] = []
     copies: set[int] = set()
     for nid, node in enumerate(graph.nodes):
         entry = copied.get(node)
@@ -129,7 +110,6 @@ def _rebuilt(
             was = origin[node]
             source.extend(range(old.row[was], old.row[was + 1]))
             device.append(facts.device[was])
-            ignored = () if node.op is None else node.op.ignored(node.params)
         else:
             copies.add(nid)
             source.append(entry)
@@ -140,30 +120,15 @@ def _rebuilt(
                     contexts.append(host)
                 home = contexts.index(host)
             device.append(home)
-            ignored = ()
-        reads.append([e for slot, e in enumerate(graph.inputs[nid]) if slot not in ignored])
-    refs = [0] * graph.num_entries
-    for read in reads:
-        for e in read:
-            refs[e] += 1
-    for e in graph.outputs.tolist():
-        refs[e] += 1
     own = [nid not in copies for nid in graph.entry_node.tolist()]
     external = bytearray(facts.external[e] and mine for e, mine in zip(source, own, strict=True))
     return replace(
-        facts,
-        graph=graph,
+        resized(facts, graph, source),
         order=[graph.nid[node] for node in steps],
-        shapes=[facts.shapes[e] for e in source],
-        dtypes=[facts.dtypes[e] for e in source],
-        elements=[facts.elements[e] for e in source],
-        nbytes=[facts.nbytes[e] for e in source],
         contexts=tuple(contexts),
         device=device,
         external=external,
         added=frozenset(e for e, was in enumerate(source) if external[e] and was in facts.added),
-        reads=reads,
-        refs=refs,
         pairs=[() if nid in copies else facts.pairs[origin[node]] for nid, node in enumerate(graph.nodes)],
         workspaces={
             nid: facts.workspaces[origin[node]]
