@@ -11,6 +11,7 @@ import pytest
 
 from weftplan import engine
 from weftplan.engine import FnProperty
+from weftplan.engine.workers import WorkerQueue
 from weftplan.errors import WaitInWorkerError
 
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
@@ -70,13 +71,18 @@ def test_never_after_a_long_operation(eng):
     assert thread_of_next(eng, var) != threading.get_ident()
 
 
-def test_never_before_anything_was_measured():
-    """The first operation of an engine may be a long one: it is left to a worker."""
-    me = threading.get_ident()
-    for _ in range(40):
-        eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
-        assert thread_of_next(eng, eng.new_variable()) != me
-        eng.stop()
+def test_never_before_anything_was_measured(eng, monkeypatch):
+    """The first operation of an engine may be a long one: it is left to a worker, however late that one comes."""
+    var, ran = eng.new_variable(), []
+    with monkeypatch.context() as late:
+        late.setattr(WorkerQueue, "wake", lambda queue, engine: None)
+        eng.push(lambda: ran.append(threading.get_ident()), (), [var])
+        eng._before_wait(var)
+        eng._before_wait()
+        assert ran == []
+    eng._default.wake(eng)
+    eng.wait_for_var(var)
+    assert ran[0] != threading.get_ident()
 
 
 def test_never_when_switched_off(monkeypatch):
