@@ -26,6 +26,7 @@ from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block, sum_sequential_block
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray, empty, zeros
+from weftplan.ndarray.chunk import push as launch
 
 _DIRECT = ("cpu", "cpu_pinned")
 
@@ -318,9 +319,14 @@ def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
         for source in sources[1:]:
             total += source.raw()
 
-    reads = list({id(source.var): source.var for source in sources}.values())
-    get_engine().push(
-        add_all, reads, [out.var], out.context, prop=FnProperty.GPU_PRIORITIZED, priority=priority, name="KVStoreReduce"
+    launch(
+        add_all,
+        [source.var for source in sources],
+        [out.var],
+        out.context,
+        prop=FnProperty.GPU_PRIORITIZED,
+        priority=priority,
+        name="KVStoreReduce",
     )
 
 

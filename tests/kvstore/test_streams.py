@@ -1,0 +1,37 @@
+"""The stores over devices whose work is enqueued, not done: a sum must run behind the copies that it reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+
+
+def exchanged(kind: str, devices: list[mx.Context], rounds: int) -> list[np.ndarray]:
+    """What each device holds after rounds of writing gradients, push, pull, and using what was pulled."""
+    shape = (64, 10)
+    kv = mx.kv.create(kind)
+    start = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    kv.init("w", mx.nd.array(start, ctx=devices[0]))
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.01, momentum=0.9))
+    weights = [mx.nd.array(start, ctx=device) for device in devices]
+    gradients = [mx.nd.zeros(shape, ctx=device) for device in devices]
+    for number in range(rounds):
+        for rank, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+            gradient[:] = number + rank
+            gradient *= 0.5
+            gradient += weight
+        kv.push("w", gradients)
+        kv.pull("w", out=weights)
+    return [weight.asnumpy() for weight in weights]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_devices_with_streams_give_what_the_host_gives(kind: str, count: int) -> None:
+    """The same bits on simulated devices as on CPU contexts, and on all of them."""
+    expected = exchanged(kind, [mx.cpu(i) for i in range(count)], 40)
+    got = exchanged(kind, [mx.sim(i) for i in range(count)], 40)
+    for weight in got:
+        assert weight.tobytes() == expected[0].tobytes()
