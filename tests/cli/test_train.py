@@ -46,6 +46,14 @@ def test_defaults_reach_the_accuracy():
     assert result["lower_bound_bytes"] <= result["planned_peak_bytes"] <= result["unshared_bytes"]
 
 
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_devices_with_streams_train_as_cpu_contexts_do(kvstore):
+    """One epoch on two simulated devices, whose work is enqueued and not done, gives the weights of two CPU contexts."""
+    arguments = ("--network", "mlp", "--epochs", "1", "--kvstore", kvstore)
+    simulated = train(*arguments, "--devices", "sim(0),sim(1)")
+    assert simulated["weights_sha256"] == train(*arguments)["weights_sha256"]
+
+
 @pytest.mark.parametrize("network", ["mlp", "lenet", "resnet"])
 def test_same_bits_on_every_engine(network):
     """One epoch: the digest of all weights is the same on every engine and with one or four workers."""
