@@ -1,0 +1,156 @@
+"""An interrupt at each end of a loop inside the region: the state afterwards is that of a run without it.
+
+``test_interrupts.py`` fires real signals, wherever the interpreter lets them through. Here each place has its turn in a
+crowd of readers and writers: the interrupt comes when a loop over an operation's vars goes on to the next one.
+"""
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from weftplan import engine
+from weftplan.engine.operation import OprBlock
+
+CELLS = 5
+
+
+class Boom(Exception):
+    """What failing operations raise here."""
+
+
+class Vars(tuple):
+    """The vars of an operation; going through them is interrupted once, before the one with number ``at``."""
+
+    at = None
+
+    def __iter__(self):
+        at, self.at = self.at, None
+        for place, var in enumerate(super().__iter__()):
+            if place == at:
+                raise KeyboardInterrupt
+            yield var
+        if at == len(self):
+            raise KeyboardInterrupt
+
+
+def make_program(seed, count=14):
+    """(reads, writes, fails) of operations that crowd a few vars."""
+    rng = random.Random(seed)
+    program = []
+    for _ in range(count):
+        cells = rng.sample(range(CELLS), rng.randint(1, 4))
+        cut = rng.randint(0, len(cells))
+        program.append((cells[:cut], cells[cut:], rng.random() < 0.06))
+    return program
+
+
+def state(made):
+    """What the vars say, with operations by their names."""
+    return [
+        (
+            var.version,
+            var.readers,
+            var.write and var.write.name,
+            [op.name for op in (var.waiting or ())[var.head :]],
+            var.failure and var.failure.label,
+        )
+        for var in made
+    ]
+
+
+def run(program, when=None, where=None, number=None, at=None, debug=False):
+    """Run it, the operation with this number interrupted; returns what was seen after every change, and the number of
+    interrupts."""
+    sim, seen, interrupts = engine.create("Simulator", choose=lambda ready: len(ready) // 2), [], 0
+    made = [sim.new_variable() for _ in range(CELLS)]
+    ops = []
+
+    def fire(change):
+        nonlocal interrupts
+        try:
+            change()
+        except KeyboardInterrupt:
+            interrupts += 1
+        assert sim._token
+        waits = [(op.name, op.wait, op.seq) for op in ops if op.fn is not None]
+        counts = sim.statistics()
+        seen.append((state(made), waits, sorted(op.name for op in sim._dispatched), sorted(sim._in_flight)))
+        seen.append((counts.pushed, counts.completed, counts.pending))
+
+    for i, (reads, writes, fails) in enumerate(program):
+        read_vars, write_vars = Vars(made[r] for r in reads), Vars(made[w] for w in writes)
+        target = read_vars if where == "reads" else write_vars
+
+        def work(i=i, fails=fails, target=target):
+            if when == "completion" and i == number:
+                target.at = at
+            if fails:
+                raise Boom(i)
+
+        op = OprBlock(work, read_vars, write_vars, str(i))
+        ops.append(op)
+        if when == "admission" and i == number:
+            target.at = at
+        sim._requests.append(op)
+        fire(sim._apply)
+        if i % 4 == 3:
+            fire(sim.step)
+    while sim._dispatched:
+        fire(sim.step)
+    assert sim._pending == 0
+    with suppress(Boom):
+        sim.wait_for_all()
+    return seen, sim.history, interrupts
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+@pytest.mark.parametrize("when", ["admission", "completion"])
+@pytest.mark.parametrize("seed", range(6))
+def test_each_end_of_a_loop(monkeypatch, when, seed, debug):
+    """Every operation, its reads and its writes, before each var and after the last one: the same states, the same
+    counts, the same order afterwards as without the interrupt, which comes out exactly once."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", debug)
+    program = make_program(seed)
+    want_seen, want_history, _ = run(program)
+    fired = 0
+    for number, (reads, writes, _) in enumerate(program):
+        for where, cells in (("reads", reads), ("writes", writes)):
+            for at in range(len(cells) + 1):
+                seen, history, interrupts = run(program, when, where, number, at)
+                assert interrupts <= 1
+                fired += interrupts
+                assert history == want_history, (number, where, at)
+                assert seen == want_seen, (number, where, at)
+    assert fired > 15
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_in_the_handing_over(monkeypatch, before):
+    """Interrupted before or after the ready operations were handed over: each runs once, and waits come back."""
+    sim = engine.create("Simulator")
+    var, ran, dispatch, calls = sim.new_variable(), [], sim._dispatch, []
+
+    def interrupted():
+        calls.append(1)
+        if len(calls) % 3 != 1:
+            return dispatch()
+        if not before:
+            dispatch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sim, "_dispatch", interrupted)
+    interrupts = 0
+    for i in range(9):
+        try:
+            sim.push(lambda i=i: ran.append(i), (), [var])
+        except KeyboardInterrupt:
+            interrupts += 1
+    while sim._pending:
+        try:
+            sim.wait_for_all()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert ran == list(range(9))
+    assert (var.version, var.state) == (9, "IDLE")
+    assert interrupts >= 3
