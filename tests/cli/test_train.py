@@ -48,7 +48,7 @@ def test_defaults_reach_the_accuracy():
 
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 def test_devices_with_streams_train_as_cpu_contexts_do(kvstore):
-    """One epoch on two simulated devices, whose work is enqueued and not done, gives the weights of two CPU contexts."""
+    """One epoch on two simulated devices, whose work is enqueued, gives the weights of two CPU contexts."""
     arguments = ("--network", "mlp", "--epochs", "1", "--kvstore", kvstore)
     simulated = train(*arguments, "--devices", "sim(0),sim(1)")
     assert simulated["weights_sha256"] == train(*arguments)["weights_sha256"]
