@@ -93,14 +93,14 @@ def unrolled_lstm(steps: int, hidden: int = 16) -> Any:
     return sym.SoftmaxOutput(sym.FullyConnected(h, num_hidden=10, name="last"), name="softmax")
 
 
-def two_device_net() -> tuple[Any, dict[str, mx.Context]]:
-    """(three layers on a device and three more and a softmax on another; the device of each group)."""
+def two_device_net(layers: int = 3) -> tuple[Any, dict[str, mx.Context]]:
+    """(``layers`` on one device, as many and a softmax on another; the device of each group)."""
     with mx.AttrScope(ctx_group="low"):
         x = sym.Variable("data")
-        for i in range(3):
+        for i in range(layers):
             x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"a{i}"), name=f"s{i}")
     with mx.AttrScope(ctx_group="high"):
-        for i in range(3):
+        for i in range(layers):
             x = sym.sin(sym.FullyConnected(x, num_hidden=32, name=f"b{i}"), name=f"t{i}")
         return sym.SoftmaxOutput(x, name="softmax"), {"low": mx.cpu(0), "high": mx.cpu(1)}
 

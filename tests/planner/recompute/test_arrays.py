@@ -33,7 +33,8 @@ def agree(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
         price, profile, trace = tape.walk(chosen)
         peak, order, live = arrays.price(chosen)
         assert (peak, tuple(order)) == (price.peak, price.twins)
-        assert live.tolist() == profile
+        assert live.tolist() == profile.tolist()
+        assert int(live.max(initial=0)) == peak
         want, got = trace(), arrays.trace(chosen)
         for field in ("first", "last"):
             np.testing.assert_array_equal(getattr(got, field), getattr(want, field), err_msg=field)

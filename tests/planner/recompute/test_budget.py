@@ -71,6 +71,30 @@ def test_a_budget_that_fits_anyway_changes_nothing(nets: Any) -> None:
     assert len(on.order) == len(off.order)
 
 
+def test_budgets_over_two_devices(nets: Any) -> None:
+    """The peak is a sum over devices, each fullest at another step: budgets hold all the same, down to the smallest."""
+    symbol, groups = nets.two_devices(8)
+    shapes = {"data": (256, 32)}
+
+    def planned(**options: Any) -> Any:
+        return plan_symbol(
+            symbol, shapes, grad_req="write", group2ctx=groups, options=PlanOptions(workspaces=False, **options)
+        )
+
+    plain = planned()
+    both = plain.memory.timeline(0) + plain.memory.timeline(1)
+    assert int(both.max()) < plain.memory.lower_bound, "the devices are fullest at one step"
+    with pytest.raises(BudgetError) as refused:
+        planned(budget=1)
+    assert refused.value.smallest is not None
+    assert refused.value.smallest < 0.8 * plain.memory.peak
+    for budget in (refused.value.smallest, plain.memory.peak * 9 // 10):
+        plan = planned(budget=budget)
+        validate(plan)
+        assert plan.memory.peak <= budget
+    validate(planned(recompute="cheap"))
+
+
 def test_points_of_the_curve_are_not_dominated_and_priced_right(training: Any, nets: Any) -> None:
     """Peaks fall strictly, seconds rise, and each point's price is what the tape says."""
     tape = training(nets.residual(6), SHAPES).tape()

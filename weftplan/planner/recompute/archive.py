@@ -77,7 +77,7 @@ class Archive:
         return best
 
     def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
-        """The price, and the bytes alive at each step."""
+        """The price, and what each step asks of its peak."""
         price, live = self.tape.look(chosen)
         self._remember(price)
         return price, live

@@ -67,6 +67,23 @@ def expressible(tape: Prepared) -> bool:
     return True
 
 
+def pressure(live: IntArray) -> IntArray:
+    """What each step asks of the peak: what is alive on one device and the peaks of the others, for the worst device.
+
+    The most of all steps is the peak: that is a sum over devices, each with a moment of its own, while the sum of what
+    is alive at a step may be less at every step. With one device it is what is alive.
+
+    Args:
+        live: bytes alive, (devices, steps).
+
+    >>> pressure(np.array([[5, 9, 2], [8, 1, 3]]))
+    array([17, 17, 12])
+    """
+    peaks = live.max(axis=1, initial=0)
+    most: IntArray = (live + (peaks.sum() - peaks)[:, None]).max(axis=0)
+    return most
+
+
 @dataclass(slots=True)
 class _Pairs:
     """In-place pairs of one part of the graph as arrays."""
@@ -136,7 +153,7 @@ class Arrays:
         return _Pairs(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
 
     def price(self, chosen: Collection[int]) -> tuple[int, list[int], IntArray]:
-        """(peak bytes summed over devices; twins in order; bytes alive at each step on all devices with scratch)."""
+        """(peak bytes summed over devices; twins in order; :func:`pressure` of the bytes alive with scratch)."""
         steps = self._steps(chosen)
         live = self._live(steps, *self._values(steps))
         node = np.empty(steps.total, dtype=np.int64)
@@ -145,7 +162,7 @@ class Arrays:
         node[steps.at_backward] = self.backward
         live[self.node_device[node], np.arange(steps.total)] += self.scratch[node]
         peak = int(live.max(axis=1, initial=0).sum())
-        return peak, self.forward[steps.twins].tolist(), live.sum(axis=0)
+        return peak, self.forward[steps.twins].tolist(), pressure(live)
 
     def trace(self, chosen: Collection[int]) -> Trace:
         """The same entry by entry."""

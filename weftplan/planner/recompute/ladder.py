@@ -1,9 +1,9 @@
 """A ladder of targets from the peak without recomputation down; at each rung, bundles of nodes until the target holds.
 
-At each rung the search looks at the steps where more is alive than the target, and at the results that lie idle there
-between their last forward and their first backward use. Repeating what made such a result frees its bytes during the
-gap; what that needs is followed back to results that are kept anyway: a bundle. The bundles that free most per second
-are taken until the target holds; then whatever turns out superfluous is taken back.
+At each rung the search looks at the steps that ask more than the target (:func:`.arrays.pressure`), and at the results
+that lie idle there between their last forward and their first backward use. Repeating what made such a result frees its
+bytes during the gap; what that needs is followed back to results that are kept anyway: a bundle. The bundles that free
+most per second are taken until the target holds; then whatever turns out superfluous is taken back.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Bundle:
 def _enough(bundles: Sequence[Bundle], over: IntArray) -> list[frozenset[int]]:
     """The first bundles that together bring a profile under its target, as far as what they free says.
 
-    ``over`` is what is alive at each step less the target. Bundles that find most of their work done are passed over.
+    ``over`` is what each step asks less the target. Bundles that find most of their work done are passed over.
     """
     over = over.copy()
     found: list[frozenset[int]] = []
@@ -143,12 +143,12 @@ class Ladder:
         return chosen
 
     def _look(self, chosen: frozenset[int], target: int) -> tuple[IntArray, Price, float]:
-        """Bytes alive at each step, price, and bytes times steps above the target."""
+        """What each step asks of the peak, price, and bytes times steps above the target."""
         price, live = self.archive.look(chosen)
         return live, price, float(np.maximum(live - target, 0).sum())
 
     def _bundles(self, chosen: frozenset[int], live: IntArray, target: int) -> list[Bundle]:
-        """Sets of nodes whose repetition would free bytes where more than the target is alive; best first."""
+        """Sets of nodes whose repetition would free bytes at steps that ask more than the target; best first."""
         tape = self.tape
         trace = tape.trace(chosen)
         over = np.maximum(live - target, 0)
@@ -231,7 +231,7 @@ class Ladder:
         return current
 
     def refill(self, chosen: frozenset[int], target: int) -> frozenset[int]:
-        """Keep results again, the dearest first, that fit between the profile of bytes alive and the target.
+        """Keep results again, the dearest first, that fit between what steps ask and the target.
 
         What fits is worked out on the profile and then priced; where in-place sharing upsets it, fewer are kept.
         """

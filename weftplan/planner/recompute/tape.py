@@ -17,7 +17,7 @@ from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.recompute.arrays import Arrays, Pair, Trace, expressible
+from weftplan.planner.recompute.arrays import Arrays, Pair, Trace, expressible, pressure
 from weftplan.planner.recompute.rewrite import repeatable
 from weftplan.planner.workspace import with_added_outputs
 
@@ -109,10 +109,10 @@ class Tape:
         return self.look(chosen)[0]
 
     def look(self, chosen: Collection[int]) -> tuple[Price, IntArray]:
-        """The price, and the bytes alive at each step on all devices, scratch included."""
+        """The price, and what each step asks of its peak, scratch included (:func:`.arrays.pressure`)."""
         if self.arrays is None:
-            price, live, _ = self.walk(chosen)
-            return price, np.array(live, dtype=np.int64)
+            price, profile, _ = self.walk(chosen)
+            return price, profile
         peak, twins, profile = self.arrays.price(chosen)
         return Price(peak, sum(self.seconds[m] for m in twins), tuple(twins)), profile
 
@@ -120,7 +120,7 @@ class Tape:
         """When every entry is alive."""
         return self.walk(chosen)[2]() if self.arrays is None else self.arrays.trace(chosen)
 
-    def walk(self, chosen: Collection[int]) -> tuple[Price, list[int], Callable[[], Trace]]:
+    def walk(self, chosen: Collection[int]) -> tuple[Price, IntArray, Callable[[], Trace]]:
         """:meth:`look` and :meth:`trace`, found by walking the steps one by one as the planner does."""
         facts, makers, place, count = self.facts, self.makers, self.place, self.num_entries
         reads_of, outside, pairs_of = facts.reads, self.outside, self.pairs
@@ -156,7 +156,7 @@ class Tape:
         # 2. The walk of the planner.
         nbytes, workspace, device, outputs = facts.nbytes, self.workspace, facts.device, self.outputs
         block = [-1] * (2 * count)
-        profile: list[int] = []
+        alive: list[list[int]] = []
         live: list[int] = []
         size: list[int] = []
         home: list[int] = []
@@ -189,7 +189,8 @@ class Tape:
             high = now[here] + workspace.get(nid, 0)
             if high > peak[here]:
                 peak[here] = high
-            profile.append(sum(now) - now[here] + high)
+            alive.append(now.copy())
+            alive[-1][here] = high
             for e in reads:
                 b = block[e]
                 if b >= 0:
@@ -197,6 +198,7 @@ class Tape:
                     if not live[b]:
                         now[home[b]] -= size[b]
         price = Price(sum(peak), sum(self.seconds[m] for m in twins), tuple(twins))
+        profile = pressure(np.array(alive, dtype=np.int64).reshape(-1, len(now)).T)
         return price, profile, lambda: self._trace(steps, block)
 
     def _trace(self, steps: list[tuple[int, int, list[int]]], block: list[int]) -> Trace:
