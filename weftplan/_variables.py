@@ -122,10 +122,10 @@ _ENGINE = (
     ),
     _engine(
         name="WEFTPLAN_ENGINE_WATCHDOG_S",
-        default=0.0,
+        default=30.0,
         low=0,
         meaning="Seconds without progress after which waiting operations are named on stderr; 0 is off.",
-        effect="the engine's watchdog",
+        effect="the engine's watchdog: in debug mode, and wherever this is set",
     ),
     _engine(
         name="WEFTPLAN_ENGINE_WAITERS_HELP",

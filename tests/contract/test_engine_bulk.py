@@ -134,20 +134,32 @@ def test_a_bulk_belongs_to_its_thread(deferred):
 
 
 def test_a_bulk_is_one_operation(deferred):
-    """It runs without anything in between, reads and writes what its members do, and a trace calls it a bulk."""
-    a, b, c, names, log = *(deferred.new_variable() for _ in range(3)), [], []
-    deferred.tracer = lambda name, *rest: names.append(name)
+    """It runs without anything in between, reads and writes what its members do."""
+    a, b, c, log = *(deferred.new_variable() for _ in range(3)), []
     with deferred.bulk(10):
         deferred.push(lambda: log.append(1), [a], [b], name="one")
         deferred.push(lambda: log.append(2), [b, a], [c], name="two")
     deferred.push(lambda: log.append(3), (), [a], name="behind")
     deferred.push(lambda: log.append(4), [c, b], (), name="reader")
     deferred.wait_for_all()
-    deferred.stop()  # a wait may come back before the tracer was told
     assert log[:2] == [1, 2]
-    assert sorted(names) == ["ImperativeBulk", "behind", "reader"]
     assert (a.version, b.version, c.version) == (1, 1, 1)
     assert deferred.statistics().pushed == 3
+
+
+def test_nothing_is_collected_while_there_is_a_tracer(deferred):
+    """It sees every operation; what was collected before it came is one, and comes first."""
+    var, names, log = deferred.new_variable(), [], []
+    with deferred.bulk(10):
+        deferred.push(lambda: log.append(1), (), [var], name="before")
+        deferred.push(lambda: log.append(2), (), [var], name="before, too")
+        deferred.tracer = lambda name, *rest: names.append(name)
+        deferred.push(lambda: log.append(3), (), [var], name="one")
+        deferred.push(lambda: log.append(4), (), [var], name="two")
+    deferred.wait_for_all()
+    deferred.stop()  # a wait may come back before the tracer was told
+    assert log == [1, 2, 3, 4]
+    assert names == ["ImperativeBulk", "one", "two"]
 
 
 def test_members_after_a_failed_one(deferred):

@@ -14,8 +14,9 @@ other) but not wait.
 The token is a list of one element, because ``del token[0]`` is atomic, and on the main thread cannot be separated by a
 signal from the ``try`` that follows, which a call of ``acquire`` can. Interrupts come at the ends of loops, when a
 function begins and after a call; so whatever belongs together is done without a call in it but for the last step, and
-``_resume`` finds out how far the request at hand has come. CPython 3.13.0 leaves a loop past the ``try`` around it where the jump back comes right after
-a condition; hence loops without one in their head, and ``edge``, which is written at their ends.
+``_resume`` finds out how far the request at hand has come. CPython 3.13.0 leaves a loop past the ``try`` around it
+where the jump back comes right after a condition; hence loops without one in their head, and ``edge``, which is written
+at their ends.
 """
 
 from __future__ import annotations
@@ -92,6 +93,10 @@ class Combining(Execution):
     def _admit(self, op: OprBlock) -> None:
         """Push ``op``."""
         self._requests.append(op)
+        self._admitted(op)
+
+    def _admitted(self, op: OprBlock) -> None:
+        """``op`` has just been put into ``_requests``."""
         self._apply()
 
     def _apply(self) -> None:

@@ -15,7 +15,7 @@ from weftplan import config
 from weftplan.device.context import Context, cpu
 from weftplan.engine.bulk import BulkMember, BulkRun
 from weftplan.engine.debug import start_watchdog
-from weftplan.engine.dump import dump_dot, dump_text
+from weftplan.engine.dump import dump_dot, dump_text, snapshot
 from weftplan.engine.execution import Tracer as Tracer
 from weftplan.engine.failure import Failure
 from weftplan.engine.forking import Forking
@@ -29,7 +29,7 @@ from weftplan.errors import EngineError
 NORMAL = FnProperty.NORMAL
 _CPU0 = cpu(0)
 _delete_lock = threading.Lock()
-"""Held for two attributes: no allocation, no call, so neither a destructor nor a signal comes in between."""
+"""Held for what belongs together: no call but the last one, so neither a destructor nor a signal comes in between."""
 
 
 class Engine(Forking):
@@ -42,8 +42,9 @@ class Engine(Forking):
         super().__init__()
         self._pusher: CodeType | None = None
         """The user's code that pushed last: most pushes come from a loop."""
-        if self._debug:
-            start_watchdog(self, float(config.get("WEFTPLAN_ENGINE_WATCHDOG_S")))
+        patience = config.lookup("WEFTPLAN_ENGINE_WATCHDOG_S")
+        if self._debug or patience.text is not None:
+            start_watchdog(self, float(patience.value))
 
     # -- vars and operators -----------------------------------------------------------------------------------------
 
@@ -86,12 +87,16 @@ class Engine(Forking):
         if self._bulking:
             self._flush_bulk()
         op = DetailedBlock(delete_fn or _nothing, (), (var,), "DeleteVariable", push_site(), ctx, FnProperty.DELETE_VAR)
+        if self._tracer is not None:
+            op.push_ns = time.perf_counter_ns()
         with _delete_lock:
             mine, var.deleted = not var.deleted, True
+            if mine:
+                var.engine = None  # type: ignore[assignment]  # every later push meets the slow check, which explains
+                self._requests.append(op)
         if not mine:
             checked_vars(self, (), (var,), "delete_variable")
-        var.engine = None  # type: ignore[assignment]  # every later push meets the slow check, which explains
-        self._submit(op)
+        self._admitted(op)
 
     # -- push -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ class Engine(Forking):
         site = push_site()
         _check_place(ctx, priority)
         if self._bulking and self._bulk.size:
-            if prop is NORMAL and not priority and not self._inline:
+            if prop is NORMAL and not priority and not self._inline and self._tracer is None:
                 self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site))
                 return
             self._flush_bulk()
@@ -232,6 +237,7 @@ class Engine(Forking):
     def set_bulk_size(self, size: int) -> int:
         """Collect up to ``size`` plain pushes of this thread into one operation (0: off); returns the old size.
 
+        Nothing is collected while there is a tracer, so that it sees every operation.
         A thread that ends with members collected has them pushed when it is gone.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -329,11 +335,10 @@ class Engine(Forking):
         if format not in ("text", "dot"):
             raise EngineError(f"engine.dump: format must be 'text' or 'dot', got {format!r}")
 
-        def dump() -> str:
-            ops = [op for op in self._in_flight.values() if type(op) is not Waiter or op.reads]
-            return dump_dot(self, ops) if format == "dot" else dump_text(self, ops)
-
-        return self._exclusively(dump)
+        pending = self._exclusively(
+            lambda: snapshot([op for op in self._in_flight.values() if type(op) is not Waiter or op.reads])
+        )
+        return dump_dot(pending) if format == "dot" else dump_text(self, pending)
 
     def __repr__(self) -> str:
         return f"<{self.kind}: {self._seq - self._waits} pushed, {self._pending} pending>"

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weftplan.engine.operation import OprBlock, label_of
+from weftplan.engine.var import Var
 
 if TYPE_CHECKING:
     from weftplan.engine.core import Engine
-    from weftplan.engine.operation import OprBlock
-    from weftplan.engine.var import Var
+
+
+class Pending(NamedTuple):
+    """One operation at a moment; names and texts, which may be user code, are made from it later."""
+
+    op: OprBlock
+    fn: Any
+    waits: bool
+    blockers: list[tuple[Var, Var, OprBlock, Any]]
+    """(var that it has not been granted, copy of it, operation that holds it, that one's function)."""
+
+    def label(self) -> str:
+        """Its name."""
+        return label_of(self.fn, self.op.name)
+
+
+def snapshot(ops: Sequence[OprBlock]) -> list[Pending]:
+    """Inside the region: ``ops`` as they are now. Calls nothing of the user's."""
+    return [
+        Pending(op, op.fn, op.wait > 0, [(v, _copy(v), o, o.fn) for v, o in holders(op, ops)] if op.wait > 0 else [])
+        for op in ops
+    ]
 
 
 def holders(op: OprBlock, ops: Sequence[OprBlock]) -> list[tuple[Var, OprBlock]]:
@@ -23,32 +46,41 @@ def holders(op: OprBlock, ops: Sequence[OprBlock]) -> list[tuple[Var, OprBlock]]
     return found
 
 
-def dump_text(engine: Engine, ops: Sequence[OprBlock]) -> str:
+def _copy(var: Var) -> Var:
+    """What its ``repr`` shows of ``var``."""
+    copy = Var(var.engine, var.name)
+    copy.version, copy.readers, copy.write = var.version, var.readers, var.write
+    copy.waiting, copy.head = list(var.waiting or ()), var.head
+    copy.failure, copy.deleted = var.failure, var.deleted
+    return copy
+
+
+def dump_text(engine: Engine, pending: Sequence[Pending]) -> str:
     """One line per pending operation, then for each var that it waits for who holds it."""
     lines = [repr(engine)]
-    if not ops and engine._pending:
+    if not pending and engine._pending:
         lines.append("set WEFTPLAN_ENGINE_DEBUG=1 before the engine is made to see every pending operation")
-    for op in ops:
-        state = "waits" if op.wait else "runs or is queued"
-        lines.append(f"  #{op.seq} {op.label!r} on {op.ctx or 'cpu(0)'}, pushed at {op.where()}: {state}")
-        if op.wait:
-            lines += [f"      for {var!r}, held by #{o.seq} {o.label!r} ({o.where()})" for var, o in holders(op, ops)]
+    for one in pending:
+        op = one.op
+        state = "waits" if one.waits else "runs or is queued"
+        lines.append(f"  #{op.seq} {one.label()!r} on {op.ctx or 'cpu(0)'}, pushed at {op.where()}: {state}")
+        for _, var, other, fn in one.blockers:
+            lines.append(f"      for {var!r}, held by #{other.seq} {label_of(fn, other.name)!r} ({other.where()})")
     return "\n".join(lines) + "\n"
 
 
-def dump_dot(engine: Engine, ops: Sequence[OprBlock]) -> str:
+def dump_dot(pending: Sequence[Pending]) -> str:
     """The same as a DOT graph: an arrow goes from the operation that holds a var to the one that waits for it."""
 
     def text(value: str) -> str:
         return value.replace("\\", "\\\\").replace('"', '\\"')
 
     lines = ["digraph engine {", "  rankdir=LR; node [shape=box];"]
-    for op in ops:
-        style = "" if op.wait else ", style=filled, fillcolor=lightgreen"
-        lines.append(f'  op{op.seq} [label="#{op.seq} {text(op.label)}"{style}];')
-    for op in ops:
-        if op.wait:
-            for var, other in holders(op, ops):
-                label = text(var.name or f"var {id(var):x}")
-                lines.append(f'  op{other.seq} -> op{op.seq} [label="{label}"];')
+    for one in pending:
+        style = "" if one.waits else ", style=filled, fillcolor=lightgreen"
+        lines.append(f'  op{one.op.seq} [label="#{one.op.seq} {text(one.label())}"{style}];')
+    for one in pending:
+        for var, _, other, _ in one.blockers:
+            label = text(var.name or f"var {id(var):x}")
+            lines.append(f'  op{other.seq} -> op{one.op.seq} [label="{label}"];')
     return "\n".join([*lines, "}"]) + "\n"

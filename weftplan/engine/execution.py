@@ -17,6 +17,7 @@ from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.shield import shielded
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError, UndeclaredWriteError
 
@@ -155,12 +156,13 @@ class Execution:
         unfinished = threading.Lock()
 
         def on_complete(error: BaseException | None = None) -> None:
-            # The lock is a flag that only one caller can take: atomic without a second lock.
-            if not unfinished.acquire(blocking=False):
-                raise EngineError(f"on_complete of {op!r} was called twice; call it exactly once")
-            if error is not None and not isinstance(error, BaseException):
-                error = EngineError(f"on_complete of {op!r} expects an exception or nothing, got {error!r}")
-            done(None if error is None else Failure.of(op, error))
+            with shielded():
+                # The lock is a flag that only one caller can take: atomic without a second lock.
+                if not unfinished.acquire(blocking=False):
+                    raise EngineError(f"on_complete of {op!r} was called twice; call it exactly once")
+                if error is not None and not isinstance(error, BaseException):
+                    error = EngineError(f"on_complete of {op!r} expects an exception or nothing, got {error!r}")
+                done(None if error is None else Failure.of(op, error))
 
         try:
             op.fn(on_complete)

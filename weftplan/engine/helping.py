@@ -13,7 +13,7 @@ operations of a queue run at a time than it has workers, and they are taken in t
 
 The function runs in a context of its own (``contextvars``), as on a worker: NumPy's ``errstate`` of the waiting thread
 does not reach it. Ctrl-C on the main thread is held back until the function has returned, so nothing is left half
-written; only when the function turns out to take longer than ``PATIENCE_NS`` is it interrupted, and then fails with
+written (``shield.py``); only when the function turns out to take long is it interrupted, and then fails with
 KeyboardInterrupt. Queues of asynchronous devices are left to their workers, which own the streams.
 WEFTPLAN_ENGINE_WAITERS_HELP=0 switches all of this off, for functions that must not run on the thread that waits.
 """
@@ -21,9 +21,6 @@ WEFTPLAN_ENGINE_WAITERS_HELP=0 switches all of this off, for functions that must
 from __future__ import annotations
 
 import threading
-from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` makes enumerations of it: 10 µs
-from _signal import signal as set_handler
-from contextlib import nullcontext
 from contextvars import Context as Variables
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -32,13 +29,12 @@ from weftplan.engine import blas
 from weftplan.engine.combining import ONE
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
+from weftplan.engine.shield import shield, shielded
 from weftplan.engine.workers import WorkerQueue, completion
 
 if TYPE_CHECKING:
     from weftplan.engine.threaded import ThreadedBase
     from weftplan.engine.var import Var
-
-PATIENCE_NS = 50_000_000
 
 
 class _Scene(threading.local):
@@ -50,45 +46,6 @@ class _Scene(threading.local):
 
 
 _scene = _Scene()
-
-
-class _Shield:
-    """Holds SIGINT back while the main thread runs operations in a wait; raises afterwards what it would have raised.
-
-    It replaces the handler, because the interpreter calls handlers at any place. Only for handlers written in Python:
-    others raise nothing.
-    """
-
-    def __init__(self) -> None:
-        self._handler: Any = None
-        self._held = False
-        self.since = 0
-        """When the operation began."""
-
-    def __call__(self, number: int, frame: Any) -> None:
-        if perf_counter_ns() - self.since > PATIENCE_NS:
-            self._handler(number, frame)
-        else:
-            self._held = True
-
-    def __enter__(self) -> None:
-        handler = getsignal(SIGINT)
-        if callable(handler):
-            self._handler = handler
-            self.since = perf_counter_ns()
-            set_handler(SIGINT, self)
-
-    def __exit__(self, *_: Any) -> None:
-        handler, self._handler = self._handler, None
-        if handler is not None:
-            set_handler(SIGINT, handler)
-            if self._held:
-                self._held = False
-                handler(SIGINT, None)
-
-
-_shield = _Shield()
-_NO_SHIELD = nullcontext()
 
 
 def help_var(engine: ThreadedBase, var: Var) -> None:
@@ -134,10 +91,9 @@ def _stand_in(engine: ThreadedBase, queue: WorkerQueue, most: int) -> bool:
     count = 0
     try:
         if queue.all_asleep():
-            shield: Any = _shield if threading.get_ident() == threading.main_thread().ident else _NO_SHIELD
-            with shield:
+            with shielded():
                 while True:  # no condition in the head: see `combining.py`
-                    if not queue.items or not queue.quick or _shield._held or 0 < most <= count:
+                    if not queue.items or not queue.quick or shield.held or 0 < most <= count:
                         break
                     if not _run_next(engine, queue):
                         break
@@ -155,7 +111,7 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
     op: Any = None
     failure: Any = None
     before = running.engine
-    _shield.since = start = perf_counter_ns()
+    shield.since = start = perf_counter_ns()
     # From having taken an operation to the inner try no signal can come.
     try:
         for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007

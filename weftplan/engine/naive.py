@@ -17,7 +17,7 @@ from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.operation import OprBlock, Waiter
+from weftplan.engine.operation import FnProperty, OprBlock, Waiter
 from weftplan.engine.statistics import QueueStatistics
 
 
@@ -33,28 +33,28 @@ class NaiveEngine(Engine):
         """Ready, for whichever pushing thread comes first."""
         self._taken = iter(self._dispatched.popleft, None)
         """Takes the first of them, in a way that no signal can come in between."""
-        self._turn = threading.Condition()
-        """Notified after every change, for threads whose own operation waits for another thread's."""
-        self._unfinished: dict[OprBlock, bool] = {}
-        """Operations that a push is to run; True: that push was inside another operation and has returned."""
+        self._renew_turn()
+        self._deferred: set[OprBlock] = set()
+        """Operations that are not performed yet though their pushes, inside other operations, have returned."""
         self._by_context: dict[Context, int] = {}
+
+    def _renew_turn(self) -> None:
+        # Entered by this lock, not by the condition: its `with` is Python and could be broken off with the lock taken.
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        """Notified after every change, for threads whose own operation waits for another thread's."""
 
     def _dispatch(self) -> None:
         self._dispatch_to(self._dispatched)
 
-    def _admit(self, op: OprBlock) -> None:
-        if type(op) is Waiter:
-            self._requests.append(op)
-            self._apply()
-        else:
-            self._unfinished[op] = False
-            self._requests.append(op)
-            self._apply()
+    def _admitted(self, op: OprBlock) -> None:
+        self._apply()
+        if type(op) is not Waiter:
             self._run_inline(op)
 
     def _apply(self) -> None:
         super()._apply()
-        with self._turn:
+        with self._lock:
             self._turn.notify_all()
 
     def _run_inline(self, op: OprBlock) -> None:
@@ -69,28 +69,29 @@ class NaiveEngine(Engine):
                 for following in self._taken:  # noqa: B007
                     break
                 assert following is not None
-                deferred = self._unfinished.get(following, False)
+                deferred = following in self._deferred
                 self._perform(following)
             except IndexError:
                 if following is not None:
                     raise
-                with self._turn:
+                with self._lock:
                     if self._dispatched:
                         continue
-                    if op not in self._unfinished:
+                    if op.wait == _PERFORMED:
                         break
                     if nested:
-                        self._unfinished[op] = True
+                        self._deferred.add(op)
                         break
                     self._turn.wait()
                 continue
             except BaseException:
-                if following is not None and following in self._unfinished:  # an interrupt before it was performed
+                if following is not None and following.wait != _PERFORMED:  # an interrupt came before
                     self._dispatched.appendleft(following)
+                self._apply()
                 raise
             if deferred and isinstance(following.failure, Failure) and raised is None:
                 raised = following.failure
-        if op not in self._unfinished and isinstance(op.failure, Failure):
+        if op.wait == _PERFORMED and isinstance(op.failure, Failure):
             raised = op.failure
         if raised is not None:
             self._raise(raised)
@@ -99,19 +100,29 @@ class NaiveEngine(Engine):
         """Run one operation to its end on this thread."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
         failure: Any = None
+        requests = self._requests
         running.depth += 1
         try:
-            failure = self._run_async(op) if op.asynchronous else self._execute(op)
+            if op.asynchronous:
+                failure = self._run_async(op)
+            elif op.prop is FnProperty.DELETE_VAR:
+                op.fn()  # no other call before it, in which an interrupt could come: it runs in any case
+            else:
+                failure = self._execute(op)
         except BaseException as error:  # an interrupt outside the operation's function: it counts as its failure
             failure = Failure.of(op, error)
         finally:
+            # No call before the last step: or an interrupt in between would have the operation run twice, or never end.
             running.depth -= 1
-        if start:
-            self._trace(op, "inline", threading.current_thread().name, start)
+            op.failure = failure
+            op.wait = _PERFORMED
+            requests.append(op)
         ctx = op.ctx or _CPU0
         self._by_context[ctx] = self._by_context.get(ctx, 0) + 1
-        self._unfinished.pop(op, None)
-        self._complete(op, failure)
+        self._deferred.discard(op)
+        self._apply()
+        if start:
+            self._trace(op, "inline", threading.current_thread().name, start)
 
     def _run_async(self, op: OprBlock) -> Any:
         """Start an asynchronous operation and wait until it says that it is done."""
@@ -128,8 +139,8 @@ class NaiveEngine(Engine):
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._turn = threading.Condition()
-        self._unfinished.clear()
+        self._renew_turn()
+        self._deferred.clear()
         self._dispatched.clear()
 
     def _queues(self) -> Sequence[Any]:
@@ -149,3 +160,5 @@ class _Inline:
 
 
 _CPU0 = Context("cpu", 0)
+_PERFORMED = -1
+"""``wait`` of an operation whose function has run."""

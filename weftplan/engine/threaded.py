@@ -152,6 +152,8 @@ class ThreadedBase(Engine):
             try:
                 if op.asynchronous:
                     self._start_async(op, done)
+                elif op.prop is _DELETE:
+                    op.fn()  # no other call before it, in which an interrupt could come: it runs in any case
                 else:
                     failure = self._execute(op)
             except BaseException as error:

@@ -1,0 +1,65 @@
+"""Holding Ctrl-C back on the main thread for a moment, where an interrupt would lose something.
+
+The interpreter calls signal handlers between any two bytecodes of a certain kind, so a function that must not be broken
+off replaces the handler of SIGINT while it runs, and raises afterwards what the handler would have raised. Only for
+handlers written in Python: others raise nothing. Other signals' handlers are not held back.
+"""
+
+from __future__ import annotations
+
+import threading
+from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` makes enumerations of it: 10 µs
+from _signal import signal as set_handler
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns
+from typing import Any
+
+PATIENCE_NS = 50_000_000
+"""Held back longer than this, an interrupt is raised where it comes: what takes so long is a user's function."""
+
+
+class Shield:
+    """A context manager for the main thread; there is one, ``shield``, and it is not entered twice."""
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self.held = False
+        """An interrupt has come and waits."""
+        self.since = 0
+        """When what is shielded began; the user of the shield sets it anew for each part."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if perf_counter_ns() - self.since > PATIENCE_NS:
+            self._handler(number, frame)
+        else:
+            self.held = True
+
+    def __enter__(self) -> None:
+        handler = getsignal(SIGINT)
+        if callable(handler):
+            self._handler = handler
+            self.since = perf_counter_ns()
+            set_handler(SIGINT, self)
+
+    def __exit__(self, *_: Any) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            set_handler(SIGINT, handler)
+            if self.held:
+                self.held = False
+                handler(SIGINT, None)
+
+
+shield = Shield()
+_NONE: AbstractContextManager[None] = nullcontext()
+
+
+def shielded() -> AbstractContextManager[None]:
+    """``with shielded():`` an interrupt of the main thread comes after the block; nothing on other threads.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, or before it has begun.
+    """
+    if threading.get_ident() != threading.main_thread().ident or getsignal(SIGINT) is shield:
+        return _NONE
+    return shield
