@@ -60,6 +60,8 @@ class Execution:
         that needs it can be granted, so whoever fetches that operation sees it."""
         self._failed = 0
         self._skipped = 0
+        self._counted = 0
+        """The operation whose failures and skips were counted last."""
         self._dropped: list[int] = []
         """Numbers of operations that were not run because the process was ending."""
         self._bulk = BulkState()
@@ -184,22 +186,23 @@ class Execution:
 
         Returns the failures that are replaced, to be dropped outside: an error may own anything.
         """
+        failed = skipped = 0
         failure = op.failure
         mapping = failure if isinstance(failure, dict) else None
         if self._raise_once and isinstance(failure, Failure) and failure.observed_seq is not None:
             # Skipped before the one raise, finished after it: the raise has healed this operation, too.
-            self._skipped += 1
+            skipped += 1
             failure = None
         if failure is not None:
             self._any_failure = self._careful = True
             if mapping is None and failure.seq != op.seq:
-                self._skipped += 1
+                skipped += 1
             fresh = op.fn.failures if mapping is not None else [failure]
             for one in fresh:
                 if one is not None and one.observed_seq is None:
                     self._unobserved[one] = None
                 if one is not None and one.seq == op.seq:
-                    self._failed += 1
+                    failed += 1
         replaced = [var.failure for var in op.writes]
         for var in op.writes:
             if mapping is not None:
@@ -213,6 +216,10 @@ class Execution:
                 if var.failure.vars is None:
                     var.failure.vars = []
                 var.failure.vars.append(var)
+        if self._counted != op.seq:  # the first time; no call in between, so no interrupt
+            self._failed += failed
+            self._skipped += skipped
+            self._counted = op.seq
         return replaced
 
     def _trace(self, op: OprBlock, queue: str, worker: str, start_ns: int) -> None:

@@ -3,7 +3,7 @@
     CPU(i), CPU_PRIORITIZED   one priority queue for the process
     CPU(i), anything else     first in, first out, one per index; a delete goes to the front
     GPU(i), copies            a priority queue per GPU
-    GPU(i), GPU_PRIORITIZED   a priority queue per GPU
+    GPU(i), GPU_ or CPU_PRIORITIZED   a priority queue per GPU
     GPU(i), anything else     first in, first out, per GPU; a delete goes to the front
 
 ``sim(i)`` is routed like a GPU; pinned memory belongs to the CPU of its index.

@@ -53,7 +53,8 @@ class ThreadedBase(Engine):
 
     def _end_with_engine(self) -> None:
         """When nobody holds this engine any more, its threads end."""
-        weakref.finalize(self, _end, self._all_queues).atexit = False
+        self._finalizer = weakref.finalize(self, _end, self._all_queues)
+        self._finalizer.atexit = False
 
     def _route(self, op: OprBlock) -> WorkerQueue:
         """Inside the region: the queue of an operation, made if need be."""
@@ -61,6 +62,8 @@ class ThreadedBase(Engine):
 
     def _new_queue(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
         queue = WorkerQueue(context, name, threads, by_priority=by_priority)
+        if not self._finalizer.alive:  # nobody held the engine; then a finalizer brought it back
+            self._end_with_engine()
         self._all_queues.append(queue)
         return queue
 
@@ -226,7 +229,8 @@ def _end(queues: list[WorkerQueue]) -> None:
 
 
 class ThreadedEngine(ThreadedBase):
-    """One queue with ``workers`` threads, one with a single thread for copies; priorities are ignored.
+    """One queue with ``workers`` threads, one with a single thread for copies; priorities are ignored, and an
+    operation that only starts something (ASYNC) goes to the queue like any other; a delete goes to its front.
 
     Operations of every context share the threads, so work on an asynchronous device has no stream of its own and is
     finished within the operation.
