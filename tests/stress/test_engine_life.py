@@ -71,7 +71,11 @@ def test_an_engine_that_is_dropped_while_busy_finishes():
 
 
 def test_a_million_pending_operations():
-    """At most 1 KB each, and the memory comes back."""
+    """At most 1 KB each, and the memory comes back: to the system, or without the GIL at least to the interpreter.
+
+    There the interpreter's allocator keeps the pages of what one thread has made and another has freed (a deque of
+    plain objects shows the same), so the next million must do with them.
+    """
     code, out, err = script("""
         import os, threading
         from weftplan import engine
@@ -84,21 +88,25 @@ def test_a_million_pending_operations():
             pass
 
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
-        gate, var = threading.Event(), eng.new_variable()
-        eng.push(gate.wait, (), [var])
         before = resident()
-        for _ in range(1_000_000):
-            eng.push(nothing, (), [var])
-        full = resident()
-        gate.set()
-        eng.wait_for_var(var)
-        assert var.version == 1_000_001
-        print((full - before) // 1_000_000, (resident() - before) // 1_000_000)
+        for _ in range(2):
+            gate, var = threading.Event(), eng.new_variable()
+            eng.push(gate.wait, (), [var])
+            for _ in range(1_000_000):
+                eng.push(nothing, (), [var])
+            full = resident()
+            gate.set()
+            eng.wait_for_var(var)
+            assert var.version == 1_000_001
+            print((full - before) // 1_000_000, (resident() - before) // 1_000_000)
     """)
     assert code == 0, err
-    pending, kept = map(int, out.split())
+    pending, kept, pending_again, kept_again = map(int, out.split())
     assert pending <= 1024
-    assert kept <= 100
+    assert pending_again <= pending + 100
+    assert kept_again <= kept + 50
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        assert kept <= 100
 
 
 @pytest.mark.parametrize("help", ["0", "1"])
