@@ -115,8 +115,8 @@ class Engine(Forking):
 
         Args:
             fn: a function without arguments, or an :class:`Operator` (which brings vars, property and name).
-            const_vars: vars it reads; a duplicate counts once.
-            mutable_vars: vars it writes.
+            const_vars: vars it reads; a duplicate counts once. A tuple is kept, any other sequence copied.
+            mutable_vars: vars it writes, likewise.
             ctx: where it runs; default ``cpu(0)``.
             prop: kind of work.
             priority: larger first, in queues that honour it.
