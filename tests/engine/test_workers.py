@@ -1,0 +1,164 @@
+"""Worker threads: how many run at a time, that none sleeps beside work, and what happens when no thread can be had."""
+
+import threading
+
+import pytest
+
+from weftplan import engine
+from weftplan.device.context import cpu
+from weftplan.engine import FnProperty
+
+KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
+MANY = 4
+
+
+@pytest.fixture(params=KINDS)
+def eng(request):
+    """Four workers; waiting threads do not stand in."""
+    made = engine.create(request.param, cpu_workers=MANY, priority_workers=MANY)
+    made._waiters_help = False
+    yield made
+    made.stop()
+
+
+def asleep(eng, **options):
+    """All workers have been started, and sleep."""
+    meet = threading.Barrier(MANY, timeout=60)
+    for _ in range(MANY):
+        eng.push(meet.wait, **options)
+    eng.wait_for_all()
+    (queue,) = eng._all_queues
+    while len(queue.idle) < MANY:
+        threading.Event().wait(0.001)
+
+
+@pytest.mark.parametrize("prop", [FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED])
+@pytest.mark.parametrize("started", [False, True], ids=["new threads", "sleeping threads"])
+def test_what_becomes_ready_together_runs_together(eng, started, prop):
+    """
+    gate --> four operations, each of which waits for all four to have begun
+
+    The worker that ran the gate takes one and wakes (or starts) the next, which does the same.
+    """
+    if started:
+        asleep(eng, prop=prop)
+    var, meet, gate = eng.new_variable(), threading.Barrier(MANY, timeout=60), threading.Event()
+    eng.push(gate.wait, (), [var], prop=prop)
+    for _ in range(MANY):
+        eng.push(meet.wait, [var], prop=prop)
+    gate.set()
+    eng.wait_for_all()
+    assert meet.n_waiting == 0
+    assert [queue.workers for queue in eng.statistics().queues] == [MANY]
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["new threads", "sleeping threads"])
+def test_what_is_pushed_in_a_row_runs_together(eng, started):
+    """The second push finds a worker on its way and wakes nobody: that worker wakes the next."""
+    if started:
+        asleep(eng)
+    meet = threading.Barrier(MANY, timeout=60)
+    for _ in range(MANY):
+        eng.push(meet.wait)
+    eng.wait_for_all()
+
+
+def test_a_free_worker_takes_what_a_busy_one_frees(eng):
+    """Operations become ready behind a long one's worker while others sleep: they do not wait for the long one."""
+    asleep(eng)
+    a, done, gate = eng.new_variable(), threading.Event(), threading.Event()
+    eng.push(lambda: None, (), [a])
+    eng.push(lambda: done.wait(60), [a])
+    eng.push(lambda: gate.set(), [a])
+    assert gate.wait(60)
+    done.set()
+    eng.wait_for_all()
+
+
+def test_never_more_than_asked_for(eng):
+    """Fifty operations, four at a time; the threads have the device and a number in their names."""
+    guard, inside, most = threading.Lock(), [0], [0]
+
+    def work():
+        with guard:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        threading.Event().wait(0.002)
+        with guard:
+            inside[0] -= 1
+
+    for _ in range(50):
+        eng.push(work)
+    eng.wait_for_all()
+    assert most[0] == MANY
+    where = "" if eng.kind == "ThreadedEngine" else " cpu(0)"
+    names = {f"weftplan{where} worker {i}" for i in range(MANY)}
+    assert {thread.name for thread in threading.enumerate()} >= names
+    (queue,) = eng.statistics().queues
+    assert (queue.queue, queue.completed, queue.depth, queue.workers) == ("worker", 50, 0, MANY)
+
+
+class TestNoThreadToBeHad:
+    """``Thread.start`` raises RuntimeError when the system has no more threads."""
+
+    @pytest.fixture
+    def refuse(self, monkeypatch):
+        """A function that lets the next so many starts fail."""
+        left, start = [0], threading.Thread.start
+
+        def refused(thread):
+            if left[0] and thread.name.startswith("weftplan"):
+                left[0] -= 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        return lambda count: left.__setitem__(0, count)
+
+    def test_the_others_do(self, eng, refuse):
+        """One worker runs; nobody is told, and all is done."""
+        var, gate, ran = eng.new_variable(), threading.Event(), []
+        eng.push(gate.wait)
+        refuse(1000)
+        for i in range(20):
+            eng.push(lambda i=i: ran.append(i), (), [var])
+        gate.set()
+        eng.wait_for_all()
+        assert ran == list(range(20))
+        assert eng.statistics().queues[0].workers == 1
+        refuse(0)
+        meet = threading.Barrier(MANY, timeout=60)
+        for _ in range(MANY):
+            eng.push(meet.wait)
+        eng.wait_for_all()  # later there are threads again
+
+    def test_the_first_of_a_queue(self, eng, refuse):
+        """Without any worker the push raises; its operation is in the queue, and the next push finds a thread."""
+        var, ran = eng.new_variable(), []
+        refuse(1000)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            eng.push(lambda: ran.append("first"), (), [var])
+        assert ran == []
+        refuse(0)
+        eng.push(lambda: ran.append("second"), (), [var])
+        eng.push(lambda: ran.append("elsewhere"))
+        eng.wait_for_all()
+        assert sorted(ran) == ["elsewhere", "first", "second"]
+        assert var.version == 2
+
+
+def test_contexts_do_not_wait_for_each_other():
+    """A long operation on cpu(1) does not hold up cpu(0), cpu(2) or the priority queue."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1, priority_workers=1)
+    gate, ran = threading.Event(), []
+    eng.push(lambda: gate.wait(60), (), [], cpu(1))
+    marks = [eng.new_variable() for _ in range(3)]
+    eng.push(lambda: ran.append(0), (), [marks[0]])
+    eng.push(lambda: ran.append(2), (), [marks[1]], cpu(2))
+    eng.push(lambda: ran.append("priority"), (), [marks[2]], prop=FnProperty.CPU_PRIORITIZED)
+    for var in marks:
+        eng.wait_for_var(var)
+    assert set(ran) == {0, 2, "priority"}
+    assert eng.statistics().pending == 1
+    gate.set()
+    eng.stop()
