@@ -125,3 +125,27 @@ def test_a_site_without_a_line():
     assert site_text(None) == "an unknown line"
     code = test_a_site_without_a_line.__code__
     assert site_text((code, 10**6)) == f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def test_one_exception_object_of_many_operations(deferred):
+    """Its notes tell of each operation once, of a hundred at most; every one of them has failed."""
+    error, made = Boom("shared"), []
+
+    def fail():
+        raise error
+
+    for i in range(150):
+        made.append(deferred.new_variable())
+        deferred.push(fail, (), [made[i]], name=f"culprit {i // 2}")
+    with pytest.raises(Boom):
+        deferred.wait_for_var(made[149])
+    for var in made:
+        with pytest.raises(Boom):
+            deferred.wait_for_var(var)
+    assert len(error.__notes__) == len(set(error.__notes__)) == 75
+    for i in range(150):
+        deferred.push(fail, (), [made[i]], name=f"another {i}")
+    with pytest.raises(Boom):
+        deferred.wait_for_all()
+    assert len(error.__notes__) == 100
+    assert deferred.statistics().failed == 300

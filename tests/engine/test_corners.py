@@ -102,6 +102,8 @@ def test_errors_of_asynchronous_operations(eng):
     eng.push_async(late, (), [var])
     with pytest.raises(Boom, match="late"):
         eng.wait_for_all()
+    assert eng.statistics().failed == 1
+    assert (eng.statistics().skipped, var.version) == (0, 1)
     eng.push_async(lambda done: done("oops"), (), [var])
     with pytest.raises(EngineError, match="expects an exception or nothing, got 'oops'"):
         eng.wait_for_var(var)
@@ -168,6 +170,29 @@ def test_a_wait_that_could_not_end_on_the_naive_engine():
         naive.push(waits, (), [var])
     with suppress(WaitInWorkerError):
         naive.wait_for_all()
+
+
+def test_failures_of_pushes_inside_an_operation_on_the_naive_engine():
+    """Operations that have to wait for the one that pushed them fail when it is over: its push raises the first, the
+    other is left for a wait."""
+    naive = engine.create("NaiveEngine")
+    a, b, c, log = *(naive.new_variable() for _ in range(3)), []
+
+    def outer():
+        for number, var in enumerate((a, b)):
+            naive.push(lambda number=number: log.append(number) or {}[number], (), [var], name=f"inner {number}")
+        with pytest.raises(KeyError, match="9"):
+            naive.push(lambda: {}[9], (), [c])  # it waits for nothing, so it is run, and raises, here
+        log.append("outer")
+
+    with pytest.raises(KeyError, match="0"):
+        naive.push(outer, (), [a, b])
+    assert log == ["outer", 0, 1]
+    with pytest.raises(KeyError, match="1"):
+        naive.wait_for_all()
+    naive.wait_for_all()
+    assert (a.version, b.version, c.version) == (2, 2, 1)
+    assert naive.statistics().failed == 3
 
 
 def test_an_operation_may_wait_on_another_engine(eng):

@@ -100,6 +100,51 @@ def test_dumps_as_text_and_graph(debug):
     assert "first" not in eng.dump()
 
 
+def test_dumps_name_every_holder(debug):
+    """
+    readers r1, r2 of a, b free --> writer w of a and b, reader of c --> last, reader of b
+
+    w waits for both readers and nobody else; r1 and r2 wait for nothing; what was pushed behind w waits for w.
+    """
+    eng = engine.create("Simulator")
+    a, b, c = (eng.new_variable(name) for name in "abc")
+    eng.push(lambda: None, [a, c], (), name="r1")
+    eng.push(lambda: None, [a], (), name='r2 "quoted" \\')
+    eng.push(lambda: None, [c], [a, b], name="w")
+    eng.push(lambda: None, [b, c], (), name="last")
+    eng.push(lambda: None, [a], (), mx.cpu(3), name="behind")
+    dot, lines = eng.dump("dot"), eng.dump().splitlines()
+    assert lines[0] == "<Simulator: 5 pushed, 5 pending>"
+    heads = [line for line in lines if line.startswith("  #")]
+    assert [line.rpartition(": ")[2] for line in heads] == ["runs or is queued"] * 2 + ["waits"] * 3
+    assert "#1 'r1' on cpu(0), pushed at" in heads[0]
+    assert "#5 'behind' on cpu(3), pushed at" in heads[4]
+    held = [(line.split("<Var ")[1][1], line.split("held by ")[1].split()[0]) for line in lines if "held by" in line]
+    assert held == [("a", "#1"), ("a", "#2"), ("b", "#3"), ("a", "#3")]
+    arrows = [line.strip() for line in dot.splitlines() if "->" in line]
+    assert arrows == [
+        'op1 -> op3 [label="a"];',
+        'op2 -> op3 [label="a"];',
+        'op3 -> op4 [label="b"];',
+        'op3 -> op5 [label="a"];',
+    ]
+    assert [line.count("lightgreen") for line in dot.splitlines() if "[label=" in line][:5] == [1, 1, 0, 0, 0]
+    assert r'op2 [label="#2 r2 \"quoted\" \\"' in dot
+    assert (dot.splitlines()[0], dot.splitlines()[-1]) == ("digraph engine {", "}")
+    eng.wait_for_all()
+    assert eng.dump() == "<Simulator: 5 pushed, 0 pending>\n"
+
+
+def test_a_dump_without_debug_mode_says_how_to_see_more():
+    """And only when something is pending."""
+    eng = engine.create("Simulator")
+    assert eng.dump() == "<Simulator: 0 pushed, 0 pending>\n"
+    eng.push(lambda: None)
+    assert "set WEFTPLAN_ENGINE_DEBUG=1" in eng.dump()
+    assert "->" not in eng.dump("dot")
+    eng.wait_for_all()
+
+
 def test_a_stale_operator(debug):
     """A stored operator whose var has been deleted since is refused."""
     eng = engine.create("ThreadedEnginePerDevice")

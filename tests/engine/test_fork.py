@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import warnings
 
 import pytest
 
 from weftplan import engine
+from weftplan.engine import forking
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -138,3 +141,27 @@ def test_both_sides_go_on(kind):
         print(os.waitpid(pid, 0)[1])
     """
     assert forked(text.replace("KIND", repr(kind))) == "0\n"
+
+
+def test_who_waits_at_the_gate(monkeypatch):
+    """While a process forks, pushes of other threads wait; the forking thread's own do not, nor do those of operations,
+    for which the fork waits."""
+    monkeypatch.setattr(forking, "_GATE_S", 3600)
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    mine, theirs, inner = (eng.new_variable() for _ in range(3))
+    eng.push(lambda: None, (), [mine])
+    eng.wait_for_var(mine)
+    eng._hold_pushes()
+    late = threading.Thread(target=lambda: eng.push_async(lambda done: done(), (), [theirs]), daemon=True)
+    late.start()
+    eng.push(lambda: None, (), [mine])
+    eng.push(lambda: eng.push_async(lambda done: done(), (), [inner]), (), [mine])
+    while inner.version == 0:
+        time.sleep(0.001)
+    assert mine.version == 3
+    assert late.is_alive()
+    eng._let_pushes_go()
+    late.join(60)
+    eng.wait_for_all()
+    assert theirs.version == 1
+    eng.stop()
