@@ -1,0 +1,60 @@
+"""Dropout and the random slopes of LeakyReLU: shares, masks, keys, and what happens outside training."""
+
+import numpy as np
+from ops_harness import differentiate, gradients, prepare, run
+from ops_nn_cases import uniform
+
+F32 = np.float32
+
+
+def test_dropout_keeps_a_share_and_scales_it():
+    """About 1 - p of the elements stay, scaled by 1 / (1 - p); the byte mask says which; the gradient uses it."""
+    data = np.ones((100, 1000), F32)
+    call = prepare("Dropout", [data], {"p": 0.3})
+    out, mask = call()
+    assert mask.dtype == np.uint8
+    assert abs(mask.mean() - 0.7) < 0.01
+    np.testing.assert_array_equal(out, mask * F32(1 / 0.7))
+    found = differentiate(call, [data, np.zeros_like(mask)])[0][0]
+    np.testing.assert_array_equal(found, out)
+
+
+def test_dropout_outside_training():
+    """Outside training dropout is the identity, forward and backward, unless mode is always."""
+    data = uniform(50, 4)
+    out, mask = run("Dropout", [data], {"p": 0.5}, is_train=False)
+    np.testing.assert_array_equal(out, data)
+    assert mask.all()
+    np.testing.assert_array_equal(gradients("Dropout", [data], [data], {"p": 0.5}, is_train=False)[0], data)
+    out, mask = run("Dropout", [data], {"p": 0.5, "mode": "always"}, is_train=False)
+    np.testing.assert_array_equal(out, data * mask * 2)
+    assert not mask.all()
+
+
+def test_dropout_axes_share_one_draw():
+    """Along `axes` all elements live or die together."""
+    out, mask = run("Dropout", [np.ones((40, 5, 6))], {"axes": (1, 2)})
+    assert mask.shape == (40, 1, 1)
+    assert (out == out[:, :1, :1]).all()
+    assert 0 < mask.sum() < 40
+
+
+def test_dropout_depends_on_the_key_alone():
+    """Another key, other numbers; the same key, the same numbers, whether or not somebody wants the mask."""
+    data = np.ones(1000)
+    first = prepare("Dropout", [data], key=(1, 2))
+    again = first()[0]
+    np.testing.assert_array_equal(first(wanted=[True, False])[0], again)
+    assert (prepare("Dropout", [data], key=(1, 3))()[0] != again).any()
+
+
+def test_rrelu_slopes():
+    """Training draws slopes between the bounds, one per element; otherwise their mean is the slope."""
+    data = np.full(1000, -1.0)
+    out, mask = run("LeakyReLU", [data], {"act_type": "rrelu", "lower_bound": 0.2, "upper_bound": 0.4})
+    assert (mask > 0.2 - 1e-6).all()
+    assert (mask < 0.4 + 1e-6).all()
+    assert mask.std() > 0.03
+    np.testing.assert_array_equal(out, -mask)
+    calm = run("LeakyReLU", [data], {"act_type": "rrelu", "lower_bound": 0.2, "upper_bound": 0.4}, is_train=False)
+    np.testing.assert_allclose(calm[0], -0.3, rtol=1e-6)

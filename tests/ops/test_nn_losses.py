@@ -1,0 +1,144 @@
+"""Softmax and the losses: gradients of the objective they stand for, labels, lengths, extreme numbers."""
+
+import numpy as np
+import pytest
+from ops_harness import check_gradient, differentiate, gradients, prepare, run
+from ops_nn_cases import distinct, uniform
+
+from weftplan.errors import ParameterError
+from weftplan.ops import registry
+
+F32 = np.float32
+
+
+def cross_entropy(labels, axis, *, weight=1.0, alpha=0.0, counted=None):
+    """The loss of SoftmaxOutput as an objective for check_gradient."""
+
+    def objective(outputs):
+        p = np.moveaxis(outputs[0], axis, -1)
+        classes = p.shape[-1]
+        target = np.eye(classes)[np.clip(labels, 0, classes - 1)]
+        if alpha:
+            target = target * (1 - alpha) + (1 - target) * alpha / (classes - 1)
+        terms = -(target * np.log(p)).sum(-1)
+        if counted is not None:
+            terms = terms[counted]
+        return weight * float(terms.sum()), [np.ones_like(outputs[0])]
+
+    return objective
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "axis", "params", "how"),
+    [
+        ((4, 3), [0, 1, 2, 1], -1, {}, {}),
+        ((4, 3), [0, 1, 2, 1], -1, {"grad_scale": 3.0, "normalization": "batch"}, {"weight": 0.75}),
+        ((4, 3), [0, 1, 2, 1], -1, {"smooth_alpha": 0.3}, {"alpha": 0.3}),
+        ((4, 3), [0, -1, 2, 1], -1, {"use_ignore": True}, {"counted": [True, False, True, True]}),
+        (
+            (4, 3),
+            [0, 2, 2, 1],
+            -1,
+            {"use_ignore": True, "ignore_label": 2, "normalization": "valid"},
+            {"counted": [True, False, False, True], "weight": 0.5},
+        ),
+        ((2, 3, 2), [[0, 1], [2, 1]], 1, {"multi_output": True}, {"weight": 0.5}),
+        ((2, 2, 3), [[0, 1], [2, 1]], -1, {"preserve_shape": True, "normalization": "batch"}, {"weight": 0.25}),
+    ],
+)
+def test_softmax_output_has_the_gradient_of_cross_entropy(shape, labels, axis, params, how):
+    """Whatever gradient comes in, the data's gradient is that of the (scaled, smoothed, masked) cross entropy."""
+    labels = np.array(labels)
+    check_gradient(
+        "SoftmaxOutput", [uniform(*shape), labels], params, wrt=(0,), objective=cross_entropy(labels, axis, **how)
+    )
+
+
+def test_out_grad_multiplies():
+    """With out_grad the gradient is multiplied by the incoming one, element by element."""
+    data, labels, ograd = uniform(4, 3), np.array([0, 1, 2, 1]), uniform(4, 3, seed=2)
+    plain = gradients("SoftmaxOutput", [data, labels], [ograd])[0]
+    np.testing.assert_allclose(
+        gradients("SoftmaxOutput", [data, labels], [ograd], {"out_grad": True})[0], plain * ograd, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "float32", "uint8"])
+def test_labels_of_any_dtype(kind):
+    """Labels need not have the data's dtype."""
+    data = uniform(4, 3)
+    labels = np.array([0, 1, 2, 1])
+    np.testing.assert_array_equal(
+        gradients("SoftmaxOutput", [data, labels.astype(kind)], [data])[0],
+        gradients("SoftmaxOutput", [data, labels], [data])[0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "loss"),
+    [
+        ("LinearRegressionOutput", lambda y, t: 0.5 * (y - t) ** 2),
+        ("MAERegressionOutput", lambda y, t: np.abs(y - t)),
+        ("LogisticRegressionOutput", lambda y, t: -(t * np.log(y) + (1 - t) * np.log(1 - y))),
+    ],
+)
+def test_regression_outputs_have_the_gradient_of_their_loss(op, loss):
+    """The gradient is that of the loss, times grad_scale over the elements of a sample."""
+    label = distinct(4, 3)
+
+    def objective(outputs):
+        return float(loss(outputs[0], label).sum()) * 2.0 / 3.0, [np.ones_like(outputs[0])]
+
+    check_gradient(op, [uniform(4, 3), label], {"grad_scale": 2.0}, wrt=(0,), objective=objective)
+
+
+@pytest.mark.parametrize("op", ["SoftmaxOutput", "LinearRegressionOutput", "MakeLoss", "make_loss"])
+def test_losses_ignore_the_incoming_gradient(op):
+    """Losses are marked so that no head gradient need be given, and their gradient does not depend on one."""
+    assert registry.get(op).loss
+    inputs = [uniform(4, 3), np.zeros(4) if op == "SoftmaxOutput" else np.zeros((4, 3))]
+    inputs = inputs[: len(registry.get(op).input_names({}))]
+    first = gradients(op, inputs, [np.zeros((4, 3))])[0]
+    np.testing.assert_array_equal(first, gradients(op, inputs, [np.full((4, 3), 9.0)])[0])
+    assert first.any()
+
+
+def test_block_grad_stops():
+    """BlockGrad and its alias pass the data and no gradient, without a backward node."""
+    call = prepare("stop_gradient", [uniform(3)])
+    call()
+    found, builder = differentiate(call, [np.ones(3)])
+    assert not found[0].any()
+    assert not builder.calls
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "SoftmaxOutput"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_softmax_of_large_numbers(op, dtype):
+    """Data near the end of the dtype's range gives no infinity and no NaN."""
+    top = float(np.finfo(dtype).max) / 4
+    data = np.array([[top, 0, -top], [top, top, top]], dtype)
+    inputs = [data, np.zeros(2, dtype)] if op == "SoftmaxOutput" else [data]
+    out = run(op, inputs)[0].astype(np.float64)
+    assert np.isfinite(out).all()
+    probability = np.exp(out) if op == "log_softmax" else out
+    np.testing.assert_allclose(probability, [[1, 0, 0], [1 / 3] * 3], rtol=1e-3)
+
+
+def test_softmax_lengths():
+    """Only the first `length` classes count; the others are 0; a length of 0 gives a row of zeros."""
+    out = run("softmax", [np.zeros((4, 3)), np.array([3, 2, 1, 0])], {"use_length": True})[0]
+    np.testing.assert_allclose(out, [[1 / 3] * 3, [0.5, 0.5, 0], [1, 0, 0], [0, 0, 0]])
+
+
+def test_softmax_output_dtype():
+    """`dtype` sets the dtype of the output and leaves that of the gradient."""
+    data = uniform(3, 4).astype(np.float16)
+    assert run("softmax", [data], {"dtype": "float32"})[0].dtype == F32
+    assert gradients("softmax", [data], [np.ones((3, 4), F32)], {"dtype": "float32"})[0].dtype == np.float16
+
+
+def test_temperature_must_be_positive():
+    """A temperature of 0 is refused in words."""
+    with pytest.raises(ParameterError, match=r"temperature=0\.0"):
+        run("softmax", [uniform(2, 3)], {"temperature": 0.0})
