@@ -59,7 +59,7 @@ def test_threads_end_with_a_busy_engine(kind):
     assert ran == [1]
 
 
-@pytest.mark.parametrize("how", ["push", "delete"])
+@pytest.mark.parametrize("how", ["push", "delete", "on another context"])
 def test_a_destructor_brings_the_engine_back(kind, how):
     """
     garbage:  engine <-- object with a destructor that pushes <--> itself

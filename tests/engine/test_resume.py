@@ -76,7 +76,7 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
         waits = [(op.name, op.wait, op.seq) for op in ops if op.fn is not None]
         counts = sim.statistics()
         seen.append((state(made), waits, sorted(op.name for op in sim._dispatched), sorted(sim._in_flight)))
-        seen.append((counts.pushed, counts.completed, counts.pending))
+        seen.append((counts.pushed, counts.completed, counts.pending, counts.failed, counts.skipped))
 
     for i, (reads, writes, fails) in enumerate(program):
         read_vars, write_vars = Vars(made[r] for r in reads), Vars(made[w] for w in writes)
