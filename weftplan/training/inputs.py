@@ -1,10 +1,11 @@
-"""Checks of what a Module is fed: names of inputs, and batches."""
+"""Checks of what a Module is given: contexts, names of inputs, and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from weftplan.device.context import Context, current_context
 from weftplan.errors import BindError, MXNetError, ShapeError
 from weftplan.training.executor_group import ExecutorGroup, as_ndarray
 from weftplan.training.io import DataDesc
@@ -58,3 +59,15 @@ def name_list(names: Any, what: str) -> list[str]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise BindError(f"{what} must be a list of names such as ['data'], got {names!r}")
     return list(names)
+
+
+def context_list(context: Any) -> list[Context]:
+    """One context or several as a list; None is the current one."""
+    if context is None:
+        context = current_context()
+    contexts = [context] if isinstance(context, Context) else list(context)
+    if not all(isinstance(one, Context) for one in contexts):
+        raise BindError(f"context must be a context such as mx.cpu(0), or a list of them, got {context!r}")
+    if not contexts:
+        raise BindError("context is an empty list: give at least one context")
+    return contexts

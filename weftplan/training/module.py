@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weftplan import ndarray as nd
-from weftplan.device.context import Context, current_context
+from weftplan.device.context import Context
 from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.kvstore.local import write_atomically
@@ -18,11 +18,12 @@ from weftplan.training import initializer as initializers
 from weftplan.training import optimizer as optimizers
 from weftplan.training.base_module import BaseModule, as_descs
 from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
-from weftplan.training.executor_group import ExecutorGroup, as_ndarray
-from weftplan.training.initializer import InitDesc, Initializer, Uniform
-from weftplan.training.inputs import check_batch, name_list, named_as
+from weftplan.training.executor_group import ExecutorGroup
+from weftplan.training.initializer import Initializer, Uniform
+from weftplan.training.inputs import check_batch, context_list, name_list, named_as
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
+from weftplan.training.parameters import first_values
 from weftplan.training.store_choice import choose_store
 
 
@@ -49,14 +50,7 @@ class Module(BaseModule):
             raise BindError(
                 f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
             )
-        if context is None:
-            context = current_context()
-        self.contexts = [context] if isinstance(context, Context) else list(context)
-        strange = [c for c in self.contexts if not isinstance(c, Context)]
-        if strange:
-            raise BindError(f"context must be a context such as mx.cpu(0), or a list of them, got {context!r}")
-        if not self.contexts:
-            raise BindError("context is an empty list: give at least one context")
+        self.contexts = context_list(context)
         arguments = symbol.list_arguments()
         self.symbol: Symbol = symbol
         self.data_names = name_list(data_names, "data_names")
@@ -193,38 +187,14 @@ class Module(BaseModule):
             extra += [n for n in given_aux or () if n not in self.aux_names]
             if extra:
                 raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
-        attrs = self.symbol.attr_dict()
+        group = self.group
         rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
         complete = given_args is not None and not allow_missing
-        group = self.group
-
-        def value_of(name: str, like: NDArray, given: Mapping[str, NDArray] | None, must: bool) -> NDArray:
-            if given is not None and name in given:
-                value = as_ndarray(given[name], f"parameter {name!r}")
-                if tuple(value.shape) != tuple(like.shape):
-                    raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {value.shape}")
-                return value
-            if must:
-                raise MXNetError(
-                    f"parameter {name!r} is missing from the given ones; pass allow_missing=True to init it"
-                )
-            if name.endswith("label") and "__init__" not in attrs.get(name, {}):
-                raise BindError(
-                    f"{name!r} would be a parameter, since label_names are {self.label_names}; pass "
-                    f"label_names=[{name!r}] to Module, and label_name={name!r} to the data iterator"
-                )
-            fresh = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
-            rule(InitDesc(name, attrs.get(name), rule), fresh)
-            return fresh
-
-        args = {
-            n: value_of(n, a[0], given_args, complete)
-            for n, a in zip(self.param_names, group.param_arrays, strict=True)
-        }
-        aux = {
-            n: value_of(n, a[0], given_aux, complete and given_aux is not None)
-            for n, a in zip(self.aux_names, group.aux_arrays, strict=True)
-        }
+        values = partial(first_values, rule=rule, attrs=self.symbol.attr_dict(), label_names=self.label_names)
+        params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
+        states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
+        args = values(params, given_args, complete=complete)
+        aux = values(states, given_aux, complete=complete and given_aux is not None)
         group.set_params(args, aux)
         self._arg_params, self._aux_params = args, aux
         self.params_initialized = True
@@ -405,6 +375,3 @@ class Module(BaseModule):
 
     def _set_states(self, data: bytes) -> None:
         self._states_holder().set_states(data)
-
-
-_HOST = Context("cpu", 0)

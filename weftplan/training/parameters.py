@@ -1,0 +1,58 @@
+"""What parameters and auxiliary states begin with: a given value, or the initializer's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from weftplan import ndarray as nd
+from weftplan.device.context import Context
+from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.ndarray import NDArray
+from weftplan.training.executor_group import as_ndarray
+from weftplan.training.initializer import InitDesc, Initializer
+
+_HOST = Context("cpu", 0)
+
+
+def first_values(
+    likes: Mapping[str, NDArray],
+    given: Mapping[str, NDArray] | None,
+    *,
+    rule: Initializer,
+    complete: bool,
+    attrs: Mapping[str, Mapping[str, str]],
+    label_names: Sequence[str],
+) -> dict[str, NDArray]:
+    """A value for every name of ``likes``, in its order.
+
+    Args:
+        likes: the bound arrays, whose shapes and dtypes count.
+        given: values by name.
+        rule: makes the others, on the host.
+        complete: all have to be given.
+        attrs: attributes of the network's variables, ``__init__`` among them.
+        label_names: the inputs that are labels, for the message about a label taken for a parameter.
+
+    Raises:
+        MXNetError: ``complete``, and one is not given.
+        ShapeError: a given value has another shape.
+        BindError: a label would be made by ``rule``.
+    """
+    values = {}
+    for name, like in likes.items():
+        if given is not None and name in given:
+            value = as_ndarray(given[name], f"parameter {name!r}")
+            if tuple(value.shape) != tuple(like.shape):
+                raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {value.shape}")
+        elif complete:
+            raise MXNetError(f"parameter {name!r} is missing from the given ones; pass allow_missing=True to init it")
+        elif name.endswith("label") and "__init__" not in attrs.get(name, {}):
+            raise BindError(
+                f"{name!r} would be a parameter, since label_names are {list(label_names)}; pass "
+                f"label_names=[{name!r}] to Module, and label_name={name!r} to the data iterator"
+            )
+        else:
+            value = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
+            rule(InitDesc(name, attrs.get(name), rule), value)
+        values[name] = value
+    return values
