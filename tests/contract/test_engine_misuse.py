@@ -1,5 +1,7 @@
 """The engine's contract: misuse (a var twice, foreign things, a wait inside) is an error that shows the fix."""
 
+import itertools
+
 import pytest
 
 from weftplan import engine
@@ -59,3 +61,47 @@ def test_unknown_kind_and_bad_counts():
     for bad in (0, -1, True, "2"):
         with pytest.raises(ConfigError, match="cpu_workers must be an integer >= 1"):
             engine.create("ThreadedEngine", cpu_workers=bad)
+
+
+@pytest.mark.parametrize("how", ["push", "push with priority", "push_async", "new_operator"])
+def test_every_small_declaration(how):
+    """
+    Up to three reads and up to three writes, drawn with repetition from two good vars, one of another engine, one that
+    was deleted and something that is no var: what is wrong is an error and leaves the vars alone, all else is accepted.
+    """
+    sim, other = engine.create("Simulator"), engine.create("NaiveEngine")
+    a, b, deleted, foreign = sim.new_variable("a"), sim.new_variable("b"), sim.new_variable(), other.new_variable()
+    sim.delete_variable(deleted)
+    sim.wait_for_all()
+    push = {
+        "push": lambda reads, writes: sim.push(int, reads, writes),
+        "push with priority": lambda reads, writes: sim.push(int, reads, writes, priority=1),
+        "push_async": lambda reads, writes: sim.push_async(lambda done: done(), reads, writes),
+        "new_operator": lambda reads, writes: sim.push(sim.new_operator(int, reads, writes)),
+    }[how]
+    lists = [draw for count in range(4) for draw in itertools.product((a, b, deleted, foreign, "x"), repeat=count)]
+    versions, accepted = {a: 0, b: 0}, 0
+    for reads in lists:
+        for writes in lists:
+            expected = None
+            if not {*reads, *writes} <= {a, b}:
+                expected = EngineError
+            elif len(set(writes)) < len(writes) or set(reads) & set(writes):
+                expected = DuplicateVarError
+            assert _error_of(push, reads, writes) is expected, (reads, writes)
+            if expected is None:
+                accepted += 1
+                for var in writes:
+                    versions[var] += 1
+    sim.wait_for_all()
+    assert accepted > 10
+    assert {var: var.version for var in versions} == versions
+    assert sim.statistics().pushed == accepted + 1
+
+
+def _error_of(push, reads, writes):
+    try:
+        push(reads, writes)
+    except EngineError as error:
+        return type(error)
+    return None

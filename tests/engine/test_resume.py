@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from weftplan import engine
+from weftplan.engine import FnProperty
 from weftplan.engine.operation import OprBlock
 
 CELLS = 5
@@ -154,3 +155,29 @@ def test_in_the_handing_over(monkeypatch, before):
     assert ran == list(range(9))
     assert (var.version, var.state) == (9, "IDLE")
     assert interrupts >= 3
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_while_a_short_operation_is_started(monkeypatch, said):
+    """On the pushing thread, before or after the operation said that it was done: it ends once, as a failure or not."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    var, start, ran = eng.new_variable(), eng._start_async, []
+
+    def interrupted(op, done, **options):
+        if said:
+            start(op, done, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(eng, "_start_async", interrupted)
+    eng.push_async(lambda done: (ran.append(1), done()), (), [var], prop=FnProperty.ASYNC)
+    monkeypatch.undo()
+    if said:
+        eng.wait_for_var(var)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            eng.wait_for_var(var)
+    assert ran == [1] * said
+    eng.push(lambda: None, (), [var])
+    eng.wait_for_all()
+    assert (var.version, eng.statistics().completed, eng.statistics().failed) == (2, 2, 1 - said)
+    eng.stop()
