@@ -186,12 +186,12 @@ class Combining(Execution):
                 finally:
                     token.append(1)
                 edge = None  # noqa: F841
-        except BaseException as error:  # after the token was given back: somebody may have left a request here
+            dropped = None
+            if self._here:
+                self._run_here()
+        except BaseException as error:  # after the token was given back: there may be a request that nobody looks at
             interrupted = interrupted or error
             self._apply()
-        dropped = None
-        if self._here:
-            self._run_here()
         if interrupted is not None:
             raise interrupted
 

@@ -1,7 +1,7 @@
 """Running the function of an operation: skipping, failing, asynchronous completion, tracing.
 
 Nothing here changes vars or queues; that is the region's (``combining.py``). What an operation finds on its vars was
-put there before it was granted them, so it is read without any lock.
+put there before it was granted them, so it is read outside the region.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Execution:
         raise NotImplementedError
 
     def _obstacle(self, op: OprBlock) -> Failure | None:
-        """The failure because of which ``op`` must be skipped, if any. Called by whoever runs it, without the lock:
+        """The failure because of which ``op`` must be skipped, if any. Called by whoever runs it, outside the region:
         what an operation finds on its vars was put there before it was granted them."""
         if op.prop in _NEVER_SKIPPED:
             return None

@@ -26,10 +26,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine import blas
-from weftplan.engine.combining import ONE
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.shield import shield, shielded
+from weftplan.engine.shield import NEVER, shield, shielded
 from weftplan.engine.workers import WorkerQueue, completion
 
 if TYPE_CHECKING:
@@ -83,26 +82,27 @@ def _stand_in(engine: ThreadedBase, queue: WorkerQueue, most: int) -> bool:
     Raises:
         KeyboardInterrupt: held back while they ran, or an operation was interrupted.
     """
-    seat = queue.seat
-    try:
-        del seat[0]
-    except IndexError:
+    if not queue.all_asleep():
         return False
+    seat = queue.seat
     count = 0
-    try:
-        if queue.all_asleep():
-            with shielded():
-                while True:  # no condition in the head: see `combining.py`
-                    if not queue.items or not queue.quick or shield.held or 0 < most <= count:
-                        break
-                    if not _run_next(engine, queue):
-                        break
-                    count += 1
-    finally:
-        queue.looking = False
-        seat += ONE
-        if queue.items and not queue.waking and (queue.idle or queue.permits):
-            queue.wake(engine)
+    with shielded():  # to the very end: who has had the seat must wake a worker for what it leaves
+        try:
+            del seat[0]
+        except IndexError:
+            return False
+        try:
+            more = queue.all_asleep()  # looked at again, now that no other comes
+            while True:  # no condition in the head: see `combining.py`
+                if not more or not queue.items or not queue.quick or shield.held or 0 < most <= count:
+                    break
+                more = _run_next(engine, queue)
+                count += more
+        finally:
+            queue.looking = False
+            seat.append(1)
+            if queue.items and not queue.waking and (queue.idle or queue.permits):
+                queue.wake(engine)
     return count > 0
 
 
@@ -112,7 +112,7 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
     failure: Any = None
     before = running.engine
     shield.since = start = perf_counter_ns()
-    # From having taken an operation to the inner try no signal can come.
+    # From having taken an operation to the inner try no signal can come, whether it is shielded or not.
     try:
         for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007
             break
@@ -131,12 +131,12 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
                 raise
             failure = Failure.of(op, error)
         finally:
+            shield.since = NEVER  # from here on an interrupt waits, however long the function took
             running.engine = before
             if op is not None:
                 op.failure = failure
                 queue.looking = True  # no worker need be woken for what this makes ready: the seat looks next
-                requests = engine._requests
-                requests += (op,)  # no call before this: an interrupt would lose the operation
+                engine._requests.append(op)
                 queue.helped += 1
                 queue.measure(start)
                 engine._apply()

@@ -18,6 +18,10 @@ PATIENCE_NS = 50_000_000
 """Held back longer than this, an interrupt is raised where it comes: what takes so long is a user's function."""
 
 
+NEVER = 1 << 62
+"""``since`` of what is not interrupted however long it takes."""
+
+
 class Shield:
     """A context manager for the main thread; there is one, ``shield``, and it is not entered twice."""
 

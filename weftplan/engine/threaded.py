@@ -138,13 +138,12 @@ class ThreadedBase(Engine):
         failure: Any = None
 
         def done(outcome: Any) -> None:
-            nonlocal requests
             try:
                 del due[0]
             except IndexError:  # an interrupt has ended it
                 return
             op.failure = outcome
-            requests += (op,)
+            requests.append(op)
             self._apply()
 
         # An interrupt counts as the failure of the operation, so that its vars go on. No signal can come between taking
@@ -169,7 +168,7 @@ class ThreadedBase(Engine):
                         pass
                     else:
                         op.failure = failure
-                        requests += (op,)
+                        requests.append(op)
         except IndexError:
             if op is None:
                 return False
