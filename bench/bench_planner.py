@@ -24,12 +24,10 @@ networks here and now, and its (whole) mebibytes are held against them.
 
 import argparse
 import gc
-import gzip
 import json
 import math
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -38,6 +36,7 @@ from pathlib import Path
 
 import deep_networks
 import numpy as np
+from mxnet_networks import batch_of, load, symbol_file
 
 import weftplan as mx
 import weftplan.ops
@@ -46,7 +45,6 @@ from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions, plan_symbol, validate
 
 HERE = Path(__file__).parent
-SYMBOLS = HERE / "data" / "symbols"
 POLICIES = ("mxnet", "echo", "sqrt", "cheap")
 NODES = (1_000, 10_000, 1_000_000)
 TIMED = ("resnet50", "resnet152", "inception_v3", "densenet121", "lstm")
@@ -55,22 +53,6 @@ DEEP = {
     "LSTM, {:,} steps, an input variable each": deep_networks.lstm,
     "LSTM, {:,} steps, sliced inputs with gradients": deep_networks.sliced_lstm,
 }
-
-
-def batch_of(name):
-    """The batch at which MXNet's plans were measured."""
-    return 64 if name in ("mlp", "lenet") else 32
-
-
-def symbol_file(name):
-    """The symbol file that MXNet wrote."""
-    return next(path for path in (SYMBOLS / f"{name}.json", SYMBOLS / f"{name}.json.gz") if path.exists())
-
-
-def load(name):
-    """MXNet's own graph of a network."""
-    content = symbol_file(name).read_bytes()
-    return mx.sym.load_json((gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode())
 
 
 def geometric_mean(values):
@@ -272,7 +254,10 @@ def planning_time(args, measured):
     requests += [("unrolled RNN, training", 20_000), ("chain with skips, training", 10_000)]
     for kind, nodes in requests:
         done = subprocess.run(
-            [sys.executable, __file__, "--measure", kind, str(nodes)], capture_output=True, text=True, check=False
+            [sys.executable, str(HERE / "planning_time.py"), kind, str(nodes)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"{kind}, {nodes} nodes failed:\n{done.stderr[-2000:]}")
@@ -287,45 +272,6 @@ def planning_time(args, measured):
             f"{(found['rss'] - found['before']) / found['nodes']:,.0f}",
             f"{found['ratio']:.4f}",
         )
-
-
-def measure(kind, nodes):
-    """Plan one graph in this process and print what it took; once only for very large graphs."""
-    training = kind.endswith("training")
-    if not nodes:
-        name = kind.split(",")[0]
-        symbol, shapes = load(name), models.input_shapes(name, batch_of(name))
-    elif kind.startswith("unrolled"):
-        symbol, shapes = unrolled_rnn(nodes), {"data": (8, 16), "h": (8, 16)}
-    else:
-        net = skip = mx.sym.Variable("data")
-        for i in range(nodes if not training else nodes // 2):
-            if i % 8 == 7:
-                net = skip = net + skip
-            else:
-                net = mx.sym.tanh(net) if i % 2 else net + 1.0
-        symbol, shapes = net, {"data": (64, 16)}
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    spent = []
-    for _ in range(7 if nodes <= 20_000 else 1):
-        start = time.process_time()
-        planned = plan_symbol(symbol, shapes, grad_req="write" if training else "null")
-        spent.append(time.process_time() - start)
-    plan = planned.memory
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    result = {"seconds": min(spent), "median": statistics.median(spent), "rss": rss, "before": before}
-    result["nodes"] = planned.graph.num_nodes
-    print(json.dumps({**result, "ratio": plan.peak / max(plan.lower_bound, 1)}))
-
-
-def unrolled_rnn(nodes):
-    """About ``nodes`` nodes of training graph: eight a step, forward and backward."""
-    w, u, b = (mx.sym.Variable(name) for name in ("w", "u", "b"))
-    h, x = mx.sym.Variable("h"), mx.sym.Variable("data")
-    for _ in range(nodes // 8):
-        fed = mx.sym.FullyConnected(x, w, b, num_hidden=16)
-        h = mx.sym.Activation(fed + mx.sym.FullyConnected(h, u, b, num_hidden=16), act_type="tanh")
-    return mx.sym.sum(h)
 
 
 def reality(args, measured):
@@ -391,11 +337,7 @@ def main():
     parser.add_argument("--only", choices=SECTIONS, action="append", help="run this section; may be repeated")
     parser.add_argument("--quick", action="store_true", help="without the graph of 10^6 nodes")
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
-    parser.add_argument("--measure", nargs=2, metavar=("KIND", "NODES"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.measure:
-        measure(args.measure[0], int(args.measure[1]))
-        return
     measured = json.loads((HERE / "data" / "mxnet_plans.json").read_text())["networks"]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     for name in args.only or SECTIONS:

@@ -1,0 +1,24 @@
+"""The networks of which MXNet's plans were measured: its own symbol files, and the batch."""
+
+import gzip
+from pathlib import Path
+
+import weftplan as mx
+
+SYMBOLS = Path(__file__).parent / "data" / "symbols"
+
+
+def batch_of(name):
+    """The batch at which MXNet's plans were measured."""
+    return 64 if name in ("mlp", "lenet") else 32
+
+
+def symbol_file(name):
+    """The symbol file that MXNet wrote."""
+    return next(path for path in (SYMBOLS / f"{name}.json", SYMBOLS / f"{name}.json.gz") if path.exists())
+
+
+def load(name):
+    """MXNet's own graph of a network."""
+    content = symbol_file(name).read_bytes()
+    return mx.sym.load_json((gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode())
