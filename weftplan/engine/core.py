@@ -153,9 +153,10 @@ class Engine(Forking):
             if code is self._pusher:
                 self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, code, frame.f_lasti))
             else:
-                if not is_internal(code.co_filename):
+                site = push_site()
+                if site is not None and site[0] is code and not is_internal(code.co_filename):
                     self._pusher = code
-                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, *(push_site() or ())))
+                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, *(site or ())))
             if self._token:
                 self._apply()
             return
