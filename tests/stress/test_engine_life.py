@@ -53,6 +53,59 @@ def test_thousands_of_engines_leave_nothing():
     assert sum(ref() is not None for ref in alive) == 0
 
 
+def test_engines_leave_no_byte():
+    """What 400 engines of every kind have allocated is given back: stopped or dropped, with failures, bulks, deletes,
+    futures and stored operators."""
+    code, out, err = script("""
+        import gc, threading, time, tracemalloc
+        from weftplan import engine
+        from weftplan.device.context import cpu
+
+        kinds = ("ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator")
+
+        def live(i):
+            eng = engine.create(kinds[i % 4])
+            a, b, c = (eng.new_variable() for _ in range(3))
+            with eng.bulk(5):
+                for _ in range(8):
+                    eng.push(lambda: None, [a], [b])
+            operator = eng.new_operator(lambda: None, [b], [a], name="stored")
+            for ctx in (cpu(0), cpu(1)):
+                eng.push(operator, ctx=ctx)
+            eng.push_async(lambda done: done(), [a], [b])
+            future = eng.future(b)
+            try:
+                eng.push(lambda: 1 / 0, (), [c])
+                eng.wait_for_all()
+            except ZeroDivisionError:
+                pass
+            assert future.result(60) is b
+            eng.delete_variable(a)
+            eng.wait_for_all()
+            if i % 3:
+                eng.stop()
+
+        def settle():
+            while threading.active_count() > 1:
+                gc.collect()
+                time.sleep(0.001)
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+
+        for i in range(100):
+            live(i)
+        tracemalloc.start()
+        for i in range(100):
+            live(i)
+        before = settle()
+        for i in range(400):
+            live(i)
+        print((settle() - before) // 400)
+    """)
+    assert code == 0, err
+    assert int(out) < 20  # bytes an engine
+
+
 def test_an_engine_that_is_dropped_while_busy_finishes():
     """Operations without vars of an engine that nobody holds run, then its threads end."""
     before, count = threading.active_count(), [0]
