@@ -280,6 +280,35 @@ def test_a_device_without_room_for_both_blocks(order):
             configure(4, capacity=4 << 30, order="lazy")
 
 
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("order", ["lazy", "random"])
+def test_a_block_that_does_not_even_fit_alone(order, ran):
+    """The arguments of the larger executor have room, its block has not, though the old one was given up for it: the
+    old one comes back, with what the last run left in it."""
+    ctx = mx.sim(4)
+    with storage.using(PoisonResource(RawResource(device.get(ctx)))):
+        small = chain(3000, ctx)
+        data = mx.nd.ones((3000,), ctx=ctx)
+        out = small.forward(data=data)[0] if ran else None
+        held_bytes(ctx)
+        before = small.pool.nbytes
+        configure(4, capacity=device.get(ctx).used + 7000 * 4, order=order, seed=1)
+        try:
+            with pytest.raises(OutOfMemoryError, match="largest holders") as refused:
+                chain(7000, ctx, small)
+            assert "planned" not in str(refused.value)  # the old block was gone when the new one was refused
+            del refused
+            assert small.pool.nbytes == before
+            if ran:
+                np.testing.assert_allclose(out.asnumpy(), np.e, rtol=1e-5)
+            data[:] = 2
+            np.testing.assert_allclose(small.forward(data=data)[0].asnumpy(), np.e**2, rtol=1e-5)
+        finally:
+            del small, data, out
+            held_bytes(ctx)
+            configure(4, capacity=4 << 30, order="lazy")
+
+
 def test_every_device_of_a_pool_grows_on_its_own():
     """Two groups on two devices: each block is as large as the largest need on that device, whoever has it."""
     groups = {"a": mx.cpu(63), "b": mx.cpu(64)}
