@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` makes enumerations of it: 10 µs
 from _signal import signal as set_handler
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from time import perf_counter_ns
 from typing import Any
 
@@ -27,13 +27,15 @@ class Shield:
 
     def __init__(self) -> None:
         self._handler: Any = None
+        """What was installed before; kept, since a shielded function may put the shield back later as what it found."""
+        self._up = False
         self.held = False
         """An interrupt has come and waits."""
         self.since = 0
         """When what is shielded began; the user of the shield sets it anew for each part."""
 
     def __call__(self, number: int, frame: Any) -> None:
-        if perf_counter_ns() - self.since > PATIENCE_NS:
+        if not self._up or perf_counter_ns() - self.since > PATIENCE_NS:
             self._handler(number, frame)
         else:
             self.held = True
@@ -43,15 +45,19 @@ class Shield:
         if callable(handler):
             self._handler = handler
             self.since = perf_counter_ns()
-            set_handler(SIGINT, self)
+            self._up = True
+            with suppress(ValueError):  # the main thread of a subinterpreter gets no signals
+                set_handler(SIGINT, self)
 
     def __exit__(self, *_: Any) -> None:
-        handler, self._handler = self._handler, None
-        if handler is not None:
-            set_handler(SIGINT, handler)
-            if self.held:
-                self.held = False
-                handler(SIGINT, None)
+        if not self._up:
+            return
+        self._up = False
+        if getsignal(SIGINT) is self:  # or the function has installed another, which stays
+            set_handler(SIGINT, self._handler)
+        if self.held:
+            self.held = False
+            self._handler(SIGINT, None)
 
 
 shield = Shield()
