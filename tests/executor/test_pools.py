@@ -309,6 +309,28 @@ def test_a_block_that_does_not_even_fit_alone(order, ran):
             configure(4, capacity=4 << 30, order="lazy")
 
 
+def test_a_block_that_is_lost_for_good_is_told_and_comes_back(monkeypatch):
+    """Somebody else took the old block's room meanwhile: every use says so, until a bind finds room for all again."""
+    ctx = mx.cpu(7)
+    small = chain(3000, ctx)
+    data, out = mx.nd.ones((3000,), ctx=ctx), small.outputs[0]
+
+    def refuse(ctx, nbytes):
+        raise OutOfMemoryError("no room on purpose")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("weftplan.executor.pool.Block", refuse)
+        with pytest.raises(OutOfMemoryError, match="on purpose"):
+            chain(7000, ctx, small)
+    for use in (out.asnumpy, lambda: small.forward(data=data)):
+        with pytest.raises(OutOfMemoryError, match="has lost its memory: .*; free memory and bind again"):
+            use()
+    tiny = chain(100, ctx, small)
+    assert small.pool.nbytes == {ctx: small.memory_plan.peak}
+    np.testing.assert_allclose(tiny.forward(data=np.ones(100, "float32"))[0].asnumpy(), np.e, rtol=1e-5)
+    np.testing.assert_allclose(small.forward(data=data)[0].asnumpy(), np.e, rtol=1e-5)
+
+
 def test_every_device_of_a_pool_grows_on_its_own():
     """Two groups on two devices: each block is as large as the largest need on that device, whoever has it."""
     groups = {"a": mx.cpu(63), "b": mx.cpu(64)}
