@@ -1,0 +1,19 @@
+"""Executors of a few large arrays, and the bytes that they hold: for the tests of pools."""
+
+import weftplan as mx
+from weftplan import engine, planner, storage
+
+
+def chain(size, ctx, shared=None, **options):
+    """An executor of ``sqrt(exp(data)) ** 2``: planned arrays of ``size`` floats."""
+    net = mx.sym.square(mx.sym.sqrt(mx.sym.exp(mx.sym.Variable("data"))))
+    chosen = planner.PlanOptions.from_environment(strategy="none", enable_inplace=False, **options)
+    return net.simple_bind(ctx, data=(size,), grad_req="null", shared_exec=shared, plan_options=chosen)
+
+
+def held_bytes(ctx):
+    """Bytes that storage has given out on ``ctx``, once everything dead has been handed back."""
+    for _ in range(4):  # a chunk's release may let go of its block, whose release comes a drain later
+        mx.nd.zeros((1,), ctx=ctx).wait_to_read()
+        engine.get().wait_for_all()
+    return storage.get(ctx).statistics().requested_bytes
