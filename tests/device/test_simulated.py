@@ -1,5 +1,7 @@
 """The simulated device: ordering bugs show, always, and the virtual clock adds up."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -182,3 +184,19 @@ def test_polling_an_event_ends(place):
         polls += 1
         assert polls < 50
     assert event.query()
+
+
+def test_a_stream_lives_until_its_work_has_run_and_its_error_was_raised(place):
+    """Like a real device's: dropping it drops no work; afterwards nothing of it is kept."""
+    log = []
+    stream = place.new_stream()
+    stream.enqueue(lambda: log.append(1), seconds=2.0)
+    stream.enqueue(lambda: 1 // 0, seconds=1.0)
+    dropped = weakref.ref(stream)
+    del stream
+    with pytest.raises(ZeroDivisionError):
+        place.synchronize()
+    assert log == [1]
+    assert dropped() is None
+    place.synchronize()
+    assert place.clock == 3.0

@@ -7,14 +7,11 @@ does *not* run at once; it runs when somebody waits, and in order ``"lazy"`` no 
     stream b:  [wait e] --- read x            and the read sees what was in x before
 
 so a missing event gives a wrong value deterministically. Order ``"random"`` picks the next stream with a seeded
-generator
-instead, which finds the mistakes that being too early makes. Work that is enqueued while no stream is current behaves
-like
-CUDA's legacy default stream: everything enqueued before runs first, then it, before the call returns.
+generator instead, which finds the mistakes that being too early makes. Work that is enqueued while no stream is current
+behaves like CUDA's legacy default stream: everything enqueued before runs first, then it, before the call returns.
 
 All simulated devices share one lock, held while simulated work runs: it stands for hardware that does one thing at a
-time.
-Work must therefore never wait for another thread. Times are virtual seconds of a cost model and never slept.
+time. Work must therefore never wait for another thread. Times are virtual seconds of a cost model and never slept.
 """
 
 from __future__ import annotations
@@ -108,19 +105,19 @@ class SimStream:
     def enqueue(self, fn: Callable[[], object], *, seconds: float | None = None) -> None:
         """Add work, which takes ``seconds`` of virtual time (default: the cost model's launch)."""
         with _world:
-            self._queue.append(("run", fn, self.device.cost.launch if seconds is None else seconds))
+            self._append("run", fn, self.device.cost.launch if seconds is None else seconds)
 
     def record(self) -> SimEvent:
         """An event that completes when the work enqueued so far has run."""
         event = SimEvent(self)
         with _world:
-            self._queue.append(("record", event, 0.0))
+            self._append("record", event, 0.0)
         return event
 
     def wait(self, event: Any) -> None:
         """Hold later work of this stream back until ``event`` is complete; does not block the host."""
         with _world:
-            self._queue.append(("wait", event, 0.0))
+            self._append("wait", event, 0.0)
 
     def synchronize(self) -> None:
         """Run all work of this stream, and of others as its waits need; raises what its work raised."""
@@ -128,10 +125,20 @@ class SimStream:
             self.device._run_until(self.record())
             self._raise()
 
+    def _append(self, kind: str, item: Any, seconds: float) -> None:
+        self._queue.append((kind, item, seconds))
+        self.device._busy[self.index] = self
+
     def _raise(self) -> None:
         error, self._error = self._error, None
+        self._rest()
         if error is not None:
             raise error
+
+    def _rest(self) -> None:
+        """Nothing pending and no error: the device need not know this stream."""
+        if not self._queue and self._error is None:
+            self.device._busy.pop(self.index, None)
 
     def _ready(self) -> bool:
         """True when the first piece of work may run now."""
@@ -155,6 +162,8 @@ class SimStream:
             self.time = max(self.time, item.time)
         else:
             item.synchronize()
+        self.device._clock = max(self.device._clock, self.time)
+        self._rest()
 
     def __enter__(self) -> SimStream:
         push_stream(self)
@@ -182,7 +191,11 @@ class SimDevice:
         self.used = 0
         """Bytes allocated and not freed."""
         self._random = random.Random(seed)
-        self._streams: list[SimStream] = []
+        self._made = 0
+        """Streams made so far."""
+        self._busy: dict[int, SimStream] = {}
+        """Streams with pending work or an error that nobody has been told; others live as long as somebody has them."""
+        self._clock = 0.0
         self._default = self.new_stream()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -216,8 +229,8 @@ class SimDevice:
     def new_stream(self, *, priority: int = 0) -> SimStream:
         """A new in-order stream; ``priority`` changes nothing."""
         with _world:
-            stream = SimStream(self, len(self._streams))
-            self._streams.append(stream)
+            stream = SimStream(self, self._made)
+            self._made += 1
         return stream
 
     def launch(self, fn: Callable[[], object]) -> None:
@@ -241,16 +254,20 @@ class SimDevice:
     def synchronize(self) -> None:
         """Run everything pending on this device; raises the first error that work raised."""
         with _world:
-            for event in [stream.record() for stream in self._streams]:
+            for event in [stream.record() for stream in self._in_order()]:
                 self._run_until(event)
-            for stream in self._streams:
+            for stream in self._in_order():
                 stream._raise()
 
     @property
     def clock(self) -> float:
         """Virtual seconds at which everything run so far has ended."""
         with _world:
-            return max(stream.time for stream in self._streams)
+            return self._clock
+
+    def _in_order(self) -> list[SimStream]:
+        """Busy streams in the order in which they were made."""
+        return [self._busy[index] for index in sorted(self._busy)]
 
     def _run_until(self, event: SimEvent) -> None:
         while not event.done:
@@ -259,7 +276,7 @@ class SimDevice:
     def _step(self, wanted: SimStream) -> None:
         """Run one piece of work: one that ``wanted`` needs (lazy) or any that may run (random)."""
         if self.order == "random":
-            ready = [stream for stream in self._streams if stream._ready()]
+            ready = [stream for stream in self._in_order() if stream._ready()]
             if ready:
                 self._random.choice(ready)._advance()
                 return
@@ -275,7 +292,7 @@ class SimDevice:
         stream._advance()
 
     def __repr__(self) -> str:
-        return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {len(self._streams)} streams>"
+        return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {self._made} streams>"
 
 
 def configure(
