@@ -132,8 +132,11 @@ class SimStream:
     def _raise(self) -> None:
         error, self._error = self._error, None
         self._rest()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame: a cycle would keep the stream
 
     def _rest(self) -> None:
         """Nothing pending and no error: the device need not know this stream."""
