@@ -1,0 +1,89 @@
+"""What callers hand to ``fit``: the speedometer's lines and the checkpoints after epochs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.training import callbacks
+
+
+@pytest.fixture
+def module() -> mx.mod.Module:
+    """A small network, not bound yet."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+    return mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
+
+
+def batches() -> mx.io.NDArrayIter:
+    """Ten batches of four samples."""
+    rng = np.random.default_rng(0)
+    return mx.io.NDArrayIter(rng.random((40, 5), dtype=np.float32), rng.integers(0, 3, 40), batch_size=4)
+
+
+def test_the_speedometer_reports_every_so_many_batches(caplog: pytest.LogCaptureFixture, module: mx.mod.Module) -> None:
+    """A line at each multiple of ``frequent``, in each epoch anew, with the metric."""
+    with caplog.at_level(logging.INFO, logger="weftplan"):
+        module.fit(batches(), num_epoch=2, batch_end_callback=mx.callback.Speedometer(4, 3))
+    found = re.findall(r"Epoch\[(\d)\] Batch \[(\d)\]\tSpeed: [\d.]+ samples/sec\taccuracy=[\d.]+", caplog.text)
+    assert found == [(epoch, batch) for epoch in "01" for batch in "369"]
+
+
+def test_the_speed_is_that_of_the_batches_since_the_last_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten batches of eight samples in two seconds are 40 samples a second, whatever came before."""
+    now = [100.0]
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    meter = mx.callback.Speedometer(8, 10)
+    with caplog.at_level(logging.INFO, logger="weftplan"):
+        for batch, seconds in ((0, 0.0), (10, 2.0), (15, 50.0), (20, 50.0)):
+            now[0] += seconds
+            meter(callbacks.BatchEndParam(0, batch, None))
+    assert re.findall(r"Speed: ([\d.]+)", caplog.text) == ["40.00", "0.80"]
+
+
+def test_a_metric_of_the_last_batches_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """With ``auto_reset`` each line resets the local metric; without, it is left alone."""
+    for auto_reset, resets in ((True, 2), (False, 0)):
+        seen: list[str] = []
+        metric = SimpleNamespace(
+            get_name_value=lambda: [("acc", 0.5)], reset_local=lambda seen=seen: seen.append("reset")
+        )
+        meter = mx.callback.Speedometer(1, 1, auto_reset)
+        for batch in range(3):
+            meter(callbacks.BatchEndParam(0, batch, metric))
+        assert len(seen) == resets
+
+
+@pytest.mark.parametrize("kind", ["do_checkpoint", "module_checkpoint"])
+def test_checkpoints_after_every_second_epoch(kind: str, module: mx.mod.Module, tmp_path: Path) -> None:
+    """Epochs count from 1 in file names; what is saved is what was trained; states are saved where that is asked."""
+    prefix = tmp_path / "net"
+    if kind == "do_checkpoint":
+        callback = mx.callback.do_checkpoint(prefix, period=2)
+    else:
+        callback = mx.callback.module_checkpoint(module, prefix, period=2, save_optimizer_states=True)
+    kept: list[np.ndarray] = []
+
+    def keep(epoch: int, symbol: object, args: dict[str, mx.nd.NDArray], aux: object) -> None:
+        kept.append(args["fc_weight"].asnumpy())
+
+    module.fit(batches(), num_epoch=5, epoch_end_callback=[callback, keep], optimizer_params={"learning_rate": 0.5})
+    states = ["net-0002.states", "net-0004.states"] if kind == "module_checkpoint" else []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["net-0002.params", "net-0004.params", "net-symbol.json", *states]
+    )
+    for epoch in (2, 4):
+        again = mx.mod.Module.load(str(prefix), epoch)
+        data = batches()
+        again.bind(data.provide_data, data.provide_label)
+        again.init_params()
+        np.testing.assert_array_equal(again.get_params()[0]["fc_weight"].asnumpy(), kept[epoch - 1])
+    assert not np.array_equal(kept[1], kept[3])
