@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
 from weftplan.planner import Kind, MemoryPlan, PlannedGraph, PlanOptions, plan_symbol, validate
+from weftplan.planner.outcome import Outcome
 from weftplan.planner.paddle import order_edges
 from weftplan.symbol import Symbol
 
@@ -251,23 +254,22 @@ def test_edges_are_those_of_the_graph() -> None:
     """Inception, training: after adding the edges every user of a block comes before the next one's first writer."""
     from weftplan.planner import pipeline
 
-    caught = []
-    original = pipeline.plan_memory
+    caught: list[Outcome] = []
+    original = pipeline.planned
 
-    def spy(facts: object, options: object) -> object:
-        memory, found = original(facts, options)  # type: ignore[arg-type]
-        caught.append((facts, found, memory))
-        return memory, found
+    def spy(*args: Any) -> Outcome:
+        caught.append(original(*args))
+        return caught[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "plan_memory", spy)
+        patch.setattr(pipeline, "planned", spy)
         plan_symbol(
             models.get("inception_v3"),
             models.input_shapes("inception_v3", 2),
             grad_req="write",
             options=PlanOptions(compat="paddle", strategy="match_range"),
         )
-    facts, found, memory = caught[0]
+    facts, found, memory = caught[0].facts, caught[0].found, caught[0].memory
     edges = order_edges(facts, found)
     assert memory.num_added_waits == len(edges) > 0
     position = {nid: step for step, nid in enumerate(facts.order)}

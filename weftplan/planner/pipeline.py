@@ -22,6 +22,7 @@ from weftplan.planner.graph import IndexedGraph, IntArray, depth_first_order
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import collect
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.outcome import planned
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.passes.cse import eliminate
 from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
@@ -29,7 +30,6 @@ from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_
 from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
 from weftplan.planner.plan import Kind, PlannedGraph
-from weftplan.planner.strategies import plan_memory
 from weftplan.planner.workspace import operator_workspaces
 from weftplan.symbol.node import Entry, Node
 
@@ -106,7 +106,6 @@ def plan_symbol(
     else:
         graph = IndexedGraph(entries)
         devices = [default] * graph.num_nodes
-    head_grads = [graph.nid.get(variable, -1) for variable in gradients.heads] or [-1] * len(heads)
 
     outputs = graph.outputs[: len(heads)].tolist()
     sizes = _infer(graph, outputs, gradients.heads, shapes, dtypes or {})
@@ -116,7 +115,7 @@ def plan_symbol(
     steps = np.flatnonzero(~graph.is_variable).tolist()
     forward = bisect_left(steps, boundary)
     contexts = tuple(dict.fromkeys(devices))
-    index = {ctx: i for i, ctx in enumerate(contexts)}
+    number = {ctx: i for i, ctx in enumerate(contexts)}
     facts = collect(
         graph,
         steps,
@@ -125,7 +124,7 @@ def plan_symbol(
         elements,
         nbytes,
         contexts,
-        [index[ctx] for ctx in devices],
+        [number[ctx] for ctx in devices],
         gradient_ids,
         frozenset(e for e, name in zip(gradient_ids, wanted, strict=True) if reqs[name] == Req.ADD),
         operator_workspaces(graph, *sizes),
@@ -133,50 +132,45 @@ def plan_symbol(
             "arguments": _total(nbytes, (graph.row[graph.nid[n]] for n in arguments.values() if n in graph.nid)),
             "gradients": _total(nbytes, gradient_ids),
             "aux": _total(nbytes, (graph.row[graph.nid[n]] for n in states.values() if n in graph.nid)),
-            "head_grads": _total(nbytes, (graph.row[n] for n in head_grads if n >= 0)),
+            "head_grads": _total(nbytes, (graph.row[graph.nid[n]] for n in gradients.heads if n in graph.nid)),
         },
     )
     if chosen.compat == "paddle":
         facts = replace(facts, order=breadth_first(facts, forward))
-    memory, found = plan_memory(facts, chosen)
-    if chosen.reorder and memory.peak:
+    outcome = planned(facts, forward, chosen)
+    peak = outcome.memory.peak
+    if chosen.reorder and peak:
         better = replace(facts, order=choose_order(facts, forward, chosen))
         if better.order is not facts.order:
-            moved = plan_memory(better, chosen)
-            if moved[0].peak < memory.peak:
-                notes.append(f"another order of execution lowers the peak from {memory.peak} to {moved[0].peak} bytes")
-                facts, (memory, found) = better, moved
+            moved = planned(better, forward, chosen)
+            if moved.memory.peak < peak:
+                notes.append(f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes")
+                outcome = moved
     if mirror is None and recompute.wanted(chosen, facts):
-        outcome: recompute.Outcome | spill.Spilled
-        if spill.wanted(chosen, facts, memory):
-            outcome = spill.apply(facts, forward, chosen, memory, found, measured=seconds)
-            forward = outcome.num_forward
-        else:
-            outcome = recompute.apply(facts, forward, chosen, memory, found, measured=seconds)
+        step = spill.apply if spill.wanted(chosen, outcome) else recompute.apply
+        outcome = step(outcome, chosen, measured=seconds)
         notes.extend(outcome.notes)
-        if outcome.facts is not facts:
-            facts, memory, found = outcome.facts, outcome.memory, outcome.found
-            graph, sizes, devices = facts.graph, (facts.shapes, facts.dtypes), [facts.contexts[d] for d in facts.device]
-            outputs = graph.outputs[: len(heads)].tolist()
-            gradient_ids = graph.outputs[len(heads) :].tolist()
-            head_grads = [graph.nid.get(variable, -1) for variable in gradients.heads]
-    gradient_of = dict(zip(wanted, gradient_ids, strict=True))
+    # Recomputation and spills make other graphs.
+    facts, found = outcome.facts, outcome.found
+    graph = facts.graph
+    outputs = graph.outputs[: len(heads)].tolist()
+    gradient_of = dict(zip(wanted, graph.outputs[len(heads) :].tolist(), strict=True))
     return PlannedGraph(
         graph=graph,
         order=facts.order,
-        num_forward_nodes=forward,
-        shapes=sizes[0],
-        dtypes=sizes[1],
-        devices=devices,
+        num_forward_nodes=outcome.num_forward,
+        shapes=facts.shapes,
+        dtypes=facts.dtypes,
+        devices=[facts.contexts[index] for index in facts.device],
         requests=_entry_requests(found, {e: reqs[name] for name, e in gradient_of.items()}),
         skipped=frozenset(found.skipped),
         outputs=outputs,
         gradients=gradient_of,
         grad_req=reqs,
-        head_grads=head_grads,
+        head_grads=[graph.nid.get(variable, -1) for variable in gradients.heads] or [-1] * len(heads),
         arguments={name: graph.nid.get(node, -1) for name, node in arguments.items()},
         aux={name: graph.nid.get(node, -1) for name, node in states.items()},
-        memory=replace(memory, outputs=tuple(outputs), num_forward=forward, notes=tuple(notes)),
+        memory=replace(outcome.memory, outputs=tuple(outputs), num_forward=outcome.num_forward, notes=tuple(notes)),
         notes=tuple(notes),
     )
 

@@ -13,6 +13,7 @@ from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, pipeline, plan_symbol
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
+from weftplan.planner.outcome import Outcome
 from weftplan.planner.recompute import Tape, node_seconds
 
 
@@ -35,21 +36,19 @@ class Training:
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``training(symbol, shapes, **options)``: the planned graph without recomputation, and what it was made from."""
-    seen: list[Any] = []
-    original = pipeline.plan_memory
+    seen: list[Outcome] = []
+    original = pipeline.planned
 
-    def watched(facts: Facts, options: PlanOptions) -> Any:
-        result = original(facts, options)
-        seen.append((facts, result[1]))
-        return result
+    def watched(*args: Any) -> Outcome:
+        seen.append(original(*args))
+        return seen[-1]
 
-    monkeypatch.setattr(pipeline, "plan_memory", watched)
+    monkeypatch.setattr(pipeline, "planned", watched)
 
     def make(symbol: Any, shapes: dict[str, Any], group2ctx: Any = None, **options: Any) -> Training:
         chosen = PlanOptions(**options)
         planned = plan_symbol(symbol, shapes, grad_req="write", group2ctx=group2ctx, options=chosen)
-        facts, found = seen[-1]
-        return Training(facts, planned.num_forward_nodes, found, chosen, planned)
+        return Training(seen[-1].facts, planned.num_forward_nodes, seen[-1].found, chosen, planned)
 
     return make
 

@@ -15,23 +15,26 @@ from hypothesis import strategies as st
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
-from weftplan.planner import PlanOptions, plan_symbol, recompute, spill, validate
+from weftplan.planner import PlanOptions, outcome, plan_symbol, recompute, spill, validate
 from weftplan.planner.assemble import Buffers
+from weftplan.planner.outcome import Outcome
 from weftplan.planner.spill import search
-from weftplan.planner.spill.rewrite import can_spill
-from weftplan.planner.strategies import plan_memory
 
 SIM = mx.sim(0)
+
+
+def searched(start: Outcome) -> spill.Search:
+    """The search over a graph."""
+    buffers = Buffers(start.facts, start.found, start.memory.options)
+    return spill.Search(start.facts, start.num_forward, buffers, recompute.node_seconds(start.facts))
 
 
 def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
     """Let ``choose(search, num_forward)`` name what goes to the host in every plan with a budget."""
 
-    def apply(facts: Any, num_forward: int, options: Any, memory: Any, found: Any, *, measured: Any = None) -> Any:
-        buffers = Buffers(facts, found, options)
-        spills = choose(spill.Search(facts, num_forward, buffers, recompute.node_seconds(facts)), num_forward)
-        facts, num_forward = spill.spilled(facts, num_forward, spills)
-        return spill.Spilled(facts, num_forward, *plan_memory(facts, options), ())
+    def apply(start: Outcome, options: PlanOptions, *, measured: Any = None) -> Outcome:
+        chosen = choose(searched(start), start.num_forward)
+        return outcome.planned(*spill.spilled(start.facts, start.num_forward, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
     monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
@@ -70,35 +73,46 @@ def test_random_graphs_with_random_spills(
 @pytest.mark.parametrize("name", ["resnet18", "inception_v3", "lenet", "lstm"])
 @pytest.mark.parametrize("device", [SIM, mx.gpu(0)], ids=str)
 def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None:
-    """The peak of every state of the search is what is alive at once on the device in the rewritten graph.
-
-    Peaks fall, and each state's graph is the given one with two copies per result.
-    """
+    """The peak of every state of the search is what is alive at once on the device in the rewritten graph."""
     net, shapes = models.get(name), models.input_shapes(name, batch=2)
     requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
-    seen: list[Any] = []
+    check_prices(net, shapes, grad_req=requests, context=device)
 
-    def spy(facts: Any, num_forward: int, options: Any, memory: Any, found: Any, *, measured: Any = None) -> Any:
-        states = spill.Search(
-            facts, num_forward, Buffers(facts, found, options), recompute.node_seconds(facts)
-        ).states()
+
+def test_prices_count_devices_that_nothing_leaves() -> None:
+    """A graph on a host and a device: both count against the budget, results of the device alone may go."""
+    net = mx.sym.Variable("x")
+    for group in ("host", "device"):
+        with mx.AttrScope(ctx_group=group):
+            for _ in range(4):
+                net = mx.sym.tanh(mx.sym.exp(net))
+    groups = {"host": mx.cpu(0), "device": SIM}
+    check_prices(mx.sym.MakeLoss(mx.sym.sum(net)), {"x": (64, 64)}, grad_req="write", group2ctx=groups)
+
+
+def check_prices(net: Any, shapes: Any, **named: Any) -> None:
+    """Peaks of states fall and are those of plans; a state's graph is the given one with two copies per result."""
+    seen: list[tuple[spill.State, Outcome, Outcome]] = []
+
+    def spy(start: Outcome, options: PlanOptions, *, measured: Any = None) -> Outcome:
+        states = searched(start).states()
         for state in states[:: max(1, len(states) // 5)]:
-            made, forward = spill.spilled(facts, num_forward, state.spills)
-            plan, _ = plan_memory(made, options)
-            seen.append((state, plan, forward - num_forward, len(made.order) - len(facts.order)))
+            made = spill.spilled(start.facts, start.num_forward, state.spills)
+            seen.append((state, start, outcome.planned(*made, options)))
         assert all(a.peak > b.peak for a, b in pairwise(states))
-        return spill.Spilled(facts, num_forward, memory, found, ())
+        return start
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
         patch.setattr("weftplan.planner.spill.apply", spy)
-        options = PlanOptions(budget=1, effort="fast")
-        plan_symbol(net, shapes, grad_req=requests, context=device, options=options)
+        plan_symbol(net, shapes, options=PlanOptions(budget=1, effort="fast"), **named)
     assert len(seen) > 1
-    for state, plan, more_forward, more in seen:
-        near = [k for k, context in enumerate(plan.contexts) if can_spill(context)]
+    for state, before, after in seen:
+        plan = after.memory
+        near = [k for k, context in enumerate(plan.contexts) if context.device_type != "cpu_pinned"]
         assert state.peak == sum(int(plan.timeline(k).max()) for k in near)
-        assert (more_forward, more) == (len(state.spills), 2 * len(state.spills))
+        assert after.num_forward - before.num_forward == len(state.spills)
+        assert len(after.facts.order) - len(before.facts.order) == 2 * len(state.spills)
 
 
 def chain() -> Any:

@@ -7,13 +7,12 @@ plan without it (for a budget: when it fits). Otherwise the plan without recompu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weftplan.errors import BudgetError
-from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.backward_order import reversed_backward
 from weftplan.planner.recompute.cost import node_seconds
@@ -25,7 +24,7 @@ from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.rules import chosen_v1, has_forced
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
-from weftplan.planner.strategies import assignment, plan_memory
+from weftplan.planner.strategies import assignment
 
 WORTH_A_PLAN = 0.99
 """A proposal is planned if its lower bound is below this part of the smallest plan so far."""
@@ -33,47 +32,26 @@ CHEAP_SHARE = 0.05
 """Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A graph with sizes in execution order, its plan, and what was decided."""
-
-    facts: Facts
-    memory: MemoryPlan
-    found: Assignment
-    notes: tuple[str, ...]
-
-
 def wanted(options: PlanOptions, facts: Facts) -> bool:
     """Whether these options (or a node's attribute) ask for recomputation."""
     return options.recompute != "off" or options.budget is not None or has_forced(facts.graph.nodes)
 
 
-def apply(
-    facts: Facts,
-    num_forward: int,
-    options: PlanOptions,
-    memory: MemoryPlan,
-    found: Assignment,
-    *,
-    measured: Mapping[str, float] | None = None,
-) -> Outcome:
+def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Outcome:
     """Apply the policy of ``options`` to a training graph.
 
     Args:
-        facts: the graph in execution order.
-        num_forward: how many steps of its order are the forward part; the others are the backward part.
+        start: the graph, planned without recomputation.
         options: names the policy, or a budget, which wins over it.
-        memory: the plan without recomputation.
-        found: its assignment.
         measured: seconds of nodes by name, where the caller has measured them.
 
     Raises:
         BudgetError: no choice fits the budget; the message names the smallest budget found that works.
     """
-    start = Outcome(facts, memory, found, ())
+    memory = start.memory
     if options.budget is not None and memory.peak <= options.budget:
         return start
-    if num_forward == len(facts.order):
+    if start.num_forward == len(start.facts.order):
         if options.budget is None:
             return start
         raise BudgetError(
@@ -81,7 +59,7 @@ def apply(
             f"nothing to recompute; the smallest budget that works is {memory.peak}",
             smallest=memory.peak,
         )
-    starts = _tapes(start, num_forward, options, measured)
+    starts = _tapes(start, options, measured)
     if options.budget is not None:
         return _within(start, starts, options, options.budget)
     policy = options.recompute
@@ -96,11 +74,12 @@ def apply(
     return _try(start, options, proposals, policy if policy != "off" else "__force_mirroring__")
 
 
-def _tapes(start: Outcome, num_forward: int, options: PlanOptions, measured: Mapping[str, float] | None) -> list[Tape]:
+def _tapes(start: Outcome, options: PlanOptions, measured: Mapping[str, float] | None) -> list[Tape]:
     """The graph ready for prices, in the orders worth a trial.
 
     The given one; with the backward part in reverse forward order; with both parts step by step.
     """
+    num_forward = start.num_forward
     seconds = node_seconds(start.facts, measured)
     tapes = [Tape(start.facts, num_forward, start.found, options, seconds)]
     orders = [start.facts.order]
@@ -130,8 +109,7 @@ def _planned(start: Outcome, tape: Tape, options: PlanOptions, chosen: Iterable[
     facts = repeat(tape.facts, len(tape.forward), frozenset(chosen))
     if facts is start.facts:
         return start
-    memory, found = plan_memory(facts, options)
-    return Outcome(facts, memory, found, ())
+    return planned(facts, start.num_forward, options)
 
 
 def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Outcome:

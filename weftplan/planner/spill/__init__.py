@@ -6,7 +6,7 @@ devices that copy while they compute, never for hosts. :func:`apply` is the step
 
 from __future__ import annotations
 
-from weftplan.planner.spill.budget import Spilled, apply, wanted
+from weftplan.planner.spill.budget import apply, wanted
 from weftplan.planner.spill.link import PCIE, Idle, Link, Timetable, timetable
 from weftplan.planner.spill.rewrite import MARK, Spill, host_of, spilled
 from weftplan.planner.spill.search import Search, State
@@ -18,7 +18,6 @@ __all__ = [
     "Link",
     "Search",
     "Spill",
-    "Spilled",
     "State",
     "Timetable",
     "apply",

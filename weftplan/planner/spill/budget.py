@@ -14,38 +14,18 @@ from dataclasses import dataclass, replace
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
 from weftplan.planner.assemble import Buffers
-from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.plan import MemoryPlan
 from weftplan.planner.spill.link import PCIE
 from weftplan.planner.spill.rewrite import Spill, can_spill, spilled
 from weftplan.planner.spill.search import Search
-from weftplan.planner.strategies import assignment, plan_memory
+from weftplan.planner.strategies import assignment
 
 BASES = 4
 """So many points of the recomputation curve get spills on top."""
 MOST_STEPS = 3000
 """Longer graphs choose between recomputation and spills for all results at once: the curve of both takes too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spilled:
-    """A graph in execution order, its plan, and what was decided.
-
-    Attributes:
-        facts: the graph.
-        num_forward: steps of its forward part, copies to the host included.
-        memory: the plan.
-        found: its assignment.
-        notes: what was decided, in words.
-    """
-
-    facts: Facts
-    num_forward: int
-    memory: MemoryPlan
-    found: Assignment
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,60 +40,50 @@ class _Choice:
     spills: tuple[Spill, ...]
 
 
-def wanted(options: PlanOptions, facts: Facts, memory: MemoryPlan) -> bool:
+def wanted(options: PlanOptions, start: Outcome) -> bool:
     """Whether a budget calls for results on the host, and a device is there to be relieved."""
     return (
         options.budget is not None
         and options.spill
-        and memory.peak > options.budget
-        and any(map(can_spill, facts.contexts))
+        and start.memory.peak > options.budget
+        and any(map(can_spill, start.facts.contexts))
     )
 
 
-def apply(
-    facts: Facts,
-    num_forward: int,
-    options: PlanOptions,
-    memory: MemoryPlan,
-    found: Assignment,
-    *,
-    measured: Mapping[str, float] | None = None,
-) -> Spilled:
+def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Outcome:
     """Fit a training graph into ``options.budget`` at the least modelled time.
 
     Args:
-        facts: the graph in execution order.
-        num_forward: how many steps of its order are the forward part.
-        options: the options, with a budget that ``memory`` exceeds.
-        memory: the plan without recomputation and spills.
-        found: its assignment.
+        start: the graph, planned without recomputation and spills.
+        options: the options, with a budget that this plan exceeds.
         measured: seconds of nodes by name, where the caller has measured them.
 
     Raises:
         BudgetError: no choice fits; names the smallest budget found that works.
     """
     assert options.budget is not None
+    facts, memory = start.facts, start.memory
     seconds = recompute.node_seconds(facts, measured)
     step = sum(seconds[nid] for nid in facts.order)
     smallest = memory.peak
-    choices = _curve(facts, num_forward, options, found, (), measured)
+    choices = _curve(start, options, (), measured)
     # Nothing is faster than copies that nobody waits for, so these need not be compared with anything.
-    best, _ = _first_that_fits(facts, num_forward, options, [c for c in choices if c.seconds == 0.0], give_up=True)
+    best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
-        if num_forward < len(facts.order) <= MOST_STEPS:
-            tape = recompute.Tape(facts, num_forward, found, options, seconds)
+        if start.num_forward < len(facts.order) <= MOST_STEPS:
+            tape = recompute.Tape(facts, start.num_forward, start.found, options, seconds)
             for point in _spread(recompute.curve(tape)):
-                choices += _curve(facts, num_forward, options, found, point.twins, measured, point.seconds)
-        best, low = _first_that_fits(facts, num_forward, options, _undominated(choices))
+                choices += _curve(start, options, point.twins, measured, point.seconds)
+        best, low = _first_that_fits(start, options, _undominated(choices))
         smallest = min(smallest, low)
         try:
-            alone = recompute.apply(facts, num_forward, options, memory, found, measured=measured)
+            alone = recompute.apply(start, options, measured=measured)
         except BudgetError as error:
             smallest = min(smallest, error.smallest or smallest)
         else:
             again = recompute.node_seconds(alone.facts, measured)
             if best is None or sum(again[nid] for nid in alone.facts.order) - step <= best[1].seconds:
-                return Spilled(alone.facts, num_forward, alone.memory, alone.found, alone.notes)
+                return alone
     if best is not None:
         return replace(best[0], notes=(_note(memory, best[0], best[1], step),))
     outside = sum(facts.external_bytes.values())
@@ -127,15 +97,14 @@ def apply(
 
 
 def _curve(
-    facts: Facts,
-    num_forward: int,
+    start: Outcome,
     options: PlanOptions,
-    found: Assignment,
     twins: Sequence[int] | frozenset[int],
     measured: Mapping[str, float] | None,
     extra: float = 0.0,
 ) -> list[_Choice]:
     """Choices that send results to the host from the graph that repeats ``twins``, which takes ``extra`` seconds."""
+    facts, num_forward, found = start.facts, start.num_forward, start.found
     if twins:
         facts = recompute.repeat(facts, num_forward, twins)
         found = assignment(facts, options)
@@ -172,8 +141,8 @@ def _undominated(choices: Sequence[_Choice]) -> list[_Choice]:
 
 
 def _first_that_fits(
-    facts: Facts, num_forward: int, options: PlanOptions, choices: Sequence[_Choice], *, give_up: bool = False
-) -> tuple[tuple[Spilled, _Choice] | None, int]:
+    start: Outcome, options: PlanOptions, choices: Sequence[_Choice], *, give_up: bool = False
+) -> tuple[tuple[Outcome, _Choice] | None, int]:
     """The fastest choice whose real plan fits, and the fewest bytes that a real plan needed.
 
     Where none fits, the smallest is planned too, so that the number in an error is one that works (unless the caller
@@ -185,24 +154,24 @@ def _first_that_fits(
     fewest = 1 << 62
     fitting = [choice for choice in choices if choice.peak <= options.budget]
     for choice in fitting or ([] if give_up else choices[-1:]):
-        outcome = _planned(facts, num_forward, quick, choice)
+        outcome = _planned(start, quick, choice)
         need = outcome.memory.peak - outcome.memory.on_host
         fewest = min(fewest, need)
         if need <= options.budget:
-            return (_planned(facts, num_forward, options, choice), choice), fewest
+            return (_planned(start, options, choice), choice), fewest
     return None, fewest
 
 
-def _planned(facts: Facts, num_forward: int, options: PlanOptions, choice: _Choice) -> Spilled:
+def _planned(start: Outcome, options: PlanOptions, choice: _Choice) -> Outcome:
+    facts, num_forward = start.facts, start.num_forward
     if choice.twins:
         facts = recompute.repeat(facts, num_forward, choice.twins)
     if choice.spills:
         facts, num_forward = spilled(facts, num_forward, choice.spills)
-    memory, found = plan_memory(facts, options)
-    return Spilled(facts, num_forward, memory, found, ())
+    return planned(facts, num_forward, options)
 
 
-def _note(plain: MemoryPlan, outcome: Spilled, choice: _Choice, step: float) -> str:
+def _note(plain: MemoryPlan, outcome: Outcome, choice: _Choice, step: float) -> str:
     need = outcome.memory.peak - outcome.memory.on_host
     share = 100.0 * choice.seconds / step if step else 0.0
     less = 100.0 * (1.0 - need / plain.peak)

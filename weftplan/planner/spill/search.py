@@ -36,7 +36,7 @@ SENDS = 4
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One choice: its peak on the devices (host memory left out), the seconds that it costs, and who goes when."""
+    """One choice: its peak (page-locked host memory left out), the seconds that it costs, and who goes when."""
 
     peak: int
     seconds: float
@@ -62,6 +62,8 @@ class Search:
         self._clock = Clock(seconds[nid] for nid in facts.order)
         self._live = buffers.live()
         self._devices = [i for i, context in enumerate(facts.contexts) if can_spill(context)]
+        self._counted = [i for i, context in enumerate(facts.contexts) if context.device_type != "cpu_pinned"]
+        """Devices whose bytes a budget counts; from those that are no ``_devices`` nothing leaves."""
         self._held = buffers.nbytes.tolist()
         self._idle = [self._candidates(facts, buffers, device) for device in self._devices]
 
@@ -117,7 +119,7 @@ class Search:
         return result
 
     def _peak(self, live: IntArray) -> int:
-        return sum(int(live[device].max(initial=0)) for device in self._devices)
+        return int(live[self._counted].max(axis=1, initial=0).sum())
 
     def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[State, IntArray]:
         """The state of a choice, and the bytes alive on each device."""

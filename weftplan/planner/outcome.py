@@ -1,0 +1,35 @@
+"""A graph with its plan, as one step of the pipeline hands it to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weftplan.planner.inplace import Assignment
+from weftplan.planner.liveness import Facts
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.strategies import plan_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A graph in execution order, its plan, and what was decided.
+
+    Attributes:
+        facts: the graph with sizes.
+        num_forward: how many steps of its order are the forward part; the others are the backward part.
+        memory: the plan.
+        found: its assignment.
+        notes: what was decided, in words.
+    """
+
+    facts: Facts
+    num_forward: int
+    memory: MemoryPlan
+    found: Assignment
+    notes: tuple[str, ...] = ()
+
+
+def planned(facts: Facts, num_forward: int, options: PlanOptions) -> Outcome:
+    """The graph with the plan that ``options`` give it."""
+    return Outcome(facts, num_forward, *plan_memory(facts, options))
