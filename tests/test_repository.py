@@ -58,7 +58,7 @@ def part_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, part) for each import of weftplan in a module, wherever it stands."""
+    """(line, part) for each import of weftplan in a module, wherever it stands; the whole package's part is empty."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -70,7 +70,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
         for name in names:
             head, _, rest = name.partition(".")
             part = rest.split(".")[0]
-            if head == "weftplan" and part and not part.startswith("__"):
+            if head == "weftplan" and not part.startswith("__"):
                 yield node.lineno, part
 
 
@@ -80,7 +80,9 @@ def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
     for line, other in imported:
         if other == part:
             continue
-        if other not in LEVEL:
+        if not other:
+            wrong.append(f"line {line}: import the parts that are needed, not the whole of weftplan")
+        elif other not in LEVEL:
             wrong.append(f"line {line}: weftplan.{other} has no place in LAYERS")
         elif LEVEL[other] <= LEVEL[part] or other in NEVER.get(part, set()):
             wrong.append(f"line {line}: {part} must not import {other}")
@@ -96,16 +98,18 @@ def test_imports_go_down(path: Path):
 
 
 def test_the_layer_rule_can_fail(tmp_path: Path):
-    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, and of an unknown part."""
+    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, of an unknown part, of all."""
     path = tmp_path / "module.py"
     path.write_text(
         "import weftplan.executor\nfrom weftplan import storage, __version__\nfrom weftplan.errors import MXNetError\n"
         "def f():\n    from weftplan.ndarray.array import NDArray\nimport weftplan.nonsense\nimport numpy\n"
+        "import weftplan\n"
     )
     assert violations("engine", imports(path)) == [
         "line 1: engine must not import executor",
         "line 2: engine must not import storage",
         "line 6: weftplan.nonsense has no place in LAYERS",
+        "line 8: import the parts that are needed, not the whole of weftplan",
         "line 5: engine must not import ndarray",
     ]
     assert violations("planner", imports(path))[1:3] == [

@@ -13,7 +13,7 @@ from weftplan import device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.chunk import Chunk, MovableChunk, drain, push
+from weftplan.ndarray.chunk import Chunk, MovableChunk, drain, nothing, push
 
 
 class Block:
@@ -44,7 +44,7 @@ def settle(vars_: Iterable[Any]) -> None:
     """
     done = Chunk(cpu(0), 0, name="settled")
     # The property of deletes: it runs whatever has failed, and leaves failures on the vars as they are.
-    push(_nothing, (), [done.var, *vars_], cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
+    push(nothing, (), [done.var, *vars_], cpu(0), prop=FnProperty.DELETE_VAR, name="settle")
     done.engine.wait_for_var(done.var)
 
 
@@ -52,7 +52,7 @@ def finish_deletes(ctx: Context) -> None:
     """Let the engine delete the vars of what is dead by now, and with them the references to blocks on ``ctx``."""
     drain()
     done = Chunk(cpu(0), 0, name="drained")
-    push(_nothing, (), (done.var,), ctx, name="drain")
+    push(nothing, (), (done.var,), ctx, name="drain")
     done.engine.wait_for_var(done.var)
 
 
@@ -83,7 +83,3 @@ def grow(chunk: MovableChunk, nbytes: int) -> None:
     copy_bytes(chunk.context, block.raw[:before], chunk.raw)
     chunk.move(block.raw, block)
     NDArray(chunk, (nbytes - before,), "uint8", before)[:] = 0
-
-
-def _nothing() -> None:
-    """The work of an operation that only waits."""

@@ -20,7 +20,7 @@ from weftplan.executor.schedule import RunState, Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray import zeros as nd_zeros
-from weftplan.ndarray.chunk import MovableChunk
+from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner.plan import MemoryPlan, PlannedGraph
 from weftplan.symbol import Symbol
 
@@ -230,7 +230,7 @@ class Executor:
             if before:
                 writes = [*self._fence_vars, *before, *writes]
         if writes:
-            engine.get().push(_nothing, (), engine.dedupe([], writes)[1], self.context, name="fence")
+            engine.get().push(nothing, (), engine.dedupe([], writes)[1], self.context, name="fence")
 
     def _check_engine(self, verb: str) -> None:
         current = engine.get()
@@ -354,7 +354,3 @@ class Executor:
             f"{len(self.planned.order) - self.planned.num_forward_nodes} backward nodes, "
             f"{self.memory_plan.peak:,} planned bytes>"
         )
-
-
-def _nothing() -> None:
-    """The work of a fence."""

@@ -19,7 +19,9 @@ from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.memory import PlannedMemory
 from weftplan.ndarray import NDArray
+from weftplan.ndarray.chunk import nothing
 from weftplan.ndarray.copying import device_end, route
+from weftplan.ndarray.invoke import read_only
 from weftplan.ops.schema import Op, OpContext, Req, Shape, aligned
 from weftplan.planner.plan import PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
@@ -162,11 +164,7 @@ def _copy_call(source: NDArray, target: NDArray) -> tuple[Bind, FnProperty, Cont
 
 def _training_only(bind: Bind) -> Bind:
     """Nothing in a run without a backward part: results are sent to the host for that alone."""
-    return lambda run: bind(run) if run.is_train else _nothing
-
-
-def _nothing() -> None:
-    """The work of a copy that nobody needs."""
+    return lambda run: bind(run) if run.is_train else nothing
 
 
 def _kernel_call(
@@ -185,7 +183,7 @@ def _kernel_call(
     xp = place.xp
     raw_in: list[Any] = [None if array is None else array.raw() for array in inputs]
     if engine.debug_enabled():
-        raw_in = [a if a is None or i in op.aux else _read_only(a) for i, a in enumerate(raw_in)]
+        raw_in = [a if a is None or i in op.aux else read_only(a) for i, a in enumerate(raw_in)]
     raw_out: list[Any] = [None if array is None else array.raw() for array in outputs]
     scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
     added: list[tuple[Any, Any]] = []
@@ -268,11 +266,3 @@ def random_ranks(planned: PlannedGraph) -> dict[Node, int]:
                 origin = origin.mirror_of
             ranks[node] = ranks[origin]
     return ranks
-
-
-def _read_only(array: Any) -> Any:
-    if not isinstance(array, np.ndarray):
-        return array
-    view = array.view()
-    view.flags.writeable = False
-    return view

@@ -20,7 +20,7 @@ from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ndarray import arithmetic, indexing
-from weftplan.ndarray.chunk import Chunk, push, typed
+from weftplan.ndarray.chunk import Chunk, nothing, push, typed
 from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.exchange import export
 from weftplan.ops.reshape_codes import reshaped
@@ -124,7 +124,7 @@ class NDArray:
     def wait_to_write(self) -> None:
         """Block until every operation pushed so far that reads or writes this array has run."""
         # A write waits for all of them, and waiting waits for the write.
-        push(_nothing, (), (self.chunk.var,), self.context, name="wait_to_write")
+        push(nothing, (), (self.chunk.var,), self.context, name="wait_to_write")
         self.wait_to_read()
 
     def asnumpy(self) -> np.ndarray[Any, Any]:
@@ -464,7 +464,3 @@ def _rebuild(values: np.ndarray[Any, Any], context: Context) -> NDArray:
     except MXNetError:
         context = Context("cpu", 0)
     return from_host(values, context)
-
-
-def _nothing() -> None:
-    """The work of a wait."""

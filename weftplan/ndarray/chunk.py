@@ -91,7 +91,7 @@ class Chunk:
 
     def close(self) -> None:
         """Give the memory back now: for owners that know that no operation is pending and nobody else looks at it."""
-        release, self._release, self._raw = self._release, _nothing, None
+        release, self._release, self._raw = self._release, nothing, None
         if release is not None:
             release()
 
@@ -136,7 +136,7 @@ class Chunk:
     def __del__(self) -> None:
         # Only append: this may run inside any lock. A chunk whose construction failed has no var.
         with suppress(AttributeError):
-            _dead.append((self.engine, self.var, self.context, self._release or _nothing))
+            _dead.append((self.engine, self.var, self.context, self._release or nothing))
 
     def __repr__(self) -> str:
         return f"<Chunk {self.name or ''} of {self.nbytes:,} bytes on {self.context}>"
@@ -198,8 +198,8 @@ def _let_go(owner: Any) -> None:
     """Hold ``owner`` until called."""
 
 
-def _nothing() -> None:
-    """The release of a chunk that never had memory."""
+def nothing() -> None:
+    """The work of an operation that only orders others, and the release of a chunk that never had memory."""
 
 
 def drain() -> None:

@@ -80,7 +80,7 @@ def invoke(
     place = device.get(context)
     raw_in: list[Any] = [None if i in plan.ignored else a.raw() for i, a in enumerate(inputs)]
     if engine.debug_enabled():
-        raw_in = [a if i in op.aux else _read_only(a) for i, a in enumerate(raw_in)]
+        raw_in = [a if i in op.aux else read_only(a) for i, a in enumerate(raw_in)]
     reads = [a.var for i, a in enumerate(inputs) if i not in plan.ignored]
     writes = [a.var for a in outputs] + [inputs[i].var for i in op.aux]
     if targets:
@@ -126,7 +126,8 @@ def _run(
             resource.free(borrowed)
 
 
-def _read_only(array: Any) -> Any:
+def read_only(array: Any) -> Any:
+    """A view of a NumPy array that refuses writes, as debug mode hands inputs to kernels; of others, the array."""
     if not isinstance(array, np.ndarray):
         return array
     view = array.view()

@@ -104,10 +104,6 @@ class IndexedGraph:
         """Number of entries: one per variable, one per output (hidden ones included) of every operator node."""
         return self.row[-1]
 
-    def entry_id(self, entry: Entry) -> int:
-        """The id of ``entry``; raises KeyError when its node is not in the graph."""
-        return self.row[self.nid[entry.node]] + entry.index
-
     def entry(self, eid: int) -> Entry:
         """The entry whose id is ``eid``."""
         nid = int(self.entry_node[eid])

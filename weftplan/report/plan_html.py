@@ -6,7 +6,6 @@ import html
 import json
 import re
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from weftplan.planner.plan import MemoryPlan
@@ -53,12 +52,6 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
     page = resources.files("weftplan.report").joinpath("plan_page.html").read_text(encoding="utf-8")
     # In one pass: a name that looks like a placeholder stays as it is.
     return re.sub("|".join(parts), lambda found: parts[found.group()], page)
-
-
-def save_plan_html(plan: MemoryPlan, path: Path, *, title: str = "memory plan") -> Path:
-    """Write :func:`plan_html` to ``path``; returns it."""
-    path.write_text(plan_html(plan, title=title), encoding="utf-8")
-    return path
 
 
 def facts(plan: MemoryPlan) -> list[tuple[str, int]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-import weftplan
-
-_PACKAGE = os.path.dirname(os.path.abspath(weftplan.__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def caller() -> str | None:
