@@ -2,13 +2,14 @@
 
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.engine.debug import report
+from weftplan.engine.debug import _watch, report
 from weftplan.errors import EngineError, UndeclaredWriteError
 
 
@@ -49,6 +50,81 @@ def test_the_watchdog_names_what_is_stuck(debug, capfd):
     assert "operation #1 'slow load' runs on thread 'weftplan cpu(0) worker 0'" in text
     assert "in stuck_here" in text
     eng.stop()
+
+
+@pytest.mark.parametrize(
+    ("variables", "watched"),
+    [
+        ({}, False),
+        ({"WEFTPLAN_ENGINE_DEBUG": "1"}, True),
+        ({"WEFTPLAN_ENGINE_WATCHDOG_S": "5"}, True),
+        ({"WEFTPLAN_ENGINE_DEBUG": "1", "WEFTPLAN_ENGINE_WATCHDOG_S": "0"}, False),
+        ({"WEFTPLAN_ENGINE_WATCHDOG_S": "0"}, False),
+    ],
+    ids=str,
+)
+def test_who_is_watched(monkeypatch, variables, watched):
+    """Engines in debug mode, and all where the variable is set; 0 seconds is nobody."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    before = set(threading.enumerate())
+    eng = engine.create("NaiveEngine")
+    names = [thread.name for thread in set(threading.enumerate()) - before]
+    assert names == ["weftplan-engine-watchdog"] * watched
+    del eng
+
+
+def test_the_watchdog_tells_of_each_standstill(debug, capfd):
+    """Twice stuck is told twice; progress in between, or nothing pending, makes it patient again."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    told = []
+    for round in range(2):
+        gate = threading.Event()
+        eng.push(lambda gate=gate: stuck_here(gate), name=f"stuck {round}")
+        until(lambda: told.append(capfd.readouterr().err) or f"'stuck {round}'" in "".join(told))  # noqa: B023
+        gate.set()
+        eng.wait_for_all()
+    text = "".join(told) + capfd.readouterr().err
+    assert text.count("watchdog: no operation has finished for 0.25 s") == 2
+    eng.stop()
+
+
+class Looks:
+    """Stands for the event that ends a watchdog: before each of its looks it does what the script says."""
+
+    def __init__(self, script):
+        self.script = iter(script)
+
+    def wait(self, seconds):
+        """True when the script is over."""
+        step = next(self.script, None)
+        if step is not None:
+            step()
+        return step is None
+
+
+def test_slow_progress_is_no_standstill(monkeypatch, capsys):
+    """An operation that ends between every fourth look and the next: silence. Four looks without an end: one report,
+    however many follow; and one more after the next end."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_DEBUG", "1")
+    monkeypatch.setenv("WEFTPLAN_ENGINE_WATCHDOG_S", "0")
+    sim = engine.create("Simulator")
+    var = sim.new_variable()
+    for _ in range(30):
+        sim.push(lambda: None, (), [var])
+
+    def told(*looks):
+        _watch(weakref.ref(sim), Looks(looks), 8)
+        return capsys.readouterr().err.count("no operation has finished for 8 s")
+
+    nothing = lambda: None  # noqa: E731
+    assert told(nothing, *[sim.step, nothing, nothing, nothing] * 5) == 0
+    assert told(nothing, nothing, nothing, nothing) == 0
+    assert told(nothing, nothing, nothing, nothing, nothing) == 1
+    assert told(*[nothing] * 50) == 1
+    assert told(*[nothing] * 9, sim.step, *[nothing] * 9) == 2
+    sim.wait_for_all()
+    assert told(*[nothing] * 50) == 0  # nothing is pending
 
 
 def test_the_watchdog_is_silent_about_an_idle_engine(debug, capfd):

@@ -121,3 +121,17 @@ def test_another_thread_may_wait_meanwhile(kind, monkeypatch):
     pusher.join(60)
     assert answers == [1, 1]
     eng.stop()
+
+
+def test_a_change_that_raises(eng):
+    """Whoever asked for it gets the error, and nobody else; what is counted stays right."""
+
+    def change():
+        raise KeyError("in there")
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="in there"):
+            eng._exclusively(change)
+    assert eng._exclusively(lambda: eng._pending) == 0
+    counts = eng.statistics()
+    assert (counts.pushed, counts.completed, counts.pending) == (0, 0, 0)

@@ -55,11 +55,11 @@ def test_thousands_of_engines_leave_nothing():
 
 def test_engines_leave_no_byte():
     """What 400 engines of every kind have allocated is given back: stopped or dropped, with failures, bulks, deletes,
-    futures and stored operators."""
+    futures, stored operators and pushes on a simulated device."""
     code, out, err = script("""
         import gc, threading, time, tracemalloc
         from weftplan import engine
-        from weftplan.device.context import cpu
+        from weftplan.device.context import cpu, sim
 
         kinds = ("ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator")
 
@@ -70,7 +70,7 @@ def test_engines_leave_no_byte():
                 for _ in range(8):
                     eng.push(lambda: None, [a], [b])
             operator = eng.new_operator(lambda: None, [b], [a], name="stored")
-            for ctx in (cpu(0), cpu(1)):
+            for ctx in (cpu(0), cpu(1), sim(0)):
                 eng.push(operator, ctx=ctx)
             eng.push_async(lambda done: done(), [a], [b])
             future = eng.future(b)
