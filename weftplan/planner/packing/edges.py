@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-
 import numpy as np
 import numpy.typing as npt
 
+from weftplan.planner.packing.holders import LastHolders
 from weftplan.planner.packing.problem import Int64, PackingError, check_input, integers
 
 
@@ -37,32 +36,20 @@ def reuse_edges(
     if len(off) != len(lo):
         raise PackingError(f"expected one offset per buffer, got {len(off)} for {len(lo)} buffers")
     first, last = off.tolist(), (off + sz).tolist()
-    # Address range k is starts[k] .. starts[k + 1], last held by holders[k]; -1: nobody yet.
-    starts, holders = [0], [-1]
+    hold = LastHolders().hold
     later: list[int] = []
     earlier: list[int] = []
     for i in np.argsort(lo, kind="stable").tolist():
-        begin, end = first[i], last[i]
-        a = bisect_right(starts, begin) - 1
-        b = bisect_left(starts, end, a) - 1
-        holder = holders[b]
-        if a == b:
-            if holder >= 0:
+        before = hold(i, first[i], last[i])
+        if len(before) == 1:
+            if before[0] >= 0:
                 later.append(i)
-                earlier.append(holder)
+                earlier.append(before[0])
         else:
-            found = set(holders[a : b + 1])
+            found = set(before)
             found.discard(-1)
             later.extend([i] * len(found))
             earlier.extend(found)
-        # What is left of the first range before the buffer, the buffer, and what is left of the last behind it.
-        low = a if starts[a] == begin else a + 1
-        if b + 1 == len(starts) or starts[b + 1] > end:
-            starts[low : b + 1] = (begin, end)
-            holders[low : b + 1] = (i, holder)
-        else:
-            starts[low : b + 1] = (begin,)
-            holders[low : b + 1] = (i,)
     rows, values = np.array(later, np.int64), np.array(earlier, np.int64)
     order = np.lexsort((values, rows))
     pointers = np.zeros(len(lo) + 1, np.int64)

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from weftplan.planner.packing.clock import ENDLESS, Clock
+from weftplan.planner.packing.holders import LastHolders
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Int64, Problem
 
 FAR = 1 << 62
 
-# Where the tightest hole would make a buffer wait: so many of the last dead are asked, so many places of theirs and so
-# many ends of holes are judged.
-RECENT, TRIES, HOLES = 64, 8, 8
+# Where the tightest hole would make a buffer wait: so many of the last dead are asked, and so many places are judged.
+RECENT, TRIES = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,6 @@ class _Space:
     """Holes of one slab, and who held each range of it last.
 
     Invariant: ``_low`` ascends, holes neither touch nor overlap, and the last one is endless.
-    Invariant: ``_starts`` ascends from 0; range k, up to the next start, was last held by ``_holders[k]`` (-1: nobody).
     """
 
     def __init__(
@@ -163,8 +162,7 @@ class _Space:
         self._most = most
         self._low = [tops[-1]]
         self._high = [FAR]
-        self._starts = [0, *tops]
-        self._holders = [*stack, -1]
+        self._last = LastHolders(stack, tops)
         self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT)
 
     def release(self, buffer: int, low: int, high: int) -> None:
@@ -205,7 +203,7 @@ class _Space:
             waits = self._waits(buffer, off, off + size)
             if waits:
                 best, off, waits = self._better(buffer, size, best, off, waits)
-            self._hold(buffer, off, off + size)
+            self._last.hold(buffer, off, off + size)
         self._take(best, off, off + size)
         return off, waits
 
@@ -227,26 +225,31 @@ class _Space:
         """How many of the last holders of these bytes ``buffer`` is not ordered with anyway."""
         assert self._order is not None
         users, needed = self._order.users, self._order.needed
-        starts, holders = self._starts, self._holders
-        first = bisect_right(starts, low) - 1
-        last = first + 1
-        while last < len(starts) and starts[last] < high:
-            last += 1
         count = 0
         if self._backwards:  # held later in time
             mine = users[buffer]
-            for k in holders[first:last]:
+            for k in self._last.within(low, high):
                 if k >= 0 and mine | needed[k] != needed[k]:
                     count += 1
         else:
             mine = needed[buffer]
-            for k in holders[first:last]:
+            for k in self._last.within(low, high):
                 if k >= 0 and users[k] | mine != mine:
                     count += 1
         return count
 
     def _better(self, buffer: int, size: int, best: int, off: int, waits: int) -> tuple[int, int, int]:
-        """The place under the floor with the fewest waits: where a buffer died lately, or the end of a hole.
+        """The place under the floor with the fewest waits: where a buffer died lately, or the end of a hole."""
+        for k, place in self._places(buffer, size):
+            found = self._waits(buffer, place, place + size)
+            if found < waits:
+                best, off, waits = k, place, found
+                if not waits:
+                    break
+        return best, off, waits
+
+    def _places(self, buffer: int, size: int) -> Iterator[tuple[int, int]]:
+        """About `TRIES` places under the floor, as (hole, offset): where buffers died lately, then the ends of holes.
 
         The dead are asked first whether they would be waited for, which is cheaper than to look at the place.
         """
@@ -263,39 +266,15 @@ class _Space:
             for place in (low, high - size) if high - low > size else (low,):
                 k = bisect_right(lows, place) - 1
                 if k >= 0 and place + size <= highs[k] and place + size <= floor:
-                    found = self._waits(buffer, place, place + size)
-                    if found < waits:
-                        best, off, waits = k, place, found
-                        if not waits:
-                            return best, off, waits
+                    yield k, place
                     left -= 1
             if left <= 0:
-                return best, off, waits
-        left = min(left, HOLES)
+                return
         for k, begin in enumerate(lows):
             end = min(highs[k], floor)
-            if end - begin < size:
-                continue
-            for place in (begin, end - size):
-                found = self._waits(buffer, place, place + size)
-                if found < waits:
-                    best, off, waits = k, place, found
-                    if not waits:
-                        return best, off, waits
+            if end - begin >= size:
+                yield k, begin
+                yield k, end - size
                 left -= 1
             if left <= 0:
-                break
-        return best, off, waits
-
-    def _hold(self, buffer: int, low: int, high: int) -> None:
-        starts, holders = self._starts, self._holders
-        a = bisect_right(starts, low) - 1
-        b = bisect_left(starts, high, a) - 1
-        holder = holders[b]
-        keep = a if starts[a] == low else a + 1
-        if b + 1 == len(starts) or starts[b + 1] > high:
-            starts[keep : b + 1] = (low, high)
-            holders[keep : b + 1] = (buffer, holder)
-        else:
-            starts[keep : b + 1] = (low,)
-            holders[keep : b + 1] = (buffer,)
+                return
