@@ -40,7 +40,8 @@ class ThreadedBase(Engine):
         """Every queue with threads, in the order in which they were made; outlives the engine in its finalizer."""
         self._next_here = iter(self._here.popleft, None)
         """Takes the first of ``_here``, in a way that no signal can come in between; IndexError when there is none."""
-        self._end_with_engine()
+        self._finalizer: Any = weakref.finalize(self, _end, self._all_queues)
+        self._finalizer.atexit = False
 
     def _after_fork(self) -> None:
         super()._after_fork()
@@ -52,9 +53,9 @@ class ThreadedBase(Engine):
         self._streams.clear()
 
     def _end_with_engine(self) -> None:
-        """When nobody holds this engine any more, its threads end."""
-        self._finalizer = weakref.finalize(self, _end, self._all_queues)
-        self._finalizer.atexit = False
+        """When nobody holds this engine any more, its threads end; to be called when it has been brought back."""
+        if not self._finalizer.alive:
+            self._finalizer = _End(self._all_queues)
 
     def _route(self, op: OprBlock) -> WorkerQueue:
         """Inside the region: the queue of an operation, made if need be."""
@@ -62,8 +63,7 @@ class ThreadedBase(Engine):
 
     def _new_queue(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
         queue = WorkerQueue(context, name, threads, by_priority=by_priority)
-        if not self._finalizer.alive:  # nobody held the engine; then a finalizer brought it back
-            self._end_with_engine()
+        self._end_with_engine()
         self._all_queues.append(queue)
         return queue
 
@@ -225,6 +225,23 @@ def _end(queues: list[WorkerQueue]) -> None:
     """Nobody holds the engine: nothing runs, nothing is pending, all workers are parked or about to be."""
     for queue in queues:
         queue.end()
+
+
+class _End:
+    """Held by an engine that a destructor has brought back: when that lets go of it, the threads end.
+
+    No weak reference: one that is made while garbage is collected is cleared without its callback (CPython 3.14).
+    """
+
+    __slots__ = ("alive", "queues")
+
+    def __init__(self, queues: list[WorkerQueue]) -> None:
+        self.alive = True
+        self.queues = queues
+
+    def __del__(self) -> None:
+        self.alive = False
+        _end(self.queues)
 
 
 class ThreadedEngine(ThreadedBase):
