@@ -1,0 +1,130 @@
+"""Random programs of arrays and stores over hosts, page-locked memory and devices with streams, against NumPy."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.device.simulated import configure
+
+CONTEXTS = [mx.cpu(0), mx.cpu(1), mx.cpu_pinned(0), mx.sim(0), mx.sim(1), mx.sim(2)]
+ENGINES = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"]
+SHAPE = (4, 6)
+STEPS = 100
+MOST = 14
+
+
+@dataclass
+class Pair:
+    """An array, and what it must hold."""
+
+    array: mx.nd.NDArray
+    value: np.ndarray
+
+
+def total(kind: str, values: list[np.ndarray]) -> np.ndarray:
+    """The sum in the order of the store: left to right, or in groups of four behind the first."""
+    step = 1 if kind == "device" else 4
+    result = values[0].copy()
+    for first in range(1, len(values), step):
+        group = values[first : first + step]
+        part = group[0]
+        for value in group[1:]:
+            part = part + value
+        result = result + part
+    return result
+
+
+def exchange(choice: random.Random, pairs: list[Pair], store: mx.kv.KVStore, key: int) -> list[Pair]:
+    """Push some arrays under a new key; what is pulled, wherever."""
+    pushed = choice.sample(pairs, choice.randrange(1, min(len(pairs), 6) + 1))
+    store.init(key, mx.nd.zeros(SHAPE, ctx=choice.choice(CONTEXTS)))
+    store.push(key, [pair.array for pair in pushed])
+    outs = [mx.nd.empty(SHAPE, ctx=choice.choice(CONTEXTS)) for _ in range(2)]
+    store.pull(key, out=outs)
+    return [Pair(out, total(store.type, [pair.value for pair in pushed])) for out in outs]
+
+
+def step(choice: random.Random, draw: np.random.Generator, one: Pair, other: Pair) -> list[Pair]:
+    """Do one thing with an array; returns new ones."""
+    verb = choice.choice(["new", "scalar", "add", "copyto", "row", "rows", "move", "view", "combine"])
+    a, b = one.array, other.array
+    if verb == "new":
+        value = draw.standard_normal(SHAPE).astype(np.float32)
+        return [Pair(mx.nd.array(value, ctx=choice.choice(CONTEXTS)), value.copy())]
+    if verb == "move":
+        return [Pair(a.as_in_context(choice.choice(CONTEXTS)).copy(), one.value.copy())]
+    if verb == "combine":
+        return [Pair(a - b.as_in_context(a.context) * 0.5, one.value - other.value * np.float32(0.5))]
+    if verb == "scalar":
+        a *= 0.5
+        a += 1.5
+        one.value[...] = one.value * np.float32(0.5) + np.float32(1.5)
+    elif verb == "add":
+        a += b.as_in_context(a.context)
+        one.value += other.value.copy()
+    elif verb == "copyto" and one is not other:
+        b.copyto(a)
+        one.value[...] = other.value
+    elif verb == "row":
+        a[1] = b[2].as_in_context(a.context)
+        one.value[1] = other.value[2]
+    elif verb == "rows":
+        a[1:3] = 2.0
+        one.value[1:3] = 2
+    elif verb == "view":
+        view = a[2:4]
+        view *= 2.0
+        one.value[2:4] *= np.float32(2)
+    return []
+
+
+def run(seed: int) -> None:
+    """One program; it looks at arrays only now and then, so that much is under way at a time."""
+    choice, draw = random.Random(seed), np.random.default_rng(seed)
+    for index in range(3):
+        configure(index, order=choice.choice(["lazy", "random"]), seed=seed)
+    store = mx.kv.create(choice.choice(["local", "device"]))
+    pairs = [Pair(mx.nd.full(SHAPE, i, ctx=ctx), np.full(SHAPE, i, np.float32)) for i, ctx in enumerate(CONTEXTS)]
+    for number in range(STEPS):
+        if choice.random() < 0.1:
+            pairs += exchange(choice, pairs, store, number)
+        else:
+            pairs += step(choice, draw, choice.choice(pairs), choice.choice(pairs))
+        while len(pairs) > MOST or (len(pairs) > 3 and choice.random() < 0.05):
+            pairs.pop(choice.randrange(len(pairs)))  # its memory may serve the next array, in another stream
+        if choice.random() < 0.02:
+            seen = choice.choice(pairs)
+            np.testing.assert_array_equal(seen.array.asnumpy(), seen.value, err_msg=f"step {number}")
+    for pair in pairs:
+        np.testing.assert_array_equal(pair.array.asnumpy(), pair.value, err_msg=f"at the end, on {pair.array.context}")
+
+
+@pytest.fixture(params=ENGINES)
+def driver(request: pytest.FixtureRequest):
+    """Each engine as the current one; simulated devices as they were afterwards."""
+    made = engine.create(request.param)
+    with engine.using(made):
+        yield made
+        made.wait_for_all()
+    made.stop()
+    for index in range(3):
+        configure(index, order="lazy", seed=0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(driver: engine.Engine, seed: int) -> None:
+    """Every array holds what NumPy says, to the bit, on every engine."""
+    run(seed)
+
+
+@pytest.mark.stress
+def test_many_random_programs(driver: engine.Engine) -> None:
+    """The same for a thousand seeds."""
+    for seed in range(100, 1100):
+        run(seed)
