@@ -85,6 +85,27 @@ def test_never_before_anything_was_measured(eng, monkeypatch):
     assert ran[0] != threading.get_ident()
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_stands_before_what_is_waited_for(workers, monkeypatch):
+    """With one worker it would be run first in any case, so it is; with more it is left to one of them."""
+    eng = engine.create("ThreadedEngine", cpu_workers=workers)
+    first, second, ran = eng.new_variable(), eng.new_variable(), []
+    warm(eng, first)
+    while len(eng._default.idle) < len(eng._default.started):
+        time.sleep(0.001)
+    eng._default.quick = True
+    with monkeypatch.context() as asleep:
+        asleep.setattr(WorkerQueue, "wake", lambda queue, engine: None)
+        eng.push(lambda: ran.append("first"), (), [first])
+        eng.push(lambda: ran.append("second"), (), [second])
+        eng._before_wait(second)
+    assert ran == (["first", "second"] if workers == 1 else [])
+    eng._default.wake(eng)
+    eng.wait_for_all()
+    assert sorted(ran) == ["first", "second"]
+    eng.stop()
+
+
 def test_never_when_switched_off(monkeypatch):
     """WEFTPLAN_ENGINE_WAITERS_HELP=0."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")

@@ -44,6 +44,31 @@ class TestTask:
         engine.wait(out)
         assert out.tolist() == [4.0, 4.0]
 
+    def test_every_kind_of_parameter(self, driver):
+        """Positional-only, keyword-only, starred ones: their arrays are found, and a call that does not fit is refused
+        at once, as by the function itself."""
+
+        @engine.task(reads=["a", "more", "named"], writes=["out"])
+        def gather(a, /, *more, out, **named):
+            out[:] = a + sum(more) + sum(named.values())
+
+        out = np.zeros(2)
+        gather(np.ones(2), np.full(2, 10.0), np.full(2, 100.0), out=out, x=np.full(2, 1000.0))
+        engine.wait(out)
+        assert out.tolist() == [1111.0, 1111.0]
+        for args, kwargs in (((np.ones(2), out), {}), ((), {"out": out}), ((), {"a": np.ones(2), "out": out})):
+            with pytest.raises(TypeError):
+                gather(*args, **kwargs)
+
+        @engine.task(writes=["out"])
+        def double(x, *, out):
+            np.multiply(x, 2, out=out)
+
+        with pytest.raises(TypeError, match="positional"):
+            double(np.ones(2), out)
+        engine.wait()
+        assert engine.var_of(out).version == 1
+
     @pytest.mark.parametrize(
         ("reads", "writes", "message"),
         [

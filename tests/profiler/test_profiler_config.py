@@ -157,3 +157,17 @@ def test_a_recording_ends_with_stop(threaded):
     threaded.wait_for_all()
     profiler.set_state("stop")
     assert recorder.operations == []
+
+
+def test_many_contexts(threaded, tmp_path: Path):
+    """Twelve contexts are twelve processes of the trace, apart from those of pushes and users, each named once."""
+    profiler.set_state("run")
+    for i in range(12):
+        threaded.push(lambda: None, (), [], mx.cpu(i), name=f"on cpu({i})")
+    profiler.Event("mine").start()
+    events = dumped(tmp_path)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    assert len(names) == 14
+    for e in events:
+        if e.get("cat") == "operation":
+            assert e["name"] == f"on {names[e['pid']]}"

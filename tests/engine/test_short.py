@@ -1,0 +1,118 @@
+"""Short operations (ASYNC, DELETE_VAR) of ThreadedEnginePerDevice, which run on the thread that finds them ready."""
+
+import threading
+
+import pytest
+
+from weftplan import engine
+from weftplan.engine import FnProperty
+from weftplan.errors import WaitInWorkerError
+
+SHORT = FnProperty.ASYNC
+
+
+@pytest.fixture
+def eng():
+    """One worker."""
+    made = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    yield made
+    made.stop()
+
+
+def test_a_wait_inside_is_refused(eng):
+    """The pushing thread runs an operation then, whatever thread it is; outside it may wait again."""
+    var, other, errors = eng.new_variable(), eng.new_variable(), []
+
+    def waits():
+        for wait in (lambda: eng.wait_for_var(other), eng.wait_for_all):
+            try:
+                wait()
+            except WaitInWorkerError as error:
+                errors.append(str(error))
+
+    eng.push(waits, (), [var], prop=SHORT)
+    eng.delete_variable(eng.new_variable(), waits)
+    assert len(errors) == 4
+    eng.wait_for_var(var)
+    eng.wait_for_all()
+
+
+def test_a_wait_on_another_engine_is_fine(eng):
+    """Only the own engine's work could be what the wait needs."""
+    other = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    theirs, var, seen = other.new_variable(), eng.new_variable(), []
+
+    def waits():
+        other.push(lambda: None, (), [theirs], prop=SHORT)
+        other.push(lambda: None, (), [theirs])
+        other.wait_for_var(theirs)
+        seen.append(theirs.version)
+
+    eng.push(waits, (), [var], prop=SHORT)
+    assert seen == [2]
+    eng.wait_for_all()
+    other.stop()
+
+
+def test_not_nested(eng):
+    """One that is pushed by another runs after it, on the same thread; a worker's frees are run by that worker."""
+    log = []
+
+    def outer():
+        eng.push(lambda: log.append(("inner", threading.get_ident())), prop=SHORT)
+        log.append(("outer", threading.get_ident()))
+
+    eng.push(outer, prop=SHORT)
+    me = threading.get_ident()
+    assert log == [("outer", me), ("inner", me)]
+    var, gate = eng.new_variable(), threading.Event()
+    eng.push(lambda: (gate.wait(60), log.append(("worker", threading.get_ident()))), (), [var])
+    eng.push(outer, [var], prop=SHORT)
+    del log[:]
+    gate.set()
+    eng.wait_for_all()
+    assert [word for word, _ in log] == ["worker", "outer", "inner"]
+    assert len({ident for _, ident in log}) == 1
+
+
+def test_a_long_chain_is_no_deep_recursion(eng):
+    """20,000 of them, each of which frees the next, behind a held operation."""
+    var, gate, count = eng.new_variable(), threading.Event(), [0]
+    eng.push(gate.wait, (), [var])
+    for _ in range(20_000):
+        eng.push(lambda: count.__setitem__(0, count[0] + 1), (), [var], prop=SHORT)
+    gate.set()
+    eng.wait_for_var(var)
+    assert count == [20_000]
+    assert var.version == 20_001
+
+
+def test_another_thread_took_the_last_one(eng):
+    """Whoever comes for it finds nothing to run, which is no error."""
+    assert eng._run_short() is False
+    eng._run_here()
+
+
+def test_a_failure_is_raised_at_the_wait(eng):
+    """Not by the push, though it ran there."""
+    var, ran = eng.new_variable(), []
+    eng.push(lambda: 1 / 0, (), [var], prop=SHORT, name="culprit")
+    eng.push(lambda: ran.append(1), [var], prop=SHORT)
+    with pytest.raises(ZeroDivisionError) as caught:
+        eng.wait_for_var(var)
+    assert "'culprit'" in caught.value.__notes__[0]
+    assert ran == []
+    counts = eng.statistics()
+    assert (counts.failed, counts.skipped, counts.completed) == (1, 1, 2)
+
+
+def test_a_tracer_sees_them(eng):
+    """In a queue called ``inline``, with the thread that ran them."""
+    records = []
+    eng.tracer = lambda *record: records.append(record)
+    eng.push(lambda: None, prop=SHORT, name="short")
+    eng.tracer = None
+    ((name, ctx, queue, worker, push_ns, start_ns, end_ns, number),) = records
+    assert (name, str(ctx), queue, worker) == ("short", "cpu(0)", "inline", threading.current_thread().name)
+    assert push_ns <= start_ns <= end_ns
+    assert number == 1
