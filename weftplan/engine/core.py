@@ -139,9 +139,26 @@ class Engine(Forking):
                 const_vars, mutable_vars = tuple(const_vars), tuple(mutable_vars)
             except TypeError:
                 raise EngineError("const_vars and mutable_vars are sequences of vars: write [var] for one") from None
-            if (
-                const_vars or len(mutable_vars) != 1 or getattr(mutable_vars[0], "engine", None) is not self
-            ) and not self._plain(const_vars, mutable_vars):
+            count = len(const_vars)
+            plain = False
+            try:
+                if count < 3 and len(mutable_vars) == 1:  # most operations: `_plain` without the call
+                    var = mutable_vars[0]
+                    if var.engine is self:
+                        if count:
+                            first, last = const_vars[0], const_vars[-1]
+                            plain = (
+                                first is not var
+                                and first.engine is self
+                                and (count == 1 or (last is not var and last is not first and last.engine is self))
+                            )
+                        else:
+                            plain = True
+                else:
+                    plain = self._plain(const_vars, mutable_vars)
+            except AttributeError:  # no var at all
+                pass
+            if not plain:
                 const_vars, mutable_vars = checked_vars(self, const_vars, mutable_vars, name)
             if not callable(fn):
                 raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
@@ -177,27 +194,12 @@ class Engine(Forking):
 
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """True when the vars need nothing done to them: all of this engine, alive, none twice."""
-        try:
-            if len(writes) == 1 and len(reads) < 3:  # most operations: the same, without loops
-                var = writes[0]
-                if var.engine is not self:
-                    return False
-                if not reads:
-                    return True
-                first, last = reads[0], reads[-1]
-                return (
-                    first is not var
-                    and first.engine is self
-                    and (len(reads) == 1 or (last is not var and last is not first and last.engine is self))
-                )
-            for var in writes:
-                if var.engine is not self:
-                    return False
-            for var in reads:
-                if var.engine is not self or var in writes:
-                    return False
-        except AttributeError:
-            return False
+        for var in writes:
+            if var.engine is not self:
+                return False
+        for var in reads:
+            if var.engine is not self or var in writes:
+                return False
         count = len(writes)
         if count > 1 and (writes[0] is writes[1] if count == 2 else len(set(writes)) != count):
             return False

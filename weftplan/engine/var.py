@@ -108,7 +108,7 @@ class Var:
         """Nothing holds the var: grant from ``waiting``. Begun again after an interrupt, it goes on where it was."""
         waiting: list[Any] = self.waiting  # type: ignore[assignment]
         head, count = self.head, len(waiting)
-        while head < count and self.write is None:
+        while head < count:
             op = waiting[head]
             waiting[head] = None  # what it holds must not live until the list is cut
             self.head = head = head + 1
@@ -118,15 +118,18 @@ class Var:
                     op.wait -= 1
                     if not op.wait:
                         ready.append(op)
-            else:
-                self.readers += 1
-                op.wait -= 1
-                if not op.wait:
-                    ready.append(op)
+                break
+            self.readers += 1
+            op.wait -= 1
+            if not op.wait:
+                ready.append(op)
         # Where an interrupt leaves this undone, the head stands at the end: the next call gets here again.
-        if head == count or (head >= _COMPACT and head * 2 >= count):
-            del waiting[:head]
+        if head == count:
             self.head = 0
+            waiting.clear()
+        elif head >= _COMPACT and head * 2 >= count:
+            self.head = 0
+            del waiting[:head]
 
     def __await__(self) -> Generator[Any, None, Var]:
         """``await var`` in a coroutine: until it is readable; raises its failure. The event loop goes on meanwhile."""
