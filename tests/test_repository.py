@@ -98,7 +98,7 @@ def test_imports_go_down(path: Path):
 
 
 def test_the_layer_rule_can_fail(tmp_path: Path):
-    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, of an unknown part, of all."""
+    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, of unknown parts, of all."""
     path = tmp_path / "module.py"
     path.write_text(
         "import weftplan.executor\nfrom weftplan import storage, __version__\nfrom weftplan.errors import MXNetError\n"
@@ -151,8 +151,22 @@ def test_public_names_resolve():
     for name in weftplan.__all__:
         assert getattr(weftplan, name) is not None
     assert set(weftplan._LAZY) <= set(dir(weftplan))
-    with pytest.raises(AttributeError, match="module 'weftplan' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match=r"module 'weftplan' has no attribute 'nonsense'$"):
         _ = weftplan.nonsense
+    with pytest.raises(AttributeError, match=r"has no attribute 'symbl'; did you mean 'symbol'\?$"):
+        _ = weftplan.symbl
+
+
+@pytest.mark.parametrize("name", sorted(weftplan._ABSENT))
+def test_absent_modules_say_what_to_use(name: str):
+    """A module of MXNet that is absent on purpose says so; the parts of weftplan that it names instead are there."""
+    assert not hasattr(weftplan, name)
+    with pytest.raises(AttributeError, match=f"weftplan has no {name} on purpose: ") as caught:
+        getattr(weftplan, name)
+    for path in re.findall(r"mx((?:\.\w+)+)", str(caught.value)):
+        found: object = weftplan
+        for part in path.split(".")[1:]:
+            found = getattr(found, part)
 
 
 def test_a_lazy_name_without_a_module_is_absent(monkeypatch: pytest.MonkeyPatch):

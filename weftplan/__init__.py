@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weftplan import config
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
-from weftplan.errors import MXNetError
+from weftplan.errors import MXNetError, did_you_mean
 
 if TYPE_CHECKING:
     from weftplan import engine, executor, kvstore, models, ndarray, planner, profiler, storage, symbol
@@ -53,11 +53,24 @@ _LAZY = {
     **{name: name for name in "engine executor kvstore models ndarray planner profiler storage symbol".split()},  # noqa: SIM905
 }
 """Public name -> where it is, below ``weftplan``: ``module`` or ``module:attribute``."""
+_ABSENT = {
+    "autograd": "bind a symbol and call executor.backward()",
+    "gluon": "write the network with mx.sym and train it with mx.mod.Module",
+    "image": "read images with a library of your choice and give the arrays to mx.io.NDArrayIter",
+    "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
+    "npx": "use the operators of mx.nd and mx.sym",
+    "recordio": "read the records with a library of your choice and give the arrays to mx.io.NDArrayIter",
+    "rnn": "unroll the network with mx.sym, as mx.models.get('lstm') does",
+}
+"""Modules of MXNet 1.9.1 that are absent on purpose -> what to use instead."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'weftplan' has no attribute {name!r}")
+        if name in _ABSENT:
+            raise AttributeError(f"weftplan has no {name} on purpose: {_ABSENT[name]}")
+        near = "" if name.startswith("__") else did_you_mean(name, (*__all__, *_LAZY))
+        raise AttributeError(f"module 'weftplan' has no attribute {name!r}" + (near and f"; {near.rstrip()}"))
     module_name, _, attribute = f"weftplan.{_LAZY[name]}".partition(":")
     try:
         value: Any = importlib.import_module(module_name)

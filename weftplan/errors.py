@@ -1,4 +1,4 @@
-"""Every exception class that weftplan raises.
+"""Every exception class that weftplan raises, and how messages show names.
 
 All of them derive from :class:`MXNetError` (a ``RuntimeError``, as in MXNet), so ``except mx.MXNetError`` in an old
 script still catches them; each also derives from the built-in class that a Python reader would expect.
@@ -6,6 +6,33 @@ Messages say what was expected, what came (operator, variable, shape, device) an
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_LISTED = 8
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names as a message shows them: all, or the first eight and how many more there are.
+
+    >>> print(listed(["data", "weight"]), listed(range(160)))
+    ['data', 'weight'] [0, 1, 2, 3, 4, 5, 6, 7, … 152 more]
+    """
+    every = list(names)
+    if len(every) <= _LISTED:
+        return str(every)
+    return f"[{', '.join(map(repr, every[:_LISTED]))}, … {len(every) - _LISTED} more]"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """``did you mean 'weight'? `` with the nearest name, and a space for what follows; nothing when none is near.
+
+    >>> did_you_mean("wieght", ["data", "weight"]), did_you_mean("x", ["data", "weight"])
+    ("did you mean 'weight'? ", '')
+    """
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 class MXNetError(RuntimeError):

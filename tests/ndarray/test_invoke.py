@@ -186,6 +186,9 @@ def test_operators_run_where_their_inputs_are(context):
         (lambda x, y: nd._test_axpy(nd.zeros((0,)), nd.zeros((0,))), ShapeError, "do not take empty arrays"),
         (lambda x, y: nd._test_unknowable(x), ShapeError, "output output cannot be told"),
         (lambda x, y: nd.no_such_operator, AttributeError, "no attribute or operator 'no_such_operator'"),
+        (lambda x, y: nd.FullyConected, AttributeError, r"operator 'FullyConected'; did you mean 'FullyConnected'\?$"),
+        (lambda x, y: nd.zeroes, AttributeError, r"operator 'zeroes'; did you mean 'zeros'\?$"),
+        (lambda x, y: nd.sparse, AttributeError, "mx.nd.sparse is absent on purpose: every array is dense"),
         (lambda x, y: x.no_such_method, AttributeError, "no attribute 'no_such_method'"),
     ],
 )

@@ -109,6 +109,7 @@ def test_shapes_of_a_wrong_form(shapes):
         (lambda: mx.nd.ones((4, 5)), MXNetError, r"forward needs a batch: mx.io.DataBatch\(.* got NDArray"),
         (lambda: mx.io.DataBatch([mx.nd.ones((4, 5))] * 2), ShapeError, "has 2 data arrays, bound were 1"),
         (lambda: mx.io.DataBatch([[1, 2]]), DTypeError, "data of the batch must be an NDArray or a NumPy array"),
+        (lambda: mx.io.DataBatch([np.zeros((4, 5), "V4")]), DTypeError, r"array of numbers, got ndarray of dtype \|V4"),
         (
             lambda: mx.io.DataBatch([mx.nd.ones((4, 6))]),
             ShapeError,
@@ -236,6 +237,11 @@ def test_set_params_counts_although_the_store_has_weights_of_its_own(contexts):
             lambda: mx.io.NDArrayIter(np.array(["a", "b"])),
             DTypeError,
             "data: expected an array of numbers, got dtype <U1",
+        ),
+        (
+            lambda: mx.io.NDArrayIter(np.zeros((4, 5), [("a", "f4")])),
+            DTypeError,
+            "data: expected an array of numbers, got dtype .*'a'",
         ),
     ],
 )

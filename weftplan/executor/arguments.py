@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, DTypeError, ShapeError
+from weftplan.errors import BindError, DTypeError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
+from weftplan.symbol.provenance import warn
 
 GRAD_REQS = ("null", "write", "add")
 
@@ -30,7 +29,7 @@ def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
         reqs = {name: grad_req.get(name, "null") for name in names}
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(names):
-            raise BindError(f"grad_req has {len(grad_req)} items for {len(names)} arguments {list(names)}")
+            raise BindError(f"grad_req has {len(grad_req)} items for {len(names)} arguments {listed(names)}")
         reqs = dict(zip(names, grad_req, strict=True))
     else:
         raise BindError(f"grad_req must be a str, a list or a dictionary, got {type(grad_req).__name__}")
@@ -50,11 +49,11 @@ def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:
     if isinstance(given, Mapping):
         missing = [name for name in names if name not in given]
         if missing:
-            raise BindError(f"bind: {what} lacks {missing}; needed are {list(names)}")
+            raise BindError(f"bind: {what} lacks {listed(missing)}; needed are {listed(names)}")
         arrays = [given[name] for name in names]
     elif isinstance(given, (list, tuple)):
         if len(given) != len(names):
-            raise BindError(f"bind: {what} has {len(given)} arrays, needed are {len(names)}: {list(names)}")
+            raise BindError(f"bind: {what} has {len(given)} arrays, needed are {len(names)}: {listed(names)}")
         arrays = list(given)
     else:
         raise BindError(f"bind: {what} must be a list or a dictionary, got {type(given).__name__}")
@@ -76,7 +75,7 @@ def collect_optional(given: Any, names: Sequence[str]) -> list[NDArray | None]:
     if not isinstance(given, (list, tuple)):
         raise BindError(f"bind: args_grad must be a list or a dictionary, got {type(given).__name__}")
     if len(given) != len(names):
-        raise BindError(f"bind: args_grad has {len(given)} items, needed are {len(names)}: {list(names)}")
+        raise BindError(f"bind: args_grad has {len(given)} items, needed are {len(names)}: {listed(names)}")
     return list(given)
 
 
@@ -90,11 +89,8 @@ def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> 
     """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            warnings.warn(
-                f"{what} names {name!r}, which is no argument: {hint}the arguments are {list(names)}", stacklevel=5
-            )
+            hint = did_you_mean(name, names)
+            warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
 
 
 def as_shape(name: str, shape: Any) -> tuple[int, ...]:

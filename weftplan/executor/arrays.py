@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, ShapeError
+from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.arguments import as_dtype
 from weftplan.executor.block import grow, growable
 from weftplan.ndarray import NDArray, zeros
 from weftplan.ndarray.chunk import MovableChunk
 from weftplan.symbol import Symbol
+from weftplan.symbol.provenance import warn
 
 Groups = Mapping[str, Context] | None
 
@@ -38,7 +38,7 @@ def complete_shapes(
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     open_ones = [n for n, shape in zip(names, (*args, *aux), strict=True) if not shape or 0 in shape]
     if open_ones:
-        raise ShapeError(f"shapes of {open_ones} cannot be inferred; give them too")
+        raise ShapeError(f"shapes of {listed(open_ones)} cannot be inferred; give them too")
     return [tuple(s) for s in args], [tuple(s) for s in aux]
 
 
@@ -60,7 +60,8 @@ def shared_array(table: Mapping[str, Any], name: str, shape: tuple[int, ...], dt
     """The array ``name`` of the executor that shares it; raises BindError or ShapeError where it does not fit."""
     array = table.get(name)
     if array is None:
-        raise BindError(f"simple_bind: shared_exec has no array {name!r}; it has {list(table)}")
+        hint = did_you_mean(name, table)
+        raise BindError(f"simple_bind: shared_exec has no array {name!r}; {hint}it has {listed(table)}")
     if tuple(array.shape) != tuple(shape) or array.dtype != dtype:
         raise ShapeError(f"simple_bind: {name!r} is shared as {array.shape} {array.dtype} but needs {shape} {dtype}")
     return array  # type: ignore[no-any-return]
@@ -86,9 +87,7 @@ def buffered_array(
             grow(chunk, size * have.dtype.itemsize)
             pool[name] = NDArray(chunk, shape, dtype)
             return pool[name]
-        warnings.warn(
-            f"shared_buffer: {name!r} has {have.size} elements, {size} are needed: it is replaced", stacklevel=3
-        )
+        warn(f"shared_buffer: {name!r} has {have.size} elements, {size} are needed: it is replaced")
     pool[name] = growable(ctx, shape, dtype)
     return pool[name]
 

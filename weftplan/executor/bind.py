@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from weftplan import planner
 from weftplan.device.context import Context
-from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
+from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
 from weftplan.executor.arguments import as_shape, check_context, collect, collect_optional, normalize_grad_req
 from weftplan.executor.arrays import (
     Groups,
@@ -27,6 +26,7 @@ from weftplan.ndarray import NDArray, zeros
 from weftplan.planner import PlanOptions
 from weftplan.planner.recompute import parse_bytes
 from weftplan.symbol import Symbol
+from weftplan.symbol.provenance import warn
 
 
 def bind(
@@ -155,7 +155,8 @@ def simple_bind(
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
     unknown = [name for name in shapes if name not in names and name not in aux_names]
     if unknown:
-        warnings.warn(f"simple_bind: no arguments named {unknown}; the arguments are {names}", stacklevel=3)
+        hint = did_you_mean(unknown[0], (*names, *aux_names))
+        warn(f"simple_bind: no arguments named {listed(unknown)}; {hint}the arguments are {listed(names)}")
     try:
         reqs = normalize_grad_req(grad_req, names)
         known = {name: as_shape(name, shape) for name, shape in shapes.items() if name not in unknown}

@@ -10,7 +10,7 @@ from typing import Any
 
 from weftplan import config, engine
 from weftplan.device.context import Context
-from weftplan.errors import BindError, EngineError, MXNetError
+from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
 from weftplan.executor.debug import debug_str
 from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradients
 from weftplan.executor.memory import PlannedMemory
@@ -252,7 +252,8 @@ class Executor:
         """(argument, the value for it, of its shape); changes nothing."""
         target = self.arg_dict.get(name)
         if target is None:
-            raise BindError(f"forward: unknown argument {name!r}; the arguments are {self.arg_names}")
+            hint = did_you_mean(name, self.arg_names)
+            raise BindError(f"forward: unknown argument {name!r}; {hint}the arguments are {listed(self.arg_names)}")
         return target, as_array(value, target, f"forward: argument {name!r}")
 
     # -- arrays ---------------------------------------------------------------------------------------------------
@@ -305,7 +306,10 @@ class Executor:
                 if target is None:
                     if allow_extra_params:
                         continue
-                    raise BindError(f"copy_params_from: {name!r} is no {what} of the symbol; it has {list(table)}")
+                    hint = did_you_mean(name, table)
+                    raise BindError(
+                        f"copy_params_from: {name!r} is no {what} of the symbol; {hint}it has {listed(table)}"
+                    )
                 work.append((as_array(value, target, f"copy_params_from: {name!r}"), target))
         for value, target in work:
             copy_in(value, target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import BindError, DTypeError, ShapeError
+from weftplan.errors import BindError, DTypeError, ShapeError, listed
 from weftplan.ndarray import NDArray
 
 
@@ -22,7 +22,7 @@ def as_array(value: Any, target: NDArray, what: str) -> Any:
         value = np.asarray(value)
     if tuple(value.shape) != tuple(target.shape):
         raise ShapeError(f"{what} was bound with shape {target.shape}, got {tuple(value.shape)}")
-    if not isinstance(value, NDArray) and value.dtype.kind not in "biufV":
+    if not isinstance(value, NDArray) and value.dtype.kind not in "biuf":
         raise DTypeError(f"{what} must hold numbers, got dtype {value.dtype}")
     return value
 
@@ -49,12 +49,12 @@ def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
     if isinstance(out_grads, Mapping):
         unknown = [name for name in out_grads if name not in names]
         if unknown:
-            raise BindError(f"backward: no outputs named {unknown}; the outputs are {names}")
+            raise BindError(f"backward: no outputs named {listed(unknown)}; the outputs are {listed(names)}")
         return [out_grads.get(name) for name in names]
     if not isinstance(out_grads, (list, tuple)):
         raise BindError(f"backward: out_grads must be an array, a list or a dictionary, got {type(out_grads).__name__}")
     if len(out_grads) != count:
-        raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {names}")
+        raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {listed(names)}")
     return list(out_grads)
 
 

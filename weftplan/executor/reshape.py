@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import BindError, ShapeError
+from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.arguments import as_shape
 from weftplan.executor.arrays import complete_shapes, view_as
 from weftplan.executor.executor import Executor
@@ -29,7 +29,10 @@ def reshaped(
     """
     unknown = [name for name in shapes if name not in old.arg_names]
     if unknown:
-        raise BindError(f"reshape: no arguments named {unknown}; the arguments are {old.arg_names}")
+        hint = did_you_mean(unknown[0], old.arg_names)
+        raise BindError(
+            f"reshape: no arguments named {listed(unknown)}; {hint}the arguments are {listed(old.arg_names)}"
+        )
     arg_shapes, aux_shapes = complete_shapes(old.symbol, {n: as_shape(n, s) for n, s in shapes.items()})
 
     def fit(name: str, array: NDArray, shape: tuple[int, ...]) -> NDArray:

@@ -7,6 +7,7 @@ read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, â€
 
 from typing import Any
 
+from weftplan.errors import did_you_mean
 from weftplan.ndarray import random
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.chunk import Chunk
@@ -91,8 +92,11 @@ def __getattr__(name: str) -> Any:
     from weftplan.ndarray.operators import function
 
     value = function(name)
+    if name == "sparse":
+        raise AttributeError("mx.nd.sparse is absent on purpose: every array is dense; use mx.nd.array and mx.nd.zeros")
     if value is None:
-        raise AttributeError(f"module 'weftplan.ndarray' has no attribute or operator {name!r}")
+        near = "" if name.startswith("__") else did_you_mean(name, __dir__())
+        raise AttributeError(f"mx.nd has no attribute or operator {name!r}" + (near and f"; {near.rstrip()}"))
     globals()[name] = value
     return value
 

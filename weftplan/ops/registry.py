@@ -28,7 +28,9 @@ def get(name: str) -> Op:
     """The operator called ``name`` (or with that alias); raises UnknownOperatorError with near names."""
     op = _OPS.get(name) or _OPS.get(_ALIASES.get(name, ""))
     if op is None:
-        near = difflib.get_close_matches(name, [*_OPS, *_ALIASES], n=3)
+        # Nobody calls the gradients' operators by name.
+        known = [other for other in (*_OPS, *_ALIASES) if not other.startswith("_backward")]
+        near = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
         raise UnknownOperatorError(f"unknown operator {name!r}{hint}")
     return op

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import weftplan.ops  # noqa: F401 - registers every operator
-from weftplan.errors import UnknownOperatorError
+from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops import registry
 from weftplan.symbol.attribute import AttrScope
 from weftplan.symbol.creation import arange, full, maximum, minimum, modulo, ones, power, zeros
@@ -56,10 +56,14 @@ def __getattr__(name: str) -> Any:
     # Python itself asks for dunder names (__path__, __wrapped__, …); no operator has such a name.
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return function(name)
-    except UnknownOperatorError as error:
-        raise UnknownOperatorError(f"mx.sym has no operator or function {name!r}: {error}") from None
+    if name == "sparse":
+        raise UnknownOperatorError(
+            "mx.sym.sparse is absent on purpose: every array is dense; use the operators of mx.sym"
+        )
+    if not registry.contains(name):
+        near = did_you_mean(name, __dir__())
+        raise UnknownOperatorError(f"mx.sym has no operator or function {name!r}" + (near and f"; {near.rstrip()}"))
+    return function(name)
 
 
 def __dir__() -> list[str]:

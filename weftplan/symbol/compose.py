@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean, listed
 from weftplan.ops import registry
 from weftplan.ops.schema import Op
 from weftplan.symbol.attribute import stored_key
@@ -95,7 +94,7 @@ def _match_inputs(
     assert node.op is not None
     where = f"operator {node.op.name} ({node.name!r})"
     if len(positional) > len(names):
-        raise ParameterError(f"{where} takes {len(names)} input(s) {list(names)}, got {len(positional)}")
+        raise ParameterError(f"{where} takes {len(names)} input(s) {listed(names)}, got {len(positional)}")
     given: dict[str, Entry] = {}
     for input_name, entry in zip(names, positional, strict=False):
         if entry is not None:
@@ -104,9 +103,8 @@ def _match_inputs(
         raise ParameterError(f"{where} takes any number of inputs by position, not by name {sorted(keyword)}")
     for key, entry in keyword.items():
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ParameterError(f"{where}: no input is called {key!r}; {hint}inputs: {', '.join(names) or 'none'}")
+            hint = did_you_mean(key, names)
+            raise ParameterError(f"{where}: no input is called {key!r}; {hint}inputs: {listed(names)}")
         if key in given:
             raise ParameterError(f"{where}: input {key!r} is given twice, by position and by name")
         given[key] = entry
@@ -168,10 +166,7 @@ def substitute(
         by_name.setdefault(node.name, []).append(node)
     for key, entry in keyword.items():
         if key not in by_name:
-            near = difflib.get_close_matches(key, by_name, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ParameterError(
-                f"composing {what}: no variable is called {key!r}; {hint}variables: {', '.join(by_name)}"
-            )
+            hint = did_you_mean(key, by_name)
+            raise ParameterError(f"composing {what}: no variable is called {key!r}; {hint}variables: {listed(by_name)}")
         replace.update(dict.fromkeys(by_name[key], entry))
     return copy_graph(heads, replace)

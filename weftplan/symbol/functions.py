@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from weftplan.errors import ParameterError
+from weftplan.errors import DTypeError, ParameterError
 from weftplan.ops import registry
 from weftplan.ops.schema import REQUIRED, Op
 from weftplan.symbol import attribute, name
@@ -31,6 +31,7 @@ def function(op_name: str) -> Callable[..., Symbol]:
 
 def _make(op: Op, spelling: str) -> Callable[..., Symbol]:
     hint = spelling.lower()
+    declared = {param.name for param in op.params}
 
     def call(*args: Any, **kwargs: Any) -> Symbol:
         given_name = kwargs.pop("name", None)
@@ -45,15 +46,16 @@ def _make(op: Op, spelling: str) -> Callable[..., Symbol]:
             None if value is None else single(value, f"{what}: input {i}") for i, value in enumerate(args[:split])
         ]
         keyword: dict[str, Entry] = {}
-        params: dict[str, Any] = dict(zip(_positional_params(op, len(args) - split), args[split:], strict=True))
-        input_names = op.inputs if isinstance(op.inputs, tuple) else ()
+        params: dict[str, Any] = dict(zip(_positional_params(op, args, split, kwargs), args[split:], strict=True))
         for key, value in kwargs.items():
             if isinstance(value, Symbol):
                 keyword[key] = single(value, f"{what}: {key}")
-            elif value is None and key in input_names:
-                continue
-            elif key in params:
-                raise ParameterError(f"{what}: parameter {key!r} is given twice, by position and by name")
+            elif key in declared:
+                params[key] = value
+            elif value is None:
+                continue  # an input to be made
+            elif key in _input_names(op, kwargs):
+                raise _no_symbol(op, f"input {key!r}", value)
             else:
                 params[key] = value
         # The scope's attributes win over keywords of the same name, as in MXNet.
@@ -80,11 +82,46 @@ def _count_inputs(op: Op, args: tuple[Any, ...]) -> int:
     return count
 
 
-def _positional_params(op: Op, count: int) -> list[str]:
+def _positional_params(op: Op, args: tuple[Any, ...], split: int, kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of the parameters that the arguments from ``split`` on give.
+
+    Raises:
+        DTypeError: the first of them stands where an input belongs, and cannot be a parameter.
+        ParameterError: too many of them, or one that is given by name too.
+    """
     names = [param.name for param in op.params if param.name != op.variadic]
+    count = len(args) - split
+    twice = sorted(kwargs.keys() & names[:count])
+    # An array, or a symbol behind something else.
+    misplaced = any(hasattr(value, "wait_to_read") for value in args[split:])
+    if misplaced or twice or count > len(names):
+        most = len(args) if misplaced and op.variadic is not None else len(_input_names(op, kwargs))
+        if split < most:
+            raise _no_symbol(op, f"input {split}", args[split])
+    if twice:
+        raise ParameterError(f"operator {op.name}: parameter {twice[0]!r} is given twice, by position and by name")
     if count > len(names):
         raise ParameterError(f"operator {op.name}: {count} parameters by position, it has {len(names)}: {names}")
     return names[:count]
+
+
+def _input_names(op: Op, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the inputs under the parameters among ``kwargs``; none where these do not parse."""
+    if isinstance(op.inputs, tuple):
+        return op.inputs
+    declared = {param.name for param in op.params}
+    try:
+        return op.input_names(registry.parse_params(op, {k: v for k, v in kwargs.items() if k in declared}))
+    except ParameterError:
+        return ()
+
+
+def _no_symbol(op: Op, which: str, value: Any) -> DTypeError:
+    """The error of an array or a number in the place of an input."""
+    advice = "inputs come first, then parameters"
+    if hasattr(value, "shape"):
+        advice = f"use mx.nd.{op.name} for arrays, or give mx.sym.Variable(...) and bind the array to it"
+    return DTypeError(f"operator {op.name}: {which} must be a Symbol, got {type(value).__name__}; {advice}")
 
 
 def _document(op: Op) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean, listed
 from weftplan.ops.schema import DType, Shape
 from weftplan.symbol import infer
 from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.provenance import warn
 
 
 class Inference:
@@ -49,7 +49,8 @@ class Inference:
         ]
         if missing or not all(map(infer.is_complete, outputs)):
             shown = ", ".join(f"{name}: {shape or '()'}" for name, shape in missing[:8])
-            warnings.warn(f"shapes cannot be inferred; unknown: {shown or 'outputs'}", stacklevel=2)
+            shown += f", … {len(missing) - 8} more" if len(missing) > 8 else ""
+            warn(f"shapes cannot be inferred; unknown: {shown or 'outputs'}")
             return None, None, None
         return arguments, outputs, states
 
@@ -71,7 +72,7 @@ class Inference:
         if any(dtype is None for dtype in (*arguments, *outputs, *states)):
             pairs = zip(self._variable_names(), (*arguments, *states), strict=True)
             unknown = [name for name, dtype in pairs if dtype is None]
-            warnings.warn(f"dtypes cannot be inferred; unknown: {', '.join(unknown[:8])}", stacklevel=2)
+            warn(f"dtypes cannot be inferred; unknown: {listed(unknown) if unknown else 'outputs'}")
             return None, None, None
         return arguments, outputs, states
 
@@ -99,7 +100,10 @@ class Inference:
             by_name.setdefault(node.name, []).append(node)
         for name, value in kwargs.items():
             if name not in by_name:
-                raise ParameterError(f"infer_{kind}: no variable is called {name!r}; variables: {', '.join(by_name)}")
+                hint = did_you_mean(name, by_name)
+                raise ParameterError(
+                    f"infer_{kind}: no variable is called {name!r}; {hint}variables: {listed(by_name)}"
+                )
             by_node.update(dict.fromkeys(by_name[name], value))
         solve = infer.infer_shapes if kind == "shape" else infer.infer_dtypes
         entries: list[Any] = list(solve(nodes, by_node))

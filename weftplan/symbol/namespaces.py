@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weftplan.errors import UnknownOperatorError
+from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops import registry
 from weftplan.symbol.functions import function
 from weftplan.symbol.symbol import Symbol
@@ -27,7 +27,8 @@ class Namespace:
             for prefix in self._prefixes:
                 if registry.contains(prefix + name):
                     return function(prefix + name)
-        raise UnknownOperatorError(f"mx.sym.{self._name} has no operator {name!r}")
+        near = "" if name.startswith("__") else did_you_mean(name, self.__dir__())
+        raise UnknownOperatorError(f"mx.sym.{self._name} has no operator {name!r}" + (near and f"; {near.rstrip()}"))
 
     def __dir__(self) -> list[str]:
         return sorted(n.removeprefix(p) for n in registry.names() for p in self._prefixes if n.startswith(p))

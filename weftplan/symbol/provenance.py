@@ -1,9 +1,10 @@
-"""Where a node was made: the first caller outside this package, for error messages."""
+"""Who called: the first caller outside this package, for error messages and warnings."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -22,3 +23,11 @@ def caller() -> str | None:
             break
         frame = frame.f_back
     return None
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the line of the innermost caller outside this package, however far out it is."""
+    frame, level = sys._getframe(1), 2  # warnings counts this function as 1
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

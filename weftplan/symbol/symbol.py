@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from weftplan.errors import NotImplementedForSymbol, ParameterError
+from weftplan.errors import NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.ops import registry
 from weftplan.ops.schema import Shape
 from weftplan.symbol import attribute, json_io
@@ -100,7 +100,8 @@ class Symbol(Inference, Arithmetic):
             found = [i for i, output in enumerate(names) if output == index]
             if len(found) != 1:
                 problem = "no output is" if not found else f"{len(found)} outputs are"
-                raise ParameterError(f"{problem} called {index!r}; outputs: {', '.join(names[:20])}")
+                hint = did_you_mean(index, names) if not found else ""
+                raise ParameterError(f"{problem} called {index!r}; {hint}outputs: {listed(names)}")
             return Symbol([self.entries[found[0]]])
         if isinstance(index, slice):
             chosen = self.entries[index]

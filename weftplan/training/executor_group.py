@@ -40,10 +40,10 @@ def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
     """
     if isinstance(value, NDArray):
         return value
-    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biufV":
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":
+        came = f"{type(value).__name__} of dtype {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
         raise DTypeError(
-            f"{what} must be an NDArray or a NumPy array of numbers, got {type(value).__name__}; make one with "
-            f"mx.nd.array(...)"
+            f"{what} must be an NDArray or a NumPy array of numbers, got {came}; make one with mx.nd.array(...)"
         )
     return nd.array(value, dtype=value.dtype if dtype is None else dtype)
 

@@ -193,7 +193,7 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
         host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
         if host.ndim == 0:
             raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
-        if host.dtype.kind not in "biufV":
+        if host.dtype.kind not in "biuf":
             raise DTypeError(f"{name}: expected an array of numbers, got dtype {host.dtype}")
         if not isinstance(value, NDArray) and (host.dtype == np.float64 or host.dtype.kind in "biu"):
             host = host.astype(np.float32)
