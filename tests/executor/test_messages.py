@@ -1,0 +1,97 @@
+"""What executors say when something is wrong: the caller's line, near names, long lists, arrays without numbers."""
+
+import linecache
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import executor as executors
+from weftplan.errors import BindError, DTypeError, ShapeError
+
+
+def chain(depth):
+    """A chain of fully connected layers: two variables each, and the data."""
+    net = mx.sym.Variable("data")
+    for i in range(depth):
+        net = mx.sym.FullyConnected(net, num_hidden=2, name=f"fc{i}")
+    return net
+
+
+def held_buffer():
+    """A shared buffer that cannot grow, because the array in it is the caller's own."""
+    return {"data": mx.nd.zeros((2,))}
+
+
+def arrays(net):
+    """Arguments of ``net`` by name."""
+    shapes, _, _ = net.infer_shape(data=(2, 2))
+    return {name: mx.nd.zeros(shape) for name, shape in zip(net.list_arguments(), shapes, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda net: net.simple_bind(mx.cpu(), data=(4, 2), shared_buffer=held_buffer()),
+        lambda net: executors.simple_bind(net, mx.cpu(), data=(4, 2), shared_buffer=held_buffer()),
+        lambda net: net.simple_bind(mx.cpu(), data=(4, 2), nonsense=(3,)),
+        lambda net: executors.simple_bind(net, mx.cpu(), data=(4, 2), nonsense=(3,)),
+        lambda net: net.simple_bind(mx.cpu(), data=(4, 2), grad_req={"nonsense": "write"}),
+        lambda net: net.bind(mx.cpu(), arrays(net), grad_req={"nonsense": "write"}),
+        lambda net: executors.bind(net, mx.cpu(), arrays(net), args_grad={"nonsense": mx.nd.zeros((2,))}),
+    ],
+)
+def test_warnings_point_at_the_callers_line(call):
+    """Whichever way in is taken, and however deep the warning is found."""
+    with pytest.warns(UserWarning, match="is replaced|nonsense") as caught:
+        call(chain(1))
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert "lambda net" in linecache.getline(warning.filename, warning.lineno)
+
+
+def test_a_warning_without_a_caller_outside():
+    """Where every frame is the package's own, the outermost gets the warning."""
+    from weftplan.symbol import provenance
+
+    code = compile("warn('hello')", provenance._PACKAGE + "made_up.py", "exec")
+    with pytest.warns(UserWarning, match="hello") as caught:
+        exec(code, {"warn": provenance.warn})
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda e: e.forward(fc33_wieght=1), BindError, r"did you mean 'fc33_weight'\? .*, … 73 more\]"),
+        (lambda e: e.copy_params_from({"fc33_wieght": 1}), BindError, r"did you mean 'fc33_weight'\? .*, … 73 more\]"),
+        (lambda e: e.reshape(fc33_wieght=(2, 2)), BindError, r"did you mean 'fc33_weight'\? .*, … 73 more\]"),
+        (lambda e: e.symbol.bind(mx.cpu(), []), BindError, r"has 0 arrays, needed are 81: \['data', .*, … 73 more\]"),
+        (lambda e: e.symbol.bind(mx.cpu(), {}), BindError, r"lacks \['data', .*, … 73 more\]; needed are .* 73 more\]"),
+        (lambda e: e.symbol.simple_bind(mx.cpu(), ["add"], data=(2, 2)), BindError, r"81 arguments \['data'.* 73 more"),
+        (
+            lambda e: mx.sym.add_n(*map(mx.sym.Variable, "abcdefghij")).simple_bind(mx.cpu()),
+            ShapeError,
+            r"shapes of \['a', .*, 'h', … 2 more\] cannot be inferred",
+        ),
+    ],
+)
+def test_long_lists_are_cut_and_near_names_are_shown(call, error, words):
+    """A network of 81 arguments: eight of them are shown, and the one that was probably meant."""
+    with pytest.raises(error, match=words):
+        call(chain(40).simple_bind(mx.cpu(), data=(2, 2)))
+
+
+@pytest.mark.parametrize("dtype", [[("a", "f4")], "V4", "U1", "O", "c8"])
+def test_arrays_without_numbers_are_refused(dtype):
+    """Records, raw bytes, text, objects and complex numbers, where an executor takes NumPy arrays."""
+    values = np.zeros((2, 2), dtype=dtype)
+    executor = chain(1).simple_bind(mx.cpu(), data=(2, 2))
+    for call in (
+        lambda: executor.forward(data=values),
+        lambda: executor.copy_params_from({"fc0_weight": values}),
+        lambda: executor.backward([values]),
+    ):
+        executor.forward(is_train=True)
+        with pytest.raises(DTypeError, match="must hold numbers, got dtype"):
+            call()
