@@ -66,11 +66,12 @@ def test_unknown_kind_and_bad_counts():
 @pytest.mark.parametrize("how", ["push", "push with priority", "push_async", "new_operator"])
 def test_every_small_declaration(how):
     """
-    Up to three reads and up to three writes, drawn with repetition from two good vars, one of another engine, one that
-    was deleted and something that is no var: what is wrong is an error and leaves the vars alone, all else is accepted.
+    Up to three reads and up to three writes, drawn with repetition from three good vars, one of another engine, one
+    that was deleted and something that is no var: what is wrong is an error and leaves the vars alone, all else is
+    accepted.
     """
     sim, other = engine.create("Simulator"), engine.create("NaiveEngine")
-    a, b, deleted, foreign = sim.new_variable("a"), sim.new_variable("b"), sim.new_variable(), other.new_variable()
+    good, deleted, foreign = [sim.new_variable(name) for name in "abc"], sim.new_variable(), other.new_variable()
     sim.delete_variable(deleted)
     sim.wait_for_all()
     push = {
@@ -79,12 +80,12 @@ def test_every_small_declaration(how):
         "push_async": lambda reads, writes: sim.push_async(lambda done: done(), reads, writes),
         "new_operator": lambda reads, writes: sim.push(sim.new_operator(int, reads, writes)),
     }[how]
-    lists = [draw for count in range(4) for draw in itertools.product((a, b, deleted, foreign, "x"), repeat=count)]
-    versions, accepted = {a: 0, b: 0}, 0
+    lists = [draw for count in range(4) for draw in itertools.product((*good, deleted, foreign, "x"), repeat=count)]
+    versions, accepted = dict.fromkeys(good, 0), 0
     for reads in lists:
         for writes in lists:
             expected = None
-            if not {*reads, *writes} <= {a, b}:
+            if not {*reads, *writes} <= set(good):
                 expected = EngineError
             elif len(set(writes)) < len(writes) or set(reads) & set(writes):
                 expected = DuplicateVarError

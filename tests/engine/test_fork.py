@@ -43,6 +43,78 @@ def test_a_queue_made_between_stop_and_fork():
     eng.stop()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_work_that_comes_between_stop_and_fork(kind):
+    """
+    1. stop() waits for everything  2. a late push, whose operation is held  3. the fork finds it pending and stops once
+    more, during which the operation ends: the child sees it done, and one thread at a time inside.
+    """
+    eng = engine.create(kind, cpu_workers=1)
+    var, stop, gate, stops = eng.new_variable(), eng.stop, threading.Event(), []
+
+    def stop_twice():
+        stops.append(1)
+        if len(stops) == 1:
+            stop()
+            eng.push(lambda: gate.wait(60), (), [var])
+        else:
+            gate.set()
+            stop()
+
+    eng.stop = stop_twice
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            del eng.stop
+            assert (var.version, len(eng._token)) == (1, 1)
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_all()
+            status = 0 if (var.version, len(eng._token)) == (2, 1) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    del eng.stop
+    eng.push(lambda: None, (), [var])
+    eng.wait_for_all()
+    assert (var.version, len(eng._token), len(stops)) == (2, 1, 2)
+    eng.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_lock_that_another_thread_holds():
+    """The naive engine's, at the moment of the fork: the thread that would give it back does not exist in the child."""
+    eng = engine.create("NaiveEngine")
+    var, held, go = eng.new_variable(), threading.Event(), threading.Event()
+
+    def hold():
+        with eng._turn:
+            held.set()
+            go.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    threading.Timer(0.3, go.set).start()  # the parent needs it again after the fork
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            eng.push(lambda: None, (), [var])
+            status = 0 if var.version == 1 else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    thread.join(60)
+    eng.push(lambda: None, (), [var])
+    assert var.version == 1
+
+
 def forked(text):
     """Run a program that forks, in a process of its own; what it prints."""
     done = subprocess.run(
@@ -133,6 +205,7 @@ def test_both_sides_go_on(kind):
                 eng.push(lambda: ran.append(3), (), [good])
             eng.wait_for_all()
             assert (ran[100:], good.version, bad.version) == ([2, 3], 101, 2)
+            assert len(eng._token) == 1  # or two threads could be inside at once
             eng.stop()
             status = 0
         finally:

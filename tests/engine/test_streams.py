@@ -152,6 +152,19 @@ def test_an_error_of_the_device_reaches_the_host(eng):
     assert ran == ["no skip", "heals", "heals, too"]
 
 
+def test_an_error_of_the_device_that_only_wait_for_all_can_tell(eng):
+    """What met it ran all the same (NO_SKIP), and nobody waited for the var: it is told once; the var has failed."""
+    a = eng.new_variable()
+    enqueue(eng, sim(0), lambda: 1 / 0, (), [a], name="bad kernel")
+    eng.push(lambda: None, [a], (), cpu(0), prop=FnProperty.NO_SKIP)
+    with pytest.raises(ZeroDivisionError):
+        eng.wait_for_all()
+    eng.wait_for_all()
+    with pytest.raises(ZeroDivisionError):
+        eng.wait_for_var(a)
+    assert eng.statistics().failed == 1
+
+
 def test_asynchronous_operations_on_a_device(eng):
     """push_async: what was enqueued when the operation says that it is done counts as its work."""
     cell, var, place = np.zeros(1), eng.new_variable(), device.get(sim(0))
