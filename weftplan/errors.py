@@ -105,7 +105,8 @@ class BudgetError(PlanError, ValueError):
     def __init__(self, message: str, *, smallest: int | None = None) -> None:
         super().__init__(message)
         self.smallest = smallest
-        """Bytes of the smallest budget found that works; None where it is not known."""
+        """Bytes of the smallest budget found that works; None where it is not known. Alone among a message's numbers it
+        has no separators: it is there to be pasted as the next budget."""
 
 
 class KVStoreError(MXNetError):
