@@ -225,7 +225,7 @@ def test_a_cyclic_graph_is_refused() -> None:
         mx.sym.load_json(json.dumps(document)).plan({"x": (2,)})
 
 
-def test_reports_from_the_plan_alone(tmp_path: Any) -> None:
+def test_reports_from_the_plan_alone() -> None:
     """A plan that was written and read again has the same summary, page and notebook form, notes included."""
     net, shapes = _chain(), {"data": (512, 64)}
     plan = net.plan(shapes, recompute="sqrt")

@@ -124,7 +124,7 @@ def test_unreachable_argument() -> None:
         add_gradients(sym.tanh(x).entries, [y.entries[0].node])
 
 
-def test_operator_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_without_gradient() -> None:
     """The message names operator and node, and says what to do."""
     from dataclasses import replace
 

@@ -11,7 +11,6 @@ from weftplan import models
 from weftplan import symbol as sym
 from weftplan.ops.schema import Req
 from weftplan.planner import Kind, PlanOptions, plan_symbol, validate
-from weftplan.planner.liveness import Facts
 from weftplan.planner.match_range import BlockPool, colors
 
 
@@ -22,18 +21,9 @@ def _mxnet(**kwargs: Any) -> PlanOptions:
     )
 
 
-class _Two:
-    """Facts enough for a pool: nothing but sizes is looked at."""
-
-
-def _pool(sizes: list[int], match_range: int, color: list[int] | None = None) -> BlockPool:
-    facts: Facts = _Two()  # type: ignore[assignment]
-    return BlockPool(facts, sizes, match_range, color or [])
-
-
 def test_the_smallest_block_that_is_large_enough() -> None:
     """Free: 100, 200, 400. A request of 150 takes 200."""
-    pool = _pool([100, 200, 400, 150], 16)
+    pool = BlockPool([100, 200, 400, 150], 16)
     blocks = [pool.allocate(e, 0, 0) for e in range(3)]
     for block in blocks:
         pool.release(block, 0)
@@ -43,7 +33,7 @@ def test_the_smallest_block_that_is_large_enough() -> None:
 
 def test_else_the_largest_that_is_too_small_and_it_grows() -> None:
     """Free: 100, 200. A request of 300 takes 200, which becomes 300."""
-    pool = _pool([100, 200, 300], 16)
+    pool = BlockPool([100, 200, 300], 16)
     for e in range(2):
         pool.release(pool.allocate(e, 0, 0), 0)
     # 100 was free when 200 was asked for, and grew: there is one block.
@@ -55,14 +45,14 @@ def test_else_the_largest_that_is_too_small_and_it_grows() -> None:
 @pytest.mark.parametrize(("size", "reused"), [(50, True), (49, False), (201, True), (202, False)])
 def test_the_range_is_inclusive(size: int, reused: bool) -> None:
     """Range 2, free block of 100: 50 to 201 may have it (201 div 2 is 100)."""
-    pool = _pool([100, size], 2)
+    pool = BlockPool([100, size], 2)
     pool.release(pool.allocate(0, 0, 0), 0)
     assert (pool.allocate(1, 0, 0) == 0) is reused
 
 
 def test_range_zero_never_reuses() -> None:
     """MXNET_EXEC_MATCH_RANGE=0 is the switch for no sharing."""
-    pool = _pool([100, 100], 0)
+    pool = BlockPool([100, 100], 0)
     pool.release(pool.allocate(0, 0, 0), 0)
     assert pool.allocate(1, 0, 0) == 1
 
@@ -70,7 +60,7 @@ def test_range_zero_never_reuses() -> None:
 def test_equal_blocks_are_taken_first_in_first_out_and_small_ones_last_in() -> None:
     """Two free blocks of 100: a request of 100 takes the one freed first, a request of 120 the one freed last."""
     for size, expected in ((100, 1), (120, 0)):
-        pool = _pool([100, 100, size], 16)
+        pool = BlockPool([100, 100, size], 16)
         blocks = [pool.allocate(e, 0, 0) for e in range(2)]
         for block in reversed(blocks):
             pool.release(block, 0)
@@ -79,7 +69,7 @@ def test_equal_blocks_are_taken_first_in_first_out_and_small_ones_last_in() -> N
 
 def test_devices_and_colors_do_not_mix() -> None:
     """A block freed on device 0 by a node of colour 1 serves neither device 1 nor colour 0."""
-    pool = _pool([100] * 4, 16, [1, 0, 1])
+    pool = BlockPool([100] * 4, 16, [1, 0, 1])
     pool.release(pool.allocate(0, 0, 0), 0)
     assert pool.allocate(1, 1, 2) == 1
     assert pool.allocate(2, 0, 1) == 2

@@ -46,7 +46,7 @@ def test_reordering_is_never_worse(name: str) -> None:
         assert plans[1].num_forward_nodes == plans[0].num_forward_nodes
 
 
-def test_equal_expressions_are_computed_once(interpret: Any, same: Any) -> None:
+def test_equal_expressions_are_computed_once(interpret: Any) -> None:
     """tanh(x) * tanh(x) has one tanh after merging; its two gradients are summed."""
     x = sym.Variable("x")
     net = sym.tanh(x, name="a") * sym.tanh(x, name="b")

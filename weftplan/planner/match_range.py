@@ -18,13 +18,12 @@ class BlockPool:
     """The allocator of the match-range strategy.
 
     Args:
-        facts: the graph.
         sizes: bytes requested per entry.
         match_range: R; 0 never reuses.
         color: per node; empty: one colour.
     """
 
-    def __init__(self, facts: Facts, sizes: Sequence[int], match_range: int, color: Sequence[int] = ()) -> None:
+    def __init__(self, sizes: Sequence[int], match_range: int, color: Sequence[int] = ()) -> None:
         self.sizes = sizes
         self.match_range = match_range
         self.color = color

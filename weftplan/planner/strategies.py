@@ -106,7 +106,7 @@ def _whole_blocks(
         ranges = [1 << k for k in range(match_range.bit_length())]
     best: tuple[BlockPool, Assignment] | None = None
     for candidate in ranges:
-        pool = BlockPool(facts, sizes, candidate, color)
+        pool = BlockPool(sizes, candidate, color)
         found = assign(
             facts,
             pool.allocate,

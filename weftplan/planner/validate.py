@@ -120,7 +120,7 @@ class _Replay(Claims):
         self._room_for_sums(nid, outs, scratch)
         for e in outs:
             if self.storage_of[e] >= 0 and planned.requests[e] != Req.NULL:
-                self._write(step, e, nid)
+                self._write(step, e)
 
     def _inplace_source(self, eid: int, nid: int, step: int) -> int:
         """The input entry that an in-place output replaces, after checking that the operator allows it."""
@@ -184,7 +184,7 @@ class _Replay(Claims):
                 f"bytes of workspace"
             )
 
-    def _write(self, step: int, eid: int, nid: int) -> None:
+    def _write(self, step: int, eid: int) -> None:
         storage = self.storage_of[eid]
         slab, start, end = self._of_entry(eid)
         if Kind(int(self.plan.entry_kind[eid])) is Kind.ADDTO:

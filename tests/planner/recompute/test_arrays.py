@@ -63,7 +63,7 @@ def test_networks(training: Any, nets: Any, kind: str) -> None:
     assert agree(made.tape(), random.Random(0)) > 100
 
 
-def test_another_order(training: Any, nets: Any) -> None:
+def test_another_order(training: Any) -> None:
     """The order of a tape is not that of the node numbers."""
     made = training(models.get("lstm"), models.input_shapes("lstm", 4))
     facts = stepwise_forward(made.facts, made.num_forward)

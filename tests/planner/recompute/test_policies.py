@@ -130,7 +130,7 @@ def test_a_policy_that_raises_the_peak_is_refused() -> None:
     assert f"without it {off.memory.peak:,}" in note
 
 
-def test_forced_mirroring_wins_over_the_switch(nets: Any) -> None:
+def test_forced_mirroring_wins_over_the_switch() -> None:
     """``__force_mirroring__`` repeats a node whatever the policy; Dropout never, as in MXNet 1.9.1."""
     x = sym.Variable("data")
     for i in range(4):
@@ -201,7 +201,7 @@ def test_inference_has_nothing_to_repeat(nets: Any) -> None:
         plan_symbol(nets.conv(), SHAPES, options=PlanOptions(budget=plain.memory.peak - 1))
 
 
-def test_two_devices(nets: Any, same: Any) -> None:
+def test_two_devices(nets: Any) -> None:
     """Nodes in groups on two devices are repeated where they ran first."""
     symbol, groups = nets.two_devices()
     options = PlanOptions(recompute="mxnet", strategy="match_range")

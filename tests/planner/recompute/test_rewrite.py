@@ -23,7 +23,7 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 def real_bound(facts: Facts, options: PlanOptions) -> int:
     """The lower bound as the planner itself computes it, without additions into partial sums."""
-    pool = BlockPool(facts, facts.nbytes, 0)
+    pool = BlockPool(facts.nbytes, 0)
     found = assign(facts, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
     return Buffers(facts, found, options).lower_bound()
 

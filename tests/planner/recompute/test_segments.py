@@ -29,7 +29,7 @@ def chain(training: Any) -> Any:
 def test_the_least_room_of_a_chain_is_near_the_root_of_twice_its_length(chain: Any) -> None:
     """Segments of M, M - 1, M - 2, … results: M (M + 1) / 2 of them for a chain of n, a little more in whole steps."""
     tape = chain(450)
-    room = least_room(tape, measure(tape)) / 4096
+    room = least_room(measure(tape)) / 4096
     assert math.sqrt(2 * 450) * 0.95 <= room <= math.sqrt(2 * 450) * 1.25
 
 
@@ -38,8 +38,8 @@ def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
     tape = chain(300)
     cuts = measure(tape)
     before = None
-    for room in reversed(rooms(tape, cuts)):
-        chosen = segments(tape, cuts, room)
+    for room in reversed(rooms(cuts)):
+        chosen = segments(cuts, room)
         assert chosen is not None
         price = tape.price(chosen)
         assert price.peak <= room + 6 * 4096
@@ -53,8 +53,8 @@ def test_too_little_room_is_said(chain: Any) -> None:
     """None, not a choice that needs more than its room."""
     tape = chain(100)
     cuts = measure(tape)
-    assert segments(tape, cuts, 3 * 4096) is None
-    assert segments(tape, cuts, least_room(tape, cuts) * 0.9) is None
+    assert segments(cuts, 3 * 4096) is None
+    assert segments(cuts, least_room(cuts) * 0.9) is None
 
 
 def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
@@ -62,9 +62,9 @@ def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
     tape = chain(100)
     cuts = measure(tape)
     room = 50 * 4096
-    plain = segments(tape, cuts, room)
+    plain = segments(cuts, room)
     every = frozenset(tape.forward[1::2])
-    light = segments(tape, cuts, room, light=every)
+    light = segments(cuts, room, light=every)
     assert plain is not None
     assert light is not None
     last = max(tape.place[nid] for nid in plain)

@@ -65,7 +65,7 @@ def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
 def lower_bound(facts: Facts, order: list[int], options: PlanOptions) -> int:
     """Most bytes alive at once when ``facts`` run in ``order``, with in-place merging and scratch."""
     ordered = replace(facts, order=order)
-    pool = BlockPool(ordered, facts.nbytes, 0)
+    pool = BlockPool(facts.nbytes, 0)
     found = assign(ordered, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
     return Buffers(ordered, found, options).lower_bound()
 

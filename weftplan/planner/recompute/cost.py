@@ -98,9 +98,7 @@ def node_seconds(facts: Facts, measured: Mapping[str, float] | None = None) -> l
         name = node.op.backward_of or node.op.name
         traffic *= SWEEPS.get(name, 1.0)
         if name == "Pooling":
-            traffic += (
-                2.0 * _window(node.params, facts.shapes[graph.inputs[nid][0]]) * facts.nbytes[_pooled(nid, facts)]
-            )
+            traffic += 2.0 * _window(node.params) * facts.nbytes[_pooled(nid, facts)]
         arithmetic = _arithmetic(name, node.op.backward_of is not None, facts, graph.inputs[nid], outs)
         result.append(machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth))
     return result
@@ -128,7 +126,7 @@ def _arithmetic(name: str, is_backward: bool, facts: Facts, inputs: Sequence[int
     return 0.0
 
 
-def _window(params: Mapping[str, object], shape: Sequence[int]) -> int:
+def _window(params: Mapping[str, object]) -> int:
     """Elements that a pooling window covers; the whole image counts once, because it is one ordinary reduction."""
     kernel = params.get("kernel")
     if params.get("global_pool") or not isinstance(kernel, tuple):

@@ -77,7 +77,7 @@ def seed(archive: Archive) -> None:
     ]
     for light in (frozenset[int](), *cheap):
         archive.price(light)
-        for room in rooms(tape, cuts, SEEDS):
-            chosen = segments(tape, cuts, room, light=light)
+        for room in rooms(cuts, SEEDS):
+            chosen = segments(cuts, room, light=light)
             if chosen:
                 archive.price(chosen)

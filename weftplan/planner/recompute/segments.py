@@ -78,15 +78,14 @@ def measure(tape: Tape) -> Cuts:
 
 
 def segments(
-    tape: Tape, cuts: Cuts, room: float, *, light: Collection[int] = (), window: float = WINDOWS[0]
+    cuts: Cuts, room: float, *, light: Collection[int] = (), window: float = WINDOWS[0]
 ) -> frozenset[int] | None:
     """The nodes to repeat when segments end where their weight and what is kept before them reach ``room`` bytes.
 
     The last segment, of which only ``light`` nodes are repeated, begins as early as the room allows.
 
     Args:
-        tape: the graph.
-        cuts: its :func:`measure`.
+        cuts: the :func:`measure` of a graph.
         room: bytes.
         light: nodes to repeat in any case; in the last segment they weigh nothing.
         window: a segment is at least this part of what the room allows.
@@ -138,25 +137,25 @@ def _across(cuts: Cuts, crossing: IntArray, kept: NDArray[np.bool_], begin: int,
     return np.cumsum(change)[:-1]
 
 
-def least_room(tape: Tape, cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
+def least_room(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
     """About the smallest room in which segments reach the end."""
     high = float(cuts.weight.sum())
     low = high / max(len(cuts.nodes), 1)
     while high > low * 1.01:
         middle = (low * high) ** 0.5
-        if segments(tape, cuts, middle, window=window) is None:
+        if segments(cuts, middle, window=window) is None:
             low = middle
         else:
             high = middle
     return high
 
 
-def rooms(tape: Tape, cuts: Cuts, count: int = 16) -> list[float]:
+def rooms(cuts: Cuts, count: int = 16) -> list[float]:
     """Rooms worth a trial, in equal ratios: from most of all weight down to the smallest that works."""
     total = float(cuts.weight.sum())
     if total <= 0.0:
         return []
-    least = least_room(tape, cuts)
+    least = least_room(cuts)
     return [total * (least / total) ** ((k + 1) / count) for k in range(count)]
 
 
@@ -170,10 +169,10 @@ def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
     if not cuts.weight.any():
         return best
     for window in windows:
-        room = least_room(tape, cuts, window=window)
+        room = least_room(cuts, window=window)
         idle = 0
         while idle < PATIENCE and room < 0.9 * start.peak:
-            chosen = segments(tape, cuts, room, window=window)
+            chosen = segments(cuts, room, window=window)
             price = start if chosen is None else tape.price(chosen)
             idle += 1
             if price.twins and (price.peak, price.seconds) < (best.peak, best.seconds):
