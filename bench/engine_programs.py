@@ -1,6 +1,7 @@
 """The programs that the engine bench runs everywhere: lists of (reads, writes) over numbered vars. No imports beyond
 the standard library, so that every peer's interpreter can load this file."""
 
+import gc
 import os
 import random
 import threading
@@ -37,6 +38,12 @@ def one_core_each(prefix):
     crew = sorted((t.name, t.native_id) for t in threading.enumerate() if t.name.startswith(prefix))
     for k, (_, thread) in enumerate(crew):
         os.sched_setaffinity(thread, {cores[k % len(cores)]})
+
+
+def settle():
+    """Call it when a program is prepared, before the clock starts: or the garbage collector would go through what was
+    prepared in somebody's time."""
+    gc.collect()
 
 
 def independent(count):

@@ -76,6 +76,7 @@ def main():
     programs.place()
     for name, make in programs.SHAPES.items():
         arrays, calls = prepare(*make(count))
+        programs.settle()
         start = time.perf_counter()
         for call in calls:
             push(call)

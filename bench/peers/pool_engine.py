@@ -59,6 +59,7 @@ def run(program, workers):
             if last:
                 done.set()
 
+        programs.settle()
         start = time.perf_counter()
         for reads, writes in program:
             task = Task()
