@@ -65,7 +65,7 @@ def test_repr_tells_the_state():
 def test_repr_counts_who_still_waits():
     """Operations that were granted behind a write do not count any more, before and after the list of them is cut."""
     eng = engine.create("Simulator")
-    var = eng.new_variable()
+    var, heads = eng.new_variable(), []
     for _ in range(100):
         eng.push(lambda: None, (), [var])
     for done in range(99):
@@ -73,7 +73,10 @@ def test_repr_counts_who_still_waits():
         assert eng.step()
         assert len(var.waiting) <= 99 - done + var.head
         assert var.head <= 50
+        heads.append(var.head)
+    assert max(heads) >= 32  # cutting it each time would cost the square of what waits
     eng.wait_for_all()
+    assert (var.waiting, var.head) == ([], 0)
     assert repr(var) == "<Var version 100: IDLE>"
 
 
@@ -89,3 +92,26 @@ def test_repr_of_failed_and_deleted_vars(deferred):
     deferred.delete_variable(var)
     deferred.wait_for_all()
     assert repr(var).startswith("<Var 'x' version 2: IDLE, deleted, failed: Boom")
+
+
+def test_using_an_engine_for_a_while(deferred):
+    """Inside the block it is the process-wide one; at the end its work is finished, its failures are raised, and the
+    one before is back, whatever happened."""
+    before, var = engine.get(), deferred.new_variable()
+    with engine.using(deferred) as inside:
+        assert inside is engine.get() is deferred
+        deferred.push(lambda: time.sleep(0.02), (), [var])
+    assert (var.version, engine.get()) == (1, before)
+
+    def fails():
+        with engine.using(deferred):
+            deferred.push(boom)
+
+    def leaves():
+        with engine.using(deferred):
+            raise KeyError
+
+    for call, error in ((fails, Boom), (leaves, KeyError)):
+        with pytest.raises(error):
+            call()
+        assert engine.get() is before

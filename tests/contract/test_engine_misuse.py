@@ -37,6 +37,33 @@ def test_foreign_vars_and_no_function(eng):
     assert eng.statistics().pushed == 0
 
 
+def test_operators_of_another_engine(eng):
+    """Refused with both engines' names; its own engine still takes it."""
+    other = engine.create("NaiveEngine")
+    theirs = other.new_variable()
+    operator = other.new_operator(lambda: None, (), [theirs], name="stored")
+    with pytest.raises(EngineError, match="<Operator 'stored': 0 reads, 1 writes> belongs to <NaiveEngine"):
+        eng.push(operator)
+    other.push(operator)
+    assert (theirs.version, eng.statistics().pushed) == (1, 0)
+
+
+def test_wait_for_all_inside_an_operation_of_the_naive_engine():
+    """It would wait for the operation that calls it; a wait for a var that nobody writes comes back."""
+    naive = engine.create("NaiveEngine")
+    idle, ran = naive.new_variable(), []
+
+    def waits():
+        naive.wait_for_var(idle)
+        ran.append(1)
+        naive.wait_for_all()
+
+    with pytest.raises(WaitInWorkerError, match="wait_for_all was called inside"):
+        naive.push(waits)
+    assert ran == [1]
+    naive.wait_for_all()
+
+
 @pytest.mark.parametrize("what", ["var", "all"])
 def test_wait_inside_an_operation(what):
     """A worker that would wait for itself raises, with the fix; the engine works on."""

@@ -179,6 +179,26 @@ def test_asynchronous_operations_on_a_device(eng):
     assert cell[0] == 12
 
 
+def test_an_asynchronous_operation_is_dispatched_when_its_inputs_are_enqueued():
+    """Its stream waits for the other device's, the host does not."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    for i in range(2):
+        configure(i, order="lazy")
+    log, a, b, place = [], eng.new_variable(), eng.new_variable(), device.get(sim(1))
+
+    def start(on_complete):
+        place.launch(lambda: log.append("second"))
+        on_complete()
+
+    enqueue(eng, sim(0), lambda: log.append("first"), (), [a])
+    eng.push_async(start, [a], [b], sim(1))
+    eng._wait_idle()
+    assert log == []
+    eng.wait_for_var(b)
+    assert log == ["first", "second"]
+    eng.stop()
+
+
 def test_a_device_that_cannot_be_used_fails_its_operations(monkeypatch):
     """No worker dies: the wait says why, and deletes run."""
     from weftplan.errors import DeviceError

@@ -43,6 +43,31 @@ class TestVarOf:
         one, other = np.frombuffer(mapped, np.uint8), np.frombuffer(mapped, np.uint8, 8)
         assert engine.var_of(one) is engine.var_of(other)
 
+    def test_views_of_other_classes(self, driver, tmp_path: Path):
+        """A view of a subclass, matrices and maps share the var of what they look at, also when only the other lives
+        on."""
+
+        class Special(np.ndarray):
+            """An array class of the user's."""
+
+        whole = np.zeros(8)
+        view = whole.view(Special)[1:]
+        var = engine.var_of(view)
+        assert engine.var_of(whole) is var
+        assert engine.var_of(view[1:].view(np.ndarray)) is var
+        del view
+        gc.collect()
+        assert engine.var_of(whole) is var
+        alone = engine.var_of(np.zeros(8).view(Special))
+        assert alone is not var
+        first = np.zeros(4).view(Special)
+        held, var = first[2:], engine.var_of(first)
+        del first
+        gc.collect()
+        assert engine.var_of(held) is var
+        mapped = np.memmap(tmp_path / "map", np.uint8, "w+", shape=(16,))
+        assert engine.var_of(mapped[4:]) is engine.var_of(np.asarray(mapped)) is engine.var_of(mapped)
+
     def test_ndarrays_and_vars_bring_their_own(self, driver):
         """An NDArray has a var already; a var stands for itself."""
         array = mx.nd.zeros((2,))
