@@ -53,11 +53,10 @@ class TestVarOf:
         whole = np.zeros(8)
         view = whole.view(Special)[1:]
         var = engine.var_of(view)
-        assert engine.var_of(whole) is var
-        assert engine.var_of(view[1:].view(np.ndarray)) is var
         del view
         gc.collect()
         assert engine.var_of(whole) is var
+        assert engine.var_of(whole.view(Special)[2:].view(np.ndarray)) is var
         alone = engine.var_of(np.zeros(8).view(Special))
         assert alone is not var
         first = np.zeros(4).view(Special)
