@@ -1,5 +1,6 @@
 """What destructors and signal handlers may do while their thread is inside the region: push, and not wait."""
 
+import sys
 import threading
 
 import pytest
@@ -133,5 +134,27 @@ def test_a_change_that_raises(eng):
         with pytest.raises(KeyError, match="in there"):
             eng._exclusively(change)
     assert eng._exclusively(lambda: eng._pending) == 0
+    counts = eng.statistics()
+    assert (counts.pushed, counts.completed, counts.pending) == (0, 0, 0)
+
+
+def test_an_interrupt_just_after_a_change(eng):
+    """The change is made once, whoever asked gets the interrupt, and the next one gets an answer."""
+    made = []
+
+    def interrupt(frame, event, called):
+        if event == "c_return" and frame.f_code.co_name == "make" and called.__name__ == "extend":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            eng._exclusively(lambda: made.append(1))
+    finally:
+        sys.setprofile(before)
+    assert made == [1]
+    assert eng._exclusively(lambda: "answer") == "answer"
     counts = eng.statistics()
     assert (counts.pushed, counts.completed, counts.pending) == (0, 0, 0)
