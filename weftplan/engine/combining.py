@@ -26,6 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, MutableSequence
 from contextlib import suppress
+from types import CodeType
 from typing import Any, TypeVar
 
 from weftplan.engine.execution import Execution
@@ -317,15 +318,22 @@ class Combining(Execution):
 
     def _refuse_inside(self) -> None:
         """Raise if this thread is inside already, interrupted by what calls this: it would wait for itself."""
-        if self._token:
-            return
-        frame = sys._getframe(1)
+        if self._is_inside():
+            raise EngineError(
+                "a finalizer or signal handler waited while the engine was in the middle of a change on this thread"
+            )
+
+    def _is_inside(self, method: CodeType | None = None) -> bool:
+        """True when a finalizer or signal handler calls this that has interrupted its thread inside the region, or in
+        ``method`` of this engine (which may be the caller)."""
+        frame = None if self._token and method is None else sys._getframe(1)
+        if method is not None and frame is not None:
+            frame = frame.f_back
         while frame is not None:
-            if frame.f_code is _REGION and frame.f_locals.get("self") is self:
-                raise EngineError(
-                    "a finalizer or signal handler waited while the engine was in the middle of a change on this thread"
-                )
-            frame = frame.f_back  # type: ignore[assignment]
+            if frame.f_code in (_REGION, method) and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
 
 
 _REGION = Combining._apply.__code__

@@ -19,7 +19,7 @@ from weftplan.engine.dump import dump_dot, dump_text, snapshot
 from weftplan.engine.execution import Tracer as Tracer
 from weftplan.engine.failure import Failure
 from weftplan.engine.forking import Forking
-from weftplan.engine.operation import DetailedBlock, FnProperty, Operator, OprBlock, Waiter, checked_vars
+from weftplan.engine.operation import DetailedBlock, FnProperty, Operator, OprBlock, TracedBlock, Waiter, checked_vars
 from weftplan.engine.sites import is_internal, push_site
 from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
@@ -164,16 +164,21 @@ class Engine(Forking):
                 raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
         if ctx is not None and type(ctx) is Context and ctx.device_type == "cpu" and not ctx.device_id:
             ctx = None
-        if ctx is None and prop is NORMAL and not priority and not self._unusual:
+        if ctx is None and prop is NORMAL and not priority and self._unusual < 2:
             frame = sys._getframe(1)
-            code = frame.f_code
-            if code is self._pusher:
-                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, code, frame.f_lasti))
-            else:
-                site = push_site()
-                if site is not None and site[0] is code and not is_internal(code.co_filename):
+            code: CodeType | None = frame.f_code
+            lasti = frame.f_lasti
+            if code is not self._pusher:
+                if is_internal(frame.f_code.co_filename):
+                    code, lasti = push_site() or (None, 0)
+                else:
                     self._pusher = code
-                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, *(site or ())))
+            if not self._unusual:
+                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, code, lasti))
+            else:
+                traced = TracedBlock(fn, const_vars, mutable_vars, name, code, lasti)
+                traced.push_ns = time.perf_counter_ns()
+                self._requests.append(traced)
             if self._token:
                 self._apply()
             return
@@ -184,7 +189,8 @@ class Engine(Forking):
                 self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site))
                 return
             self._flush_bulk()
-        self._submit(DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, FnProperty(prop), priority))
+        prop = prop if type(prop) is FnProperty else FnProperty(prop)
+        self._submit(DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, prop, priority))
 
     def _submit(self, op: DetailedBlock) -> None:
         """Push what is not the usual."""

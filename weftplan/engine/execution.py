@@ -68,8 +68,8 @@ class Execution:
         self._bulking: list[Any] = []
         """A guard for each thread whose bulk size is not 0."""
         self._tracer: Tracer | None = None
-        self._unusual = self._inline
-        """Something is on that a push has to look at: a tracer, a bulk, an engine that runs what is pushed at once."""
+        self._unusual = 2 if self._inline else 0
+        """What a push has to look at: 1 a tracer; 2 a bulk, or an engine that runs what is pushed at once."""
         self._shutdown = False
         self._streams: list[Any] = []
         """Workers of asynchronous devices, each with a stream, for waits to synchronise."""
@@ -87,7 +87,7 @@ class Execution:
 
     def _note_unusual(self) -> None:
         """Called after every change of what it depends on, so the last caller leaves the truth."""
-        self._unusual = self._inline or self._tracer is not None or bool(self._bulking)
+        self._unusual = 2 if self._inline or self._bulking else int(self._tracer is not None)
 
     def _exclusively(self, change: Callable[[], Any]) -> Any:
         """Make a change of state inside the region; see ``combining.py``."""
@@ -227,9 +227,10 @@ class Execution:
         tracer = self._tracer
         if tracer is None:
             return
+        name = op.name
         try:
             tracer(
-                op.label,
+                name if name and type(name) is str else op.label,
                 op.ctx or _CPU0,
                 queue,
                 worker,

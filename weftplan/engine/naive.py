@@ -19,6 +19,7 @@ from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import FnProperty, OprBlock, Waiter
 from weftplan.engine.statistics import QueueStatistics
+from weftplan.engine.var import Var
 
 
 class NaiveEngine(Engine):
@@ -33,16 +34,12 @@ class NaiveEngine(Engine):
         """Ready, for whichever pushing thread comes first."""
         self._taken = iter(self._dispatched.popleft, None)
         """Takes the first of them, in a way that no signal can come in between."""
-        self._renew_turn()
+        self._sleepers: list[Any] = []
+        """Locks on which threads sleep whose operations wait for those of others; opened after every change."""
+        self._next_sleeper = iter(self._sleepers.pop, None)
         self._deferred: set[OprBlock] = set()
         """Operations that are not performed yet though their pushes, inside other operations, have returned."""
         self._by_context: dict[Context, int] = {}
-
-    def _renew_turn(self) -> None:
-        # Entered by this lock, not by the condition: its `with` is Python and could be broken off with the lock taken.
-        self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
-        """Notified after every change, for threads whose own operation waits for another thread's."""
 
     def _dispatch(self) -> None:
         self._dispatch_to(self._dispatched)
@@ -54,13 +51,25 @@ class NaiveEngine(Engine):
 
     def _apply(self) -> None:
         super()._apply()
-        with self._lock:
-            self._turn.notify_all()
+        while True:
+            try:
+                for lock in self._next_sleeper:  # noqa: B007
+                    break
+            except IndexError:
+                break
+            lock.release()
 
-    def _run_inline(self, op: OprBlock) -> None:
-        """Run what is ready until ``op`` is done; inside an operation: until nothing is ready, since what ``op`` still
-        waits for may be that operation itself."""
-        nested = running.depth > 0
+    def _before_wait(self, var: Var | None = None) -> None:
+        if self._deferred and not running.depth:
+            self._run_inline(None)
+
+    def _run_inline(self, op: OprBlock | None) -> None:
+        """Run what is ready until ``op`` (None: everything) is done.
+
+        Inside an operation, or in a destructor or signal handler that has interrupted this method or the region on this
+        thread: until nothing is ready, since what ``op`` still waits for may be what is going on here. Then it is run
+        by whoever is interrupted, at the latest by the next push or wait.
+        """
         raised: Failure | None = None
         while True:
             following: OprBlock | None = None
@@ -74,15 +83,16 @@ class NaiveEngine(Engine):
             except IndexError:
                 if following is not None:
                     raise
-                with self._lock:
-                    if self._dispatched:
-                        continue
-                    if op.wait == _PERFORMED:
-                        break
-                    if nested:
-                        self._deferred.add(op)
-                        break
-                    self._turn.wait()
+                if op is None or op.wait == _PERFORMED:
+                    break
+                if running.depth or self._is_inside(_RUN):
+                    self._deferred.add(op)
+                    break
+                lock = threading.Lock()
+                lock.acquire()
+                self._sleepers.append(lock)
+                if not self._dispatched and op.wait != _PERFORMED:
+                    lock.acquire()
                 continue
             except BaseException:
                 if following is not None and following.wait != _PERFORMED:  # an interrupt came before
@@ -91,7 +101,7 @@ class NaiveEngine(Engine):
                 raise
             if deferred and isinstance(following.failure, Failure) and raised is None:
                 raised = following.failure
-        if op.wait == _PERFORMED and isinstance(op.failure, Failure):
+        if op is not None and op.wait == _PERFORMED and isinstance(op.failure, Failure):
             raised = op.failure
         if raised is not None:
             self._raise(raised)
@@ -139,12 +149,15 @@ class NaiveEngine(Engine):
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._renew_turn()
+        self._sleepers.clear()
         self._deferred.clear()
         self._dispatched.clear()
 
     def _queues(self) -> Sequence[Any]:
         return [_Inline(ctx, count) for ctx, count in self._by_context.items()]
+
+
+_RUN = NaiveEngine._run_inline.__code__
 
 
 class _Inline:

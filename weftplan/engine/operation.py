@@ -86,8 +86,14 @@ class OprBlock:
         return f"<operation {self.label!r} #{self.seq} pushed at {self.where()}, waits for {self.wait}>"
 
 
+class TracedBlock(OprBlock):
+    """The same while there is a tracer: with the time of the push."""
+
+    __slots__ = ("push_ns",)
+
+
 class DetailedBlock(OprBlock):
-    """A push that says more than function, vars and name, or whose time is recorded."""
+    """A push that says more than function, vars and name."""
 
     __slots__ = ("asynchronous", "ctx", "priority", "prop", "push_ns")
 

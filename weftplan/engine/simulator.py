@@ -58,11 +58,11 @@ class Simulator(Engine):
         outer = running.engine
         running.engine = self
         try:
+            start = time.perf_counter_ns() if self._tracer is not None else 0
             if op.asynchronous:
                 self._asynchronous.add(op.seq)
-                self._start_async(op, partial(self._arrive, op))
+                self._start_async(op, partial(self._arrive, op, start))
                 return True
-            start = time.perf_counter_ns() if self._tracer is not None else 0
             failure = self._execute(op)
             if start:
                 self._trace(op, "simulated", "simulator", start)
@@ -71,8 +71,10 @@ class Simulator(Engine):
         self._complete(op, failure)
         return True
 
-    def _arrive(self, op: OprBlock, failure: Any) -> None:
+    def _arrive(self, op: OprBlock, start_ns: int, failure: Any) -> None:
         """An asynchronous operation is over, on whatever thread."""
+        if start_ns:
+            self._trace(op, "simulated", threading.current_thread().name, start_ns)
         self._complete(op, failure)
         self._asynchronous.discard(op.seq)
         self._arrived.release()

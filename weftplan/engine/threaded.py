@@ -15,7 +15,7 @@ from weftplan.engine.core import Engine
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.helping import help_all, help_var
-from weftplan.engine.operation import FnProperty, OprBlock, Waiter
+from weftplan.engine.operation import FnProperty, OprBlock, TracedBlock, Waiter
 from weftplan.engine.var import Var
 from weftplan.engine.workers import WorkerQueue
 
@@ -75,14 +75,15 @@ class ThreadedBase(Engine):
         ready = self._ready
         while ready:
             op = ready[0]
-            if type(op) is OprBlock:
+            kind = type(op)
+            if kind is OprBlock or kind is TracedBlock:
                 queue = self._default
                 if queue is None:
                     queue = self._route(op)
                 items = queue.items
                 del ready[0]
                 items.append(op)
-            elif type(op) is Waiter:
+            elif kind is Waiter:
                 self._tell(op)
                 continue
             elif self._short_inline and op.prop in _SHORT and not self._streams_used:
@@ -144,6 +145,8 @@ class ThreadedBase(Engine):
                 return
             op.failure = outcome
             requests.append(op)
+            if start:
+                self._trace(op, "inline", threading.current_thread().name, start)
             self._apply()
 
         # An interrupt counts as the failure of the operation, so that its vars go on. No signal can come between taking
@@ -193,7 +196,7 @@ class ThreadedBase(Engine):
 
     def _queue_with(self, op: OprBlock) -> WorkerQueue | None:
         """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
-        queue = self._default if type(op) is OprBlock else self._known_queue(op)
+        queue = self._default if type(op) in (OprBlock, TracedBlock) else self._known_queue(op)
         return queue if queue is not None and self._can_help(queue) else None
 
     def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
