@@ -73,3 +73,15 @@ def test_contexts_have_pools_of_their_own():
     rows = {(str(q.context), q.queue): q.completed for q in eng.statistics().queues}
     assert rows == {("cpu(0)", "worker"): 1, ("cpu(1)", "worker"): 1, ("None", "priority"): 1}
     eng.stop()
+
+
+def test_statistics_of_engines_without_threads():
+    """The naive engine counts per context where operations were run; the simulator has no queues."""
+    naive, simulator = engine.create("NaiveEngine"), engine.create("Simulator")
+    for eng in (naive, simulator):
+        for ctx in (cpu(0), None, cpu(1)):
+            eng.push(lambda: None, ctx=ctx)
+        eng.wait_for_all()
+    rows = {(str(q.context), q.queue, q.completed, q.depth, q.workers) for q in naive.statistics().queues}
+    assert rows == {("cpu(0)", "inline", 2, 0, 0), ("cpu(1)", "inline", 1, 0, 0)}
+    assert simulator.statistics().queues == ()

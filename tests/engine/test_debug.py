@@ -191,6 +191,7 @@ def test_dumps_name_every_holder(debug):
     eng.push(lambda: None, [a], (), mx.cpu(3), name="behind")
     dot, lines = eng.dump("dot"), eng.dump().splitlines()
     assert lines[0] == "<Simulator: 5 pushed, 5 pending>"
+    assert "WEFTPLAN_ENGINE_DEBUG" not in "".join(lines)
     heads = [line for line in lines if line.startswith("  #")]
     assert [line.rpartition(": ")[2] for line in heads] == ["runs or is queued"] * 2 + ["waits"] * 3
     assert "#1 'r1' on cpu(0), pushed at" in heads[0]

@@ -87,6 +87,24 @@ def test_a_long_chain_is_no_deep_recursion(eng):
     assert var.version == 20_001
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_it_frees_runs(eng, asynchronous):
+    """
+    held on a worker --> short, run by that worker --> plain
+
+    Nobody waits, pushes or asks meanwhile: whoever ran the short one sees to what it frees.
+    """
+    a, b, gate, done = eng.new_variable(), eng.new_variable(), threading.Event(), threading.Event()
+    eng.push(gate.wait, (), [a])
+    if asynchronous:
+        eng.push_async(lambda on_complete: on_complete(), [a], [b], prop=SHORT)
+    else:
+        eng.push(lambda: None, [a], [b], prop=SHORT)
+    eng.push(done.set, [b])
+    gate.set()
+    assert done.wait(60)
+
+
 def test_another_thread_took_the_last_one(eng):
     """Whoever comes for it finds nothing to run, which is no error."""
     assert eng._run_short() is False
