@@ -1,9 +1,11 @@
 """The engine's contract: pushes from inside and from many threads, priorities, contexts. On every driver."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 
+from tests.contract.engines import Boom, boom
 from weftplan import engine
 from weftplan.device.context import cpu
 from weftplan.engine import FnProperty
@@ -85,3 +87,35 @@ def test_statistics_of_engines_without_threads():
     rows = {(str(q.context), q.queue, q.completed, q.depth, q.workers) for q in naive.statistics().queues}
     assert rows == {("cpu(0)", "inline", 2, 0, 0), ("cpu(1)", "inline", 1, 0, 0)}
     assert simulator.statistics().queues == ()
+
+
+def test_a_tracer_sees_every_operation_once(eng):
+    """Plain, prioritized, asynchronous, short and both, deletes, on two contexts, failed ones and skipped ones."""
+    records, expected, numbers = [], [], set()
+    bad, after = eng.new_variable(), eng.new_variable()
+    eng.tracer = lambda *record: records.append(record)
+    for prop in FnProperty:
+        for ctx in (cpu(0), cpu(1)):
+            for asynchronous in (False, True):
+                expected.append(f"{prop.name} {ctx} {asynchronous}")
+                if asynchronous:
+                    eng.push_async(lambda done: done(), (), [], ctx, prop=prop, name=expected[-1])
+                else:
+                    eng.push(lambda: None, (), [], ctx, prop=prop, name=expected[-1])
+    for fn, reads, writes, name in ((boom, [], [bad], "failed"), (int, [bad], [after], "skipped")):
+        expected.append(name)
+        with suppress(Boom):  # the naive engine's pushes
+            eng.push(fn, reads, writes, name=name)
+    eng.delete_variable(eng.new_variable())
+    with suppress(Boom):
+        eng.wait_for_all()
+    eng.stop()  # a wait may come back before the tracer was told
+    eng.tracer = None
+    assert sorted(name for name, *_ in records) == sorted([*expected, "DeleteVariable"])
+    for name, ctx, queue, worker, push_ns, start_ns, end_ns, number in records:
+        assert str(ctx) == (name.split()[1] if " " in name else "cpu(0)")
+        assert queue
+        assert worker
+        assert 0 < push_ns <= start_ns <= end_ns
+        numbers.add(number)
+    assert len(numbers) == len(records)

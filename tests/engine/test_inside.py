@@ -72,10 +72,8 @@ def test_waits_on_another_engine_are_fine(eng, monkeypatch):
     other.stop()
 
 
-@pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
-def test_pushes_are_taken(kind, monkeypatch):
+def test_pushes_are_taken(eng, monkeypatch):
     """A push, an asynchronous one and a delete from inside run after the change, in order."""
-    eng = engine.create(kind)
     var, log = eng.new_variable(), []
 
     def destructor():
@@ -88,7 +86,23 @@ def test_pushes_are_taken(kind, monkeypatch):
     eng.wait_for_all()
     assert found == []
     assert log == ["first", "push", "async", "delete"]
-    eng.stop()
+
+
+def test_pushes_from_inside_a_question(eng, monkeypatch):
+    """The thread is inside for a wait or to count, not for a push: what comes from inside runs all the same."""
+    var, log = eng.new_variable(), []
+    apply = eng._exclusively
+
+    def ask():
+        apply(lambda: eng.push(lambda: log.append("push"), (), [var]))
+
+    ask()
+    eng.wait_for_var(var)
+    assert log == ["push"]
+    ask()
+    eng.wait_for_all()
+    assert log == ["push", "push"]
+    assert eng.statistics().pushed == 2
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])

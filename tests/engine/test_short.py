@@ -124,11 +124,15 @@ def test_a_failure_is_raised_at_the_wait(eng):
     assert (counts.failed, counts.skipped, counts.completed) == (1, 1, 2)
 
 
-def test_a_tracer_sees_them(eng):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_tracer_sees_them(eng, asynchronous):
     """In a queue called ``inline``, with the thread that ran them."""
     records = []
     eng.tracer = lambda *record: records.append(record)
-    eng.push(lambda: None, prop=SHORT, name="short")
+    if asynchronous:
+        eng.push_async(lambda on_complete: on_complete(), prop=SHORT, name="short")
+    else:
+        eng.push(lambda: None, prop=SHORT, name="short")
     eng.tracer = None
     ((name, ctx, queue, worker, push_ns, start_ns, end_ns, number),) = records
     assert (name, str(ctx), queue, worker) == ("short", "cpu(0)", "inline", threading.current_thread().name)
