@@ -37,6 +37,19 @@ def test_foreign_vars_and_no_function(eng):
     assert eng.statistics().pushed == 0
 
 
+def test_errors_name_the_operation(eng):
+    """By the name that the push gave, if it gave one."""
+    a, gone = eng.new_variable("a"), eng.new_variable("gone")
+    eng.delete_variable(gone)
+    for push in (eng.push, eng.push_async, eng.new_operator):
+        with pytest.raises(DuplicateVarError, match=r"^operation 'mine' writes <Var 'a'"):
+            push(lambda *_: None, (), [a, a], name="mine")
+        with pytest.raises(DuplicateVarError, match=r"^the operation lists <Var 'a'"):
+            push(lambda *_: None, [a], [a])
+        with pytest.raises(EngineError, match=r"^operation 'mine': <Var 'gone'.* has been deleted; make a new var"):
+            push(lambda *_: None, [gone], name="mine")
+
+
 def test_operators_of_another_engine(eng):
     """Refused with both engines' names; its own engine still takes it."""
     other = engine.create("NaiveEngine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,21 @@ def test_live_bytes_only_when_asked(threaded, keys, sampled):
     assert sampler() == sampled
     profiler.set_state("stop")
     assert bool(recorder.memory) == sampled
+
+
+def test_live_bytes_in_between(threaded):
+    """They are sampled again and again while the profiler runs, not only at both ends."""
+    kept = mx.nd.ones((10,))
+    kept.wait_to_read()
+    profiler.set_state("run")
+    end = time.monotonic() + 60
+    while len({when for when, _, _ in recorder.memory}) < 5:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    profiler.set_state("stop")
+    times = [when for when, context, _ in recorder.memory if context == "cpu(0)"]
+    assert times == sorted(times)
+    del kept
 
 
 def test_an_unknown_key_changes_nothing(threaded):
