@@ -22,7 +22,13 @@ from weftplan.planner.packing.instances import read_csv
 @click.option("--capacity", type=click.IntRange(min=1), help="Bytes of the slab; exit code 1 if more are needed.")
 @click.option("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Of all offsets.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds; then the best so far.")
-@click.option("--effort", type=click.Choice(["fast", "normal", "max"]), default="normal", show_default=True)
+@click.option(
+    "--effort",
+    type=click.Choice(["fast", "normal", "max"]),
+    default="normal",
+    show_default=True,
+    help="How long to search where the bound is not met.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the packing as one JSON object.")
 @click.option(
     "--output", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File for id,offset rows."

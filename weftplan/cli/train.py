@@ -79,13 +79,35 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
 
 @click.command("train")
 @click.option("--network", type=click.Choice(NETWORKS), default="lenet", show_default=True, help="Network to train.")
-@click.option("--devices", default="2", show_default=True, callback=_devices, help="How many CPU contexts, or a list.")
+@click.option(
+    "--devices",
+    default="2",
+    show_default=True,
+    callback=_devices,
+    help="How many CPU contexts, or a list: gpu(0),gpu(1) or, simulated, sim(0),sim(1).",
+)
 @click.option("--engine", "kind", type=click.Choice(ENGINES), default=None, help="Default: MXNET_ENGINE_TYPE.")
-@click.option("--kvstore", default="device", show_default=True, type=click.Choice(("local", "device", "none")))
-@click.option("--epochs", default=25, show_default=True, type=click.IntRange(min=1))
-@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1))
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
-@click.option("--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True))
+@click.option(
+    "--kvstore",
+    default="device",
+    show_default=True,
+    type=click.Choice(("local", "device", "none")),
+    help="Where gradients are summed: on the host, on a device, or nowhere (one device).",
+)
+@click.option("--epochs", default=25, show_default=True, type=click.IntRange(min=1), help="Passes over the images.")
+@click.option(
+    "--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Images a step, over all devices."
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Of weights and order; same seed, same bits.",
+)
+@click.option(
+    "--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True), help="Learning rate of SGD."
+)
 @click.option(
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
@@ -158,16 +180,17 @@ def _run(
     module = Module(models.digits(network), context=devices)
     module.bind(train.provide_data, train.provide_label)
     module.init_params(Xavier(magnitude=2.24))
-    console.print(
-        f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore {kvstore}, "
-        f"{len(split.train_labels)} training and {len(split.test_labels)} test images"
-    )
     batches = len(split.train_labels) // batch_size
     stop = StopAtBatchEnd()
     display = LiveDisplay(batch_size, batches, epochs, lambda: _memory(devices), console=console)
     start = time.perf_counter()
     interrupted = False
     with stop, display:
+        # Whoever reads this line may interrupt: from here on Ctrl-C waits for the end of a batch.
+        console.print(
+            f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore {kvstore}, "
+            f"{len(split.train_labels)} training and {len(split.test_labels)} test images"
+        )
         try:
             module.fit(
                 train,
