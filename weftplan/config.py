@@ -19,13 +19,13 @@ import difflib
 import math
 import os
 import re
-import threading
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning
+from weftplan.locks import Lock
 
 __all__ = [
     "Setting",
@@ -64,7 +64,7 @@ class Setting:
     text: str | None
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _first: dict[str, Setting] = {}
 """The settings that :func:`process` handed out, by canonical name. Guarded by ``_lock``."""
 _warned: set[tuple[str, str | None]] = set()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 from weftplan.device.base import Device
 from weftplan.device.context import Context
+from weftplan.locks import Lock
 
 _devices: dict[Context, Device] = {}
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def get(context: Context) -> Device:

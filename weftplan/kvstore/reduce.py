@@ -15,12 +15,13 @@ threads only ever run the leaf function below, so they cannot wait for anything.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+
+from weftplan.locks import Lock
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
@@ -99,7 +100,7 @@ def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, bloc
         block_sum([source[lo:hi] for source in sources], out[lo:hi], scratch[: hi - lo])
 
 
-_pool_lock = threading.Lock()
+_pool_lock = Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
@@ -115,7 +116,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _forget_pools() -> None:
     """After a fork the child has none of the threads; new pools are made at need."""
     global _pool_lock
-    _pool_lock = threading.Lock()
+    _pool_lock = Lock()
     _pools.clear()
 
 

@@ -9,7 +9,6 @@ MXNet's, whose generators are not specified.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,11 +18,12 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
+from weftplan.locks import Lock
 from weftplan.ndarray.array import NDArray, check_dtype
 from weftplan.ndarray.chunk import Chunk, push
 from weftplan.ops.schema import OpContext
 
-_lock = threading.Lock()
+_lock = Lock()
 _seed = 0
 _streams: dict[Context, list[int]] = {}
 """Context -> [seed, next counter]; guarded by the lock."""

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from weftplan.errors import MXNetError, ParameterError
+from weftplan.locks import Lock
 from weftplan.profiler.recorder import UserRecord, recorder
 
 
@@ -89,7 +90,7 @@ class Counter:
     def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
         self.domain = domain
         self.name = name
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.value = 0.0
         if value is not None:
             self.set_value(value)

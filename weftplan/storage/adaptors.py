@@ -7,11 +7,11 @@ of a stack may report on them, but each must be freed at the top.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import replace
 
 from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.locks import Lock
 from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, report
 
 
@@ -74,7 +74,7 @@ class StatisticsResource(Adaptor):
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._live: dict[int, Allocation] = {}
         self._freed: deque[tuple[int, int]] = deque()
         zeros = dict.fromkeys(Statistics.__dataclass_fields__, 0)

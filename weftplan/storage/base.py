@@ -12,7 +12,6 @@ whoever
 from __future__ import annotations
 
 import heapq
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.locks import Lock
 
 _LISTED_HOLDERS = 5
 
@@ -136,7 +136,7 @@ class Ledger(Resource):
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._returned: deque[Allocation] = deque()
         # Invariant: holds exactly the allocations that nobody freed. dict.pop decides, atomically, who frees first.
         self._live: dict[int, Allocation] = {}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from weftplan import config, device
 from weftplan.device.context import Context
+from weftplan.locks import Lock
 from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.base import Resource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.raw import RawResource
 
 _resources: dict[Context, Resource] = {}
-_lock = threading.Lock()
+_lock = Lock()
 
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Whose variables configure a device type; a simulated device follows the GPU's."""

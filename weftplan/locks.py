@@ -1,0 +1,38 @@
+"""A lock whose ``with`` Ctrl-C cannot break off halfway.
+
+The interpreter looks for signals after a call. Since CPython 3.14 ``with lock`` calls ``__enter__`` like anything else,
+so an interrupt may come when the lock is taken and the block that would let it go has not begun: nobody ever gets it
+again. Up to 3.13 entering was one step, but never ``if lock.acquire(blocking=False)`` with a ``try`` behind it. Only
+the main thread is interrupted, but all wait for the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+
+class Lock:
+    """As ``threading.Lock``: not re-entrant, any thread may release it."""
+
+    __slots__ = ("__exit__", "_taking", "_trying", "locked", "release")
+    # A slot, because an `__exit__` written in Python could be interrupted when it begins, before it lets go.
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        self.__exit__ = lock.__exit__
+        self.release = lock.release
+        self.locked = lock.locked
+        # A loop calls them without looking for signals afterwards; nor does the interpreter when a function returns.
+        self._taking = iter(lock.acquire, None)
+        self._trying = iter(partial(lock.acquire, False), None)
+
+    def __enter__(self) -> None:
+        for _ in self._taking:
+            break
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it; without ``blocking`` only if that is possible at once. A ``try`` is to follow directly."""
+        for taken in self._taking if blocking else self._trying:
+            return taken
+        raise AssertionError("unreachable: a lock returns True or False, never None")
