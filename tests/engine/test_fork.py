@@ -84,37 +84,6 @@ def test_work_that_comes_between_stop_and_fork(kind):
     eng.stop()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_lock_that_another_thread_holds():
-    """The naive engine's, at the moment of the fork: the thread that would give it back does not exist in the child."""
-    eng = engine.create("NaiveEngine")
-    var, held, go = eng.new_variable(), threading.Event(), threading.Event()
-
-    def hold():
-        with eng._turn:
-            held.set()
-            go.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(60)
-    threading.Timer(0.3, go.set).start()  # the parent needs it again after the fork
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            eng.push(lambda: None, (), [var])
-            status = 0 if var.version == 1 else 2
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
-    thread.join(60)
-    eng.push(lambda: None, (), [var])
-    assert var.version == 1
-
-
 def forked(text):
     """Run a program that forks, in a process of its own; what it prints."""
     done = subprocess.run(
