@@ -214,3 +214,13 @@ def test_the_size_comes_back_after_an_error(eng):
     for bad in (True, 1.5, "3", None):
         with pytest.raises(EngineError, match="bulk size must be an integer >= 0"):
             eng.set_bulk_size(bad)
+
+
+def test_a_future_flushes_the_bulk(deferred):
+    """Of a var that a collected member writes: it is done after that."""
+    if deferred.kind == "Simulator":
+        pytest.skip("nobody would run the simulator while the future is waited for")
+    var = deferred.new_variable()
+    with deferred.bulk(10):
+        deferred.push(lambda: None, (), [var])
+        assert deferred.future(var).result(60).version == 1

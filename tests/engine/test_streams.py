@@ -8,7 +8,8 @@ from weftplan import device, engine
 from weftplan.device.context import cpu, sim
 from weftplan.device.simulated import configure
 from weftplan.engine import FnProperty
-from weftplan.engine.streams import StreamWorker
+from weftplan.engine.operation import OprBlock
+from weftplan.engine.streams import Mark, StreamWorker, VarEvents
 
 
 @pytest.fixture(params=["lazy", "random"])
@@ -115,6 +116,56 @@ def test_memory_is_given_back_only_when_streams_have_passed(eng, ctx):
     eng.wait_for_all()
     assert log == ["write", "read", "delete"]
     assert out.tolist() == [4.0] * 4
+
+
+def test_streams_of_another_kind_of_device():
+    """They cannot wait for each other's events: the host does, before the work is enqueued."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    log, var = [], eng.new_variable()
+
+    class Other:
+        """The stream and the event of a device of another make."""
+
+        def record(self):
+            return self
+
+        def synchronize(self):
+            log.append("synchronized")
+
+    first = OprBlock(None, (), (var,), "elsewhere")
+    eng.push(lambda: None, (), [eng.new_variable()], sim(0))
+    eng.wait_for_all()
+    var.events = VarEvents(Mark(Other(), first))
+    enqueue(eng, sim(0), lambda: log.append("work"), [var], ())
+    eng.wait_for_all()
+    assert log == ["synchronized", "work"]
+    eng.stop()
+
+
+def test_statistics_count_deletes_once(eng):
+    """Also those that were held back until streams had passed."""
+    made = [eng.new_variable() for _ in range(5)]
+    for var in made:
+        enqueue(eng, sim(0), lambda: None, (), [var])
+        eng.delete_variable(var, ctx=sim(0))
+    eng.wait_for_all()
+    eng.stop()
+    counts = eng.statistics()
+    assert (counts.pushed, counts.completed, counts.failed) == (10, 10, 0)
+
+
+def test_queues_count_deletes_once():
+    """Each is one of the operations of its queue."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    made = [eng.new_variable() for _ in range(5)]
+    for var in made:
+        enqueue(eng, sim(0), lambda: None, (), [var])
+    eng._wait_idle()
+    for var in made:
+        eng.delete_variable(var, ctx=sim(0))
+    eng.wait_for_all()
+    assert [(q.queue, q.completed) for q in eng.statistics().queues] == [("worker", 10)]
+    eng.stop()
 
 
 def test_an_error_of_the_device_reaches_whoever_waits():

@@ -137,6 +137,20 @@ class TestDebugMode:
         engine.submit(np.copyto, out, 1, writes=[out])
         engine.wait()
 
+    def test_the_other_of_two_arrays(self):
+        """Each is described as what it is, whichever was written."""
+
+        @engine.task(reads=["left", "right"], writes=["out"])
+        def careless(left, right, out):
+            left[0] = 7
+
+        left, right, out = np.zeros((2, 3)), np.zeros(5), np.zeros((2, 3))
+        careless(left, right, out)
+        with pytest.raises(UndeclaredWriteError, match=r"'left', ndarray of shape \(2, 3\) and dtype float64;"):
+            engine.wait(out)
+        engine.submit(np.copyto, out, 1, writes=[out])
+        engine.wait()
+
     def test_undeclared_write_in_compiled_code(self):
         """A NumPy function submitted as it is names what it got to read."""
         a, b = np.zeros(4), np.zeros(4)

@@ -158,6 +158,22 @@ def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path)
     assert [e["args"]["waited_us"] for e in slices] == [0, 0, 0]
 
 
+def test_how_long_an_operation_waited(threaded, tmp_path: Path):
+    """From its push to its start, behind one that was held: the arrow in the trace begins where it was pushed."""
+    begun, gate = threading.Event(), threading.Event()
+    profiler.set_state("run")
+    threaded.push(lambda: (begun.set(), gate.wait(60)), name="held")
+    assert begun.wait(60)
+    threaded.push(lambda: None, name="behind")
+    time.sleep(0.05)
+    gate.set()
+    events = dumped(tmp_path)
+    (behind,) = (e for e in events if e.get("cat") == "operation" and e["name"] == "behind")
+    assert behind["args"]["waited_us"] > 40_000
+    (start,) = (e for e in events if e["ph"] == "s" and e["id"] == behind["args"]["id"])
+    assert behind["ts"] - start["ts"] == pytest.approx(behind["args"]["waited_us"], abs=1)
+
+
 def test_a_recording_ends_with_stop(threaded):
     """An operation that is still running when recording stops is waited for; one pushed in a pause is not recorded."""
     gate = threading.Event()
