@@ -55,18 +55,31 @@ class Placed:
             column[at] = value
         self._count = n + 1
 
+    def place_each(
+        self, problem: Problem, order: Int64, offsets: Int64, *, best: bool = False, clock: Clock = ENDLESS
+    ) -> None:
+        """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it.
+
+        Args:
+            problem: the buffers.
+            order: which of them, first come first served.
+            offsets: of all buffers of the problem; those of ``order`` are written.
+            best: see `gap`.
+            clock: time limit.
+        """
+        lo, hi, size = (column[order].tolist() for column in (problem.lo, problem.hi, problem.size))
+        for k, i in enumerate(order.tolist()):
+            if not k & 63:
+                clock.check()
+            off = self.gap(lo[k], hi[k], size[k], best=best)
+            self.insert(lo[k], hi[k], off, off + size[k])
+            offsets[i] = off
+
 
 def fit(problem: Problem, order: Int64, *, best: bool = False, clock: Clock = ENDLESS) -> Int64:
-    """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it."""
-    placed = Placed(len(problem))
+    """Offsets of all buffers, placed one by one in ``order``: see `Placed.place_each`."""
     offsets = np.zeros(len(problem), np.int64)
-    lo, hi, size = problem.lo.tolist(), problem.hi.tolist(), problem.size.tolist()
-    for k, i in enumerate(order.tolist()):
-        if not k & 63:
-            clock.check()
-        off = placed.gap(lo[i], hi[i], size[i], best=best)
-        placed.insert(lo[i], hi[i], off, off + size[i])
-        offsets[i] = off
+    Placed(len(problem)).place_each(problem, order, offsets, best=best, clock=clock)
     return offsets
 
 

@@ -74,12 +74,7 @@ def complete(
         known = np.concatenate([core, np.array(easy, np.int64)])
         placed = Placed(len(problem))
         placed.fill(problem.lo[known], problem.hi[known], offsets[known], offsets[known] + problem.size[known])
-        for k, i in enumerate(late):
-            if not k & 63:
-                clock.check()
-            off = placed.gap(lo[i], hi[i], size[i], best=False)
-            placed.insert(lo[i], hi[i], off, off + size[i])
-            offsets[i] = off
+        placed.place_each(problem, np.array(late, np.int64), offsets, clock=clock)
     return offsets
 
 
@@ -89,14 +84,10 @@ def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int, clo
     core = order[:cut]
     placed = Placed(cut)
     placed.fill(problem.lo[order[:k]], problem.hi[order[:k]], first, first + problem.size[order[:k]])
-    offsets = np.concatenate([first, np.zeros(cut - k, np.int64)])
-    lo, hi, size = problem.lo[core].tolist(), problem.hi[core].tolist(), problem.size[core].tolist()
-    for at in range(k, cut):
-        if not at & 63:
-            clock.check()
-        off = placed.gap(lo[at], hi[at], size[at], best=False)
-        placed.insert(lo[at], hi[at], off, off + size[at])
-        offsets[at] = off
+    every = np.zeros(len(problem), np.int64)
+    every[order[:k]] = first
+    placed.place_each(problem, order[k:cut], every, clock=clock)
+    offsets = every[core]
     rest = order[cut:]
     rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline
     headroom = HEADROOM if len(problem) > THRESHOLD else 1.0

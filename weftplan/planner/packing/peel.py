@@ -38,13 +38,7 @@ class Peeled:
         offsets[self.core] = core_offsets
         placed = Placed(len(problem))
         placed.fill(problem.lo[self.core], problem.hi[self.core], core_offsets, core_offsets + problem.size[self.core])
-        lo, hi, size = problem.lo, problem.hi, problem.size
-        for k, i in enumerate(self.later.tolist()):
-            if not k & 63:
-                clock.check()
-            off = placed.gap(int(lo[i]), int(hi[i]), int(size[i]), best=False)
-            placed.insert(int(lo[i]), int(hi[i]), off, off + int(size[i]))
-            offsets[i] = off
+        placed.place_each(problem, self.later, offsets, clock=clock)
         return offsets
 
 
