@@ -1,4 +1,4 @@
-"""A lock whose ``with`` Ctrl-C cannot break off halfway.
+"""Locks whose ``with`` Ctrl-C cannot break off halfway.
 
 The interpreter looks for signals after a call. Since CPython 3.14 ``with lock`` calls ``__enter__`` like anything else,
 so an interrupt may come when the lock is taken and the block that would let it go has not begun: nobody ever gets it
@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from typing import Any
 
 
-class Lock:
-    """As ``threading.Lock``: not re-entrant, any thread may release it."""
+class _Safe:
+    """What both kinds share."""
 
-    __slots__ = ("__exit__", "_taking", "_trying", "locked", "release")
+    __slots__ = ("__exit__", "_taking", "_trying", "release")
     # A slot, because an `__exit__` written in Python could be interrupted when it begins, before it lets go.
 
-    def __init__(self) -> None:
-        lock = threading.Lock()
+    def __init__(self, lock: Any) -> None:
         self.__exit__ = lock.__exit__
         self.release = lock.release
-        self.locked = lock.locked
         # A loop calls them without looking for signals afterwards; nor does the interpreter when a function returns.
         self._taking = iter(lock.acquire, None)
         self._trying = iter(partial(lock.acquire, False), None)
@@ -33,6 +32,27 @@ class Lock:
 
     def acquire(self, blocking: bool = True) -> bool:
         """Take it; without ``blocking`` only if that is possible at once. A ``try`` is to follow directly."""
+        taken: bool
         for taken in self._taking if blocking else self._trying:
             return taken
         raise AssertionError("unreachable: a lock returns True or False, never None")
+
+
+class Lock(_Safe):
+    """As ``threading.Lock``: not re-entrant, any thread may release it."""
+
+    __slots__ = ("locked",)
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        super().__init__(lock)
+        self.locked = lock.locked
+
+
+class ReentrantLock(_Safe):
+    """As ``threading.RLock``: its thread may take it again, and releases it as often."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(threading.RLock())

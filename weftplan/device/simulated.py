@@ -17,7 +17,6 @@ time. Work must therefore never wait for another thread. Times are virtual secon
 from __future__ import annotations
 
 import random
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +31,12 @@ from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
 from weftplan.device.registry import get
 from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
+from weftplan.locks import ReentrantLock
 
 POISON = 0xFF
 """Byte that fills memory given back: NaN in every float dtype, -1 in every signed integer."""
 
-_world = threading.RLock()
+_world = ReentrantLock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ of its old entry in the deque.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -25,6 +24,7 @@ from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.locks import ReentrantLock
 
 
 def is_array(thing: Any) -> bool:
@@ -92,7 +92,7 @@ class _Registry:
     """Owners by id."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = ReentrantLock()
         """Re-entrant: a collection in here may run a finalizer of the user's that asks for another array's var."""
         self._entries: dict[int, _Entry] = {}
         self._dead: deque[tuple[int, int]] = deque()
