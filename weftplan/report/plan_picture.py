@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from weftplan.planner.plan import MemoryPlan
 
 
 def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
-    """Draw ``plan`` and, with a ``path``, save it (the ending says the format: svg, png, pdf).
+    """Draw ``plan`` and, with a ``path``, save it: svg, png or pdf, as the ending says; one plan gives one file.
 
     Time runs to the right, one column per step of the schedule; address runs upwards (with several devices, that of the
     first). A bar is one planned buffer from its first write to its last read.
@@ -24,6 +25,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
         MXNetError: matplotlib is not installed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.collections import PatchCollection
         from matplotlib.figure import Figure
@@ -64,7 +66,10 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     )
     axes.legend(loc="upper right")
     if path is not None:
-        figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
+        # Neither a date nor random names of elements: the same plan gives the same file.
+        undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix.lower())
+        with rc_context({"svg.hashsalt": "weftplan"}):
+            figure.savefig(path, metadata=undated)
     return figure
 
 

@@ -1,0 +1,26 @@
+"""Pictures of plans as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import weftplan as mx
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize("ending", ["svg", "SVG", "png", "pdf"])
+def test_the_same_plan_gives_the_same_file(ending: str, tmp_path: Path) -> None:
+    """No date, no random name in it: a picture in a repository changes when the plan does."""
+    files = []
+    for number in range(2):
+        plan = mx.models.get("mlp").plan({"data": (8, 784)})
+        path = tmp_path / f"{number}.{ending}"
+        plan.plot(path)
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+    other = tmp_path / f"other.{ending}"
+    mx.models.get("mlp").plan({"data": (9, 784)}).plot(other)
+    assert other.read_bytes() != files[0]
