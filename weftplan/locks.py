@@ -8,6 +8,7 @@ the main thread is interrupted, but all wait for the lock.
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from typing import Any
@@ -56,3 +57,10 @@ class ReentrantLock(_Safe):
 
     def __init__(self) -> None:
         super().__init__(threading.RLock())
+
+
+def free_in_children(lock: Lock) -> Lock:
+    """``lock`` itself, of a module; in a forked child it is free, though another thread may have held it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(Lock.__init__, lock))
+    return lock

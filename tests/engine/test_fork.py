@@ -12,7 +12,7 @@ import warnings
 import pytest
 
 from weftplan import engine
-from weftplan.engine import forking
+from weftplan.engine import blas, core, factory, forking, streams
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -216,3 +216,29 @@ def test_who_waits_at_the_gate(monkeypatch):
     eng.wait_for_all()
     assert theirs.version == 1
     eng.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("lock", [core._delete_lock, factory._lock, streams._lock, blas._lock])
+def test_a_lock_that_another_thread_holds(lock):
+    """The thread that would give it back does not exist in the child, where it is free; in the parent it is held on."""
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            go.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0 if lock.acquire(blocking=False) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert lock.locked()
+    go.set()
+    thread.join(60)
+    assert not lock.locked()

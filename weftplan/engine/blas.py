@@ -16,18 +16,18 @@ so each worker sets it again.
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 from weftplan import config
+from weftplan.locks import Lock, free_in_children
 
 VARIABLE = "WEFTPLAN_BLAS_NTHREADS"
 NATIVE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Variables of BLAS libraries; a user who sets one has decided."""
 
-_lock = threading.Lock()
+_lock = free_in_children(Lock())
 _applied = False
 _per_thread: list[Any] = []
 """Libraries that count per thread, once limited."""

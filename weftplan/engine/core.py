@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +24,11 @@ from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.locks import Lock, free_in_children
 
 NORMAL = FnProperty.NORMAL
 _CPU0 = cpu(0)
-_delete_lock = threading.Lock()
+_delete_lock = free_in_children(Lock())
 """Held for what belongs together: no call but the last one, so neither a destructor nor a signal comes in between."""
 
 

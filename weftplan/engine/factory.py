@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
-import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,12 +18,13 @@ from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.threaded import ThreadedEngine
 from weftplan.errors import ConfigError, EngineError
+from weftplan.locks import Lock, free_in_children
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 EXIT_PATIENCE_S = 30.0
 """How long the end of the process waits for operations that run; then it names them and goes."""
 
-_lock = threading.Lock()
+_lock = free_in_children(Lock())
 _current: Engine | None = None
 
 
@@ -145,13 +144,3 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
-
-
-def _new_lock() -> None:
-    """In a forked child: another thread may have held it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)

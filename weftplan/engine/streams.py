@@ -15,7 +15,6 @@ the same time, under ``_lock``, a leaf.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -23,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from weftplan import device as devices
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.locks import Lock, free_in_children
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
     from weftplan.engine.execution import Execution as Core
     from weftplan.engine.var import Var
 
-_lock = threading.Lock()
+_lock = free_in_children(Lock())
 LATER: Any = object()
 """What :meth:`StreamWorker.run` returns for a delete that has been put off; :meth:`StreamWorker.bury` ends it."""
 

@@ -30,6 +30,7 @@ from weftplan.engine.failure import Failure
 from weftplan.engine.operation import OprBlock
 from weftplan.engine.statistics import QueueStatistics
 from weftplan.engine.streams import LATER, enter
+from weftplan.locks import Lock
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
@@ -89,7 +90,7 @@ class WorkerQueue:
         self.name = name
         self.threads = threads
         self.by_priority = by_priority
-        self.heap_lock = threading.Lock()
+        self.heap_lock = Lock()
         """A leaf, for the heap: without the GIL its functions are not atomic before Python 3.14."""
         fifo: deque[OprBlock] = deque()
         self.items: Any = [] if by_priority else fifo
