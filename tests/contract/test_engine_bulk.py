@@ -19,6 +19,7 @@ def test_bulk_runs_everything_in_order(eng):
     eng.wait_for_all()
     assert log == list(range(25))
     assert eng.set_bulk_size(0) == 0
+    assert not eng._any_failure  # or every operation from here on would look for failures
 
 
 def test_bulk_member_fails_alone(deferred):

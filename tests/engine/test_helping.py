@@ -106,6 +106,21 @@ def test_what_stands_before_what_is_waited_for(workers, monkeypatch):
     eng.stop()
 
 
+@pytest.mark.parametrize("what", ["var", "all"])
+def test_a_wait_beside_a_busy_worker_sleeps(eng, what):
+    """It does not ask again and again whether the worker has come to its end."""
+    var, begun = eng.new_variable(), threading.Event()
+    warm(eng, var)
+    eng.push(lambda: (begun.set(), time.sleep(0.5)), (), [var])
+    assert begun.wait(60)
+    eng._default.quick = True  # as if what the worker runs had looked short
+    eng.push(lambda: None)
+    eng.push(lambda: None, (), [var])
+    before = time.thread_time()
+    eng.wait_for_var(var) if what == "var" else eng.wait_for_all()
+    assert time.thread_time() - before < 0.2
+
+
 def test_never_when_switched_off(monkeypatch):
     """WEFTPLAN_ENGINE_WAITERS_HELP=0."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")

@@ -203,3 +203,20 @@ def test_many_contexts(threaded, tmp_path: Path):
     for e in events:
         if e.get("cat") == "operation":
             assert e["name"] == f"on {names[e['pid']]}"
+
+
+def test_rows_of_users(threaded):
+    """Spans stand in the table under their domains, beside operations; instants and counters do not."""
+    profiler.set_state("run")
+    domain = profiler.Domain("mine")
+    for _ in range(3):
+        with domain.new_task("load"):
+            pass
+    with profiler.Event("alone"):
+        pass
+    domain.new_marker("here").mark()
+    domain.new_counter("images", 5)
+    threaded.push(lambda: None, name="work")
+    profiler.set_state("stop")
+    table = json.loads(profiler.dumps(format="json"))["Time"]
+    assert {name: row["Count"] for name, row in table.items()} == {"mine:load": 3, "event:alone": 1, "work": 1}
