@@ -275,6 +275,6 @@ class _Space:
             if end - begin >= size:
                 yield k, begin
                 yield k, end - size
-                left -= 1
+                left -= 2
             if left <= 0:
                 return
