@@ -151,6 +151,21 @@ class TestDebugMode:
         engine.submit(np.copyto, out, 1, writes=[out])
         engine.wait()
 
+    def test_lifting_the_protection(self):
+        """A function that makes memory writable which never was, such as that of bytes, has not declared what it does."""
+        text, out = np.frombuffer(b"12345678", np.uint8), np.zeros(1)
+
+        @engine.task(reads=["x"], writes=["out"])
+        def stubborn(x, out):
+            x.flags.writeable = True
+            x[0] = 7
+
+        stubborn(text, out)
+        with pytest.raises(UndeclaredWriteError, match=r"stubborn.*'x', ndarray of shape \(8,\) and dtype uint8"):
+            engine.wait(out)
+        engine.submit(np.copyto, out, 1, writes=[out])
+        engine.wait()
+
     def test_undeclared_write_in_compiled_code(self):
         """A NumPy function submitted as it is names what it got to read."""
         a, b = np.zeros(4), np.zeros(4)
