@@ -152,7 +152,7 @@ class TestDebugMode:
         engine.wait()
 
     def test_lifting_the_protection(self):
-        """A function that makes memory writable which never was, such as that of bytes, has not declared what it does."""
+        """A function that makes memory writable which never was, such as that of bytes, writes what it only reads."""
         text, out = np.frombuffer(b"12345678", np.uint8), np.zeros(1)
 
         @engine.task(reads=["x"], writes=["out"])
