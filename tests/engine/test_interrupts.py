@@ -165,6 +165,8 @@ gc.disable()  # an engine of an earlier round is not to be collected while this 
 k, step = int(sys.argv[3]), int(sys.argv[4])
 while any(once(k) for _ in range(4)):  # what is run depends on who is quicker
     k += step
+    if k % 25 == 0:
+        gc.collect()  # or hundreds of engines keep their threads
 print("bytecodes", k)
 """
 
