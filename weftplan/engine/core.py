@@ -18,7 +18,16 @@ from weftplan.engine.dump import dump_dot, dump_text, snapshot
 from weftplan.engine.execution import Tracer as Tracer
 from weftplan.engine.failure import Failure
 from weftplan.engine.forking import Forking
-from weftplan.engine.operation import DetailedBlock, FnProperty, Operator, OprBlock, TracedBlock, Waiter, checked_vars
+from weftplan.engine.operation import (
+    DetailedBlock,
+    FnProperty,
+    Operator,
+    OprBlock,
+    TracedBlock,
+    Waiter,
+    checked_property,
+    checked_vars,
+)
 from weftplan.engine.sites import is_internal, push_site
 from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
@@ -69,7 +78,7 @@ class Engine(Forking):
         if not callable(fn):
             raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
         reads, writes = checked_vars(self, const_vars, mutable_vars, name)
-        return Operator(self, fn, reads, writes, FnProperty(prop), name)
+        return Operator(self, fn, reads, writes, checked_property(prop), name)
 
     def delete_operator(self, operator: Operator) -> None:
         """Forget ``operator`` after all its scheduled executions; pushing it again is an error."""
@@ -189,7 +198,7 @@ class Engine(Forking):
                 self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site))
                 return
             self._flush_bulk()
-        prop = prop if type(prop) is FnProperty else FnProperty(prop)
+        prop = checked_property(prop)
         self._submit(DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, prop, priority))
 
     def _submit(self, op: DetailedBlock) -> None:
@@ -234,7 +243,7 @@ class Engine(Forking):
         if self._bulking:
             self._flush_bulk()
         _check_place(ctx, priority)
-        op = DetailedBlock(fn, reads, writes, name, push_site(), ctx, FnProperty(prop), priority)
+        op = DetailedBlock(fn, reads, writes, name, push_site(), ctx, checked_property(prop), priority)
         op.asynchronous = True
         self._submit(op)
 

@@ -55,7 +55,10 @@ def create(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
     if options and kind != "Simulator":
-        raise EngineError(f"engine.create: {kind} has no options {sorted(options)}")
+        raise EngineError(
+            f"engine.create: {kind} has no options {sorted(options)}; there are {', '.join(given)}, and seed and "
+            f"choose of the Simulator"
+        )
     if kind in (*KINDS, "Simulator"):
         blas.limit()  # every kind, so that all give the same bits
     if kind == "NaiveEngine":
@@ -74,7 +77,7 @@ def create(
         )
     near = difflib.get_close_matches(kind, [*KINDS, "Simulator"], n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}")
+    raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}, Simulator")
 
 
 def get() -> Engine:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from weftplan.engine.sites import Site, site_text
+from weftplan.locks import ReentrantLock
 
 if TYPE_CHECKING:
     from weftplan.engine.operation import OprBlock
@@ -67,13 +68,15 @@ class Failure:
         self.vars = None
 
 
+_note_lock = ReentrantLock()
+"""Two operations may fail with one exception object; re-entrant, since ``add_note`` may be the user's."""
 MOST_NOTES = 100
 """One exception object may be raised by any number of operations; it does not grow for ever."""
 
 
 def add_note(error: BaseException, note: str) -> None:
     """``error.add_note(note)``, once per text, whatever a user's exception class makes of notes."""
-    with suppress(Exception):
+    with suppress(Exception), _note_lock:
         notes = getattr(error, "__notes__", ())
         if len(notes) < MOST_NOTES and note not in notes:
             error.add_note(note)

@@ -33,6 +33,21 @@ class FnProperty(IntEnum):
     """Runs even when an input has failed."""
 
 
+def checked_property(prop: Any) -> FnProperty:
+    """``prop`` as an FnProperty; MXNet's numbers are taken, too.
+
+    Raises:
+        EngineError: it is none.
+    """
+    if type(prop) is FnProperty:
+        return prop
+    try:
+        return FnProperty(prop)
+    except ValueError:
+        names = ", ".join(one.name for one in FnProperty)
+        raise EngineError(f"prop must be one of FnProperty's {names}, got {prop!r}") from None
+
+
 class OprBlock:
     """One scheduled execution. Changed inside the engine's region until it is dispatched, then owned by its worker.
 

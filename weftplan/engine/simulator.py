@@ -49,6 +49,11 @@ class Simulator(Engine):
         if running.engine is not self:
             self._before_wait()
 
+    def notify_shutdown(self) -> None:
+        super().notify_shutdown()
+        if running.engine is not self:
+            self._before_wait()  # deletes are run; there are no threads that would
+
     def step(self) -> bool:
         """Run one ready operation; False when there is none."""
         if not self._dispatched:

@@ -75,7 +75,7 @@ def submit(
 
 
 def task(
-    *,
+    *function: Any,
     reads: Sequence[str] | None = None,
     writes: Sequence[str] = (),
     ctx: Context | None = None,
@@ -94,8 +94,8 @@ def task(
     The plain function stays reachable as ``__wrapped__``.
 
     Raises:
-        EngineError: a name that is no parameter of the function, or in both lists; at the call, an array that was not
-            declared.
+        EngineError: a name that is no parameter of the function, or in both lists; used without parentheses; at the
+            call, an array that was not declared.
 
     >>> import numpy as np
     >>> @task(reads=["a"], writes=["total"])
@@ -108,6 +108,12 @@ def task(
     >>> total
     array([3., 3.])
     """
+
+    if function:
+        raise EngineError(
+            "@engine.task must be told what the function writes: write @engine.task(writes=['name', ...]), or "
+            "@engine.task() for one that only reads"
+        )
 
     def decorate(fn: Callable[P, Any]) -> Callable[P, None]:
         signature = inspect.signature(fn)
