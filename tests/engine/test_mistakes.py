@@ -74,13 +74,7 @@ def test_one_exception_object_of_operations_that_fail_at_once():
 
     error, met = Shared("both"), threading.Barrier(2)
 
-    def fail():
-        try:
-            failure.add_note(error, "raised in the same place")
-        finally:
-            met.abort()
-
-    threads = [threading.Thread(target=fail) for _ in range(2)]
+    threads = [threading.Thread(target=failure.add_note, args=(error, "raised in the same place")) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
