@@ -154,6 +154,14 @@ class TestVarOf:
         with pytest.raises(EngineError, match=r"NumPy or CuPy array.*got list"):
             engine.var_of([1, 2])
 
+        class Thing:
+            """Has a var, like an NDArray, and no memory."""
+
+            var = driver.new_variable()
+
+        with pytest.raises(EngineError, match="got Thing"):
+            engine.var_of(Thing())
+
     def test_another_engine(self, threaded):
         """An idle array moves to the engine that is asked; a busy one is an error: nothing would order the two."""
         array, hold = np.zeros(2), threading.Event()

@@ -158,17 +158,26 @@ def test_an_operation_that_was_pushed_before_the_start(threaded, tmp_path: Path)
     assert [e["args"]["waited_us"] for e in slices] == [0, 0, 0]
 
 
-def test_how_long_an_operation_waited(threaded, tmp_path: Path):
+@pytest.mark.parametrize("how", ["push", "priority", "push_async", "operator", "delete"])
+def test_how_long_an_operation_waited(threaded, tmp_path: Path, how: str):
     """From its push to its start, behind one that was held: the arrow in the trace begins where it was pushed."""
     begun, gate = threading.Event(), threading.Event()
     profiler.set_state("run")
-    threaded.push(lambda: (begun.set(), gate.wait(60)), name="held")
+    var = threaded.new_variable()
+    threaded.push(lambda: (begun.set(), gate.wait(60)), [], [var], name="held")
     assert begun.wait(60)
-    threaded.push(lambda: None, name="behind")
+    if how == "push_async":
+        threaded.push_async(lambda done: done(), name="behind")
+    elif how == "operator":
+        threaded.push(threaded.new_operator(lambda: None, name="behind"))
+    elif how == "delete":
+        threaded.delete_variable(var)
+    else:
+        threaded.push(lambda: None, name="behind", priority=how == "priority")
     time.sleep(0.05)
     gate.set()
     events = dumped(tmp_path)
-    (behind,) = (e for e in events if e.get("cat") == "operation" and e["name"] == "behind")
+    (behind,) = (e for e in events if e.get("cat") == "operation" and e["name"] in ("behind", "DeleteVariable"))
     assert behind["args"]["waited_us"] > 40_000
     (start,) = (e for e in events if e["ph"] == "s" and e["id"] == behind["args"]["id"])
     assert behind["ts"] - start["ts"] == pytest.approx(behind["args"]["waited_us"], abs=1)
