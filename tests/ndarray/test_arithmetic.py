@@ -1,6 +1,7 @@
 """Operators on arrays against NumPy, and MXNet's rules where NumPy has others."""
 
 import operator
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import nd
 from weftplan.errors import DeviceError, DTypeError, ShapeError
+from weftplan.ndarray.quiet import quietly
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 BINARY = "add sub mul truediv floordiv mod pow eq ne lt le gt ge".split()  # noqa: SIM905
@@ -152,3 +154,38 @@ def test_not_a_number_for_integers():
     """NaN has no integer value."""
     with pytest.raises(DTypeError, match="cast the array"):
         nd.ones(2, dtype="int32") + float("nan")
+
+
+def test_what_the_thread_wants_of_numpy_does_not_count():
+    """A caller who wants errors for 1 / 0 gets inf, on every engine, and has his own setting afterwards."""
+    with np.errstate(all="raise"):
+        x = nd.array([1.0, -1.0])
+        assert (x / 0).asnumpy().tolist() == [np.inf, -np.inf]
+        x /= 0
+        assert x.asnumpy().tolist() == [np.inf, -np.inf]
+        assert np.geterr()["divide"] == "raise"
+        with pytest.raises(FloatingPointError):
+            np.divide(np.ones(1), 0)
+
+
+def test_quiet_calls_nest_and_run_beside_each_other():
+    """A call within a call, as a destructor makes one, and calls of several threads at once; errors get through."""
+    barrier = threading.Barrier(4, timeout=20)
+    inner = []
+
+    def note(a, b, out):
+        inner.append((a, b, out, np.geterr()["divide"]))
+
+    def outer(a, b, out):
+        barrier.wait()  # all four are within a quiet call now
+        quietly(note, a, b, out)
+        note(a, b, out)
+
+    threads = [threading.Thread(target=quietly, args=(outer, 1, 2, 3)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inner == [(1, 2, 3, "ignore")] * 8
+    with pytest.raises(ZeroDivisionError):
+        quietly(lambda a, b, out: a // b, 1, 0, None)

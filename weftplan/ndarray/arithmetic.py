@@ -20,6 +20,7 @@ from weftplan import device, engine
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.quiet import quietly
 
 if TYPE_CHECKING:
     from weftplan.ndarray.array import NDArray
@@ -66,6 +67,7 @@ GT = Binary("greater", "greater")
 GE = Binary("greater_equal", "greater_equal")
 
 _COMPARISONS = frozenset({EQ.name, NE.name, LT.name, LE.name, GT.name, GE.name})
+_NUMBERS = (int, float, bool, np.number, np.bool_)
 _kernels: dict[tuple[str, str, str], Kernel] = {}
 """(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""
 
@@ -87,12 +89,7 @@ def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
         run = getattr(xp, op.ufunc)
     if xp is not np:
         return lambda a, b, out: run(a, b, out=out)
-
-    def quiet(a: Any, b: Any, out: Any) -> None:
-        with np.errstate(all="ignore"):
-            run(a, b, out=out)
-
-    return quiet
+    return partial(quietly, run)
 
 
 def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:
@@ -137,16 +134,18 @@ def binary(op: Binary, lhs: NDArray, rhs: Any, *, swapped: bool = False) -> NDAr
     dtype = lhs.dtype
     if dtype.kind == "b" and op.name not in _COMPARISONS:
         dtype = np.dtype(np.int64)
-    out = lhs.__class__(Chunk(lhs.chunk.context, math.prod(shape) * dtype.itemsize, name=op.name), shape, dtype)
-    reads: tuple[Any, ...] = (lhs.chunk.var,)
+    chunk = lhs.chunk
+    made = Chunk(chunk.context, math.prod(shape) * dtype.itemsize, name=op.name)
+    out = lhs.__class__(made, shape, dtype)
+    reads: tuple[Any, ...] = (chunk.var,)
     first, second = lhs.raw(), other
     if array:
         second = other.raw()
-        if other.chunk is not lhs.chunk:
-            reads = (lhs.chunk.var, other.chunk.var)
+        if other.chunk is not chunk:
+            reads = (chunk.var, other.chunk.var)
     if swapped:
         first, second = second, first
-    _push(op, lhs.dtype.kind, first, second, out.raw(), reads, out.chunk)
+    _push(op, lhs.dtype.kind, first, second, out.raw(), reads, made)
     return out
 
 
@@ -178,7 +177,7 @@ def _operand(op: Binary, lhs: NDArray, rhs: Any) -> Any:
     """``rhs`` as an array that fits ``lhs``, or as a number of its dtype."""
     cls = lhs.__class__
     if rhs.__class__ is not cls:
-        if isinstance(rhs, bool | int | float | np.number | np.bool_):
+        if isinstance(rhs, _NUMBERS):
             return scalar_as(lhs.dtype, rhs)
         if not isinstance(rhs, np.ndarray):
             raise DTypeError(

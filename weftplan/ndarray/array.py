@@ -61,7 +61,7 @@ class NDArray:
         self.dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
         self.offset = offset
         self._typed: Any = None
-        if offset < 0 or offset + self.nbytes > chunk.nbytes:
+        if offset < 0 or offset + math.prod(shape) * self.dtype.itemsize > chunk.nbytes:
             raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
 
     # -- facts ----------------------------------------------------------------------------------------------------

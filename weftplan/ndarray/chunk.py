@@ -8,11 +8,10 @@ engine or of storage; its finalizer therefore only appends to a deque, which the
 
 from __future__ import annotations
 
-import threading
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
@@ -22,10 +21,11 @@ from weftplan import device, engine, storage
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError, MXNetError, OutOfMemoryError
+from weftplan.locks import Lock
 
 _dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
-_delay_lock = threading.Lock()
+_delay_lock = Lock()
 
 
 class Chunk:
@@ -46,21 +46,24 @@ class Chunk:
     """
 
     __slots__ = ("__weakref__", "_raw", "_release", "context", "engine", "name", "nbytes", "var")
+    _raw: Any
+    _release: Callable[[], object] | None
     movable = False
     """True where the memory may change: typed views of it must not be kept beyond an operation."""
 
     def __init__(self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None) -> None:
         if _dead:
             drain()
-        self._release: Callable[[], object] | None = None
-        self._raw: Any = None
         self.context = ctx
         self.nbytes = nbytes
         self.name = name
-        if not delay_alloc:
+        if delay_alloc:
+            self._release = self._raw = None
+        else:
             self._allocate()
-        self.engine = engine.get()
-        self.var: Any = self.engine.new_variable(name)
+        current = engine.get()
+        self.engine = current
+        self.var: Any = current.new_variable(name)
 
     def _allocate(self) -> None:
         resource = storage.get(self.context)
@@ -134,9 +137,12 @@ class Chunk:
         return chunk
 
     def __del__(self) -> None:
-        # Only append: this may run inside any lock. A chunk whose construction failed has no var.
-        with suppress(AttributeError):
-            _dead.append((self.engine, self.var, self.context, self._release or nothing))
+        # Only append: this may run inside any lock.
+        try:
+            found = (self.engine, self.var, self.context, self._release or nothing)
+        except AttributeError:  # its construction failed
+            return
+        _dead.append(found)
 
     def __repr__(self) -> str:
         return f"<Chunk {self.name or ''} of {self.nbytes:,} bytes on {self.context}>"
@@ -243,9 +249,6 @@ def push(
 
 def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """The bytes of flat ``raw`` from ``offset`` as an array of ``shape`` and ``dtype``."""
-    nbytes = dtype.itemsize
-    for dim in shape:
-        nbytes *= dim
-    if raw.__class__ is np.ndarray and nbytes:
+    if raw.__class__ is np.ndarray and 0 not in shape:
         return np.ndarray(shape, dtype, raw, offset)  # a quarter of the time of the general way
-    return raw[offset : offset + nbytes].view(dtype).reshape(shape)
+    return raw[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
