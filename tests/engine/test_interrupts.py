@@ -11,12 +11,13 @@ import sys
 import pytest
 
 HARNESS = """
-import _thread, gc, sys, threading, time, types
+import _thread, gc, signal, sys, threading, time, types
 from functools import partial
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell has set
 fire = iter(_thread.interrupt_main, 1)  # a loop calls it without looking for signals itself
 
 class At:
