@@ -139,7 +139,7 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
                 engine._requests.append(op)
                 queue.helped += 1
                 queue.measure(start)
-                engine._apply()
+                type(engine)._apply(engine)  # past the gate of a fork, which waits for this operation
     except IndexError:
         if op is None:
             return False
