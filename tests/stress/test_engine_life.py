@@ -13,6 +13,7 @@ import pytest
 from weftplan import engine
 
 pytestmark = pytest.mark.stress
+GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def script(text, **environment):
@@ -56,7 +57,8 @@ def test_thousands_of_engines_leave_nothing():
 def test_engines_leave_no_byte():
     """What 400 engines of every kind have allocated is given back: stopped or dropped, with failures, bulks, deletes,
     futures, stored operators and pushes on a simulated device."""
-    code, out, err = script("""
+    code, out, err = script(
+        """
         import gc, threading, time, tracemalloc
         from weftplan import engine
         from weftplan.device.context import cpu, sim
@@ -101,9 +103,11 @@ def test_engines_leave_no_byte():
         for i in range(400):
             live(i)
         print((settle() - before) // 400)
-    """)
+        """,
+        PYTHON_TLBC="0",  # without the GIL CPython 3.14 keeps a copy of the bytecode for as many threads as there were
+    )
     assert code == 0, err
-    assert int(out) < 20  # bytes an engine
+    assert int(out) < (20 if GIL else 100)  # bytes an engine; tables that grow by doubling are larger without the GIL
 
 
 def test_an_engine_that_is_dropped_while_busy_finishes():
@@ -158,7 +162,7 @@ def test_a_million_pending_operations():
     assert pending <= 1024
     assert pending_again <= pending + 100
     assert kept_again <= kept + 50
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
+    if GIL:
         assert kept <= 100
 
 
@@ -268,7 +272,9 @@ def test_fork_while_busy():
 
         def load(var):
             while not over.is_set():
-                eng.push(lambda: None, (), [var])
+                for _ in range(1000):
+                    eng.push(lambda: None, (), [var])
+                eng.wait_for_var(var)  # a fork waits for what is pending: without the GIL pushers are ahead for ever
 
         threads = [threading.Thread(target=load, args=(v,)) for v in vars[:2]]
         for t in threads:
