@@ -98,7 +98,7 @@ def test_a_budget_is_met_by_recomputation() -> None:
 @pytest.mark.parametrize("recompute", ["off", "budget"])
 def test_the_largest_batch(recompute: str) -> None:
     """It fits and the next one does not; with recomputation it is larger."""
-    arguments = ("resnet", "--train", "--recompute", recompute, "--budget", "6MB")
+    arguments = ("lenet", "--train", "--recompute", recompute, "--budget", "6MB")
     found = figures(*arguments, "--batch-max")
     batch = found["batch_max"]
     assert found["total"] <= 6_000_000
