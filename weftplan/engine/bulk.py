@@ -7,6 +7,7 @@ writes, members that need those are skipped, and all others run.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,35 @@ class BulkState(threading.local):
         """The same list object for the thread's life: its guard holds it, too."""
         self.guard: Any = None
         """Flushes when the thread ends."""
+
+
+class BulkGuard:
+    """Lives in the bulk state of one thread and dies with it: what was collected is pushed, the thread forgotten."""
+
+    def __init__(self, engine: Engine, members: list[BulkMember]) -> None:
+        self._engine = weakref.ref(engine)
+        self._members = members
+        self._mark = object()
+        """Stands for this thread in the engine's list."""
+
+    def set_active(self, active: bool) -> None:
+        """Whether this thread collects."""
+        engine = self._engine()
+        if engine is None:
+            return
+        if active and self._mark not in engine._bulking:
+            engine._bulking.append(self._mark)
+        elif not active and self._mark in engine._bulking:
+            engine._bulking.remove(self._mark)
+        engine._note_unusual()
+
+    def __del__(self) -> None:
+        engine = self._engine()
+        if engine is None:
+            return
+        self.set_active(False)
+        if self._members:
+            engine._push_bulk(self._members)
 
 
 class BulkRun:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
@@ -12,7 +11,7 @@ from typing import Any
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
-from weftplan.engine.bulk import BulkMember, BulkRun
+from weftplan.engine.bulk import BulkGuard, BulkMember, BulkRun
 from weftplan.engine.debug import start_watchdog
 from weftplan.engine.dump import dump_dot, dump_text, snapshot
 from weftplan.engine.execution import Tracer as Tracer
@@ -263,7 +262,7 @@ class Engine(Forking):
         state = self._bulk
         old = state.size
         if state.guard is None:
-            state.guard = _BulkGuard(self, state.members)
+            state.guard = BulkGuard(self, state.members)
         state.guard.set_active(size > 0)
         state.size = size
         if len(state.members) >= size:
@@ -360,35 +359,6 @@ class Engine(Forking):
 
     def __repr__(self) -> str:
         return f"<{self.kind}: {self._seq - self._waits} pushed, {self._pending} pending>"
-
-
-class _BulkGuard:
-    """Lives in the bulk state of one thread and dies with it: what was collected is pushed, the thread forgotten."""
-
-    def __init__(self, engine: Engine, members: list[BulkMember]) -> None:
-        self._engine = weakref.ref(engine)
-        self._members = members
-        self._mark = object()
-        """Stands for this thread in the engine's list."""
-
-    def set_active(self, active: bool) -> None:
-        """Whether this thread collects."""
-        engine = self._engine()
-        if engine is None:
-            return
-        if active and self._mark not in engine._bulking:
-            engine._bulking.append(self._mark)
-        elif not active and self._mark in engine._bulking:
-            engine._bulking.remove(self._mark)
-        engine._note_unusual()
-
-    def __del__(self) -> None:
-        engine = self._engine()
-        if engine is None:
-            return
-        self.set_active(False)
-        if self._members:
-            engine._push_bulk(self._members)
 
 
 def _check_place(ctx: Any, priority: Any) -> None:
