@@ -6,10 +6,14 @@ import sys
 import textwrap
 
 
+HANDLER = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""Python's own, even where the shell ignores SIGINT, as it does for jobs in the background."""
+
+
 def script(text, **environment):
     """Run a program in a process of its own; (exit status, output, errors)."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)],
+        [sys.executable, "-c", HANDLER + textwrap.dedent(text)],
         capture_output=True,
         text=True,
         timeout=60,
