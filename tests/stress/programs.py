@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 
-
 HANDLER = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
 """Python's own, even where the shell ignores SIGINT, as it does for jobs in the background."""
 
