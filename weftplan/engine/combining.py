@@ -11,12 +11,12 @@ A request is an operation: with ``seq`` 0 to be registered with its vars (*admis
 provides. User code never runs inside, destructors and signal handlers excepted: those may push (a request like any
 other) but not wait.
 
-The token is a list of one element, because ``del token[0]`` is atomic, and on the main thread cannot be separated by a
-signal from the ``try`` that follows, which a call of ``acquire`` can. Interrupts come at the ends of loops, when a
+The token is a dictionary of one item, because ``del token[0]`` is atomic, and on the main thread cannot be separated by
+a signal from the ``try`` that follows, which a call of ``acquire`` can. Interrupts come at the ends of loops, when a
 function begins and after a call; so whatever belongs together is done without a call in it but for the last step, and
-``_resume`` finds out how far the request at hand has come. CPython 3.13.0 leaves a loop past the ``try`` around it
-where the jump back comes right after a condition; hence loops without one in their head, and ``edge``, which is written
-at their ends.
+``_resume`` finds out how far the request at hand has come. At the limit of recursion every call may fail, hence steps
+that need none behind those that do. CPython 3.13.0 leaves a loop past the ``try`` around it where the jump back comes
+right after a condition; hence loops without one in their head, and ``edge``, which is written at their ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weftplan.errors import EngineError
 
 T = TypeVar("T")
 ONE = (1,)
-"""Added to a token list: giving the token back."""
+"""Added to a list of permits: giving one back."""
 
 
 class Combining(Execution):
@@ -46,8 +46,10 @@ class Combining(Execution):
         super().__init__()
         self._requests: deque[OprBlock] = deque()
         """Operations to admit or to complete, in order. The first stays until it is carried out."""
-        self._token = [1]
+        self._token = {0: 1}
         """Empty while a thread is inside."""
+        self._halfway: tuple[OprBlock | None, Var | None] | None = None
+        """The request and the var at which the region was broken off, until :meth:`_resume` has finished it."""
         self._ready: deque[OprBlock] = deque()
         """Granted all their vars, not handed over yet; empty outside the region."""
         self._here: deque[OprBlock] = deque()
@@ -81,7 +83,7 @@ class Combining(Execution):
                 self._tell(op)
             else:
                 del ready[0]
-                queue.append(op)
+                queue += (op,)
 
     # -- the region -------------------------------------------------------------------------------------------------
 
@@ -107,15 +109,17 @@ class Combining(Execution):
         dropped: Any = None
         try:
             while True:
-                if not requests:
+                if not requests and self._halfway is None:
                     break
                 try:
                     del token[0]
-                except IndexError:
+                except KeyError:
                     break
                 op: OprBlock | None = None
                 var: Var | None = None
                 try:
+                    if self._halfway is not None:
+                        self._resume()
                     while True:
                         if not requests:
                             break
@@ -130,7 +134,10 @@ class Combining(Execution):
                                     if var.waiting is None:
                                         var.waiting = [op]
                                     else:
-                                        var.waiting.append(op)
+                                        try:
+                                            var.waiting.append(op)
+                                        except RecursionError:
+                                            var.waiting += (op,)
                                 edge: Var | None = var
                             for var in op.writes:
                                 if var.write is None:
@@ -142,7 +149,10 @@ class Combining(Execution):
                                     if var.waiting is None:
                                         var.waiting = [op]
                                     else:
-                                        var.waiting.append(op)
+                                        try:
+                                            var.waiting.append(op)
+                                        except RecursionError:
+                                            var.waiting += (op,)
                                 edge = var
                             self._seq = op.seq = self._seq + 1
                             op.wait = wait
@@ -151,7 +161,10 @@ class Combining(Execution):
                             del requests[0]
                             if not wait:
                                 granted, op = op, None  # over, should an interrupt come after the next call
-                                ready.append(granted)
+                                try:
+                                    ready.append(granted)
+                                except RecursionError:  # no room for a call, but for this
+                                    ready += (granted,)
                         else:
                             if self._any_failure or op.failure is not None:
                                 dropped = (self._spread(op), dropped)
@@ -161,7 +174,10 @@ class Combining(Execution):
                                     other = var.write
                                     other.wait -= 1
                                     if not other.wait:
-                                        ready.append(other)
+                                        try:
+                                            ready.append(other)
+                                        except RecursionError:
+                                            ready += (other,)
                                 edge = var
                             for var in op.writes:
                                 var.version += 1
@@ -183,9 +199,11 @@ class Combining(Execution):
                         edge = None
                 except BaseException as error:
                     interrupted = interrupted or error
-                    self._resume(op, var)
+                    if self._halfway is None:
+                        self._halfway = (op, var)
+                    self._resume()
                 finally:
-                    token.append(1)
+                    token[0] = 1
                 edge = None  # noqa: F841
             dropped = None
             if self._here:
@@ -208,7 +226,8 @@ class Combining(Execution):
             op.fn()
         self._waits += 1
         del self._ready[0]
-        self._requests.append(op)  # the last: an interrupt after it finds all done
+        requests = self._requests
+        requests += (op,)  # not a call, which could fail at the limit of recursion
 
     def _tell_idle(self) -> None:
         """Inside: nothing is pending."""
@@ -220,16 +239,20 @@ class Combining(Execution):
 
     # -- after an interrupt -----------------------------------------------------------------------------------------
 
-    def _resume(self, op: OprBlock | None, var: Var | None) -> None:
+    def _resume(self) -> None:
         """Inside: an exception (KeyboardInterrupt, MemoryError) broke off the region; bring the request to its end.
 
-        Half a change would block its vars for ever. ``op`` is the request at hand (None: between two) and ``var`` the
-        last var it was doing. Its turn is over, except that releasing a write may have been broken off in a call.
+        Half a change would block its vars for ever. ``_halfway`` has the request at hand (None: between two) and the
+        last var it was doing. Its turn is over, except that releasing a write may have been broken off in a call. At
+        the limit of recursion this cannot be called; then the next thread inside does.
         """
+        assert self._halfway is not None
+        op, var = self._halfway
         if op is not None and not op.seq:
             self._resume_admission(op, var)
         elif op is not None:
             self._resume_completion(op, var)
+        self._halfway = None
         if self._ready:
             self._dispatch()
         if self._idle_waiters and self._completed == self._seq:

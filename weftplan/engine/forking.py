@@ -11,7 +11,6 @@ import threading
 import time
 from typing import Any
 
-from weftplan.engine.combining import ONE
 from weftplan.engine.execution import live_engines, running
 from weftplan.engine.waiting import Waiting
 from weftplan.errors import EngineError
@@ -63,15 +62,14 @@ class Forking(Waiting):
         while True:
             try:
                 del self._token[0]
-            except IndexError:
+            except KeyError:
                 self._refuse_inside()
                 time.sleep(0.0001)
             else:
                 return
 
     def _leave(self) -> None:
-        token = self._token
-        token += ONE
+        self._token[0] = 1
 
     def _after_fork(self) -> None:
         """In a forked child: no thread but this one exists.
@@ -83,7 +81,8 @@ class Forking(Waiting):
         self._ready.clear()
         self._here.clear()
         self._idle_waiters.clear()
-        self._token[:] = ONE
+        self._token[0] = 1
+        self._halfway = None
         if self._pending:
             message = (
                 f"{self!r} was forked from inside one of its operations: its threads are gone and their work with "

@@ -136,7 +136,8 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
             if op is not None:
                 op.failure = failure
                 queue.looking = True  # no worker need be woken for what this makes ready: the seat looks next
-                engine._requests.append(op)
+                requests = engine._requests
+                requests += (op,)  # not a call, which could fail at the limit of recursion
                 queue.helped += 1
                 queue.measure(start)
                 type(engine)._apply(engine)  # past the gate of a fork, which waits for this operation

@@ -126,7 +126,7 @@ class NaiveEngine(Engine):
             running.depth -= 1
             op.failure = failure
             op.wait = _PERFORMED
-            requests.append(op)
+            requests += (op,)
         ctx = op.ctx or _CPU0
         self._by_context[ctx] = self._by_context.get(ctx, 0) + 1
         self._deferred.discard(op)

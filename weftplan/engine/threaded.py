@@ -72,7 +72,7 @@ class ThreadedBase(Engine):
 
     def _dispatch(self) -> None:
         # No call may stand between taking an operation out of `ready` and the one that puts it into its queue.
-        ready = self._ready
+        ready, here = self._ready, self._here
         while ready:
             op = ready[0]
             kind = type(op)
@@ -82,13 +82,16 @@ class ThreadedBase(Engine):
                     queue = self._route(op)
                 items = queue.items
                 del ready[0]
-                items.append(op)
+                try:
+                    items.append(op)
+                except RecursionError:  # no room for a call, but for this
+                    items += (op,)
             elif kind is Waiter:
                 self._tell(op)
                 continue
             elif self._short_inline and op.prop in _SHORT and not self._streams_used:
                 del ready[0]
-                self._here.append(op)
+                here += (op,)
                 continue
             else:
                 queue = self._route(op)
@@ -97,13 +100,16 @@ class ThreadedBase(Engine):
                     entry = (-op.priority, op.seq, op)
                     with queue.heap_lock:
                         del ready[0]
-                        heappush(items, entry)
-                elif op.prop is _DELETE:
-                    del ready[0]
-                    items.appendleft(op)
+                        try:
+                            heappush(items, entry)
+                        except RecursionError:  # its turn may come too early or late
+                            items += (entry,)
                 else:
                     del ready[0]
-                    items.append(op)
+                    try:
+                        (items.appendleft if op.prop is _DELETE else items.append)(op)
+                    except RecursionError:
+                        items += (op,)
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 if queue.stopping:
                     queue.revive(self)
@@ -171,7 +177,7 @@ class ThreadedBase(Engine):
                         pass
                     else:
                         op.failure = failure
-                        requests.append(op)
+                        requests += (op,)  # not a call, which could fail at the limit of recursion
         except IndexError:
             if op is None:
                 return False

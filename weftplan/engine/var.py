@@ -117,12 +117,18 @@ class Var:
                 if not self.readers:
                     op.wait -= 1
                     if not op.wait:
-                        ready.append(op)
+                        try:
+                            ready.append(op)
+                        except RecursionError:  # no room for a call, but for this
+                            ready += (op,)
                 break
             self.readers += 1
             op.wait -= 1
             if not op.wait:
-                ready.append(op)
+                try:
+                    ready.append(op)
+                except RecursionError:
+                    ready += (op,)
         # Where an interrupt leaves this undone, the head stands at the end: the next call gets here again.
         if head == count:
             self.head = 0

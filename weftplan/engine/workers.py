@@ -157,19 +157,21 @@ class WorkerQueue:
             del self.permits[0]
         except IndexError:  # another thread took the last one
             return
-        where = "" if self.context is None else f" {self.context}"
-        name = f"weftplan{where} {self.name} {len(self.started)}"
-        # In a list that the thread empties: Thread keeps its arguments, and with them the engine, until it ends.
-        thread = threading.Thread(target=_work, args=(self, [engine]), name=name, daemon=True)
-        self.started.append(thread)
-        self.waking = True
+        thread: threading.Thread | None = None
         try:
+            where = "" if self.context is None else f" {self.context}"
+            name = f"weftplan{where} {self.name} {len(self.started)}"
+            # In a list that the thread empties: Thread keeps its arguments, and with them the engine, until it ends.
+            thread = threading.Thread(target=_work, args=(self, [engine]), name=name, daemon=True)
+            self.started.append(thread)
+            self.waking = True
             thread.start()
         except BaseException as error:
-            if thread.ident is None:
-                self.started.remove(thread)
+            if thread is None or thread.ident is None:
                 self.permits += ONE
                 self.waking = False
+                if thread in self.started:
+                    self.started.remove(thread)
                 if isinstance(error, RuntimeError) and self.started:
                     return  # no more threads to be had: others of this queue will do
             raise
