@@ -225,3 +225,31 @@ def test_a_future_flushes_the_bulk(deferred):
     with deferred.bulk(10):
         deferred.push(lambda: None, (), [var])
         assert deferred.future(var).result(60).version == 1
+
+
+def test_a_tracer_that_changes_while_a_thread_begins_to_collect(deferred):
+    """
+    1. another thread changes the tracer and sees that nobody collects  2. this one begins to collect  3. the other
+    writes down what it saw: pushes are still collected, or they would overtake those that are.
+    """
+    var, log, looked, go = deferred.new_variable(), [], threading.Event(), threading.Event()
+
+    class Collecting(list):
+        def __bool__(self):
+            found = len(self) > 0
+            if threading.current_thread() is other:
+                looked.set()
+                go.wait(1)
+            return found
+
+    deferred._bulking = Collecting()
+    other = threading.Thread(target=lambda: setattr(deferred, "tracer", None))
+    other.start()
+    assert looked.wait(60)
+    with deferred.bulk(10):
+        deferred.push(lambda: log.append(1), (), [var])
+        go.set()
+        other.join(60)
+        deferred.push(lambda: log.append(2), (), [var])
+    deferred.wait_for_var(var)
+    assert log == [1, 2]

@@ -20,6 +20,7 @@ from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError, UndeclaredWriteError
+from weftplan.locks import ReentrantLock
 
 Tracer = Callable[..., None]
 
@@ -68,6 +69,7 @@ class Execution:
         self._bulking: list[Any] = []
         """A guard for each thread whose bulk size is not 0."""
         self._tracer: Tracer | None = None
+        self._unusual_lock = ReentrantLock()
         self._unusual = 2 if self._inline else 0
         """What a push has to look at: 1 a tracer; 2 a bulk, or an engine that runs what is pushed at once."""
         self._shutdown = False
@@ -86,8 +88,13 @@ class Execution:
         live_engines.add(self)
 
     def _note_unusual(self) -> None:
-        """Called after every change of what it depends on, so the last caller leaves the truth."""
-        self._unusual = 2 if self._inline or self._bulking else int(self._tracer is not None)
+        """Called after every change of what it depends on, so the last caller leaves the truth.
+
+        Under a lock: whoever has looked before another's change must not store after it. No call in there, so no
+        destructor or signal handler comes between.
+        """
+        with self._unusual_lock:
+            self._unusual = 2 if self._inline or self._bulking else 0 if self._tracer is None else 1
 
     def _exclusively(self, change: Callable[[], Any]) -> Any:
         """Make a change of state inside the region; see ``combining.py``."""

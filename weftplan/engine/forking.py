@@ -14,6 +14,7 @@ from typing import Any
 from weftplan.engine.execution import live_engines, running
 from weftplan.engine.waiting import Waiting
 from weftplan.errors import EngineError
+from weftplan.locks import ReentrantLock
 
 _GATE_S = 1.0
 in_child = False
@@ -83,6 +84,7 @@ class Forking(Waiting):
         self._idle_waiters.clear()
         self._token[0] = 1
         self._halfway = None
+        self._unusual_lock = ReentrantLock()
         if self._pending:
             message = (
                 f"{self!r} was forked from inside one of its operations: its threads are gone and their work with "
