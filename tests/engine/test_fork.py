@@ -242,3 +242,53 @@ def test_a_lock_that_another_thread_holds(lock):
     go.set()
     thread.join(60)
     assert not lock.locked()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_thread_on_its_way_into_the_gate():
+    """
+    1. a push finds the gate of a fork and has its lock  2. the fork  3. in the child nobody gives that lock back, and
+    nobody needs it.
+    """
+    eng = engine.create("ThreadedEngine", cpu_workers=1)
+    var, stop, held = eng.new_variable(), eng.stop, threading.Event()
+
+    def enter():
+        with eng._gate._cond:
+            held.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=enter)
+
+    def stop_with_somebody_at_the_gate():
+        stop()
+        thread.start()
+        assert held.wait(60)
+
+    eng.stop = stop_with_somebody_at_the_gate
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_all()
+            status = 0 if var.version == 1 else 2
+        finally:
+            os._exit(status)
+    for _ in range(600):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        pytest.fail("the child hangs")
+    assert status == 0
+    thread.join(60)
+    del eng.stop
+    eng.push(lambda: None, (), [var])
+    eng.wait_for_all()
+    assert var.version == 1

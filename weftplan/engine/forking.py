@@ -52,7 +52,7 @@ class Forking(Waiting):
         self._apply = held  # type: ignore[method-assign]
 
     def _let_pushes_go(self) -> None:
-        """After a fork."""
+        """After a fork, in the parent."""
         if self._gate is not None:
             del self._apply
             self._gate.set()
@@ -78,6 +78,10 @@ class Forking(Waiting):
         What was pending here (only when the fork came from inside an operation) will never end: every use is refused.
         Requests of other threads are the parent's.
         """
+        if self._gate is not None:
+            # Not set: a thread that was about to wait there may have held its lock, and does not exist here.
+            del self._apply
+            self._gate = None
         self._requests.clear()
         self._ready.clear()
         self._here.clear()
@@ -142,7 +146,6 @@ def _in_forked_child() -> None:
     global in_child
     in_child = True
     for engine in _held:
-        engine._let_pushes_go()
         engine._after_fork()
     _held.clear()
 
