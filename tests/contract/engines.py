@@ -1,5 +1,9 @@
 """What the contract of engines is run on, and what failing operations raise."""
 
+import threading
+
+import pytest
+
 from weftplan import engine
 
 DRIVERS = {
@@ -18,3 +22,21 @@ class Boom(Exception):
 def boom():
     """A failing operation."""
     raise Boom("boom")
+
+
+def pushed(eng, *args, **options):
+    """Push what fails here or upstream: the naive engine raises at once, the others later."""
+    if eng.kind == "NaiveEngine":
+        with pytest.raises(Boom):
+            eng.push(*args, **options)
+    else:
+        eng.push(*args, **options)
+
+
+def together(work, count):
+    """Run ``work()`` on ``count`` threads at once; returns when all are done."""
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

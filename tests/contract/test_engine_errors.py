@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.contract.engines import Boom, boom
+from tests.contract.engines import Boom, boom, pushed
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError
@@ -121,15 +121,6 @@ def test_delete_runs_last_even_after_a_failure(deferred):
         deferred.push(lambda: None, [var])
     with pytest.raises(EngineError, match="has been deleted"):
         deferred.delete_variable(var)
-
-
-def pushed(eng, *args, **options):
-    """Push what fails here or upstream: the naive engine raises at once, the others later."""
-    if eng.kind == "NaiveEngine":
-        with pytest.raises(Boom):
-            eng.push(*args, **options)
-    else:
-        eng.push(*args, **options)
 
 
 def test_versions_count_failed_and_skipped_writes(eng):

@@ -26,12 +26,14 @@ def test_stop_and_start(eng):
 
 def test_many_engines_leave_no_thread():
     """A hundred engines made, used and stopped: no thread is left."""
-    before = set(threading.enumerate())
+    threads = set()
     for i in range(100):
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
-        eng.push(lambda: None, (), [eng.new_variable()], cpu(i % 3))
+        eng.push(lambda: threads.add(threading.current_thread()), (), [eng.new_variable()], cpu(i % 3))
         eng.stop()
-    assert set(threading.enumerate()) <= before
+    threads.discard(threading.current_thread())
+    assert len(threads) > 90
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_future(deferred):

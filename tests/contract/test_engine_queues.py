@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.contract.engines import Boom, boom
+from tests.contract.engines import Boom, boom, together
 from weftplan import engine
 from weftplan.device.context import cpu
 from weftplan.engine import FnProperty
@@ -40,11 +40,7 @@ def test_pushes_from_many_threads(eng):
         for _ in range(500):
             eng.push(add, (), [var])
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(work, 8)
     eng.wait_for_all()
     assert count[0] == 4000
     assert var.version == 4000

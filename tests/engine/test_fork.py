@@ -7,12 +7,36 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import warnings
 
 import pytest
 
 from weftplan import engine
 from weftplan.engine import blas, core, factory, forking, streams
+
+
+def in_child(check):
+    """Fork; ``check()`` is true in the child, which ends within half a minute."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if check() else 2
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    end = time.monotonic() + 30
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.005)
+    assert found[1] == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -29,22 +53,15 @@ def test_a_queue_made_between_stop_and_fork():
         eng.push(lambda: None, (), [var])
         eng._wait_idle()
 
+    def goes_on():
+        assert eng.statistics().queues == ()
+        eng._waiters_help = False
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_var(var)
+        return var.version == 2
+
     eng.stop = stop_then_late_push
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(30)  # of a hang
-            assert eng.statistics().queues == ()
-            eng._waiters_help = False
-            eng.push(lambda: None, (), [var])
-            eng.wait_for_var(var)
-            status = 0 if var.version == 2 else 2
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    in_child(goes_on)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_var(var)
@@ -71,21 +88,15 @@ def test_work_that_comes_between_stop_and_fork(kind):
             gate.set()
             stop()
 
+    def goes_on():
+        del eng.stop
+        assert (var.version, len(eng._token)) == (1, 1)
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_all()
+        return (var.version, len(eng._token)) == (2, 1)
+
     eng.stop = stop_twice
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            del eng.stop
-            assert (var.version, len(eng._token)) == (1, 1)
-            eng.push(lambda: None, (), [var])
-            eng.wait_for_all()
-            status = 0 if (var.version, len(eng._token)) == (2, 1) else 2
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    in_child(goes_on)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
@@ -232,12 +243,7 @@ def test_a_lock_that_another_thread_holds(lock):
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(60)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        os._exit(0 if lock.acquire(blocking=False) else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+    in_child(lambda: lock.acquire(blocking=False))
     assert lock.locked()
     go.set()
     thread.join(60)
@@ -265,30 +271,16 @@ def test_a_thread_on_its_way_into_the_gate():
         thread.start()
         assert held.wait(60)
 
+    def goes_on():
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_all()
+        return var.version == 1
+
     eng.stop = stop_with_somebody_at_the_gate
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            eng.push(lambda: None, (), [var])
-            eng.wait_for_all()
-            status = 0 if var.version == 1 else 2
-        finally:
-            os._exit(status)
-    for _ in range(600):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.05)
-    else:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        pytest.fail("the child hangs")
-    assert status == 0
+    in_child(goes_on)
     thread.join(60)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
     assert var.version == 1
+    eng.stop()

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.contract.engines import together
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.engine.workers import WorkerQueue
@@ -165,11 +166,7 @@ def test_never_more_at_a_time_than_workers(workers):
             if i % 10 == 0:
                 eng.wait_for_all()
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(load, 6)
     eng.wait_for_all()
     eng.stop()
     assert count[0] == 900

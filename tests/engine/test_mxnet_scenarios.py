@@ -16,26 +16,10 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.contract.engines import DRIVERS, Boom, boom, pushed
 from weftplan import engine
 from weftplan.engine import FnProperty
 from weftplan.errors import DuplicateVarError, EngineError
-
-DRIVERS = {
-    "naive": lambda: engine.create("NaiveEngine"),
-    "threaded": lambda: engine.create("ThreadedEngine", cpu_workers=4),
-    "one worker": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=1),
-    "four workers": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=4),
-    "simulator": lambda: engine.create("Simulator", seed=11),
-}
-
-
-class Boom(Exception):
-    """What failing operations raise here."""
-
-
-def boom():
-    """Fail."""
-    raise Boom("boom")
 
 
 @pytest.fixture(params=DRIVERS)
@@ -45,15 +29,6 @@ def eng(request):
     with engine.using(made):
         yield made
     made.stop()
-
-
-def pushed(eng, *args, **options):
-    """Push what fails here or upstream: the naive engine raises at once, the others later."""
-    if eng.kind == "NaiveEngine":
-        with pytest.raises(Boom):
-            eng.push(*args, **options)
-    else:
-        eng.push(*args, **options)
 
 
 class TestScenarios:

@@ -12,24 +12,14 @@ import weakref
 
 import pytest
 
+from tests.contract.engines import DRIVERS, Boom
 from weftplan import engine
 from weftplan.device.context import cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import DuplicateVarError, EngineError
 
-DRIVERS = {
-    "naive": lambda: engine.create("NaiveEngine"),
-    "threaded": lambda: engine.create("ThreadedEngine", cpu_workers=4),
-    "one worker": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=1),
-    "four workers": lambda: engine.create("ThreadedEnginePerDevice", cpu_workers=4),
-    "simulator": lambda: engine.create("Simulator", seed=3),
-}
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 PROPS = (FnProperty.NORMAL, FnProperty.CPU_PRIORITIZED, FnProperty.ASYNC, FnProperty.NO_SKIP, FnProperty.COPY_TO_GPU)
-
-
-class Boom(Exception):
-    """What failing operations raise here."""
 
 
 class Parcel:

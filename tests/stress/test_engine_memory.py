@@ -14,10 +14,19 @@ pytestmark = pytest.mark.stress
 GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
+def assert_only(before):
+    """No thread is left but those of ``before``: what was told to go needs a moment, five seconds at most."""
+    for _ in range(250):
+        gc.collect()
+        if not (left := set(threading.enumerate()) - before):
+            break
+        threading.Event().wait(0.02)
+    assert not left
+
+
 def test_thousands_of_engines_leave_nothing():
     """2,000 engines stopped and 1,000 just dropped, some with a failure: no thread, no engine is left."""
-    before = threading.active_count()
-    alive = []
+    before, alive = set(threading.enumerate()), []
     for i in range(3000):
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1 + i % 3)
         var = eng.new_variable()
@@ -31,12 +40,7 @@ def test_thousands_of_engines_leave_nothing():
             eng.stop()
         alive.append(weakref.ref(eng))
         del eng, var
-    gc.collect()
-    for _ in range(100):
-        if threading.active_count() == before:
-            break
-        threading.Event().wait(0.05)  # threads that were told to go need a moment
-    assert threading.active_count() == before
+    assert_only(before)
     assert sum(ref() is not None for ref in alive) == 0
 
 
@@ -98,18 +102,13 @@ def test_engines_leave_no_byte():
 
 def test_an_engine_that_is_dropped_while_busy_finishes():
     """Operations without vars of an engine that nobody holds run, then its threads end."""
-    before, count = threading.active_count(), [0]
+    before, count = set(threading.enumerate()), [0]
     for _ in range(50):
         eng = engine.create("ThreadedEngine", cpu_workers=2)
         for _ in range(20):
             eng.push(lambda: count.__setitem__(0, count[0] + 1), (), [])
         del eng
-    for _ in range(200):
-        gc.collect()
-        if threading.active_count() == before:
-            break
-        threading.Event().wait(0.02)
-    assert threading.active_count() == before
+    assert_only(before)
     assert count[0] > 900  # two workers count without a lock; none of 1,000 was forgotten, a few may be miscounted
 
 
