@@ -1,9 +1,8 @@
 """Chunks: one allocation joined to one engine var.
 
 A chunk's memory may go back to storage only when every operation that was pushed on its var has run, so it is freed by
-the
-engine: ``delete_variable(var, free)``. A chunk is collected at moments nobody chooses, possibly inside a lock of the
-engine or of storage; its finalizer therefore only appends to a deque, which the next push or new chunk empties.
+the engine: ``delete_variable(var, free)``. A chunk is collected at moments nobody chooses, possibly inside a lock of
+the engine or of storage; its finalizer therefore only appends to a deque, which the next push or new chunk empties.
 """
 
 from __future__ import annotations
@@ -139,10 +138,9 @@ class Chunk:
     def __del__(self) -> None:
         # Only append: this may run inside any lock.
         try:
-            found = (self.engine, self.var, self.context, self._release or nothing)
-        except AttributeError:  # its construction failed
+            _dead.append((self.engine, self.var, self.context, self._release or nothing))
+        except AttributeError:  # its construction failed, or the interpreter has cleared this module
             return
-        _dead.append(found)
 
     def __repr__(self) -> str:
         return f"<Chunk {self.name or ''} of {self.nbytes:,} bytes on {self.context}>"
