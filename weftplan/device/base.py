@@ -1,8 +1,7 @@
 """What a device offers to the layers above: raw memory, copies, streams and events.
 
 Raw memory is a flat, contiguous ``uint8`` array of the device's array module (``xp``: NumPy or CuPy); a typed view of
-it
-is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may be called from any thread.
+it is ``raw[offset:offset + n].view(dtype).reshape(shape)``. Everything here may be called from any thread.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """NVIDIA GPUs through CuPy. Nothing here is imported before the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
 
 Memory is taken with the CUDA allocator itself, not from CuPy's pool, so that this package's storage layer is the only
-pool
-and its figures are true. A CuPy call enqueues work on CuPy's current stream of the calling thread; ``with stream:``
-sets
-both that and :func:`weftplan.device.current_stream`.
+pool and its figures are true. A CuPy call enqueues work on CuPy's current stream of the calling thread; ``with
+stream:`` sets both that and :func:`weftplan.device.current_stream`.
 """
 
 from __future__ import annotations

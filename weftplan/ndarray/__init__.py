@@ -1,8 +1,7 @@
 """Arrays whose every access goes through the engine: ``mx.nd``.
 
 ``nd.<Operator>(...)`` exists for every registered operator; see :func:`weftplan.ndarray.invoke.call` for how arguments
-are
-read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
+are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
 """
 
 from typing import Any

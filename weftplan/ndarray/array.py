@@ -1,10 +1,8 @@
 """NDArray: an array whose every access goes through the engine.
 
 An operation on arrays is pushed and returns at once; whoever looks at values (``asnumpy``, ``print``, ``bool``, …)
-waits.
-Arrays are contiguous. Several may share a chunk, and with it the var: views made by ``reshape``, by integers and by
-slices
-that leave the selected bytes contiguous.
+waits. Arrays are contiguous. Several may share a chunk, and with it the var: views made by ``reshape``, by integers and
+by slices that leave the selected bytes contiguous.
 """
 
 from __future__ import annotations

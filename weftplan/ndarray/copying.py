@@ -1,8 +1,7 @@
 """Copies between arrays, on one context or between two.
 
 Which queue a copy runs in follows MXNet 1.9.1: host to device goes to the device's copy-to queue, device to host and
-device
-to device to the source's copy-from queue; all else is a normal operation of the source's context.
+device to device to the source's copy-from queue; all else is a normal operation of the source's context.
 """
 
 from __future__ import annotations

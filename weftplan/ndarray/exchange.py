@@ -1,8 +1,7 @@
 """Sharing memory with other libraries: DLPack out and in, NumPy in.
 
 Memory that leaves must not go back to the pool while the other side holds it, so what is exported is a NumPy (or CuPy)
-array
-whose base is a small object that keeps the chunk.
+array whose base is a small object that keeps the chunk.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def from_dlpack(source: Any) -> NDArray:
     """An array on the memory of ``source`` (anything with ``__dlpack__``); copied only where it cannot be shared.
 
     Shared: contiguous, writable memory of a supported dtype on the host or a GPU. The other side must not write to it
-    while
-    operations that were pushed here have not finished.
+    while operations that were pushed here have not finished.
 
     Raises:
         DTypeError: ``source`` has no ``__dlpack__``, or a dtype that is not supported.

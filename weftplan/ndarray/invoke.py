@@ -1,10 +1,8 @@
 """Calling a registered operator on arrays: ``nd.FullyConnected(x, w, b, num_hidden=10)``.
 
 Parameters, shapes and dtypes are settled on the calling thread, so their errors are raised at the call; what was
-settled is
-kept per (operator, parameters, shapes, dtypes). Then one engine operation is pushed that reads the inputs and writes
-the
-outputs and auxiliary inputs.
+settled is kept per (operator, parameters, shapes, dtypes). Then one engine operation is pushed that reads the inputs
+and writes the outputs and auxiliary inputs.
 """
 
 from __future__ import annotations
@@ -224,8 +222,7 @@ def _outputs_into(
     """Arrays for the kernel to write, and (target, value) copies to do after it.
 
     A target that shares memory with an input the kernel may still read is written through a temporary, unless the
-    operator
-    declares that pair as inplace.
+    operator declares that pair as inplace.
     """
     outputs: list[NDArray] = []
     final: list[tuple[Any, Any]] = []
@@ -260,8 +257,7 @@ def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     Leading arrays are the inputs (a list of arrays counts as its elements where the operator takes any number), then
     parameters follow in the order in which the operator declares them; inputs may also be given by name. ``out``,
-    ``ctx``,
-    ``is_train`` and ``name`` (ignored) are understood for every operator.
+    ``ctx``, ``is_train`` and ``name`` (ignored) are understood for every operator.
     """
     op = registry.get(name)
     named = dict(kwargs)

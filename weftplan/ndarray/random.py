@@ -2,8 +2,7 @@
 
 Every draw takes a key ``(seed, counter)`` of its context on the calling thread, and the operation that draws makes a
 counter-based generator (Philox) from it. So results are the same on every engine and any number of workers. They differ
-from
-MXNet's, whose generators are not specified.
+from MXNet's, whose generators are not specified.
 """
 
 from __future__ import annotations

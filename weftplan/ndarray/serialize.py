@@ -1,12 +1,9 @@
 """MXNet's ``.params`` format: ``save``, ``load`` and ``load_frombuffer``.
 
 A file is a list of array records, optionally with one name each. Records exist in versions 0 (first word is the number
-of
-dimensions), 1, 2 and 3, which is 2 with NumPy's meaning of empty shapes; all are read. Version 2 is written, as MXNet
-1.9.1
-does; an array without dimensions or without elements, which version 2 cannot express, is written as version 3, and
-MXNet reads
-that under ``npx.set_np()`` only. Everything is little endian.
+of dimensions), 1, 2 and 3, which is 2 with NumPy's meaning of empty shapes; all are read. Version 2 is written, as
+MXNet 1.9.1 does; an array without dimensions or without elements, which version 2 cannot express, is written as version
+3, and MXNet reads that under ``npx.set_np()`` only. Everything is little endian.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Resources that add one feature to another resource: a limit, statistics of one user, poison.
 
 Stack them: ``LimitResource(PoisonResource(pool), nbytes)``. An adaptor passes allocations through unchanged, so any
-resource
-of a stack may report on them, but each must be freed at the top.
+resource of a stack may report on them, but each must be freed at the top.
 """
 
 from __future__ import annotations

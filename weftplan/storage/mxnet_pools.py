@@ -1,8 +1,7 @@
 """MXNet's pools: freed blocks are kept in last-in-first-out lists, one list per rounded size.
 
 The two differ in how sizes are rounded. Both give everything cached back before a system allocation that would leave
-less
-than ``reserve`` percent of the device's memory free, and once more when the system refuses.
+less than ``reserve`` percent of the device's memory free, and once more when the system refuses.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 1.24.
 
 MXNet writes versions 2 and 3; the older versions are assembled here by hand, and MXNet must read each with the right
-values
-before it is kept.
+values before it is kept.
 """
 
 import struct

@@ -146,8 +146,8 @@ def _first_that_fits(
     """The fastest choice whose real plan fits, and the fewest bytes that a real plan needed.
 
     Where none fits, the smallest is planned too, so that the number in an error is one that works (unless the caller
-    will ``give_up`` without it). Whether a choice
-    fits is decided by quick packing; the plan that is used may then only be smaller.
+    will ``give_up`` without it). Whether a choice fits is decided by quick packing; the plan that is used may then only
+    be smaller.
     """
     assert options.budget is not None
     quick = options.replace(effort="fast") if options.effort == "auto" else options
