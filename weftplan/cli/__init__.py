@@ -7,7 +7,6 @@ subcommand say so and leaves the others alone.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import click
 
 from weftplan import __version__
-from weftplan.errors import MXNetError
+from weftplan.errors import MXNetError, did_you_mean
 
 _COMMANDS = {
     "train": "Train a network on handwritten digits, through every layer.",
@@ -49,8 +48,8 @@ class LazyGroup(click.Group):
         """As click's, with the nearest name for a misspelt subcommand."""
         name = args[0]
         if name not in self.list_commands(ctx) and not name.startswith("-"):
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(self.list_commands(ctx))}"
+            known = self.list_commands(ctx)
+            hint = did_you_mean(name, known).rstrip() or f"expected one of {', '.join(known)}"
             ctx.fail(f"no command {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gzip
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import click
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
-from weftplan.errors import FormatError
+from weftplan.errors import FormatError, did_you_mean
 from weftplan.symbol import Symbol, load_json, topological_order
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -67,8 +66,7 @@ def load_network(model: str) -> Network:
         return Network(model, symbol, built_in=True)
     path = Path(model)
     if not path.is_file():
-        near = difflib.get_close_matches(model, models.names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(model, models.names())
         raise click.BadParameter(
             f"{model!r} is neither a file nor a built-in network; {hint}built in are {', '.join(models.names())}",
             param_hint="MODEL",
@@ -143,8 +141,7 @@ def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, arguments: Iterable[str
     for text in texts:
         name, equals, dtype = text.partition("=")
         if equals and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known[:8])}"
+            hint = did_you_mean(name, known).rstrip() or f"it has: {', '.join(known[:8])}"
             raise click.BadParameter(f"{name!r} is no argument of the network; {hint}", param_hint="--dtype")
         dtypes.update({name: dtype} if equals else dict.fromkeys(shapes, text))
     return dtypes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.threaded import ThreadedEngine
-from weftplan.errors import ConfigError, EngineError
+from weftplan.errors import ConfigError, EngineError, did_you_mean
 from weftplan.locks import Lock, free_in_children
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
@@ -75,8 +74,7 @@ def create(
             gpu_workers=gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
             copy_workers=copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
         )
-    near = difflib.get_close_matches(kind, [*KINDS, "Simulator"], n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(kind, [*KINDS, "Simulator"])
     raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}, Simulator")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
-from weftplan.errors import KVStoreError
+from weftplan.errors import KVStoreError, did_you_mean
 from weftplan.kvstore.base import KVStoreBase, registered
 from weftplan.kvstore.local import KVStoreDevice, KVStoreLocal
 
@@ -38,6 +36,5 @@ def create(name: str = "local") -> KVStoreBase:
     if lowered in FUTURE_TYPES:
         raise KVStoreError(f"kvstore {name!r} is not available in this version; use 'local' or 'device'")
     known = [*LOCAL_TYPES, *DEVICE_TYPES, *plugins]
-    near = difflib.get_close_matches(lowered, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(lowered, known)
     raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(known)}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean
 from weftplan.models import lstm as language
 from weftplan.models.classic import alexnet, lenet, lenet_small, mlp, vgg16
 from weftplan.models.densenet import densenet121
@@ -58,8 +57,7 @@ def find(name: str) -> Network:
     """The entry called ``name``; raises ParameterError listing the names."""
     network = NETWORKS.get(name)
     if network is None:
-        near = difflib.get_close_matches(name, NETWORKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, NETWORKS)
         raise ParameterError(f"no built-in network is called {name!r}; {hint}there are {', '.join(NETWORKS)}")
     return network
 

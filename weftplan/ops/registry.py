@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from weftplan.errors import ParameterError, UnknownOperatorError
+from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ops.schema import REQUIRED, Op
 
 _OPS: dict[str, Op] = {}
@@ -62,8 +62,7 @@ def parse_params(op: Op, attrs: Mapping[str, Any], *, node: str = "") -> dict[st
             continue
         param = known.get(key)
         if param is None:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(key, known)
             raise ParameterError(f"{where}: unknown parameter {key!r}; {hint}known: {', '.join(known) or 'none'}")
         try:
             parsed[key] = param.parse(value)

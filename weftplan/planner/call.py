@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from weftplan.device.context import Context
-from weftplan.errors import PlanError
+from weftplan.errors import PlanError, did_you_mean
 from weftplan.ops.schema import Req, Shape
 from weftplan.planner.budget import plan_within
 from weftplan.planner.options import PlanOptions
@@ -128,8 +127,7 @@ def _check_names(symbol: Any, shapes: Mapping[str, Shape]) -> None:
     known = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     for name in shapes:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, known)
             some = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
             raise PlanError(f"a shape is given for {name!r}, which is no argument of the symbol; {hint}it has: {some}")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from weftplan import config
-from weftplan.errors import PlanError
+from weftplan.errors import PlanError, did_you_mean
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
 RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
@@ -116,8 +115,7 @@ class PlanOptions:
         known = [field.name for field in fields(self)]
         unknown = [name for name in overrides if name not in known]
         if unknown:
-            near = difflib.get_close_matches(unknown[0], known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(unknown[0], known)
             raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
         return replace(self, **overrides)
 

@@ -9,7 +9,6 @@ only.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ndarray import NDArray, random
 from weftplan.training.settings import construct
 
@@ -214,7 +213,6 @@ def create(spec: Any) -> Initializer:
     key = _ALIASES.get(str(name).lower(), str(name).lower())
     klass = Initializer.registry.get(key)
     if klass is None:
-        near = difflib.get_close_matches(key, Initializer.registry, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(key, Initializer.registry)
         raise ParameterError(f"unknown initializer {name!r}: {hint}known: {', '.join(Initializer.registry)}")
     return construct(klass, kwargs, "initializer")

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from weftplan.errors import ParameterError, ShapeError
+from weftplan.errors import ParameterError, ShapeError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.training.settings import construct
 
@@ -235,7 +234,6 @@ def create(metric: Any, **kwargs: Any) -> EvalMetric:
     key = _SHORT.get(str(metric).lower(), str(metric).lower().replace("-", ""))
     klass = EvalMetric.registry.get(key)
     if klass is None:
-        near = difflib.get_close_matches(key, EvalMetric.registry, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(key, EvalMetric.registry)
         raise ParameterError(f"unknown metric {metric!r}: {hint}known: {', '.join(EvalMetric.registry)}")
     return construct(klass, kwargs, "metric")

@@ -8,13 +8,12 @@ returns at once. ``index`` is what the caller numbers parameters by; ``idx2name`
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from weftplan import ndarray as nd
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
@@ -253,8 +252,7 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
         raise ParameterError(f"an optimizer is a name such as 'sgd', or an Optimizer, got {name!r}")
     klass = Optimizer.opt_registry.get(name.lower())
     if klass is None:
-        near = difflib.get_close_matches(name.lower(), Optimizer.opt_registry, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name.lower(), Optimizer.opt_registry)
         raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(Optimizer.opt_registry)}")
     return construct(klass, kwargs, "optimizer")
 

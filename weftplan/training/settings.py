@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean
 
 T = TypeVar("T")
 
@@ -44,8 +43,7 @@ def unknown_setting(settings: Mapping[str, Any], known: list[str], what: str) ->
     """Raise ParameterError for the first setting that is not among ``known``."""
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, known)
             raise ParameterError(f"{what} has no setting {name!r}: {hint}known: {', '.join(known)}")
 
 
