@@ -112,12 +112,24 @@ def test_freeing_twice_is_an_error(resource):
 
 
 def test_memory_of_another_resource_is_refused(make):
-    """An allocation goes back to where it came from."""
+    """An allocation goes back to where it came from, and a refusal leaves its contents alone."""
     ours, theirs = make(FailingDevice()), make(FailingDevice())
     allocation = theirs.allocate(10)
+    allocation.raw.fill(7)
     with pytest.raises(MXNetError, match="freed before, or d"):
         ours.free(allocation)
+    assert (allocation.raw == 7).all()
     theirs.free(allocation)
+
+
+def test_sizes_beyond_every_address_are_out_of_memory(make):
+    """What no machine could hold is refused by the report like any other size that does not fit."""
+    resource = make(FailingDevice())
+    for nbytes in (1 << 62, 1 << 63, 1 << 80):
+        with pytest.raises(OutOfMemoryError, match=f"{nbytes:,} bytes requested"):
+            resource.allocate(nbytes)
+    assert resource.statistics().failures == 3
+    assert resource.statistics().live == 0
 
 
 def test_free_never_waits_for_the_lock(resource):
@@ -156,6 +168,30 @@ def test_a_finalizer_inside_allocate_may_free(make):
     assert resource.statistics().live == 1
     resource.free(new)
     assert resource.statistics().live == 0
+
+
+def test_memory_that_comes_back_during_a_refusal_is_used(make):
+    """A free that finds the lock taken, while the device says no, makes room: the request fits and is served.
+
+    allocate:      [lock, nothing returned yet ... device refuses ......... served, unlock]
+    finalizer:                                    free(old) -> deque
+    """
+    place = FailingDevice(1)
+    resource = make(place)
+    old = resource.allocate(70_000)
+    inner = place.allocate
+
+    def allocate(nbytes):
+        place.allocate = inner
+        resource.free(old)
+        return inner(nbytes)
+
+    place.allocate = allocate
+    new = resource.allocate(80_000)
+    assert place.out == 1
+    assert resource.statistics().failures == 0
+    resource.free(new)
+    assert resource.statistics().requested_bytes == 0
 
 
 @pytest.mark.parametrize("allowed", range(5))

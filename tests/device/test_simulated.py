@@ -124,6 +124,14 @@ def test_capacity_is_enforced_and_comes_back():
     assert place.memory_info() == (1000, 1000)
 
 
+def test_memory_that_the_host_refuses_is_not_counted():
+    """A device larger than the machine: the refusal leaves the device as empty as it was."""
+    place = simulated.configure(87, capacity=1 << 62)
+    with pytest.raises(OutOfMemoryError, match="the system refused"):
+        place.allocate(1 << 61)
+    assert place.memory_info() == (1 << 62, 1 << 62)
+
+
 def test_configure_changes_what_is_given():
     """Order, seed and cost reach the device behind sim(i); an unknown order is refused with the legal ones."""
     cost = CostModel(launch=2.0)

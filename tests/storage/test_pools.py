@@ -188,6 +188,53 @@ def test_a_limit_is_exact_and_comes_back():
     assert resource.statistics().failures == 1
 
 
+class Nosy:
+    """A lock that, whenever it has been let go, lets somebody else in first."""
+
+    def __init__(self, lock, visit):
+        self.lock, self.visit = lock, visit
+
+    def __enter__(self):
+        self.lock.__enter__()
+
+    def __exit__(self, *exc):
+        self.lock.__exit__(*exc)
+        visit, self.visit = self.visit, lambda: None  # a visitor gets no visitors
+        visit()
+        self.visit = visit
+
+
+def test_a_limit_counts_each_byte_once_at_every_moment():
+    """Half of the limit fits beside the half that another thread is just getting, whenever it asks."""
+    resource = LimitResource(RawResource(device.get(device.cpu())), 100)
+    visits = []
+
+    def visit():
+        visits.append(resource.statistics().requested_bytes)
+        resource.free(resource.allocate(50))
+
+    resource._lock = Nosy(resource._lock, visit)
+    resource.allocate(50)
+    assert visits[0] == 0, "before the bytes are there"
+    assert visits[-1] == 50, "and afterwards"
+    assert resource.statistics().failures == 0
+
+
+def test_a_limit_forgets_what_its_upstream_refused():
+    """Bytes promised to a request that failed, in whatever way, fit again."""
+    place = Tight(100)
+    resource = LimitResource(RawResource(place), 1000)
+    with pytest.raises(OutOfMemoryError, match="device full"):
+        resource.allocate(900)
+    inner = place.allocate
+    place.allocate = lambda nbytes: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        resource.allocate(900)
+    place.allocate, place.total = inner, 1000
+    resource.allocate(1000)
+    assert resource.statistics().failures == 1
+
+
 def test_poison_marks_fresh_and_returned_memory():
     """Reading before the first write gives the poison, and so does a view kept too long."""
     resource = PoisonResource(NaivePool(device.get(device.cpu())))

@@ -117,7 +117,7 @@ def aligned_empty(nbytes: int, context: Context) -> Any:
     """A flat uint8 array of undefined bytes, 64-byte aligned; raises OutOfMemoryError naming ``context``."""
     try:
         whole = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
         raise OutOfMemoryError(f"{context}: the system refused {nbytes:,} bytes of host memory") from error
     start = -whole.__array_interface__["data"][0] % ALIGNMENT
     return whole[start : start + nbytes]

@@ -212,7 +212,12 @@ class SimDevice:
                     f"{self.capacity - self.used:,} of {self.capacity:,} free"
                 )
             self.used += nbytes
-        raw = aligned_empty(nbytes, self.context)
+        try:
+            raw = aligned_empty(nbytes, self.context)
+        except OutOfMemoryError:
+            with _world:
+                self.used -= nbytes
+            raise
         raw.fill(POISON)
         return raw
 

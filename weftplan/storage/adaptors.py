@@ -51,17 +51,20 @@ class PoisonResource(Adaptor):
     def __init__(self, upstream: Resource, byte: int = 0xFF) -> None:
         super().__init__(upstream)
         self.byte = byte
+        self._live: dict[int, Allocation] = {}
 
     def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
         allocation = self.upstream.allocate(nbytes, name=name)
         allocation.raw.fill(self.byte)
+        self._live[id(allocation)] = allocation
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        raw = allocation.raw
+        # Whoever has no right to free it must not have written to it either.
+        if self._live.pop(id(allocation), None) is None:
+            raise MXNetError(f"{allocation!r} was freed before, or did not come through {self!r}")
         # Poison first: once freed, the bytes may belong to somebody else.
-        if raw is not None:
-            raw.fill(self.byte)
+        allocation.raw.fill(self.byte)
         self.upstream.free(allocation)
 
 
@@ -82,26 +85,36 @@ class StatisticsResource(Adaptor):
     def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
         try:
             allocation = self.upstream.allocate(nbytes, name=name)
-        except OutOfMemoryError:
+        except BaseException as error:
             with self._lock:
-                self._now = replace(self._settled(), failures=self._now.failures + 1)
+                self._fail(nbytes, error)
             raise
-        self._live[id(allocation)] = allocation
         with self._lock:
-            now = self._settled()
-            requested = now.requested_bytes + allocation.nbytes
-            allocated = now.allocated_bytes + allocation.size
-            self._now = replace(
-                now,
-                requested_bytes=requested,
-                allocated_bytes=allocated,
-                reserved_bytes=allocated,
-                peak_requested_bytes=max(now.peak_requested_bytes, requested),
-                peak_allocated_bytes=max(now.peak_allocated_bytes, allocated),
-                peak_reserved_bytes=max(now.peak_reserved_bytes, allocated),
-                allocations=now.allocations + 1,
-            )
+            self._count(allocation)
         return allocation
+
+    def _count(self, allocation: Allocation) -> None:
+        """Add what the upstream has handed out; under the lock."""
+        self._live[id(allocation)] = allocation
+        now = self._settled()
+        requested = now.requested_bytes + allocation.nbytes
+        allocated = now.allocated_bytes + allocation.size
+        self._now = replace(
+            now,
+            requested_bytes=requested,
+            allocated_bytes=allocated,
+            reserved_bytes=allocated,
+            peak_requested_bytes=max(now.peak_requested_bytes, requested),
+            peak_allocated_bytes=max(now.peak_allocated_bytes, allocated),
+            peak_reserved_bytes=max(now.peak_reserved_bytes, allocated),
+            allocations=now.allocations + 1,
+        )
+
+    def _fail(self, nbytes: int, error: BaseException) -> None:
+        """The upstream raised ``error``; under the lock."""
+        del nbytes
+        if isinstance(error, OutOfMemoryError):
+            self._now = replace(self._settled(), failures=self._now.failures + 1)
 
     def free(self, allocation: Allocation) -> None:
         if self._live.pop(id(allocation), None) is None:
@@ -169,8 +182,14 @@ class LimitResource(StatisticsResource):
                     )
                 )
             self._promised += nbytes
-        try:
-            return super().allocate(nbytes, name=name)
-        finally:
-            with self._lock:
-                self._promised -= nbytes
+        return super().allocate(nbytes, name=name)
+
+    # A promise ends in the step that counts the bytes: in between they would count twice, and refuse another thread.
+
+    def _count(self, allocation: Allocation) -> None:
+        self._promised -= allocation.nbytes
+        super()._count(allocation)
+
+    def _fail(self, nbytes: int, error: BaseException) -> None:
+        self._promised -= nbytes
+        super()._fail(nbytes, error)

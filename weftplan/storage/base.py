@@ -167,8 +167,7 @@ class Ledger(Resource):
                 try:
                     block, raw, size = self._take(nbytes)
                 except OutOfMemoryError as error:
-                    self._failures += 1
-                    raise OutOfMemoryError(self._report(nbytes, error)) from error
+                    block, raw, size = self._take_again(nbytes, error)
                 if size != nbytes:
                     raw = raw[:nbytes]
             else:
@@ -183,6 +182,20 @@ class Ledger(Resource):
             if total > self._peak_allocated:
                 self._peak_allocated = total
             return allocation
+
+    def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[Any, Any, int]:
+        """As ``_take``, which raised ``cause``: memory that came back meanwhile may make it fit.
+
+        Finalizers and other threads free while the lock is taken, and a refusal must be true when it is made.
+        """
+        while self._returned:
+            self._drain()
+            try:
+                return self._take(nbytes)
+            except OutOfMemoryError as error:
+                cause = error
+        self._failures += 1
+        raise OutOfMemoryError(self._report(nbytes, cause)) from cause
 
     def free(self, allocation: Allocation) -> None:
         if self._live.pop(id(allocation), None) is None:
