@@ -1,5 +1,6 @@
 """The contract of every store of one process: keys, values, order, errors, updaters, states."""
 
+import sys
 import threading
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weftplan as mx
-from weftplan import engine
-from weftplan.errors import FormatError, KVStoreError
+from weftplan import device, engine, storage
+from weftplan.errors import FormatError, KVStoreError, OutOfMemoryError
+from weftplan.storage import LimitResource, RawResource
 from weftplan.training import optimizer as optimizers
 
 KINDS = ["local", "device", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"]
@@ -71,6 +73,24 @@ def test_pushpull_and_broadcast(kv):
     assert all((out.asnumpy() == 3).all() for out in outs)
     kv.pushpull("w", values)
     assert all((value.asnumpy() == 3).all() for value in values)
+
+
+@pytest.mark.parametrize("keys", ["w", ["w", "v"]], ids=["one key", "two keys"])
+def test_a_bad_out_leaves_nothing_half_done(kv, keys):
+    """broadcast makes no key, and pushpull pushes nothing, when an out has the wrong shape, dtype or number."""
+    several = isinstance(keys, list)
+    good, bad = mx.nd.ones((3,)), mx.nd.ones((4,))
+    for out in (bad, [good, bad], mx.nd.ones((3,), dtype="float64"), [], None):
+        with pytest.raises(KVStoreError, match=r"out|broadcast"):
+            kv.broadcast(keys, [good, good] if several else good, [good, out] if several else out)
+    assert kv.statistics()["keys"] == 0
+    kv.broadcast(keys, [good, good] if several else good, [good, good] if several else good)
+    called = []
+    kv.set_updater(lambda key, merged, stored: called.append(key))
+    for out in (bad, [good, bad], []):
+        with pytest.raises(KVStoreError, match=r"out|pushpull"):
+            kv.pushpull(keys, [good, good] if several else good, out=[good, out] if several else out)
+    assert called == []
 
 
 def test_the_store_does_not_alias_pushed_arrays(kv):
@@ -373,3 +393,38 @@ def test_threads_may_push_different_keys(kv):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_an_init_that_runs_out_of_memory_makes_no_key(kv):
+    """Of two keys the second does not fit: neither exists afterwards, and the type of keys is still open."""
+    small, large = mx.nd.ones((4,)), mx.nd.ones((4000,))
+    with storage.using(LimitResource(RawResource(device.get(mx.cpu())), 1000)):
+        with pytest.raises(OutOfMemoryError):
+            kv.init(["a", "b"], [small, large])
+        assert kv.statistics()["keys"] == 0
+        kv.init(0, small)
+
+
+def test_threads_may_push_one_key(kv):
+    """Every push of four threads to one key reaches the optimizer once, with its own sum."""
+    kv.init("w", mx.nd.zeros((3,)))
+    kv.set_optimizer(mx.optimizer.create("test"))
+
+    def work(number):
+        gradient = mx.nd.full((3,), 10.0**number, ctx=mx.cpu(number))
+        for _ in range(50):
+            kv.push("w", [gradient, gradient])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    out = mx.nd.empty((3,))
+    kv.pull("w", out=out)
+    assert out.asnumpy().tolist() == [111100.0] * 3

@@ -31,6 +31,16 @@ def test_plugin_store():
         mx.kv.register(MyOwnStore)
 
 
+def test_plugin_store_registered_as_in_mxnet():
+    """The decorator is found on the base class, too."""
+
+    @mx.kv.KVStoreBase.register
+    class AnotherStore(mx.kv.KVStoreBase):
+        """Does nothing."""
+
+    assert isinstance(mx.kv.create("AnotherStore"), AnotherStore)
+
+
 def test_device_store_balances_merge_buffers():
     """Keys are summed on the device that has least so far; the choice is deterministic."""
     kv = mx.kv.create("device")

@@ -1,5 +1,7 @@
 """The sums below the stores: fixed order, whatever threads and blocks."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -82,3 +84,73 @@ def test_empty_and_shaped():
     result = np.empty_like(xs[0])
     reduce_arrays(xs, result, threads=2, bound=10)
     assert np.array_equal(result, grouped_oracle(xs))
+
+
+def test_without_threads_the_caller_does_all(monkeypatch):
+    """Neither an interpreter that is ending nor the system's limit of threads spoils a sum; nothing runs afterwards."""
+
+    class Refusing:
+        """A pool that takes one task and keeps it, and then cannot start a thread."""
+
+        def __init__(self):
+            self.kept = []
+
+        def submit(self, task):
+            self.kept.append(task)
+            if len(self.kept) > 1:
+                raise RuntimeError("can't start new thread")
+
+    pool = Refusing()
+    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(reduce, "_pool", lambda threads: pool)
+    xs = sources(6, 70_001)
+    want = grouped_oracle(xs)
+    out = np.empty_like(xs[0])
+    reduce_arrays(xs, out, threads=4, bound=1)
+    assert np.array_equal(out, want)
+    out.fill(0)
+    for task in pool.kept:
+        task()
+    assert not out.any(), "a thread that comes late has nothing to do"
+
+
+def test_an_error_waits_for_the_other_threads(monkeypatch):
+    """When a share fails, the sum raises it only after the last thread has let go of the arrays.
+
+    caller:  [share: raises] ......................... raises
+    helper:  [share ............................ ends]
+    """
+    began, go, ended = threading.Event(), threading.Event(), threading.Event()
+    caller = threading.get_ident()
+
+    def block_sum(blocks, out, scratch):
+        if threading.get_ident() == caller:
+            assert began.wait(10)
+            threading.Timer(0.05, go.set).start()
+            raise ZeroDivisionError("a share")
+        began.set()
+        assert go.wait(10)
+        ended.set()
+
+    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    xs = sources(3, 4096)
+    with pytest.raises(ZeroDivisionError, match="a share"):
+        reduce_arrays(xs, np.empty_like(xs[0]), block_sum=block_sum, threads=2, bound=1)
+    assert ended.is_set()
+
+
+def test_an_error_of_another_thread_reaches_the_caller(monkeypatch):
+    """A share that fails elsewhere fails the sum."""
+    caller, began = threading.get_ident(), threading.Event()
+
+    def block_sum(blocks, out, scratch):
+        if threading.get_ident() == caller:
+            assert began.wait(10)
+            return
+        began.set()
+        raise MemoryError("elsewhere")
+
+    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    xs = sources(3, 4096)
+    with pytest.raises(MemoryError, match="elsewhere"):
+        reduce_arrays(xs, np.empty_like(xs[0]), block_sum=block_sum, threads=2, bound=1)

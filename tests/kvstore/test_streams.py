@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from weftplan import engine
 
 
 def exchanged(kind: str, devices: list[mx.Context], rounds: int) -> list[np.ndarray]:
@@ -35,3 +36,32 @@ def test_devices_with_streams_give_what_the_host_gives(kind: str, count: int) ->
     got = exchanged(kind, [mx.sim(i) for i in range(count)], 40)
     for weight in got:
         assert weight.tobytes() == expected[0].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_priorities_reach_the_copies_between_devices(kind: str) -> None:
+    """push and pull hand their priority to every operation that they push, copies to and from devices included."""
+    pushed = []
+
+    class Recording:
+        """The engine, and what it was asked to do."""
+
+        def __init__(self, below):
+            self.below = below
+
+        def push(self, *args, **settings):
+            pushed.append((settings["name"], settings["priority"]))
+            return self.below.push(*args, **settings)
+
+        def __getattr__(self, name):
+            return getattr(self.below, name)
+
+    gradients = [mx.nd.ones((3,), ctx=mx.sim(i)) for i in range(2)]
+    kv = mx.kv.create(kind)
+    kv.init("w", mx.nd.zeros((3,)))
+    kv.push("w", gradients)  # the first push makes buffers, too
+    with engine.using(Recording(engine.get())):
+        kv.push("w", gradients, priority=-5)
+        kv.pull("w", out=gradients, priority=-5)
+    assert {name for name, _ in pushed} >= {"KVStoreReduce", "copy"}
+    assert {priority for _, priority in pushed} == {-5}

@@ -22,6 +22,11 @@ class KVStoreBase:
 
     OPTIMIZER: ClassVar[str] = "optimizer"
 
+    @staticmethod
+    def register(klass: type[KVStoreBase]) -> type[KVStoreBase]:
+        """The function :func:`register`, where MXNet has it."""
+        return register(klass)
+
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give every ``out`` the initial value of ``key``."""
         raise NotImplementedError

@@ -2,7 +2,8 @@
 
 A store keeps, per key, the stored value and a merge buffer. ``push`` is one engine operation that reads every pushed
 array and writes the merge buffer, then the updater (called on the pushing thread, its work is asynchronous) or one
-copy; ``pull`` is one copy per destination. Vars order all of it, so nothing here waits.
+copy; ``pull`` is one copy per destination. Vars order all of it, so nothing here waits for an operation. Pushes of
+several threads take turns: two of one key share the merge buffer, and an updater need not know of threads.
 
 The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
 change what is pulled.
@@ -25,6 +26,7 @@ from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block, sum_sequential_block
 from weftplan.kvstore.updater import Updater
+from weftplan.locks import ReentrantLock
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.chunk import push as launch
 
@@ -55,6 +57,8 @@ class KVStoreLocal(KVStoreBase):
         self._merged: dict[Key, NDArray] = {}
         self._staging: dict[tuple[Key, int], NDArray] = {}
         self._updater: UpdaterFunction | None = None
+        self._turn = ReentrantLock()
+        """Held by whoever changes the above; re-entrant because an updater may use the store."""
         self._threads = int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS"))
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
 
@@ -66,17 +70,16 @@ class KVStoreLocal(KVStoreBase):
         Raises:
             KVStoreError: a key exists already, several values for one key, or a bad key or value.
         """
-        groups = group_pairs(self._keys, key, value, what="value")
-        for k, arrays in groups:
-            if k in self._stored:
-                raise KVStoreError(f"key {k!r} is initialised already; push a value to replace it")
-            if len(arrays) != 1:
-                raise KVStoreError(f"key {k!r}: init takes one value per key, got {len(arrays)}")
-        for k, arrays in groups:
-            self._keys.add(k)
-            stored = empty(arrays[0].shape, ctx=self._home(arrays[0]), dtype=arrays[0].dtype)
-            _copy(arrays[0], stored, 0)
-            self._stored[k] = stored
+        with self._turn:
+            made = [
+                (k, first, empty(first.shape, ctx=self._home(first), dtype=first.dtype))
+                for k, first in self._new_values(key, value)
+            ]
+            for _, first, stored in made:
+                _copy(first, stored, 0)
+            for k, _, stored in made:
+                self._keys.add(k)
+                self._stored[k] = stored
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum the values of each key and hand the sum to the updater, or store it when there is none.
@@ -89,15 +92,16 @@ class KVStoreLocal(KVStoreBase):
         Raises:
             KVStoreError: unknown key, or shapes or dtypes that differ from the stored value's.
         """
-        groups = group_pairs(self._keys, key, value, what="value")
-        for k, arrays in groups:
-            self._check(k, arrays, "push")
-        for k, arrays in groups:
-            merged = self._reduce(k, arrays, priority)
-            if self._updater is not None:
-                self._updater(k, merged, self._stored_near(k, merged))
-            else:
-                _copy(merged, self._stored[k], priority)
+        self._push(self._checked(key, value, "value", "push"), priority)
+
+    def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        with self._turn:
+            for k, arrays in groups:
+                merged = self._reduce(k, arrays, priority)
+                if self._updater is not None:
+                    self._updater(k, merged, self._stored_near(k, merged, priority))
+                else:
+                    _copy(merged, self._stored[k], priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
@@ -108,22 +112,36 @@ class KVStoreLocal(KVStoreBase):
         del ignore_sparse  # every array here is dense
         if out is None:
             raise KVStoreError("pull needs out=: the array or arrays to fill")
-        groups = group_pairs(self._keys, key, out, what="out")
-        for k, arrays in groups:
-            self._check(k, arrays, "pull")
+        self._pull(self._checked(key, out, "out", "pull"), priority)
+
+    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         for k, arrays in groups:
             stored = self._stored[k]
             for array in arrays:
                 _copy(stored, array, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None."""
-        self.push(key, value, priority)
-        self.pull(key, value if out is None else out, priority)
+        """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.
+
+        Raises:
+            KVStoreError: as they do, before anything is pushed.
+        """
+        pushed = self._checked(key, value, "value", "pushpull")
+        pulled = pushed if out is None else self._checked(key, out, "out", "pushpull")
+        self._push(pushed, priority)
+        self._pull(pulled, priority)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """``init`` then ``pull`` into ``out``."""
-        self.init(key, value)
+        """``init`` then ``pull`` into ``out``.
+
+        Raises:
+            KVStoreError: as they do, before any key is made.
+        """
+        with self._turn:
+            values = dict(self._new_values(key, value))
+            for k, arrays in group_pairs(self._keys, key, out, what="out"):
+                _match(k, arrays, values[k], "broadcast")
+            self.init(key, value)
         self.pull(key, out, priority)
 
     def replace(self, key: Any, value: NDArray) -> None:
@@ -134,9 +152,10 @@ class KVStoreLocal(KVStoreBase):
         Raises:
             KVStoreError: the shape or dtype differs from the stored value's.
         """
-        if key in self._stored:
-            self._check(key, [value], "replace")
-            _copy(value, self._stored[key], 0)
+        with self._turn:
+            if key in self._stored:
+                _match(key, [value], self._stored[key], "replace")
+                _copy(value, self._stored[key], 0)
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
@@ -210,9 +229,9 @@ class KVStoreLocal(KVStoreBase):
         """Number of keys and the bytes of stored values, merge buffers and staging copies."""
         return {
             "keys": len(self._stored),
-            "stored_bytes": sum(a.nbytes for a in self._stored.values()),
-            "merged_bytes": sum(a.nbytes for a in self._merged.values()),
-            "staging_bytes": sum(a.nbytes for a in self._staging.values()),
+            "stored_bytes": sum(a.nbytes for a in list(self._stored.values())),
+            "merged_bytes": sum(a.nbytes for a in list(self._merged.values())),
+            "staging_bytes": sum(a.nbytes for a in list(self._staging.values())),
         }
 
     def __repr__(self) -> str:
@@ -230,25 +249,35 @@ class KVStoreLocal(KVStoreBase):
         del key, arrays
         return cpu(0)
 
-    def _stored_near(self, key: Key, merged: NDArray) -> NDArray:
+    def _stored_near(self, key: Key, merged: NDArray, priority: int) -> NDArray:
         """The stored value, moved for good to the device of the sum if that is another one."""
         stored = self._stored[key]
         if stored.context != merged.context:
             moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
-            _copy(stored, moved, 0)
+            _copy(stored, moved, priority)
             stored = self._stored[key] = moved
         return stored
 
-    def _check(self, key: Key, arrays: list[NDArray], verb: str) -> None:
-        stored = self._stored.get(key)
-        if stored is None:
-            raise KVStoreError(f"{verb}: key {key!r} doesn't exist. Did you init? Known keys: {list(self._stored)[:8]}")
-        for array in arrays:
-            if array.shape != stored.shape or array.dtype != stored.dtype:
-                raise KVStoreError(
-                    f"{verb}: key {key!r} holds {stored.shape} {stored.dtype}, got {array.shape} {array.dtype} on "
-                    f"{array.context}"
-                )
+    def _new_values(self, key: Any, value: Any) -> list[tuple[Key, NDArray]]:
+        """(key, its value) of a call that makes keys."""
+        groups = group_pairs(self._keys, key, value, what="value")
+        for k, arrays in groups:
+            if k in self._stored:
+                raise KVStoreError(f"key {k!r} is initialised already; push a value to replace it")
+            if len(arrays) != 1:
+                raise KVStoreError(f"key {k!r}: init takes one value per key, got {len(arrays)}")
+        return [(k, arrays[0]) for k, arrays in groups]
+
+    def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
+        """Groups of a call, all of which fit the stored values."""
+        groups = group_pairs(self._keys, key, value, what=what)
+        for k, arrays in groups:
+            stored = self._stored.get(k)
+            if stored is None:
+                known = list(self._stored)[:8]
+                raise KVStoreError(f"{verb}: key {k!r} doesn't exist. Did you init? Known keys: {known}")
+            _match(k, arrays, stored, verb)
+        return groups
 
     def _reduce(self, key: Key, arrays: list[NDArray], priority: int) -> NDArray:
         """The sum of ``arrays``, in a merge buffer that the next push of this key reuses."""
@@ -310,6 +339,15 @@ class KVStoreDevice(KVStoreLocal):
         return where
 
 
+def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
+    for array in arrays:
+        if array.shape != stored.shape or array.dtype != stored.dtype:
+            raise KVStoreError(
+                f"{verb}: key {key!r} holds {stored.shape} {stored.dtype}, got {array.shape} {array.dtype} on "
+                f"{array.context}"
+            )
+
+
 def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
     """Left-to-right sum by array operations on the device of ``out``."""
 
@@ -335,7 +373,7 @@ def _copy(source: NDArray, target: NDArray, priority: int) -> None:
     if source.var is target.var:
         return
     if source.context.device_type not in _DIRECT or target.context.device_type not in _DIRECT:
-        source.copyto(target)
+        source.copyto(target, priority=priority)
         return
 
     def copy() -> None:

@@ -8,13 +8,15 @@ element is summed by the same sequence of additions. Two orders exist, as in MXN
 * :func:`sum_sequential` (store ``device``): left to right.
 
 Both work in blocks that stay in a core's cache, so that every source is read from memory once and the result written
-once; blocks are dealt statically to the threads of a pool of this module's own. The pool is not the engine's: its
+once; equal shares of the blocks go to the threads of a pool of this module's own. The pool is not the engine's: its
 threads only ever run the leaf function below, so they cannot wait for anything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -84,13 +86,61 @@ def reduce_arrays(
     blocks = -(-size // block)
     workers = min(threads, blocks)
     per_worker = -(-blocks // workers) * block
-    ranges = [(start, min(start + per_worker, size)) for start in range(0, size, per_worker)]
-    pool = _pool(threads)
-    futures = [pool.submit(_sum_range, flats, flat_out, lo, hi, block, block_sum) for lo, hi in ranges[1:]]
-    lo, hi = ranges[0]
-    _sum_range(flats, flat_out, lo, hi, block, block_sum)
-    for future in futures:
-        future.result()
+    job = _Job(
+        lambda lo, hi: _sum_range(flats, flat_out, lo, hi, block, block_sum),
+        [(start, min(start + per_worker, size)) for start in range(0, size, per_worker)],
+    )
+    # Without a thread to be had (the interpreter is ending, or the system's limit is reached) this one does all.
+    with contextlib.suppress(RuntimeError):
+        pool = _pool(threads)
+        for _ in range(workers - 1):
+            pool.submit(job.help)
+    job.finish()
+
+
+class _Job:
+    """Ranges that several threads take one by one; whoever waits for all of them takes some, too.
+
+    A thread that comes late, or never, takes nothing, and only threads that have begun are waited for: each puts its
+    lock down before it takes a range, so whoever finds no range left sees the locks of all who took one.
+    """
+
+    def __init__(self, work: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
+        self._work = work
+        self._left = deque(ranges)
+        self._busy: list[Lock] = []
+        self._errors: list[BaseException] = []
+
+    def help(self) -> None:
+        """Do ranges until none is left; what they raise is for :meth:`finish`."""
+        busy = Lock()
+        busy.acquire()
+        self._busy.append(busy)
+        try:
+            self._do()
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            busy.release()
+
+    def _do(self) -> None:
+        while True:
+            try:
+                lo, hi = self._left.pop()
+            except IndexError:
+                return
+            self._work(lo, hi)
+
+    def finish(self) -> None:
+        """Help, and return when nobody works any more: then the arrays may go. Raises what a range raised."""
+        try:
+            self._do()
+        finally:
+            self._left.clear()
+            for busy in list(self._busy):
+                busy.acquire()
+        if self._errors:
+            raise self._errors[0]
 
 
 def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum) -> None:
