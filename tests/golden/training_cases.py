@@ -144,22 +144,43 @@ def iterators(mx):
     return result
 
 
+METRICS = (
+    ("acc", {}),
+    ("top_k_accuracy", {"top_k": 3}),
+    ("ce", {}),
+    ("mse", {}),
+    ("rmse", {}),
+    ("mae", {}),
+    ("nll_loss", {}),
+    ("perplexity", {"ignore_label": None}),
+    ("perplexity", {"ignore_label": 2}),
+    ("f1", {}),
+    ("f1", {"average": "micro"}),
+    ("mcc", {}),
+    ("mcc", {"average": "micro"}),
+    ("pcc", {}),
+    ("pearsonr", {}),
+    ("pearsonr", {"average": "micro"}),
+)
+
+
 def metrics(mx):
     """Values of every metric after each of three batches."""
     rng = np.random.RandomState(11)
     result = {}
-    for name, settings in (("acc", {}), ("top_k_accuracy", {"top_k": 3}), ("ce", {}), ("mse", {})):
+    for name, settings in METRICS:
         metric = mx.metric.create(name, **settings)
         values = []
         for rows in (5, 8, 3):
-            if name == "mse":
+            if name in ("mse", "rmse", "mae", "pearsonr"):
                 label, pred = rng.normal(size=(rows, 2)), rng.normal(size=(rows, 2))
             else:
-                pred = rng.dirichlet(np.ones(6), rows)
-                label = rng.randint(0, 6, rows)
+                classes = 2 if name in ("f1", "mcc") else 6
+                pred = rng.dirichlet(np.ones(classes), rows)
+                label = rng.randint(0, classes, rows)
             metric.update([mx.nd.array(label)], [mx.nd.array(pred)])
             values.append(metric.get()[1])
-        result[f"{name}:{metric.get()[0]}"] = np.array(values)
+        result["-".join([name, *map(str, settings.values())]) + f":{metric.get()[0]}"] = np.array(values)
     return result
 
 
@@ -198,11 +219,25 @@ def initializers(mx):
     return result
 
 
+def shaped(mx):
+    """The rules that are for weights of one shape."""
+    result = {}
+    for name, settings, shape in (
+        ("Bilinear", {}, (2, 3, 4, 4)),
+        ("Bilinear", {}, (1, 2, 5, 5)),
+        ("LSTMBias", {"forget_bias": 2.5}, (12,)),
+    ):
+        array = mx.nd.zeros(shape)
+        getattr(mx.init, name)(**settings)(mx.init.InitDesc("x_weight"), array)
+        result[f"{name}{shape}"] = array.asnumpy()
+    return result
+
+
 def run(mx):
     """Everything, by ``group/key``."""
     result = {}
     for name, how in RUNS.items():
         result.update({f"train/{name}/{key}": value for key, value in train(mx, *how).items()})
-    for group in (schedules, iterators, metrics, initializers):
+    for group in (schedules, iterators, metrics, initializers, shaped):
         result.update({f"{group.__name__}/{key}": value for key, value in group(mx).items()})
     return result

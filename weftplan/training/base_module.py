@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import metric as metrics
 from weftplan.training.callbacks import BatchEndParam
+from weftplan.training.checkpoint import read_params, write_params
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
 
@@ -76,9 +78,26 @@ class BaseModule:
     def synchronize(self) -> None:
         """Give every context the same auxiliary states: their average. ``fit`` does so after each epoch."""
 
-    def set_params(self, arg_params: Params, aux_params: Params, **kwargs: Any) -> None:
-        """Assign parameters."""
-        self.init_params(arg_params=arg_params, aux_params=aux_params, force_init=True, **kwargs)
+    def set_params(
+        self,
+        arg_params: Params,
+        aux_params: Params | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Assign parameters; with ``allow_missing`` those that are not given keep their values."""
+        raise NotImplementedError
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save_params(self, fname: str | os.PathLike[str]) -> None:
+        """Write parameters and auxiliary states, named as in a checkpoint."""
+        write_params(fname, *self.get_params())
+
+    def load_params(self, fname: str | os.PathLike[str]) -> None:
+        """Assign what :meth:`save_params`, or a checkpoint, has written."""
+        self.set_params(*read_params(fname))
 
     # -- loops ----------------------------------------------------------------------------------------------------
 
@@ -190,13 +209,15 @@ class BaseModule:
             eval_data.reset()
         metric = metrics.create(eval_metric)
         metric.reset()
+        nbatch = -1
         for nbatch, batch in enumerate(eval_data):
             if num_batch is not None and nbatch == num_batch:
+                nbatch -= 1
                 break
             self.forward(batch, is_train=False)
-            self.update_metric(metric, batch.label, pad=batch.pad)
+            self.update_metric(metric, batch.label, pad=batch.pad or 0)
             _call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self}))
-        _call(score_end_callback, BatchEndParam(epoch, 0, metric, {"self": self}))
+        _call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
         return metric.get_name_value()
 
     def iter_predict(
@@ -211,8 +232,8 @@ class BaseModule:
             if num_batch is not None and nbatch == num_batch:
                 break
             self.forward(batch, is_train=False)
-            keep = eval_data.batch_size - batch.pad
-            yield [out[:keep].copy() for out in self.get_outputs()], nbatch, batch
+            samples, pad = batch.data[0].shape[0], batch.pad or 0
+            yield [without_padding(out, samples, pad).copy() for out in self.get_outputs()], nbatch, batch
 
     def predict(
         self,
@@ -263,6 +284,17 @@ class BaseModule:
             raise MXNetError(f"{verb}: parameters have no values; call init_params or set_params first")
         if optimizer and not self.optimizer_initialized:
             raise MXNetError(f"{verb}: there is no optimizer; call init_optimizer first")
+
+
+def without_padding(array: NDArray, samples: int, pad: int) -> NDArray:
+    """``array`` of a batch without the rows of its last ``pad`` samples.
+
+    An output may have several rows a sample, one a word of a sentence for instance, those of a sample together; one
+    whose rows are no multiple of the samples (a loss of the whole batch) is left as it is.
+    """
+    if not pad or not array.shape or array.shape[0] % samples:
+        return array
+    return array[: array.shape[0] // samples * (samples - pad)]
 
 
 def _check_iterator(what: str, data: Any) -> None:

@@ -34,17 +34,23 @@ def save_checkpoint(
     """Write symbol and parameters (each file whole or not at all); returns the parameter file's path."""
     if symbol is not None:
         symbol.save(f"{os.fspath(prefix)}-symbol.json")
-    entries = {f"arg:{name}": value for name, value in arg_params.items()}
-    entries.update({f"aux:{name}": value for name, value in aux_params.items()})
     path = params_path(prefix, epoch)
-    nd.save(str(path), entries)
+    write_params(path, arg_params, aux_params)
     return path
 
 
-def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Params]:
-    """(arg_params, aux_params) of an epoch; raises FormatError when a name has neither prefix."""
-    path = params_path(prefix, epoch)
-    loaded = nd.load(str(path))
+def write_params(
+    path: str | os.PathLike[str], arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]
+) -> None:
+    """Write a parameter file: the arrays' names with ``arg:`` or ``aux:`` before them."""
+    entries = {f"arg:{name}": value for name, value in arg_params.items()}
+    entries.update({f"aux:{name}": value for name, value in aux_params.items()})
+    nd.save(os.fspath(path), entries)
+
+
+def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
+    """(arg_params, aux_params) of a parameter file; raises FormatError when a name has neither prefix."""
+    loaded = nd.load(os.fspath(path))
     if not isinstance(loaded, dict):
         raise FormatError(f"{path} holds a list of arrays without names, not a checkpoint")
     arg_params: Params = {}
@@ -58,6 +64,11 @@ def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Par
         else:
             raise FormatError(f"{path}: array {name!r} is named neither arg:… nor aux:…, so this is no checkpoint")
     return arg_params, aux_params
+
+
+def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Params]:
+    """(arg_params, aux_params) of an epoch; raises FormatError when a name has neither prefix."""
+    return read_params(params_path(prefix, epoch))
 
 
 def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:

@@ -1,109 +1,67 @@
-"""Initializers: fill a parameter by rule, as ``mx.init``.
-
-An initializer is called with a description (name and attributes of the parameter) and an array. A variable's own
-``__init__`` attribute wins; otherwise the name decides: ``*_bias``, ``*_beta``, ``*_moving_mean`` become 0,
-``*_gamma``, ``*_moving_var`` become 1, and ``*_weight`` is what the initializer is for. Random values come from the
-seeded sequence of :mod:`weftplan.ndarray.random`, one key per parameter, so they depend on seed and order of calls
-only.
-"""
+"""Initializers: fill a parameter by rule, as ``mx.init``."""
 
 from __future__ import annotations
 
-import json
+import logging
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ParameterError, did_you_mean
-from weftplan.ndarray import NDArray, random
-from weftplan.training.settings import construct
+from weftplan import ndarray as nd
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ndarray import NDArray
+from weftplan.training.initializer_base import (
+    Host,
+    InitDesc,
+    Initializer,
+    Rule,
+    alias,
+    create,
+    generator,
+    register,
+)
 
-Host = np.ndarray[Any, np.dtype[Any]]
+log = logging.getLogger("weftplan")
 
-
-class InitDesc(str):
-    """A parameter's name with its attributes (``__init__`` among them)."""
-
-    attrs: dict[str, str]
-    global_init: Initializer | None
-
-    def __new__(
-        cls, name: str, attrs: Mapping[str, str] | None = None, global_init: Initializer | None = None
-    ) -> InitDesc:
-        desc = super().__new__(cls, name)
-        desc.attrs = dict(attrs or {})
-        desc.global_init = global_init
-        return desc
-
-
-class Initializer:
-    """Base: chooses by name; a subclass says what a weight gets."""
-
-    registry: ClassVar[dict[str, type[Initializer]]] = {}
-
-    def __init__(self, **kwargs: Any) -> None:
-        self._kwargs = kwargs
-
-    def dumps(self) -> str:
-        """JSON text of the class alias and parameters, as stored in an ``__init__`` attribute."""
-        return json.dumps([type(self).__name__.lower(), self._kwargs])
-
-    def __call__(self, desc: str, arr: NDArray) -> None:
-        """Fill ``arr`` for the parameter ``desc`` (an :class:`InitDesc`, or a plain name)."""
-        own = desc.attrs.get("__init__", "") if isinstance(desc, InitDesc) else ""
-        if own:
-            create(own)._fill(arr)
-        elif desc.endswith(("weight", "parameters")):
-            self._fill(arr)
-        elif desc.endswith(("bias", "beta", "moving_mean", "running_mean", "moving_inv_var", "moving_avg", "min")):
-            arr[:] = 0.0
-        elif desc.endswith(("gamma", "moving_var", "running_var", "max")):
-            arr[:] = 1.0
-        else:
-            self._default(desc, arr)
-
-    def _default(self, desc: str, arr: NDArray) -> None:
-        raise ParameterError(
-            f"no rule to initialize {str(desc)!r} {arr.shape}: names end in weight, bias, gamma, beta, moving_mean or "
-            f"moving_var; give the variable init=… or its value in arg_params"
-        )
-
-    def _fill(self, arr: NDArray) -> None:
-        arr[:] = self.values(arr.shape, arr).astype(arr.dtype)
-
-    def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
-        """Values for a weight of ``shape``, float64 or float32, on the host."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._kwargs.items())})"
+__all__ = [
+    "Bilinear",
+    "Constant",
+    "InitDesc",
+    "Initializer",
+    "LSTMBias",
+    "Load",
+    "MSRAPrelu",
+    "Mixed",
+    "Normal",
+    "One",
+    "Orthogonal",
+    "Rule",
+    "Uniform",
+    "Xavier",
+    "Zero",
+    "alias",
+    "create",
+    "register",
+]
 
 
-def _generator(arr: NDArray) -> np.random.Generator:
-    seed, counter = random.next_key(arr.context)
-    mask = 2**64 - 1
-    return np.random.Generator(np.random.Philox(key=[seed & mask, counter & mask]))
-
-
-def register(klass: type[Initializer]) -> type[Initializer]:
-    """Class decorator: make the class known by its name in lower case."""
-    Initializer.registry[klass.__name__.lower()] = klass
-    return klass
-
-
+@alias("zeros")
 @register
 class Zero(Initializer):
     """All zeros, whatever the name."""
 
-    def _default(self, desc: str, arr: NDArray) -> None:
-        self._fill(arr)
+    def _init_default(self, name: str, arr: NDArray) -> None:
+        self._init_weight(name, arr)
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
         return np.zeros(shape)
 
 
+@alias("ones")
 @register
 class One(Zero):
     """All ones, whatever the name has no rule for."""
@@ -133,9 +91,10 @@ class Uniform(Initializer):
         self.scale = scale
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
-        return _generator(arr).uniform(-self.scale, self.scale, shape)
+        return generator(arr).uniform(-self.scale, self.scale, shape)
 
 
+@alias("gaussian")
 @register
 class Normal(Initializer):
     """Normal with mean 0 and standard deviation ``sigma``."""
@@ -145,7 +104,7 @@ class Normal(Initializer):
         self.sigma = sigma
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
-        return _generator(arr).normal(0.0, self.sigma, shape)
+        return generator(arr).normal(0.0, self.sigma, shape)
 
 
 @register
@@ -173,10 +132,10 @@ class Xavier(Initializer):
         fan_in, fan_out = shape[1] * area, shape[0] * area
         factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[self.factor_type]
         scale = math.sqrt(self.magnitude / factor)
-        generator = _generator(arr)
+        draw = generator(arr)
         if self.rnd_type == "uniform":
-            return generator.uniform(-scale, scale, shape)
-        return generator.normal(0.0, scale, shape)
+            return draw.uniform(-scale, scale, shape)
+        return draw.normal(0.0, scale, shape)
 
 
 @register
@@ -188,31 +147,119 @@ class MSRAPrelu(Xavier):
         self._kwargs = {"factor_type": factor_type, "slope": slope}
 
 
-_ALIASES = {"zeros": "zero", "ones": "one", "gaussian": "normal"}
+@register
+class Orthogonal(Initializer):
+    """Rows or columns that are orthogonal, times ``scale`` (Saxe, McClelland and Ganguli, 2013).
 
-
-def create(spec: Any) -> Initializer:
-    """An initializer from itself, a class alias (``"xavier"``) or the JSON text of :meth:`Initializer.dumps`.
-
-    >>> create('["Constant", {"value": 0.25}]')
-    Constant(value=0.25)
+    The weight is a matrix (first dimension, all others); ``rand_type`` uniform or normal says from what it is drawn.
     """
-    if isinstance(spec, Initializer):
-        return spec
-    name, kwargs = spec, {}
-    if not isinstance(spec, str):
-        raise ParameterError(f"an initializer is an object of mx.init or a name such as 'xavier', got {spec!r}")
-    if spec.lstrip().startswith("["):
-        try:
-            name, kwargs = json.loads(spec)
-            kwargs = dict(kwargs)
-        except (ValueError, TypeError) as error:
-            raise ParameterError(
-                f'an initializer as JSON reads ["name", {{"setting": value}}], got {spec!r}: {error}'
-            ) from error
-    key = _ALIASES.get(str(name).lower(), str(name).lower())
-    klass = Initializer.registry.get(key)
-    if klass is None:
-        hint = did_you_mean(key, Initializer.registry)
-        raise ParameterError(f"unknown initializer {name!r}: {hint}known: {', '.join(Initializer.registry)}")
-    return construct(klass, kwargs, "initializer")
+
+    def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
+        if rand_type not in ("uniform", "normal"):
+            raise ParameterError(f"Orthogonal: rand_type must be 'uniform' or 'normal', got {rand_type!r}")
+        super().__init__(scale=scale, rand_type=rand_type)
+        self.scale = scale
+        self.rand_type = rand_type
+
+    def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
+        if not shape:
+            raise ParameterError("Orthogonal needs a weight of at least 1 dimension, got a scalar")
+        matrix = (shape[0], math.prod(shape[1:]))
+        draw = generator(arr)
+        drawn = draw.uniform(-1.0, 1.0, matrix) if self.rand_type == "uniform" else draw.normal(0.0, 1.0, matrix)
+        left, _, right = np.linalg.svd(drawn, full_matrices=False)
+        basis: Host = left if left.shape == matrix else right
+        return self.scale * basis.reshape(shape)
+
+
+@register
+class Bilinear(Initializer):
+    """The kernel of a Deconvolution that enlarges images by bilinear interpolation; the same for every channel."""
+
+    def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
+        if len(shape) != 4:
+            raise ParameterError(f"Bilinear needs a weight of 4 dimensions, got shape {shape}")
+        half = math.ceil(shape[3] / 2.0)
+        centre = (2 * half - 1 - half % 2) / (2.0 * half)
+        rows, columns = (1 - np.abs(np.arange(n) / half - centre) for n in shape[2:])
+        return np.broadcast_to(np.outer(rows, columns), shape)
+
+
+@register
+class LSTMBias(Initializer):
+    """Of the biases of the four gates of an LSTM (input, forget, cell, output) that of forget; the others are 0."""
+
+    def __init__(self, forget_bias: float = 1.0) -> None:
+        super().__init__(forget_bias=forget_bias)
+        self.forget_bias = forget_bias
+
+    def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
+        if len(shape) != 1 or shape[0] % 4:
+            raise ParameterError(f"LSTMBias needs the biases of four gates of one size, got shape {shape}")
+        hidden = shape[0] // 4
+        biases = np.zeros(shape)
+        biases[hidden : 2 * hidden] = self.forget_bias
+        return biases
+
+
+class Mixed(Initializer):
+    """The first of ``initializers`` whose pattern, a regular expression, matches the beginning of the name.
+
+    Raises:
+        ParameterError: more patterns than initializers, or fewer; when called, a name that no pattern matches.
+
+    >>> rule = Mixed([".*bias", ".*"], [Zero(), Uniform(0.1)])
+    """
+
+    def __init__(self, patterns: Sequence[str], initializers: Sequence[Any]) -> None:
+        super().__init__()
+        if isinstance(patterns, str) or len(patterns) != len(initializers):
+            raise ParameterError(f"Mixed needs an initializer a pattern, got {patterns!r} and {initializers!r}")
+        self.map = [(re.compile(p), create(rule)) for p, rule in zip(patterns, initializers, strict=True)]
+
+    def __call__(self, desc: str, arr: NDArray) -> None:
+        for pattern, rule in self.map:
+            if pattern.match(desc):
+                rule(desc if isinstance(desc, InitDesc) else InitDesc(desc), arr)
+                return
+        tried = [pattern.pattern for pattern, _ in self.map]
+        raise ParameterError(f"{str(desc)!r} matches none of {tried}; add '.*' with what the others get")
+
+
+class Load(Initializer):
+    """Given values by name, whatever the attributes; ``default_init`` for names that have none.
+
+    Args:
+        param: values by name, or a parameter file; ``arg:`` and ``aux:`` before a name are dropped.
+        default_init: an initializer, or None: a name without a value is an error.
+
+    Raises:
+        ParameterError: a file without names; when called, no value and no ``default_init``.
+        ShapeError: when called, the value has another shape.
+    """
+
+    def __init__(
+        self, param: str | os.PathLike[str] | Mapping[str, NDArray], default_init: Any = None, verbose: bool = False
+    ) -> None:
+        super().__init__()
+        if isinstance(param, (str, os.PathLike)):
+            loaded = nd.load(os.fspath(param))
+            if not isinstance(loaded, dict):
+                raise ParameterError(f"Load: {os.fspath(param)} holds a list of arrays without names")
+            param = loaded
+        self.param = {name[4:] if name.startswith(("arg:", "aux:")) else name: v for name, v in param.items()}
+        self.default_init = None if default_init is None else create(default_init)
+        self.verbose = verbose
+
+    def __call__(self, desc: str, arr: NDArray) -> None:
+        value = self.param.get(str(desc))
+        if value is not None:
+            if tuple(value.shape) != tuple(arr.shape):
+                raise ShapeError(f"Load: {str(desc)!r} has shape {arr.shape}, the value given for it {value.shape}")
+            arr[:] = value
+        elif self.default_init is not None:
+            self.default_init(desc if isinstance(desc, InitDesc) else InitDesc(desc), arr)
+        else:
+            raise ParameterError(f"Load: no value is given for {str(desc)!r}, and no default_init")
+        if self.verbose:
+            log.info("Initialized %s by %s", desc, "loading" if value is not None else "default")

@@ -16,7 +16,7 @@ from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import initializer as initializers
 from weftplan.training import optimizer as optimizers
-from weftplan.training.base_module import BaseModule, as_descs
+from weftplan.training.base_module import BaseModule, as_descs, without_padding
 from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
 from weftplan.training.executor_group import ExecutorGroup
 from weftplan.training.initializer import Initializer, Uniform
@@ -180,23 +180,54 @@ class Module(BaseModule):
         if self.params_initialized and not force_init:
             return
         self._need("init_params", binded=True)
-        given_args = arg_params if arg_params is not None else self._arg_params
-        given_aux = aux_params if aux_params is not None else self._aux_params
+        rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
+        self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
+
+    def set_params(
+        self,
+        arg_params: Mapping[str, NDArray],
+        aux_params: Mapping[str, NDArray] | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Assign parameters. What is not given, with ``allow_missing``, keeps its value (:meth:`init_params` makes it
+        where there is none yet); ``aux_params=None`` gives no auxiliary state.
+
+        Raises:
+            MXNetError, ShapeError: as :meth:`init_params`.
+        """
+        if self.params_initialized and not force_init:
+            return
+        self._need("set_params", binded=True)
+        rule = None if self.params_initialized else Uniform(0.01)
+        self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
+
+    def _assign(
+        self,
+        arg_params: Mapping[str, NDArray] | None,
+        aux_params: Mapping[str, NDArray] | None,
+        rule: initializers.Rule | None,
+        *,
+        allow_missing: bool,
+        allow_extra: bool,
+    ) -> None:
+        """Given values and those of ``rule`` to every context and the store."""
         if not allow_extra:
-            extra = [n for n in given_args or () if n not in self.param_names and n not in self.symbol.list_arguments()]
-            extra += [n for n in given_aux or () if n not in self.aux_names]
+            extra = [n for n in arg_params or () if n not in self.param_names and n not in self.symbol.list_arguments()]
+            extra += [n for n in aux_params or () if n not in self.aux_names]
             if extra:
                 raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
         group = self.group
-        rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
-        complete = given_args is not None and not allow_missing
+        complete = arg_params is not None and not allow_missing
         values = partial(first_values, rule=rule, attrs=self.symbol.attr_dict(), label_names=self.label_names)
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
-        args = values(params, given_args, complete=complete)
-        aux = values(states, given_aux, complete=complete and given_aux is not None)
+        args = values(params, arg_params, complete=complete)
+        aux = values(states, aux_params, complete=complete and aux_params is not None)
         group.set_params(args, aux)
-        self._arg_params, self._aux_params = args, aux
+        self._arg_params = {**(self._arg_params or {}), **args}
+        self._aux_params = {**(self._aux_params or {}), **aux}
         self.params_initialized = True
         if self._update_on_kvstore and isinstance(self._kvstore, KVStoreLocal):
             # The store has weights of its own, which the next update would bring back.
@@ -336,12 +367,16 @@ class Module(BaseModule):
         return self.group.merged_input_grads()
 
     def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
-        outputs = self.group.merged_outputs()
-        keep = self.group.batch_size - pad
-        if pad:
-            outputs = [out[:keep] for out in outputs]
-            labels = [label[:keep] for label in labels]
-        eval_metric.update(list(labels), outputs)
+        samples = self.group.batch_size
+        outputs = [without_padding(out, samples, pad) for out in self.group.merged_outputs()]
+        labels = [without_padding(label, samples, pad) for label in labels]
+        names = [desc.name for desc in self.group.label_shapes]
+        if len(names) == len(labels) and len(set(self.output_names)) == len(self.output_names):
+            eval_metric.update_dict(
+                dict(zip(names, labels, strict=True)), dict(zip(self.output_names, outputs, strict=True))
+            )
+        else:
+            eval_metric.update(labels, outputs)
 
     # -- files ----------------------------------------------------------------------------------------------------
 

@@ -254,7 +254,7 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
     if klass is None:
         hint = did_you_mean(name.lower(), Optimizer.opt_registry)
         raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(Optimizer.opt_registry)}")
-    return construct(klass, kwargs, "optimizer")
+    return construct(klass, (), kwargs, "optimizer")
 
 
 register = Optimizer.register

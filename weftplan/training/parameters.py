@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
@@ -18,17 +18,17 @@ def first_values(
     likes: Mapping[str, NDArray],
     given: Mapping[str, NDArray] | None,
     *,
-    rule: Initializer,
+    rule: Callable[[InitDesc, NDArray], None] | None,
     complete: bool,
     attrs: Mapping[str, Mapping[str, str]],
     label_names: Sequence[str],
 ) -> dict[str, NDArray]:
-    """A value for every name of ``likes``, in its order.
+    """Values for the names of ``likes``, in its order.
 
     Args:
         likes: the bound arrays, whose shapes and dtypes count.
         given: values by name.
-        rule: makes the others, on the host.
+        rule: makes the others, on the host; None leaves them out.
         complete: all have to be given.
         attrs: attributes of the network's variables, ``__init__`` among them.
         label_names: the inputs that are labels, for the message about a label taken for a parameter.
@@ -46,6 +46,8 @@ def first_values(
                 raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {value.shape}")
         elif complete:
             raise MXNetError(f"parameter {name!r} is missing from the given ones; pass allow_missing=True to init it")
+        elif rule is None:
+            continue
         elif name.endswith("label") and "__init__" not in attrs.get(name, {}):
             raise BindError(
                 f"{name!r} would be a parameter, since label_names are {list(label_names)}; pass "
@@ -53,6 +55,6 @@ def first_values(
             )
         else:
             value = nd.empty(like.shape, ctx=_HOST, dtype=like.dtype)
-            rule(InitDesc(name, attrs.get(name), rule), value)
+            rule(InitDesc(name, attrs.get(name), rule if isinstance(rule, Initializer) else None), value)
         values[name] = value
     return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,8 +14,8 @@ from weftplan.errors import ParameterError, did_you_mean
 T = TypeVar("T")
 
 
-def construct(klass: type[T], settings: Mapping[str, Any], what: str) -> T:
-    """``klass(**settings)``, with a readable error for a setting that no class in its ancestry takes.
+def construct(klass: type[T], positional: Sequence[Any], settings: Mapping[str, Any], what: str) -> T:
+    """``klass(*positional, **settings)``, with a readable error for a setting that no class in its ancestry takes.
 
     Raises:
         ParameterError: an unknown setting (the message lists the known ones), or a value of a wrong type.
@@ -34,9 +34,10 @@ def construct(klass: type[T], settings: Mapping[str, Any], what: str) -> T:
     if not open_ended:
         unknown_setting(settings, known, f"{what} {klass.__name__}")
     try:
-        return klass(**settings)
+        return klass(*positional, **settings)
     except TypeError as error:
-        raise ParameterError(f"{what} {klass.__name__} cannot be made of {dict(settings)}: {error}") from error
+        given = f"{dict(settings)}" if not positional else f"{list(positional)} and {dict(settings)}"
+        raise ParameterError(f"{what} {klass.__name__} cannot be made of {given}: {error}") from error
 
 
 def unknown_setting(settings: Mapping[str, Any], known: list[str], what: str) -> None:

@@ -1,0 +1,145 @@
+"""Initializers that users write, combine and load, and those that symbol files name."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import ParameterError, ShapeError
+
+
+def filled(rule, name, shape, attrs=None):
+    """What ``rule`` makes of a parameter."""
+    array = mx.nd.zeros(shape) + 0.5
+    rule(mx.init.InitDesc(name, attrs), array)
+    return array.asnumpy()
+
+
+def network():
+    """Two layers."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
+
+
+def bound():
+    """A module without parameters yet."""
+    module = mx.mod.Module(network())
+    module.bind([("data", (2, 5))], [("softmax_label", (2,))])
+    return module
+
+
+class Own(mx.init.Initializer):
+    """An initializer as they are written for MXNet."""
+
+    def _init_weight(self, name, arr):
+        arr[:] = 7
+
+    def _init_bias(self, name, arr):
+        arr[:] = 2
+
+
+def test_one_of_ones_own():
+    """The methods that MXNet's initializers replace decide here, too; the others keep their rules."""
+    module = bound()
+    module.init_params(Own())
+    args, _ = module.get_params()
+    assert np.unique(args["fc1_weight"].asnumpy()).tolist() == [7]
+    assert np.unique(args["fc2_bias"].asnumpy()).tolist() == [2]
+    assert filled(Own(), "bn_gamma", (2,)).tolist() == [1, 1]
+    with pytest.raises(ParameterError, match="no rule to initialize 'state'"):
+        filled(Own(), "state", (2,))
+
+
+def test_a_registered_one_by_its_names():
+    """By class name and alias, in ``__init__`` attributes as well."""
+    mx.init.alias("seven-two")(mx.init.register(Own))
+    try:
+        for spec in ("own", "seven-two", '["own", {}]'):
+            assert filled(mx.init.Uniform(), "x_gamma", (2,), {"__init__": spec}).tolist() == [7, 7]
+    finally:
+        for name in ("own", "seven-two"):
+            del mx.init.Initializer.registry[name]
+    with pytest.raises(ParameterError, match=r"unknown initializer .own.*@mx\.init\.register"):
+        mx.init.create("own")
+
+
+def test_a_function():
+    """Anything that can be called with (description, array); a class is not one, its parentheses were forgotten."""
+    module = bound()
+    module.init_params(lambda desc, arr: arr.__setitem__(slice(None), len(desc)))
+    assert np.unique(module.get_params()[0]["fc1_weight"].asnumpy()).tolist() == [len("fc1_weight")]
+    with pytest.raises(ParameterError, match=r"an object of mx\.init"):
+        bound().init_params(mx.init.Xavier)
+
+
+def test_mixed():
+    """The first pattern that matches the beginning of the name; attributes of the variable still win."""
+    rule = mx.init.Mixed(["fc1_bias", ".*bias", ".*"], ["one", Own(), mx.init.Constant(3)])
+    module = bound()
+    module.init_params(rule)
+    args, _ = module.get_params()
+    assert {name: value.asnumpy().ravel()[0] for name, value in args.items()} == {
+        "fc1_weight": 3,
+        "fc1_bias": 0,
+        "fc2_weight": 3,
+        "fc2_bias": 2,
+    }
+    assert filled(rule, "x", (2,), {"__init__": '["one", {}]'}).tolist() == [1, 1]
+    with pytest.raises(ParameterError, match=r"'fc1_weight' matches none of \['bias'\]; add '\.\*'"):
+        bound().init_params(mx.init.Mixed(["bias"], [mx.init.Zero()]))
+    with pytest.raises(ParameterError, match="an initializer a pattern"):
+        mx.init.Mixed(["a", "b"], [mx.init.Zero()])
+
+
+def test_load(tmp_path):
+    """Values of a file or a dictionary by name, the rest by default; a shape that differs and a missing name tell."""
+    path = tmp_path / "net.params"
+    mx.nd.save(str(path), {"arg:fc1_weight": mx.nd.ones((4, 5)) * 4, "aux:fc1_bias": mx.nd.ones((4,)) * 6})
+    module = bound()
+    module.init_params(mx.init.Load(path, default_init="zero"))
+    args, _ = module.get_params()
+    assert [args[n].asnumpy().ravel()[0] for n in ("fc1_weight", "fc1_bias", "fc2_weight")] == [4, 6, 0]
+    with pytest.raises(ParameterError, match="no value is given for 'fc2_weight'"):
+        bound().init_params(mx.init.Load(str(path)))
+    with pytest.raises(ShapeError, match=r"'fc1_weight' has shape \(4, 5\), the value given for it \(2,\)"):
+        bound().init_params(mx.init.Load({"fc1_weight": mx.nd.ones((2,))}, "zero"))
+    mx.nd.save(str(path), [mx.nd.ones((2,))])
+    with pytest.raises(ParameterError, match="without names"):
+        mx.init.Load(path)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (6, 2, 3), (5,)])
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_orthogonal(shape, kind):
+    """Rows of a wide weight, columns of a tall one, are orthogonal and of length ``scale``."""
+    weight = filled(mx.init.Orthogonal(scale=2.0, rand_type=kind), "a_weight", shape).reshape(shape[0], -1)
+    product = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+    np.testing.assert_allclose(product, 4 * np.eye(len(product)), atol=1e-5)
+
+
+def test_what_symbol_files_name():
+    """Rules that MXNet writes into ``__init__`` attributes, applied by Module whatever its own initializer."""
+    weight = mx.sym.Variable("up_kernel", init=mx.init.Bilinear())
+    bias = mx.sym.Variable("gates", init=mx.init.LSTMBias(forget_bias=3.0), shape=(8,))
+    up = mx.sym.Deconvolution(mx.sym.Variable("data"), weight, kernel=(4, 4), stride=(2, 2), num_filter=1, no_bias=True)
+    symbol = mx.sym.load_json(mx.sym.Group([mx.sym.MakeLoss(up), mx.sym.BlockGrad(bias)]).tojson())
+    module = mx.mod.Module(symbol, label_names=None)
+    module.bind([("data", (2, 1, 3, 3))])
+    module.init_params(mx.init.Zero())
+    args, _ = module.get_params()
+    assert args["gates"].asnumpy().tolist() == [0, 0, 3, 3, 0, 0, 0, 0]
+    assert args["up_kernel"].asnumpy()[0, 0, 1].tolist() == [0.1875, 0.5625, 0.5625, 0.1875]
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "words"),
+    [
+        (mx.init.Bilinear(), (3, 3), "4 dimensions"),
+        (mx.init.LSTMBias(), (6,), "four gates"),
+        (mx.init.Orthogonal(), (), "at least 1 dimension"),
+        (mx.init.Xavier(), (3,), "at least 2 dimensions"),
+    ],
+)
+def test_weights_of_a_shape_that_does_not_suit(rule, shape, words):
+    """The rule says what it needs and what came."""
+    with pytest.raises(ParameterError, match=words):
+        filled(rule, "a_weight", shape)
