@@ -196,6 +196,25 @@ def test_a_wait_inside_is_refused_there_too(eng):
         eng.wait_for_var(var)
 
 
+def test_an_operation_that_waits_for_another_engine(eng):
+    """It may run one of that engine's in its turn, on the same thread."""
+    other = engine.create("ThreadedEngine", cpu_workers=1)
+    outer, inner, ran = eng.new_variable(), other.new_variable(), []
+    warm(eng, outer)
+    warm(other, inner)
+
+    def work():
+        other.push(lambda: ran.append(threading.get_ident()), (), [inner])
+        other.wait_for_var(inner)
+
+    for _ in range(200):
+        eng.push(work, (), [outer])
+        eng.wait_for_var(outer)
+    assert len(ran) == 200
+    assert ran.count(threading.get_ident()) > 20
+    other.stop()
+
+
 def test_failures_are_as_on_a_worker(eng):
     """The wait raises the failure; what depends on it is skipped; the failed var can be written again."""
     var, ran = eng.new_variable(), []
@@ -233,9 +252,9 @@ def test_ctrl_c_waits_for_a_short_operation():
     assert script("""
         import os, signal, threading
         from weftplan import engine
-        from weftplan.engine import helping
+        from weftplan.engine import shield
 
-        helping.PATIENCE_NS = 60_000_000_000  # however busy the machine is, the operation counts as short
+        shield.PATIENCE_NS = 60_000_000_000  # however busy the machine is, the operation counts as short
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
         var, halves, torn, told = eng.new_variable(), [], 0, 0
         for _ in range(3):
@@ -263,6 +282,40 @@ def test_ctrl_c_waits_for_a_short_operation():
         assert len(halves) == 100 and var.version == 53
         print(told, threading.get_ident() in halves)
     """) == ["50", "True"]
+
+
+def test_ctrl_c_ends_a_long_operation_after_a_short_one_within():
+    """The operation of another engine that it has run, while it waited, does not change that it takes long."""
+    assert script("""
+        import os, signal, threading
+        from weftplan import engine
+
+        eng, other = (engine.create("ThreadedEngine", cpu_workers=1) for _ in range(2))
+        var, theirs = eng.new_variable(), other.new_variable()
+        for one, what in (eng, var), (other, theirs):
+            for _ in range(3):
+                one.push(lambda: None, (), [what])
+                one.wait_for_var(what)
+        gate, inside = threading.Event(), [False]
+
+        def work():
+            before = other._all_queues[0].helped
+            other.push(lambda: None, (), [theirs])
+            other.wait_for_var(theirs)
+            me = threading.current_thread() is threading.main_thread()
+            inside[0] = me and other._all_queues[0].helped > before
+            if inside[0]:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                gate.wait(20)
+
+        try:
+            while not inside[0]:
+                eng.push(work, (), [var])
+                eng.wait_for_var(var)
+            print("too late")
+        except KeyboardInterrupt:
+            print("interrupted")
+    """) == ["interrupted"]
 
 
 def test_ctrl_c_ends_a_long_operation_that_looked_short():

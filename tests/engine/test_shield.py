@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from weftplan.engine.shield import NEVER, PATIENCE_NS, shield, shielded
+from weftplan.engine.shield import NEVER, PATIENCE_NS, clock, shield, shielded
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,10 @@ def test_what_takes_long_is_interrupted():
 
     def work():
         with shielded():
-            shield.since = NEVER
+            clock.since = NEVER
             signal.raise_signal(signal.SIGINT)
             done.append(1)
-            shield.since = time.perf_counter_ns() - PATIENCE_NS - 1
+            clock.since = time.perf_counter_ns() - PATIENCE_NS - 1
             signal.raise_signal(signal.SIGINT)
             done.append(2)
 
@@ -59,6 +59,69 @@ def test_what_takes_long_is_interrupted():
     assert done == [1]
     with shielded():  # the one that was held back has been raised with it
         pass
+
+
+def test_other_threads_do_not_touch_the_clock():
+    """What they run while they wait, without a shield, does not change how long the main thread holds back."""
+    done = []
+
+    def other():
+        with shielded():
+            clock.since = NEVER
+
+    def work():
+        with shielded():
+            clock.since = time.perf_counter_ns() - PATIENCE_NS - 1
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(60)
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == []
+
+
+def test_an_inner_part_begins_anew():
+    """In what takes long already: the inner part holds back, at its end the interrupt comes, in the outer part."""
+    done = []
+
+    def work():
+        with shielded():
+            clock.since = time.perf_counter_ns() - PATIENCE_NS - 1
+            with shielded():
+                signal.raise_signal(signal.SIGINT)
+                done.append(1)
+                clock.since = NEVER
+            done.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [1]
+    with shielded():
+        with shielded():
+            signal.raise_signal(signal.SIGINT)
+        assert shield.held  # the outer part has not taken long: it is finished first
+        shield.held = False
+
+
+def test_a_shield_that_was_put_back_shields_again():
+    """A shielded function that restores, later, what it found."""
+    with shielded():
+        found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, found)
+    done = []
+
+    def work():
+        with shielded():
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [1]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_inside_another_and_on_other_threads_it_does_nothing():

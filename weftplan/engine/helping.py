@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from weftplan.engine import blas
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.shield import NEVER, shield, shielded
+from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.workers import WorkerQueue, completion
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class _Scene(threading.local):
     """What a thread keeps for running operations while it waits."""
 
     def __init__(self) -> None:
-        self.variables = Variables()
+        self.variables = [Variables()]
+        """Without them while an operation runs in them: it may wait for another engine and run one of that."""
         blas.enter_worker()
 
 
@@ -111,7 +112,7 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
     op: Any = None
     failure: Any = None
     before = running.engine
-    shield.since = start = perf_counter_ns()
+    clock.since = start = perf_counter_ns()
     # From having taken an operation to the inner try no signal can come, whether it is shielded or not.
     try:
         for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007
@@ -125,13 +126,16 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
                 starting, op = op, None
                 engine._start_async(starting, completion(engine, queue.name, starting, start))
                 return True
-            failure = _scene.variables.run(engine._execute, op)
+            kept = _scene.variables
+            variables = kept.pop() if kept else Variables()
+            failure = variables.run(engine._execute, op)
+            kept.append(variables)
         except BaseException as error:
             if op is None:
                 raise
             failure = Failure.of(op, error)
         finally:
-            shield.since = NEVER  # from here on an interrupt waits, however long the function took
+            clock.since = NEVER  # from here on an interrupt waits, however long the function took
             running.engine = before
             if op is not None:
                 op.failure = failure

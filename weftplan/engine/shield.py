@@ -22,8 +22,18 @@ NEVER = 1 << 62
 """``since`` of what is not interrupted however long it takes."""
 
 
+class _Clock(threading.local):
+    """When what is shielded on this thread began; set anew for each part. Other threads use it without a shield, and
+    must not change how long the main thread holds back."""
+
+    since = 0
+
+
+clock = _Clock()
+
+
 class Shield:
-    """A context manager for the main thread; there is one, ``shield``, and it is not entered twice."""
+    """A context manager for the main thread; there is one, ``shield``, and it is not entered twice (see ``_Inner``)."""
 
     def __init__(self) -> None:
         self._handler: Any = None
@@ -31,11 +41,9 @@ class Shield:
         self._up = False
         self.held = False
         """An interrupt has come and waits."""
-        self.since = 0
-        """When what is shielded began; the user of the shield sets it anew for each part."""
 
     def __call__(self, number: int, frame: Any) -> None:
-        if not self._up or perf_counter_ns() - self.since > PATIENCE_NS:
+        if not self._up or perf_counter_ns() - clock.since > PATIENCE_NS:
             self._handler(number, frame)
         else:
             self.held = True
@@ -43,8 +51,9 @@ class Shield:
     def __enter__(self) -> None:
         handler = getsignal(SIGINT)
         if callable(handler):
-            self._handler = handler
-            self.since = perf_counter_ns()
+            if handler is not self:  # else it has been put back, see above
+                self._handler = handler
+            clock.since = perf_counter_ns()
             self._up = True
             with suppress(ValueError):  # the main thread of a subinterpreter gets no signals
                 set_handler(SIGINT, self)
@@ -56,8 +65,27 @@ class Shield:
         if getsignal(SIGINT) is self:  # or the function has installed another, which stays
             set_handler(SIGINT, self._handler)
         if self.held:
-            self.held = False
-            self._handler(SIGINT, None)
+            self.release()
+
+    def release(self) -> None:
+        """Raise what was held back."""
+        self.held = False
+        self._handler(SIGINT, None)
+
+
+class _Inner:
+    """The shield within what is shielded already, on the main thread: it begins anew, then the outer part goes on."""
+
+    def __init__(self) -> None:
+        self._outer = 0
+
+    def __enter__(self) -> None:
+        self._outer, clock.since = clock.since, perf_counter_ns()
+
+    def __exit__(self, *_: Any) -> None:
+        clock.since = self._outer
+        if shield.held and perf_counter_ns() - clock.since > PATIENCE_NS:
+            shield.release()
 
 
 shield = Shield()
@@ -70,6 +98,7 @@ def shielded() -> AbstractContextManager[None]:
     Raises:
         KeyboardInterrupt: at the end of the block, or before it has begun.
     """
-    if threading.get_ident() != threading.main_thread().ident or getsignal(SIGINT) is shield:
+    if threading.get_ident() != threading.main_thread().ident:
         return _NONE
-    return shield
+    # Either alone is what an interrupt, or a function that puts the shield back, has left.
+    return _Inner() if shield._up and getsignal(SIGINT) is shield else shield
