@@ -95,3 +95,16 @@ def test_arrays_without_numbers_are_refused(dtype):
         executor.forward(is_train=True)
         with pytest.raises(DTypeError, match="must hold numbers, got dtype"):
             call()
+
+
+def test_arguments_by_position_in_mxnets_order():
+    """``bind(ctx, args, grads, req, aux, …)`` and ``simple_bind(ctx, req, types, …)``, as in scripts for MXNet."""
+    net = mx.sym.BatchNorm(mx.sym.Variable("data"), name="bn", fix_gamma=False)
+    args = [mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((3,))]
+    states = [mx.nd.zeros((3,)), mx.nd.ones((3,))]
+    first = net.bind(mx.cpu(), args, [mx.nd.zeros(a.shape) for a in args], "write", states)
+    assert first.aux_dict["bn_moving_var"] is states[1]
+    second = net.bind(mx.cpu(), args, None, "null", states, None, first)
+    assert second.pool is first.pool
+    executor = net.simple_bind(mx.cpu(), "null", {"data": "float64"}, data=(2, 3))
+    assert executor.arg_dict["data"].dtype == np.float64

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.errors import BindError, DTypeError, ShapeError
+from weftplan import sym
+from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
 
 X = mx.sym.Variable("data")
 
@@ -162,3 +163,27 @@ def test_bad_forward_values_change_nothing():
     with pytest.raises(ShapeError, match="'fc_bias'"):
         executor.forward(data=np.ones((4, 5)), fc_bias=np.ones(4))
     assert executor.arg_dict["data"].asnumpy().sum() == 0
+
+
+def test_backward_twice_is_right_or_an_error():
+    """A second backward after one forward gives the same gradients, or says that forward results are overwritten.
+
+    products of arguments: only arguments are read      layers: their results are read, and overwritten
+    """
+    x, w = sym.Variable("x"), sym.Variable("w")
+    executor = (x * w).simple_bind(mx.cpu(), x=(3,), w=(3,), grad_req="add")
+    executor.arg_dict["x"][:], executor.arg_dict["w"][:] = 2, 5
+    executor.forward(is_train=True)
+    for times in (1, 2, 3):
+        executor.backward(mx.nd.ones((3,)))
+        assert executor.grad_dict["x"].asnumpy().tolist() == [5.0 * times] * 3
+    net = x
+    for k in range(6):
+        net = sym.tanh(sym.FullyConnected(net, num_hidden=8, name=f"fc{k}"))
+    executor = net.simple_bind(mx.cpu(), x=(4, 8))
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.ones((4, 8)))
+    with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) again"):
+        executor.backward(mx.nd.ones((4, 8)))
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.ones((4, 8)))

@@ -31,6 +31,7 @@ from weftplan.symbol.provenance import warn
 
 def bind(
     symbol: Symbol,
+    /,
     ctx: Context,
     args: Any,
     args_grad: Any = None,
@@ -117,6 +118,7 @@ def bind(
 
 def simple_bind(
     symbol: Symbol,
+    /,
     ctx: Context,
     grad_req: Any = "write",
     type_dict: Mapping[str, Any] | None = None,

@@ -16,6 +16,7 @@ from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradient
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
 from weftplan.executor.pool import SlabPool
+from weftplan.executor.repeating import keeps_forward
 from weftplan.executor.schedule import RunState, Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
@@ -111,6 +112,8 @@ class Executor:
                 chunk.watch(self._forget)
         self._monitor: Monitored | None = None
         self._ran_training_forward = False
+        self._ran_backward = False
+        self._repeatable: bool | None = None
         self._run = RunState(is_train=False)
         self._engine = engine.get()
 
@@ -170,6 +173,7 @@ class Executor:
         seed, counter = random.next_key(self.context) if self._random else (0, 0)
         self._run = RunState(bool(is_train), seed, counter)
         self._ran_training_forward = bool(is_train)
+        self._ran_backward = False
         self._fence()
         self._push(self._forward_segments, self._forward_steps)
         return self.outputs
@@ -183,7 +187,8 @@ class Executor:
             is_train: kept for MXNet's signature; the mode of the forward run decides.
 
         Raises:
-            MXNetError: no forward(is_train=True) came before, or a needed output gradient is missing.
+            MXNetError: no forward(is_train=True) came before, a needed output gradient is missing, or backward has run
+                since the last forward and has overwritten what it needs.
         """
         if not self.planned.gradients:
             if any(req != "null" for req in self.grad_req.values()):
@@ -210,9 +215,22 @@ class Executor:
             heads.append((as_array(value, head, f"backward: the gradient of output {name!r}"), head))
         if not self._prepared:
             self._prepare()
+        if self._ran_backward:
+            self._check_repeatable()
+            self._fence()
+        self._ran_backward = True
         for value, head in heads:
             copy_in(value, head)
         self._push(self._backward_segments, self._backward_steps)
+
+    def _check_repeatable(self) -> None:
+        if self._repeatable is None:
+            self._repeatable = keeps_forward(self.planned, self._backward_steps)
+        if not self._repeatable:
+            raise MXNetError(
+                "backward: backward has run since the last forward(is_train=True), and its results lie where those of "
+                "forward were that it needs; run forward(is_train=True) again"
+            )
 
     def _fence(self) -> None:
         """Order this run after every operation that uses its memory under another var; pushes one operation at most.

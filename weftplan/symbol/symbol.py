@@ -251,13 +251,15 @@ class Symbol(Inference, Arithmetic):
 
     # ---------------------------------------------------------------------------------------- higher layers' verbs
 
-    def bind(self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", **kwargs: Any) -> Any:
-        """An executor on given arrays: see :func:`weftplan.executor.bind`."""
-        return hook("bind", "weftplan.executor")(self, ctx, args, args_grad, grad_req, **kwargs)
+    def bind(
+        self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", *more: Any, **kwargs: Any
+    ) -> Any:
+        """An executor on given arrays: see :func:`weftplan.executor.bind`; ``more`` follows in its order."""
+        return hook("bind", "weftplan.executor")(self, ctx, args, args_grad, grad_req, *more, **kwargs)
 
-    def simple_bind(self, ctx: Any, grad_req: Any = "write", **kwargs: Any) -> Any:
-        """An executor on arrays made for it: see :func:`weftplan.executor.simple_bind`."""
-        return hook("simple_bind", "weftplan.executor")(self, ctx, grad_req, **kwargs)
+    def simple_bind(self, ctx: Any, grad_req: Any = "write", *more: Any, **kwargs: Any) -> Any:
+        """An executor on arrays made for it: see :func:`weftplan.executor.simple_bind`; ``more`` as for bind."""
+        return hook("simple_bind", "weftplan.executor")(self, ctx, grad_req, *more, **kwargs)
 
     def eval(self, ctx: Any = None, **kwargs: Any) -> Any:
         """Outputs for these arrays, by name: bind once, run forward, return the outputs."""
