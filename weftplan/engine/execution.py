@@ -237,7 +237,7 @@ class Execution:
         name = op.name
         try:
             tracer(
-                name if name and type(name) is str else op.label,
+                name if type(name) is str and name else op.label,
                 op.ctx or _CPU0,
                 queue,
                 worker,

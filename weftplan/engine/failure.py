@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
 from typing import TYPE_CHECKING
 
 from weftplan.engine.sites import Site, site_text
@@ -54,7 +54,7 @@ class Failure:
 
     def exception(self) -> BaseException:
         """The error, ready to be raised once more."""
-        return self.error.with_traceback(self.traceback)
+        return BaseException.with_traceback(self.error, self.traceback)  # not one of the user's
 
     def blocks(self, seq: int) -> bool:
         """True when the operation numbered ``seq`` may not overwrite what failed."""
@@ -76,7 +76,11 @@ MOST_NOTES = 100
 
 def add_note(error: BaseException, note: str) -> None:
     """``error.add_note(note)``, once per text, whatever a user's exception class makes of notes."""
-    with suppress(Exception), _note_lock:
-        notes = getattr(error, "__notes__", ())
-        if len(notes) < MOST_NOTES and note not in notes:
-            error.add_note(note)
+    try:
+        with _note_lock:
+            notes = getattr(error, "__notes__", ())
+            if len(notes) < MOST_NOTES and note not in notes:
+                error.add_note(note)
+    except BaseException as broken:  # nobody on a worker would catch it, and the operation would never end
+        if isinstance(broken, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -141,14 +142,22 @@ class Waiter(OprBlock):
 
 
 def label_of(fn: Any, name: str | None) -> str:
-    """``name``, or the function's own; a callable object with an odd ``__qualname__`` is named by its class."""
-    if name:
-        return str(name)
-    try:
+    """``name``, or the function's own; a callable object with an odd ``__qualname__`` is named by its class.
+
+    Never raises: this runs on workers, where nobody would catch it, and what it asks may be the user's code.
+    """
+    with suppress(BaseException):
+        if name:
+            return str.__str__(str(name))
+    with suppress(BaseException):
         own = fn.__qualname__
-    except BaseException:  # a property of the user's may raise anything, and this runs on a worker
-        own = None
-    return own if type(own) is str and own else type(fn).__name__
+        if type(own) is str and own:
+            return own
+    return _class_name(type(fn))
+
+
+_class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+"""The name of a class, whatever its metaclass makes of ``__name__``."""
 
 
 class Operator:

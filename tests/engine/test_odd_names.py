@@ -1,0 +1,99 @@
+"""Names, functions and errors whose own methods raise: no worker ends of them, the failure is raised as any other."""
+
+import pytest
+
+from weftplan import engine
+
+KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
+
+
+class Boom(Exception):
+    """What failing operations raise here."""
+
+
+def boom():
+    """Fail."""
+    raise Boom("boom")
+
+
+def raises(*_):
+    """Stands for any method that a class of the user's gets wrong."""
+    raise SystemExit("raised by a method")
+
+
+def failing(kind):
+    """A function that raises ``kind``."""
+
+    def fail():
+        raise kind("boom")
+
+    return fail
+
+
+def odd(what):
+    """A function that fails and the name that it is pushed with; classes are made here, or the collection of doctests
+    would ask them."""
+
+    class BadName:
+        __str__ = __repr__ = raises
+
+    class BadTruth(str):
+        __slots__ = ()
+        __bool__ = __len__ = raises
+
+    class BadFormat(str):
+        __slots__ = ()
+        __format__ = raises
+
+    class Nameless(type):
+        __name__ = property(raises)
+
+    class Functor(metaclass=Nameless):
+        __getattr__ = raises
+
+        def __call__(self):
+            boom()
+
+    class BadNotes(Boom):
+        add_note = raises
+
+    class BadOldNotes(Boom):
+        __notes__ = property(raises)
+
+    class BadTrace(Boom):
+        with_traceback = raises
+
+    return {
+        "name": (boom, BadName()),
+        "truth": (boom, BadTruth("name")),
+        "format": (boom, BadFormat("name")),
+        "function": (Functor(), None),
+        "notes": (failing(BadNotes), None),
+        "old notes": (failing(BadOldNotes), None),
+        "traceback": (failing(BadTrace), None),
+    }[what]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["name", "truth", "format", "function", "notes", "old notes", "traceback"])
+@pytest.mark.parametrize("size", [0, 5])
+def test_no_worker_ends(kind, what, size):
+    """The failure is raised, and the next operation runs, in bulks and alone."""
+    fn, name = odd(what)
+    eng = engine.create(kind, **({} if kind == "Simulator" else {"cpu_workers": 1}))
+    var = eng.new_variable()
+    raised = None
+    try:
+        with eng.bulk(size):
+            eng.push(fn, (), [var], name=name)
+        if kind == "Simulator":
+            eng.wait_for_var(var)
+        else:
+            raised = eng.future(var).exception(60)
+    except Boom as error:
+        raised = error
+    assert isinstance(raised, Boom)
+    eng.push(lambda: None, (), [var])
+    eng.wait_for_var(var)
+    assert var.version == 2
+    eng.stop()
