@@ -33,7 +33,7 @@ LAYERS = (
     {"device"},
     {"config"},
     {"_variables"},
-    {"errors", "locks"},
+    {"errors", "files", "locks"},
 )
 """From top to bottom, as ARCHITECTURE.md lists them: a module imports only from further down, or from its own part."""
 

@@ -12,7 +12,6 @@ change what is pulled.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.errors import FormatError, KVStoreError
+from weftplan.files import replacing
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block, sum_sequential_block
@@ -383,12 +383,6 @@ def _copy(source: NDArray, target: NDArray, priority: int) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` through a temporary file beside it, so that readers see all or nothing."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent or Path("."), prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Write ``data`` to ``path``, whole or not at all."""
+    with replacing(path) as file:
+        file.write(data)

@@ -12,10 +12,8 @@ import math
 import mmap
 import os
 import struct
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,6 +21,7 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, FormatError
+from weftplan.files import replacing
 from weftplan.ndarray.array import NDArray, from_host
 
 _LIST_MAGIC = 0x112
@@ -66,24 +65,8 @@ def save(fname: str | os.PathLike[str], data: NDArray | Sequence[NDArray] | Mapp
         if not isinstance(array, NDArray):
             which = repr(names[position]) if names else f"number {position}"
             raise DTypeError(f"save: array {which} must be an NDArray, got {type(array).__name__}")
-    path = Path(fname)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            _write(file, arrays, names)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    current = os.umask(0o022)
-    os.umask(current)
-    return current
+    with replacing(fname) as file:
+        _write(file, arrays, names)
 
 
 def _write(file: BinaryIO, arrays: Sequence[NDArray], names: Sequence[str]) -> None:

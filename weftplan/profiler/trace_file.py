@@ -7,12 +7,11 @@ counters for pending operations and live bytes.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
+from weftplan.files import replacing
 from weftplan.profiler.recorder import OperationRecord, Recorder
 
 _DEFAULT = Context("cpu", 0)
@@ -91,14 +90,8 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
 def write_trace(recorder: Recorder, path: Path) -> Path:
     """Write the trace file (whole or not at all); returns ``path``."""
     text = json.dumps({"traceEvents": trace_events(recorder), "displayTimeUnit": "ms"})
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(text.encode())
     return path
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from weftplan.errors import NotImplementedForSymbol, ParameterError, did_you_mean, listed
+from weftplan.files import replacing
 from weftplan.ops import registry
 from weftplan.ops.schema import Shape
 from weftplan.symbol import attribute, json_io
@@ -234,16 +235,8 @@ class Symbol(Inference, Arithmetic):
 
     def save(self, fname: str | os.PathLike[str], remove_amp_cast: bool = True) -> None:
         """Write :meth:`tojson` to a file, whole or not at all."""
-        path = os.fspath(fname)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(self.tojson())
-            os.replace(temporary, path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
+        with replacing(fname) as file:
+            file.write(self.tojson().encode())
 
     def debug_str(self) -> str:
         """The graph as text, one paragraph per node."""

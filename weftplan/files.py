@@ -1,0 +1,55 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A binary file to write in a ``with`` block; it takes the place of ``path`` when the block ends.
+
+    When the block raises, or the process ends in it, what was at ``path`` is still there. As with a plain ``open``, a
+    link leads on to its file, an existing file keeps its permissions and a new one has those that the umask allows, and
+    what is no regular file (a pipe, ``/dev/null``) is written directly.
+
+    Raises:
+        OSError: the folder does not exist, or it or the file cannot be written; names ``path``.
+    """
+    target = os.path.realpath(os.fspath(path))
+    try:
+        before = os.stat(target)
+    except OSError:
+        before = None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        with open(path, "wb") as file:
+            yield file
+        return
+    if before is not None and not os.access(target, os.W_OK):
+        raise PermissionError(13, "the file is write-protected", os.fspath(path))
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(4)}")
+    try:
+        # Not the module tempfile: its files are for their owner only, and the umask cannot be read without changing it.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if before is not None:
+            with contextlib.suppress(OSError):  # of another owner
+                os.chmod(temporary, stat.S_IMODE(before.st_mode))
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
