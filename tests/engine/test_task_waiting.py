@@ -80,3 +80,34 @@ class TestWait:
         asyncio.run(main())
         assert order == ["the loop goes on", "version 1"]
         assert a.tolist() == [1.0, 1.0]
+
+    def test_await_what_raises_stop_iteration(self, threaded):
+        """No coroutine can be resumed with a StopIteration: it is the cause of what is raised, as in a generator."""
+        a, empty = np.zeros(1), iter(())
+
+        async def main() -> None:
+            for wanted in (lambda: _wait(engine.var_of(a)), lambda: asyncio.wrap_future(engine.future(a))):
+                with pytest.raises(RuntimeError, match="raised StopIteration") as told:
+                    await asyncio.wait_for(wanted(), 60)
+                assert isinstance(told.value.__cause__, StopIteration)
+
+        engine.submit(lambda out: next(empty), out=a)
+        asyncio.run(main())
+        with pytest.raises(StopIteration):
+            engine.wait(a)
+
+    def test_a_future_while_the_process_ends(self, driver):
+        """It is settled, though no function is run any more."""
+        a, ran = np.zeros(1), []
+        engine.wait(a)
+        driver.notify_shutdown()
+        engine.submit(ran.append, 1, writes=[a])
+        done = engine.future(a)
+        engine.wait()
+        assert done.result(timeout=60) is a
+        assert ran == []
+        driver._dropped.clear()  # or the end of the process would tell of it
+
+
+async def _wait(var) -> None:
+    await var

@@ -305,7 +305,7 @@ class Engine(Forking):
         """Undo :meth:`stop`; threads are made when an operation needs them."""
 
     def notify_shutdown(self) -> None:
-        """From now on functions that have not started are not run, except deletes."""
+        """From now on functions that have not started are not run, except deletes; futures are settled."""
         self._shutdown = self._careful = True
 
     def unobserved_failures(self) -> list[Failure]:

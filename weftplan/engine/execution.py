@@ -16,7 +16,7 @@ from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
 from weftplan.engine.failure import Failure
-from weftplan.engine.operation import FnProperty, OprBlock
+from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError, UndeclaredWriteError
@@ -131,7 +131,7 @@ class Execution:
         blocked = self._hold_back(op, on_stream)
         if blocked is not None:
             return blocked
-        if self._shutdown and op.prop is not _DELETE:
+        if self._shutdown and op.prop is not _DELETE and type(op) is not FutureBlock:
             self._dropped.append(op.seq)
             return None
         if self._debug:

@@ -132,6 +132,12 @@ class DetailedBlock(OprBlock):
         self.push_ns = 0
 
 
+class FutureBlock(DetailedBlock):
+    """Settles a future: it runs while the process ends, too, or whoever waits for the future would wait for ever."""
+
+    __slots__ = ()
+
+
 class Waiter(OprBlock):
     """An operation that no worker runs: ``fn`` is called inside the region, where it is granted its vars.
 

@@ -10,7 +10,7 @@ from typing import Any
 from weftplan.engine.combining import Combining
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure, add_note
-from weftplan.engine.operation import DetailedBlock, FnProperty, Waiter, checked_vars
+from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, checked_vars
 from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, WaitInWorkerError
@@ -119,7 +119,11 @@ class Waiting(Combining):
             self._raise(failure)
 
     def future(self, var: Var) -> Future[Var]:
-        """A ``concurrent.futures.Future`` that is done when ``var`` is readable; its exception is the var's failure."""
+        """A ``concurrent.futures.Future`` that is done when ``var`` is readable; its exception is the var's failure.
+
+        A StopIteration becomes the cause of a RuntimeError, as in a generator (PEP 479): no coroutine can be resumed
+        with one, so what awaits the future would wait for ever.
+        """
         result: Future[Var] = Future()
 
         def settle() -> None:
@@ -130,12 +134,12 @@ class Waiting(Combining):
                 result.set_result(var)
             else:
                 self._note_observed(failure)
-                result.set_exception(failure.exception())
+                result.set_exception(_for_coroutines(failure.exception()))
 
         reads, _ = checked_vars(self, (var,), (), "future")
         if self._bulking:
             self._flush_bulk()
-        self._admit(DetailedBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
+        self._admit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
         return result
 
     def _raise(self, failure: Failure) -> None:
@@ -165,6 +169,15 @@ class Waiting(Combining):
     def _flush_bulk(self) -> None:
         """Push what this thread's bulk has absorbed."""
         raise NotImplementedError
+
+
+def _for_coroutines(error: BaseException) -> BaseException:
+    """``error``, or what can be raised in a coroutine instead."""
+    if not isinstance(error, StopIteration):
+        return error
+    instead = RuntimeError("an engine operation raised StopIteration")
+    instead.__cause__ = error
+    return instead
 
 
 def await_var(var: Var) -> Generator[Any, None, Var]:
