@@ -2,8 +2,8 @@
 
 They give what the operators of the same meaning give (``elemwise_add``, ``_plus_scalar``, ``broadcast_add``, …) without
 parsing and inference, which would cost more than the work on small arrays. As in MXNet 1.9.1: both arrays must have one
-dtype; a number is converted to the array's dtype first; integers divide towards zero; comparisons give 0 and 1 in the
-dtype of the operands; and a division by zero says nothing.
+dtype; a number is converted to the array's dtype first; integers divide towards zero; a remainder by zero is 0;
+comparisons give 0 and 1 in the dtype of the operands; and a division by zero says nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ Kernel = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One operator: the array module's function, and one for integers where that differs."""
+    """One operator: the array module's function, and one for integers or for floats where that differs."""
 
     name: str
     ufunc: str
     integer: Callable[[Any, Any, Any, Any], object] | None = None
+    floating: Callable[[Any, Any, Any, Any], object] | None = None
 
 
 def _int_divide(xp: Any, a: Any, b: Any, out: Any) -> None:
@@ -50,12 +51,19 @@ def _int_power(xp: Any, a: Any, b: Any, out: Any) -> None:
     out[...] = xp.power(xp.asarray(a, np.float64), b)
 
 
+def _float_mod(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """With the sign of ``b``; 0 where that is 0, as for integers."""
+    zero = xp.equal(b, 0)  # before the result, which may take the place of b
+    xp.remainder(a, b, out=out)
+    xp.copyto(out, 0, where=zero)
+
+
 ADD = Binary("add", "add")
 SUB = Binary("subtract", "subtract")
 MUL = Binary("multiply", "multiply")
 DIV = Binary("divide", "true_divide", _int_divide)
 FLOORDIV = Binary("floor_divide", "floor_divide")
-MOD = Binary("mod", "remainder")
+MOD = Binary("mod", "remainder", floating=_float_mod)
 POW = Binary("power", "power", _int_power)
 MAX = Binary("maximum", "maximum")
 MIN = Binary("minimum", "minimum")
@@ -83,8 +91,9 @@ def kernel_for(op: Binary, kind: str, xp: Any) -> Kernel:
 
 def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
     run: Kernel
-    if kind != "f" and op.integer is not None:
-        run = partial(op.integer, xp)
+    special = op.floating if kind == "f" else op.integer
+    if special is not None:
+        run = partial(special, xp)
     else:
         run = getattr(xp, op.ufunc)
     if xp is not np:
@@ -126,16 +135,20 @@ def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:
 
 def binary(op: Binary, lhs: NDArray, rhs: Any, *, swapped: bool = False) -> NDArray:
     """``lhs op rhs`` (``rhs op lhs`` when swapped) as a new array; raises as :func:`inplace` does."""
-    other = _operand(op, lhs, rhs)
-    shape = lhs.shape
-    array = other.__class__ is lhs.__class__
-    if array and other.shape != shape:
-        shape = _broadcast(op, shape, other.shape)
-    dtype = lhs.dtype
-    if dtype.kind == "b" and op.name not in _COMPARISONS:
-        dtype = np.dtype(np.int64)
-    chunk = lhs.chunk
-    made = Chunk(chunk.context, math.prod(shape) * dtype.itemsize, name=op.name)
+    shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
+    kind = dtype.kind
+    rhs_class = rhs.__class__
+    other: Any
+    if kind == "f" and (rhs_class is float or rhs_class is int):
+        other, array = float(rhs), False
+    else:
+        other = _operand(op, lhs, rhs)
+        array = other.__class__ is lhs.__class__
+        if array and other.shape != shape:
+            shape = _broadcast(op, shape, other.shape)
+        if kind == "b" and op.name not in _COMPARISONS:
+            dtype = np.dtype(np.int64)
+    made = Chunk(chunk.context, math.prod(shape) * dtype.itemsize, name=op.name, prompt=False)
     out = lhs.__class__(made, shape, dtype)
     reads: tuple[Any, ...] = (chunk.var,)
     first, second = lhs.raw(), other
@@ -145,7 +158,7 @@ def binary(op: Binary, lhs: NDArray, rhs: Any, *, swapped: bool = False) -> NDAr
             reads = (chunk.var, other.chunk.var)
     if swapped:
         first, second = second, first
-    _push(op, lhs.dtype.kind, first, second, out.raw(), reads, made)
+    _push(op, kind, first, second, out.raw(), reads, made)
     return out
 
 
@@ -159,7 +172,7 @@ def unary(name: str, array: NDArray) -> NDArray:
 
 def _push(op: Binary, kind: str, a: Any, b: Any, out: Any, reads: tuple[Any, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
-    if chunks._dead:
+    if chunks._due:
         chunks.drain()
     context = chunk.context
     fn: Callable[[], object]

@@ -103,8 +103,7 @@ class NDArray:
         """The bytes as a typed array of the device's array module.
 
         Only for an engine operation that declared :attr:`var`, or after :meth:`wait_to_read`. Not kept alive by the
-        caller:
-        the bytes go back to storage when the NDArray is collected.
+        caller: the bytes go back to storage when the NDArray is collected.
         """
         view = self._typed
         if view is None:

@@ -1,29 +1,37 @@
 """Chunks: one allocation joined to one engine var.
 
 A chunk's memory may go back to storage only when every operation that was pushed on its var has run, so it is freed by
-the engine: ``delete_variable(var, free)``. A chunk is collected at moments nobody chooses, possibly inside a lock of
-the engine or of storage; its finalizer therefore only appends to a deque, which the next push or new chunk empties.
+the engine: ``delete_variable(var, free)``, or at once where nobody else has the var, since no operation can be pending
+then. A chunk is collected at moments nobody chooses, possibly inside a lock of
+the engine or of storage; its finalizer therefore only appends to a deque, which a later push or new chunk empties.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from sys import getrefcount
 from typing import Any, Self
 
 import numpy as np
 
 from weftplan import device, engine, storage
-from weftplan.device.context import Context
+from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError, MXNetError, OutOfMemoryError
 from weftplan.locks import Lock
 
 _dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
+_due: deque[None] = deque()
+"""Not empty when ``_dead`` is more than a few small chunks. Arithmetic on small arrays, one push after the other, looks
+at this only: most chunks will be given back without an operation then, because those on their vars are over."""
+_SMALL, _FEW = 4096, 1024
+"""Bytes, chunks: together the most that waits, 4 MiB."""
 _delay_lock = Lock()
 
 
@@ -35,6 +43,7 @@ class Chunk:
         nbytes: how many, at least 0.
         delay_alloc: take the memory at first use of :attr:`raw` instead of now.
         name: shown in out-of-memory reports and by the engine.
+        prompt: first give back what is dead, all of it; False: a few small chunks may wait (see :data:`_due`).
 
     Attributes:
         var: the engine var; every operation on the bytes declares it.
@@ -44,18 +53,23 @@ class Chunk:
         OutOfMemoryError: storage cannot serve the request, even after freeing what is dead.
     """
 
-    __slots__ = ("__weakref__", "_raw", "_release", "context", "engine", "name", "nbytes", "var")
+    __slots__ = ("__weakref__", "_raw", "_release", "_small", "context", "engine", "name", "nbytes", "var")
     _raw: Any
     _release: Callable[[], object] | None
+    _small: bool
+    """It keeps at most ``_SMALL`` bytes from going back: not known of memory that others own."""
     movable = False
     """True where the memory may change: typed views of it must not be kept beyond an operation."""
 
-    def __init__(self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None) -> None:
-        if _dead:
+    def __init__(
+        self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None, prompt: bool = True
+    ) -> None:
+        if _dead and (prompt or _due):
             drain()
         self.context = ctx
         self.nbytes = nbytes
         self.name = name
+        self._small = nbytes <= _SMALL
         if delay_alloc:
             self._release = self._raw = None
         else:
@@ -128,6 +142,7 @@ class Chunk:
         # The reference to the owner lives in the release, so it ends only after the var's last operation.
         chunk._release = partial(_let_go, owner)
         chunk._raw = raw
+        chunk._small = False
         chunk.context = ctx
         chunk.nbytes = int(raw.nbytes)
         chunk.name = name
@@ -139,7 +154,9 @@ class Chunk:
         # Only append: this may run inside any lock.
         try:
             _dead.append((self.engine, self.var, self.context, self._release or nothing))
-        except AttributeError:  # its construction failed, or the interpreter has cleared this module
+            if not self._small or len(_dead) > _FEW:
+                _due.append(None)
+        except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
             return
 
     def __repr__(self) -> str:
@@ -206,13 +223,31 @@ def nothing() -> None:
     """The work of an operation that only orders others, and the release of a chunk that never had memory."""
 
 
+def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[Any, Any, Context, Any, int]:
+    """The first entry of ``dead``, taken out, and how many references its var has, those of this call included."""
+    owner, var, context, release = dead.popleft()
+    return owner, var, context, release, getrefcount(var)
+
+
+_ALONE = _next(deque([(None, object(), cpu(), nothing)]))[4] if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
+"""The count where there is no other reference; 0, which no count is, without a GIL: there it may not be exact."""
+
+
 def drain() -> None:
-    """Hand every collected chunk's var to the engine for deletion; cheap when there are none."""
+    """Give the memory of every collected chunk back, after the operations pending on its var; cheap without any.
+
+    Each pending operation holds its vars. So when nobody but this function has the var (CPython with a GIL counts
+    that exactly) there is none, and the memory goes back at once; else the engine deletes the var in its turn.
+    """
+    _due.clear()
     while _dead:
         try:
-            owner, var, context, release = _dead.popleft()
+            owner, var, context, release, count = _next(_dead)
         except IndexError:  # another thread took the last one
             return
+        if count == _ALONE and var.failure is None and var.events is None:
+            release()
+            continue
         try:
             owner.delete_variable(var, release, context)
         except EngineError:
