@@ -43,6 +43,7 @@ _LAZY = {
     "lr_scheduler": "training.lr_scheduler",
     "metric": "training.metric",
     "mod": "training.module",
+    "model": "training.checkpoint",
     "module": "training.module",
     "name": "symbol.name",
     "nd": "ndarray",

@@ -320,6 +320,11 @@ def as_descs(shapes: Any) -> list[DataDesc]:
     descs = []
     for item in () if shapes is None else shapes if isinstance(shapes, (list, tuple)) else [shapes]:
         if isinstance(item, DataDesc):
+            if DataDesc.get_batch_axis(item.layout) > 0:
+                raise ShapeError(
+                    f"{item.name!r} has layout {item.layout!r}, samples along axis "
+                    f"{DataDesc.get_batch_axis(item.layout)}: a module splits batches along axis 0 only; swap the axes"
+                )
             descs.append(item)
             continue
         try:

@@ -10,11 +10,13 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
-from weftplan.errors import BindError, DTypeError, ShapeError
+from weftplan.errors import BindError, DTypeError, ShapeError, listed
 from weftplan.executor import Executor
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.io import DataBatch, DataDesc
+
+GradReq = str | Sequence[str] | Mapping[str, str]
 
 
 def split_batch(batch_size: int, parts: int) -> list[slice]:
@@ -59,7 +61,8 @@ class ExecutorGroup:
         for_training: bind gradients too.
         inputs_need_grad: also the gradients of the data.
         fixed_param_names: parameters without a gradient.
-        grad_req: ``write`` or ``add`` for parameters that have one.
+        grad_req: ``write`` or ``add`` for what has a gradient, or the request of each argument: a list in their order,
+            or by name (the others: ``write``).
         shared_group: executors whose planned memory and parameters are used again (other batch size).
     """
 
@@ -74,7 +77,7 @@ class ExecutorGroup:
         for_training: bool,
         inputs_need_grad: bool = False,
         fixed_param_names: Sequence[str] = (),
-        grad_req: str = "write",
+        grad_req: GradReq = "write",
         shared_group: ExecutorGroup | None = None,
     ) -> None:
         if len(set(contexts)) != len(contexts):
@@ -92,14 +95,10 @@ class ExecutorGroup:
                 )
         self.slices = split_batch(self.batch_size, len(contexts))
         arguments = symbol.list_arguments()
-        wanted = {}
-        for name in arguments:
-            if name in self.param_names:
-                trained = for_training and name not in fixed_param_names
-                wanted[name] = grad_req if trained else "null"
-            else:
-                is_data = any(desc.name == name for desc in data_shapes)
-                wanted[name] = grad_req if for_training and inputs_need_grad and is_data else "null"
+        trained = [n for n in self.param_names if for_training and n not in fixed_param_names]
+        if for_training and inputs_need_grad:
+            trained += [desc.name for desc in data_shapes]
+        wanted = _requests(arguments, trained, grad_req if for_training else "null")
         self.executors: list[Executor] = []
         for i, (ctx, part) in enumerate(zip(self.contexts, self.slices, strict=True)):
             shapes = {
@@ -173,6 +172,13 @@ class ExecutorGroup:
         """Each output of the whole batch, on the host if there are several contexts."""
         return [_merge(parts) for parts in self.outputs()]
 
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Shape of each output of the whole batch; before the first forward, too."""
+        return [
+            (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if parts[0].shape else ()
+            for parts in self.outputs()
+        ]
+
     def merged_input_grads(self) -> list[NDArray]:
         """Gradients of the data arrays for the whole batch."""
         return [_merge([e.grad_dict[d.name] for e in self.executors]) for d in self.data_shapes]
@@ -190,6 +196,22 @@ class ExecutorGroup:
 
 
 _HOST = Context("cpu", 0)
+
+
+def _requests(arguments: Sequence[str], trained: Sequence[str], grad_req: GradReq) -> dict[str, str]:
+    """The request of every argument: null, write or add."""
+    if isinstance(grad_req, str):
+        return {name: grad_req if name in trained else "null" for name in arguments}
+    if isinstance(grad_req, Mapping):
+        unknown = [name for name in grad_req if name not in arguments]
+        if unknown:
+            raise BindError(f"grad_req names {unknown}, which are no arguments; there are {listed(arguments)}")
+        return {name: grad_req.get(name, "write" if name in trained else "null") for name in arguments}
+    if len(grad_req) != len(arguments):
+        raise BindError(
+            f"grad_req has {len(grad_req)} items, the symbol {len(arguments)} arguments: {listed(arguments)}"
+        )
+    return dict(zip(arguments, grad_req, strict=True))
 
 
 def _merge(parts: Sequence[NDArray]) -> NDArray:

@@ -8,18 +8,44 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weftplan.device.context import cpu
-from weftplan.errors import DTypeError, ParameterError, ShapeError
+from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
 
-class DataDesc(NamedTuple):
-    """Name, shape (batch size first) and dtype of one input."""
-
+class _NameAndShape(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    dtype: Any = np.float32
+
+
+class DataDesc(_NameAndShape):
+    """Name and shape of one input, as a pair, with its dtype and the layout of its axes.
+
+    Samples lie along the axis that the layout calls N, which has to be the first.
+
+    >>> DataDesc("data", (32, 3, 8, 8))
+    DataDesc[data,(32, 3, 8, 8),float32,NCHW]
+    >>> dict([DataDesc("data", (32, 10)), ("label", (32,))])
+    {'data': (32, 10), 'label': (32,)}
+    """
+
+    dtype: Any
+    layout: str
+
+    def __new__(cls, name: str, shape: Sequence[int], dtype: Any = np.float32, layout: str = "NCHW") -> DataDesc:
+        desc = super().__new__(cls, name, tuple(shape))
+        desc.dtype = dtype
+        desc.layout = layout
+        return desc
+
+    @staticmethod
+    def get_batch_axis(layout: str | None) -> int:
+        """The axis of the samples; 0 where there is no layout."""
+        return 0 if layout is None else layout.find("N")
+
+    def __repr__(self) -> str:
+        return f"DataDesc[{self.name},{self.shape},{np.dtype(self.dtype).name},{self.layout}]"
 
 
 class DataBatch:
@@ -31,7 +57,7 @@ class DataBatch:
         self,
         data: Sequence[NDArray],
         label: Sequence[NDArray] | None = None,
-        pad: int = 0,
+        pad: int | None = 0,
         index: Host | None = None,
         provide_data: Sequence[DataDesc] | None = None,
         provide_label: Sequence[DataDesc] | None = None,
@@ -64,8 +90,34 @@ class DataIter:
         """Start over (and shuffle again if that was asked for)."""
 
     def next(self) -> DataBatch:
-        """The next batch; raises StopIteration at the end of the epoch."""
+        """The next batch; raises StopIteration at the end of the epoch.
+
+        A subclass replaces this, or the methods of which it is made here: ``iter_next``, ``getdata``, ``getlabel``,
+        ``getpad``, ``getindex``.
+        """
+        if not self.iter_next():
+            raise StopIteration
+        return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
+
+    def iter_next(self) -> bool:
+        """Go to the next batch, if there is one."""
         raise NotImplementedError
+
+    def getdata(self) -> list[NDArray]:
+        """Data arrays of the current batch."""
+        raise NotImplementedError
+
+    def getlabel(self) -> list[NDArray]:
+        """Label arrays of the current batch."""
+        raise NotImplementedError
+
+    def getpad(self) -> int:
+        """How many samples at the end of the current batch are padding."""
+        return 0
+
+    def getindex(self) -> Host | None:
+        """Numbers of the samples of the current batch, if they are known."""
+        return None
 
     def __iter__(self) -> Iterator[DataBatch]:
         return self
@@ -83,9 +135,10 @@ class NDArrayIter(DataIter):
         label: the same for labels (default name ``softmax_label``), or None.
         batch_size: samples per batch.
         shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.
-        last_batch_handle: what becomes of the samples left over: ``pad`` (fill up with the first samples; the batch's
-            ``pad`` says how many), ``discard``, or ``roll_over`` (keep them for the next epoch, whose first batch they
-            begin; its ``pad`` is 0, where MXNet 1.9.1 counts them as padding).
+        last_batch_handle: what becomes of the samples left over: ``pad`` (fill up with the first samples, over and over
+            where the batch is larger than the data; the batch's ``pad`` says how many), ``discard``, or ``roll_over``
+            (keep them for the next epoch, whose first batch they begin; its ``pad`` is 0, where MXNet 1.9.1 counts them
+            as padding).
 
     >>> it = NDArrayIter(np.arange(10.0).reshape(5, 2), np.arange(5.0), batch_size=2)
     >>> [(batch.data[0].shape, batch.pad) for batch in it]
@@ -113,16 +166,18 @@ class NDArrayIter(DataIter):
         if len(set(counts.values())) != 1:
             raise ShapeError(f"NDArrayIter: arrays differ in number of samples: {counts}")
         self.num_data = next(iter(counts.values()))
-        if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= self.num_data:
+        whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool) and batch_size >= 1
+        if not whole or self.num_data < (1 if last_batch_handle == "pad" else batch_size):
             raise ParameterError(
-                f"NDArrayIter: batch_size must be an integer in [1, {self.num_data}], the number of samples, got "
-                f"{batch_size!r}"
+                f"NDArrayIter: batch_size must be an integer in [1, {self.num_data}], the number of samples "
+                f"(with last_batch_handle='pad' it may be larger), got {batch_size!r}"
             )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
         self._order = np.arange(self.num_data)
         self._carried = np.empty(0, np.int64)
         self._cursor = 0
+        self._batch: DataBatch | None = None
         self.reset()
 
     @property
@@ -143,22 +198,27 @@ class NDArrayIter(DataIter):
         self._carried = np.empty(0, np.int64)
         self._cursor = 0
 
-    def next(self) -> DataBatch:
+    def hard_reset(self) -> None:
+        """As :meth:`reset`, and the samples that were to begin the next epoch are forgotten."""
+        self._carried = np.empty(0, np.int64)
+        self.reset()
+
+    def iter_next(self) -> bool:
         start, size = self._cursor, self.batch_size
         chosen = self._order[start : start + size]
         if len(chosen) == 0:
-            raise StopIteration
+            return False
         pad = size - len(chosen)
         if pad:
             if self.last_batch_handle == "discard":
-                raise StopIteration
+                return False
             if self.last_batch_handle == "roll_over":
                 self._carried = chosen
                 self._cursor = len(self._order)
-                raise StopIteration
-            chosen = np.concatenate([chosen, self._order[:pad]])
+                return False
+            chosen = np.concatenate([chosen, np.resize(self._order, pad)])
         self._cursor = start + size
-        return DataBatch(
+        self._batch = DataBatch(
             [array(values[chosen], dtype=values.dtype) for _, values in self.data],
             [array(values[chosen], dtype=values.dtype) for _, values in self.label],
             pad=pad,
@@ -166,6 +226,29 @@ class NDArrayIter(DataIter):
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
+        return True
+
+    def next(self) -> DataBatch:
+        if not self.iter_next():
+            raise StopIteration
+        return self._current()
+
+    def getdata(self) -> list[NDArray]:
+        return self._current().data
+
+    def getlabel(self) -> list[NDArray]:
+        return self._current().label
+
+    def getpad(self) -> int:
+        return self._current().pad or 0
+
+    def getindex(self) -> Host | None:
+        return self._current().index
+
+    def _current(self) -> DataBatch:
+        if self._batch is None:
+            raise MXNetError("NDArrayIter: there is no batch yet; call next() or iter_next() first")
+        return self._batch
 
 
 def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:

@@ -67,6 +67,8 @@ class FactorScheduler(LRScheduler):
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         drops = max(0, num_update - 1) // self.step
+        if not drops:
+            return self.base_lr  # also where it begins below the least rate
         return max(self.base_lr * self.factor**drops, self.stop_factor_lr)
 
 

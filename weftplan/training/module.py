@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
+from weftplan.errors import BindError, FormatError, MXNetError, ParameterError, ShapeError
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.kvstore.local import write_atomically
 from weftplan.ndarray import NDArray
@@ -18,13 +19,15 @@ from weftplan.training import initializer as initializers
 from weftplan.training import optimizer as optimizers
 from weftplan.training.base_module import BaseModule, as_descs, without_padding
 from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
-from weftplan.training.executor_group import ExecutorGroup
+from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.inputs import check_batch, context_list, name_list, named_as
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
 from weftplan.training.parameters import first_values
 from weftplan.training.store_choice import choose_store
+
+log = logging.getLogger("weftplan")
 
 
 class Module(BaseModule):
@@ -100,6 +103,11 @@ class Module(BaseModule):
         """Bound labels."""
         return self.group.label_shapes
 
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Outputs of the whole batch: [(name, shape), …]."""
+        return list(zip(self.output_names, self.group.output_shapes(), strict=True))
+
     def bind(
         self,
         data_shapes: Any,
@@ -108,7 +116,7 @@ class Module(BaseModule):
         inputs_need_grad: bool = False,
         force_rebind: bool = False,
         shared_module: Module | None = None,
-        grad_req: str = "write",
+        grad_req: GradReq = "write",
     ) -> None:
         """Plan and allocate one executor per context.
 
@@ -119,7 +127,8 @@ class Module(BaseModule):
             inputs_need_grad: also the gradients of the data.
             force_rebind: bind again if bound; values of parameters are kept.
             shared_module: a bound module whose memory and parameters are shared.
-            grad_req: ``write`` or ``add``.
+            grad_req: ``write`` or ``add`` for what has a gradient; or a list or a dictionary with the request of each
+                argument.
         """
         if self.binded and not force_rebind:
             return
@@ -263,11 +272,22 @@ class Module(BaseModule):
         """
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
+            log.warning("the module has an optimizer already, which stays; pass force_init=True to replace it")
             return
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
+        workers = store.num_workers if store is not None and "dist" in store.type else 1
+        rescale = 1.0 / (self.group.batch_size * workers)
         if isinstance(optimizer, optimizers.Optimizer):
             chosen = optimizer
+            if not chosen.idx2name:  # so that its multipliers are found by name
+                chosen.idx2name = self._index_names(on_store)
+            if chosen.rescale_grad != rescale:
+                log.warning(
+                    "the optimizer was made with rescale_grad=%g: gradients are summed over a batch of %d samples, so "
+                    "1 / batch size = %g would make the learning rate independent of it",
+                    *(chosen.rescale_grad, self.group.batch_size, rescale),
+                )
         else:
             try:
                 settings = dict(optimizer_params)
@@ -275,8 +295,7 @@ class Module(BaseModule):
                 raise ParameterError(
                     f"optimizer_params must be a dictionary such as {{'learning_rate': 0.1}}, got {optimizer_params!r}"
                 ) from None
-            workers = store.num_workers if store is not None and "dist" in store.type else 1
-            settings.setdefault("rescale_grad", 1.0 / (self.group.batch_size * workers))
+            settings.setdefault("rescale_grad", rescale)
             chosen = optimizers.create(
                 optimizer, sym=self.symbol, param_idx2name=self._index_names(on_store), **settings
             )
@@ -293,7 +312,7 @@ class Module(BaseModule):
             self._updater = Updater(chosen)
         self.optimizer_initialized = True
         if self._pending_states is not None:
-            self._set_states(self._pending_states)
+            self._states_holder().set_states(self._pending_states)
             self._pending_states = None
 
     def _index_names(self, on_store: bool) -> dict[Any, str]:
@@ -385,7 +404,7 @@ class Module(BaseModule):
         args, aux = self.get_params()
         path = save_checkpoint(prefix, epoch, self.symbol, args, aux)
         if save_optimizer_states:
-            write_atomically(Path(f"{os.fspath(prefix)}-{epoch:04d}.states"), self._get_states())
+            self.save_optimizer_states(f"{os.fspath(prefix)}-{epoch:04d}.states")
         return path
 
     @staticmethod
@@ -395,7 +414,7 @@ class Module(BaseModule):
         module = Module(symbol, **kwargs)
         module._arg_params, module._aux_params = args, aux
         if load_optimizer_states:
-            module._pending_states = Path(f"{os.fspath(prefix)}-{epoch:04d}.states").read_bytes()
+            module._pending_states = _read_states(f"{os.fspath(prefix)}-{epoch:04d}.states")
         return module
 
     def _states_holder(self) -> Updater:
@@ -405,8 +424,17 @@ class Module(BaseModule):
             raise MXNetError(f"kvstore {self._kvstore!r} does not give access to optimizer states")
         return holder
 
-    def _get_states(self) -> bytes:
-        return self._states_holder().get_states()
+    def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Write the optimizer's states to a file, whole or not at all."""
+        write_atomically(Path(fname), self._states_holder().get_states())
 
-    def _set_states(self, data: bytes) -> None:
-        self._states_holder().set_states(data)
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what :meth:`save_optimizer_states` has written; raises FormatError, and changes nothing, if damaged."""
+        self._states_holder().set_states(_read_states(fname))
+
+
+def _read_states(fname: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(fname).read_bytes()
+    except OSError as error:
+        raise FormatError(f"cannot read optimizer states from {os.fspath(fname)}: {error}") from error

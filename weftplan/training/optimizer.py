@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.kvstore.updater import Updater
@@ -30,12 +32,13 @@ class Optimizer:
         rescale_grad: gradients are multiplied by this first (a Module sets 1 / batch size).
         param_idx2name: index -> parameter name.
         wd: weight decay (added to the gradient as ``wd * weight``).
-        clip_gradient: clip each rescaled gradient element to [-c, c]; None or a negative value: do not clip.
+        clip_gradient: clip each rescaled gradient element to [-c, c]; None, 0 or a negative value: do not clip.
         learning_rate: the rate (default: the class's ``default_rate``); with a scheduler, its ``base_lr`` (default: the
             one that it has).
         lr_scheduler: callable from the number of updates to a rate.
         sym: a symbol whose ``__lr_mult__`` and ``__wd_mult__`` attributes count.
         begin_num_update: number of updates already done.
+        multi_precision: keep a float32 copy of each float16 weight, and update that.
     """
 
     default_rate: ClassVar[float] = 0.01
@@ -51,6 +54,7 @@ class Optimizer:
         lr_scheduler: LRScheduler | None = None,
         sym: Symbol | None = None,
         begin_num_update: int = 0,
+        multi_precision: bool = False,
     ) -> None:
         me = type(self).__name__
         if learning_rate is not None:
@@ -69,6 +73,7 @@ class Optimizer:
         self.wd = wd
         self.clip_gradient = clip_gradient
         self.begin_num_update = begin_num_update
+        self.multi_precision = multi_precision
         self.num_update = begin_num_update
         self.idx2name = dict(param_idx2name or {})
         self._index_update_count: dict[Any, int] = {}
@@ -127,8 +132,7 @@ class Optimizer:
         )
 
     def _common(self) -> dict[str, float]:
-        clip = self.clip_gradient
-        return {"rescale_grad": self.rescale_grad, "clip_gradient": -1.0 if clip is None else clip}
+        return {"rescale_grad": self.rescale_grad, "clip_gradient": self.clip_gradient or -1.0}
 
     # -- what a subclass does -------------------------------------------------------------------------------------
 
@@ -141,15 +145,26 @@ class Optimizer:
         raise NotImplementedError
 
     def create_state_multi_precision(self, index: Any, weight: NDArray) -> State:
-        """As :meth:`create_state`; a hook for half-precision weights."""
-        return self.create_state(index, weight)
+        """As :meth:`create_state`; with ``multi_precision`` (float32 weight, its state) for a float16 weight."""
+        if not self._in_float32(weight):
+            return self.create_state(index, weight)
+        master = weight.astype(np.float32)
+        return master, self.create_state(index, master)
 
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
-        """As :meth:`update`; a hook for half-precision weights."""
-        self.update(index, weight, grad, state)
+        """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one."""
+        if not self._in_float32(weight):
+            self.update(index, weight, grad, state)
+            return
+        master, own = state
+        self.update(index, master, grad.astype(np.float32), own)
+        weight[:] = master
+
+    def _in_float32(self, weight: NDArray) -> bool:
+        return self.multi_precision and weight.dtype == np.float16
 
     def state_bytes(self, weight_nbytes: int) -> int:
-        """Bytes of state that a weight of that many bytes gets (for memory reports)."""
+        """Bytes of state that a weight of that many bytes gets (for memory reports), without ``multi_precision``."""
         return 0
 
 

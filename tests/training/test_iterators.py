@@ -1,0 +1,116 @@
+"""Descriptions of inputs, batches larger than the data, and iterators that users write by MXNet's protocol."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import MXNetError, ParameterError, ShapeError
+
+
+def test_a_description_is_a_pair():
+    """Name and shape unpack, make a dictionary and infer shapes; dtype and layout come along, through copies too."""
+    it = mx.io.NDArrayIter({"a": np.ones((6, 2))}, {"b": mx.nd.ones((6,), dtype="int32")}, batch_size=3)
+    assert dict(it.provide_data + it.provide_label) == {"a": (3, 2), "b": (3,)}
+    net = mx.sym.FullyConnected(mx.sym.Variable("a"), num_hidden=4, name="fc")
+    assert net.infer_shape(**dict(it.provide_data))[1] == [(3, 4)]
+    (desc,) = it.provide_label
+    for same in (desc, copy.deepcopy(desc), pickle.loads(pickle.dumps(desc))):
+        assert (same.name, same.shape, str(same.dtype), same.layout) == ("b", (3,), "int32", "NCHW")
+        assert same == ("b", (3,))
+    assert repr(desc) == "DataDesc[b,(3,),int32,NCHW]"
+
+
+def test_samples_along_another_axis():
+    """A layout whose samples are not first is refused, instead of splitting words for sentences."""
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+    with pytest.raises(ShapeError, match=r"'data' has layout 'TNC', samples along axis 1"):
+        mx.mod.Module(net).bind([mx.io.DataDesc("data", (7, 4, 3), layout="TNC")])
+    mx.mod.Module(net).bind([mx.io.DataDesc("data", (4, 3), layout="NC")], [mx.io.DataDesc("softmax_label", (4,))])
+
+
+def test_a_batch_larger_than_the_data():
+    """Padding repeats the samples as often as it takes; without padding it is refused, as is a batch of nothing."""
+    it = mx.io.NDArrayIter(np.arange(3.0), np.arange(3.0), batch_size=8)
+    (batch,) = it
+    assert batch.pad == 5
+    assert batch.label[0].asnumpy().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    for handle in ("discard", "roll_over"):
+        with pytest.raises(ParameterError, match=r"in \[1, 3\]"):
+            mx.io.NDArrayIter(np.arange(3.0), batch_size=8, last_batch_handle=handle)
+    for bad in (0, -1, 2.0, True):
+        with pytest.raises(ParameterError, match="batch_size must be an integer"):
+            mx.io.NDArrayIter(np.arange(3.0), batch_size=bad)
+    with pytest.raises(ParameterError, match="batch_size"):
+        mx.io.NDArrayIter(np.ones((0, 2)), batch_size=1)
+
+
+def test_a_batch_larger_than_the_data_predicts_each_sample_once():
+    """Nothing of the padding comes out."""
+    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), label_names=None)
+    module.bind([("data", (8, 2))], for_training=False)
+    module.init_params("one")
+    data = np.arange(6.0).reshape(3, 2)
+    assert module.predict(mx.io.NDArrayIter(data, batch_size=8)).asnumpy()[:, 0].tolist() == data.sum(1).tolist()
+
+
+def test_hard_reset():
+    """What was to roll over into the next epoch is forgotten."""
+    it = mx.io.NDArrayIter(np.arange(5.0), batch_size=3, last_batch_handle="roll_over")
+    assert len(list(it)) == 1
+    it.hard_reset()
+    assert next(it).data[0].asnumpy().tolist() == [0, 1, 2]
+
+
+def test_step_by_step():
+    """iter_next and the getters give what next gives; before the first step there is no batch."""
+    it = mx.io.NDArrayIter(np.arange(5.0), np.arange(5.0), batch_size=3)
+    with pytest.raises(MXNetError, match="no batch yet"):
+        it.getdata()
+    seen = []
+    while it.iter_next():
+        seen.append((it.getdata()[0].asnumpy().tolist(), it.getlabel()[0].shape, it.getpad(), it.getindex().tolist()))
+    assert seen == [([0, 1, 2], (3,), 0, [0, 1, 2]), ([3, 4, 0], (3,), 1, [3, 4, 0])]
+
+
+class Counting(mx.io.DataIter):
+    """Three batches, by MXNet's protocol: iter_next and getters; the padding of the last is not a number."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.at = -1
+
+    @property
+    def provide_data(self):
+        return [("data", (2, 1))]
+
+    @property
+    def provide_label(self):
+        return []
+
+    def reset(self):
+        self.at = -1
+
+    def iter_next(self):
+        self.at += 1
+        return self.at < 3
+
+    def getdata(self):
+        return [mx.nd.ones((2, 1)) * self.at]
+
+    def getlabel(self):
+        return []
+
+    def getpad(self):
+        return None
+
+
+def test_an_iterator_of_ones_own():
+    """It predicts; a batch whose padding is None has none."""
+    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"), label_names=None)
+    module.bind(Counting().provide_data, for_training=False)
+    module.init_params("one")
+    assert module.predict(Counting()).asnumpy().ravel().tolist() == [0, 0, 1, 1, 2, 2]
+    assert module.score(Counting(), "loss") == [("loss", 1.0)]

@@ -1,0 +1,160 @@
+"""Optimizers in a Module's hands: multipliers by name, half precision, clipping, files of states, warnings."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, FormatError, MXNetError
+
+
+def network():
+    """One layer and a loss."""
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
+
+
+def ready(optimizer="sgd", contexts=1, kvstore="local", **settings):
+    """A module with parameters and an optimizer."""
+    module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    mx.random.seed(3)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(kvstore, optimizer, settings)
+    return module
+
+
+def step(module, count=1):
+    """That many steps on one batch; by how much each parameter moved at most."""
+    before = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+    batch = mx.io.DataBatch([mx.nd.array(np.random.default_rng(0).random((4, 5)))], [mx.nd.array([0, 1, 2, 1])])
+    for _ in range(count):
+        module.forward_backward(batch)
+        module.update()
+    return {name: np.abs(value.asnumpy() - before[name]).max() for name, value in module.get_params()[0].items()}
+
+
+@pytest.mark.parametrize(("contexts", "kvstore"), [(1, "local"), (1, None), (2, "device")])
+def test_multipliers_by_name_of_an_optimizer_made_before(contexts, kvstore, caplog):
+    """An Optimizer object learns the parameters' names from the Module, wherever it runs; odd rescaling is logged."""
+    chosen = mx.optimizer.SGD(learning_rate=1.0)
+    chosen.set_lr_mult({"fc_weight": 0.0})
+    with caplog.at_level(logging.WARNING, logger="weftplan"):
+        moved = step(ready(chosen, contexts, kvstore))
+    assert moved["fc_weight"] == 0
+    assert moved["fc_bias"] > 0
+    assert "rescale_grad=1:" in caplog.text
+    assert "batch of 4" in caplog.text
+
+
+def test_a_second_optimizer_is_ignored_with_a_word(caplog):
+    """fit twice: the first optimizer goes on, and the log says so; force_init replaces it in silence."""
+    module = ready(learning_rate=0.1)
+    first = module._optimizer
+    with caplog.at_level(logging.WARNING, logger="weftplan"):
+        module.init_optimizer(optimizer="adam")
+        assert module._optimizer is first
+        assert caplog.text.count("has an optimizer already") == 1
+        module.init_optimizer(optimizer="adam", force_init=True)
+    assert module._optimizer is not first
+    assert caplog.text.count("has an optimizer already") == 1
+
+
+@pytest.mark.parametrize("clip", [None, 0, 0.0, -1.0])
+def test_no_clipping(clip):
+    """None, zero and negative numbers all mean: no limit. Zero is no limit of zero, which would stop training."""
+    weight = mx.nd.zeros((2,))
+    update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.5, clip_gradient=clip))
+    update(0, mx.nd.array([1.0, -8.0]), weight)
+    assert weight.asnumpy().tolist() == [-0.5, 4.0]
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_half_precision_weights(name):
+    """multi_precision: steps too small for float16 add up, and the weight is the rounded float32 one."""
+    settings = {"learning_rate": 1e-5, "multi_precision": True}
+    kind = "adam" if name == "adam" else "sgd"
+    if name == "momentum":
+        settings["momentum"] = 0.5
+    half, full = (mx.nd.ones((3,), dtype=dtype) for dtype in ("float16", "float32"))
+    plain = mx.nd.ones((3,), dtype="float16")
+    updaters = [mx.optimizer.get_updater(mx.optimizer.create(kind, **settings)) for _ in range(2)]
+    stuck = mx.optimizer.get_updater(mx.optimizer.create(kind, **{**settings, "multi_precision": False}))
+    for i in range(300):
+        gradient = np.array([1.0, -1.0, 0.5]) * (1 + i % 3)
+        updaters[0](0, mx.nd.array(gradient, dtype="float16"), half)
+        updaters[1](0, mx.nd.array(gradient), full)
+        stuck(0, mx.nd.array(gradient, dtype="float16"), plain)
+        if i == 150:  # the copy is part of the states
+            fresh = mx.optimizer.get_updater(updaters[0].optimizer)
+            fresh.set_states(updaters[0].get_states())
+            updaters[0] = fresh
+    assert half.dtype == np.float16
+    np.testing.assert_array_equal(half.asnumpy(), full.asnumpy().astype(np.float16))
+    assert plain.asnumpy().tolist() == [1, 1, 1]
+    assert (half.asnumpy() != 1).all()
+
+
+def test_files_of_states(tmp_path):
+    """What is saved is loaded; a missing or damaged file tells and changes nothing; there may be no optimizer."""
+    path = tmp_path / "net.states"
+    module = ready(learning_rate=0.1, momentum=0.9)
+    step(module, 2)
+    module.save_optimizer_states(path)
+    saved = module._updater.get_states()
+    step(module)
+    assert module._updater.get_states() != saved
+    module.load_optimizer_states(path)
+    assert module._updater.get_states() == saved
+    path.write_bytes(saved[:40])
+    with pytest.raises(FormatError, match="truncated or not a states file"):
+        module.load_optimizer_states(path)
+    with pytest.raises(FormatError, match=r"cannot read optimizer states from .*none"):
+        module.load_optimizer_states(tmp_path / "none")
+    assert module._updater.get_states() == saved
+    module.save_checkpoint(tmp_path / "net", 1)
+    with pytest.raises(FormatError, match=r"net-0001.states"):
+        mx.mod.Module.load(tmp_path / "net", 1, load_optimizer_states=True)
+    with pytest.raises(MXNetError, match="no optimizer"):
+        mx.mod.Module(network()).save_optimizer_states(path)
+
+
+def test_requests_of_single_arguments():
+    """grad_req as a list or by name; names and lengths that do not fit; a module for prediction has no gradients."""
+
+    def requests(grad_req, **settings):
+        module = mx.mod.Module(network())
+        module.bind([("data", (4, 5))], [("softmax_label", (4,))], grad_req=grad_req, **settings)
+        return [name for name, array in module.group.executors[0].grad_dict.items() if array is not None]
+
+    assert requests("add") == ["fc_weight", "fc_bias"]
+    assert requests({"fc_weight": "null"}) == ["fc_bias"]
+    assert requests(["write", "null", "add", "null"]) == ["data", "fc_bias"]
+    assert requests({"fc_weight": "add"}, for_training=False) == []
+    with pytest.raises(BindError, match=r"grad_req names \['fc'\], which are no arguments"):
+        requests({"fc": "null"})
+    with pytest.raises(BindError, match="grad_req has 2 items, the symbol 4 arguments"):
+        requests(["write", "null"])
+
+
+@pytest.mark.parametrize("contexts", [1, 3])
+def test_shapes_of_outputs(contexts):
+    """Of the whole batch, before the first forward."""
+    module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
+    module.bind([("data", (7, 5))], [("softmax_label", (7,))])
+    assert module.output_shapes == [("softmax_output", (7, 3))]
+
+
+def test_a_schedule_that_begins_below_its_least_rate():
+    """The least rate holds after the first drop; a rate of 0 stays 0 until then."""
+    schedule = mx.lr_scheduler.FactorScheduler(10, factor=0.5, base_lr=0.0)
+    assert [schedule(n) for n in (1, 10, 11)] == [0.0, 0.0, 1e-8]
+
+
+def test_checkpoints_under_mxnets_name(tmp_path):
+    """mx.model saves and loads checkpoints."""
+    symbol = network()
+    mx.model.save_checkpoint(tmp_path / "net", 3, symbol, {"fc_weight": mx.nd.ones((3, 5))}, {})
+    again, args, aux = mx.model.load_checkpoint(tmp_path / "net", 3)
+    assert (again.list_arguments(), list(args), aux) == (symbol.list_arguments(), ["fc_weight"], {})
+    assert list(mx.model.load_params(tmp_path / "net", 3)[0]) == ["fc_weight"]
