@@ -104,6 +104,19 @@ def test_numeric_accidents_are_silent():
     assert np.isinf(x.asnumpy()[2])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_a_remainder_by_zero_is_zero(dtype):
+    """MXNet 1.9.1 gives 0, in every form of the operator, where NumPy gives NaN for floats."""
+    x, divisor = nd.array([7, -3, 5], dtype=dtype), nd.array([0, 2, 0], dtype=dtype)
+    for result in (x % divisor, nd.modulo(x, divisor), nd.broadcast_mod(x, divisor)):
+        np.testing.assert_array_equal(result.asnumpy(), [0, 1, 0])
+    np.testing.assert_array_equal((x % 0).asnumpy(), [0, 0, 0])
+    np.testing.assert_array_equal((5 % divisor).asnumpy(), [0, 1, 0])
+    np.testing.assert_array_equal((x % nd.array([[0], [4]], dtype=dtype)).asnumpy(), [[0, 0, 0], [3, 1, 1]])
+    divisor %= divisor
+    np.testing.assert_array_equal(divisor.asnumpy(), [0, 0, 0])
+
+
 def test_unary_and_functions():
     """Signs, and the functions that take a number on either side."""
     x = nd.array(A)

@@ -27,6 +27,7 @@ from weftplan.ops.kernels import (
     UfuncKernel,
     block_bytes,
     blocks,
+    divide_integers,
 )
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -56,20 +57,43 @@ PRODUCT_INPLACE = (InplacePair(0, 1),)
 """Backward operators whose left gradient is computed first: the right one may take the incoming gradient."""
 
 
-class _IntegerSafe(UfuncKernel):
-    """``divide`` and ``power`` of integers run in float64 and drop the fraction, as C does for a quotient."""
+class _Power(UfuncKernel):
+    """``power``; of integers it runs in float64, because exponents may be negative, and drops the fraction."""
 
     __slots__ = ()
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
-        function = getattr(ctx.xp, self.name)
-        if out.dtype.kind == "f":
-            function(inputs[0], inputs[1], out=out)
+        if out is None or out.dtype.kind == "f":
+            super().__call__(ctx, params, inputs, outputs)
         else:
-            function(inputs[0], inputs[1], out=out, dtype=float, casting="unsafe")
+            ctx.xp.power(inputs[0], inputs[1], out=out, dtype=float, casting="unsafe")
+
+
+class _Division(UfuncKernel):
+    """``divide``; of integers exactly, towards zero as in C."""
+
+    __slots__ = ()
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is None or out.dtype.kind not in "iu":
+            super().__call__(ctx, params, inputs, outputs)
+            return
+        lhs, rhs = inputs
+        if lhs.shape == rhs.shape:
+            for a, b, y, scratch in blocks(ctx, (lhs, rhs, out), (out.dtype,)):
+                divide_integers(ctx.xp, a, b, y, scratch)
+        else:
+            divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
+
+
+def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    lhs, rhs = inputs
+    shape, dtype = outputs[0]
+    if dtype.kind not in "iu":
+        return 0
+    return block_bytes(math.prod(shape), [dtype]) if lhs.shape == rhs.shape else take_bytes((shape, dtype))
 
 
 def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -189,11 +213,12 @@ _binary(
     elementwise_inplace=(InplacePair(0, 1), InplacePair(2, 0), InplacePair(1, 1)),
 )
 _binary(
-    _IntegerSafe("divide", 2),
+    _Division("divide", 2),
     Sides(div_l, div_r),
-    "lhs / rhs.",
+    "lhs / rhs; integers drop the fraction.",
     elementwise=("elemwise_div", "_div", "_Div"),
     broadcast=("broadcast_div",),
+    workspace=_division_workspace,
 )
 _binary(
     _mod,
@@ -204,7 +229,7 @@ _binary(
     workspace=_mod_workspace,
 )
 _binary(
-    _IntegerSafe("power", 2),
+    _Power("power", 2),
     Sides(power_l, power_r, (None,)),
     "lhs to the power of rhs.",
     elementwise=("_power", "_Power"),

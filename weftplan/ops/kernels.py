@@ -152,6 +152,16 @@ def gather(xp: ModuleType, source: Any, index: Any, axis: int, out: Any) -> None
         xp.take(source, index, axis=axis, out=out)
 
 
+def divide_integers(xp: ModuleType, a: Any, b: Any, out: Any, scratch: Any) -> None:
+    """``out`` = a / b of integers, exactly and towards zero; 0 where b is 0.
+
+    ``out`` may be ``a`` or ``b``; ``scratch`` has its shape and dtype.
+    """
+    xp.fmod(a, b, out=scratch)
+    xp.subtract(a, scratch, out=scratch)  # a multiple of b, nearer to zero than a: cannot overflow
+    xp.floor_divide(scratch, b, out=out)
+
+
 def to_index(xp: ModuleType, index: Any, size: int, mode: str, out: Any) -> None:
     """``out`` (int64) = whole positions of ``index`` (any dtype), brought into [0, size) by clipping or wrapping."""
     xp.copyto(out, index, casting="unsafe")
@@ -168,17 +178,23 @@ class UfuncKernel:
     so that replaying a bound graph costs what the NumPy call costs.
     """
 
-    __slots__ = ("count", "name")
+    __slots__ = ("count", "name", "real")
 
     def __init__(self, name: str, count: int) -> None:
         self.name = name
         self.count = count
+        self.real = all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
+        """The function has no loop that gives integers."""
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is not None:
-            # unsafe: integers that are computed as floats
-            getattr(ctx.xp, self.name)(*inputs[: self.count], out=out, casting="unsafe")
+        if out is None:
+            return
+        function = getattr(ctx.xp, self.name)
+        if self.real and out.dtype.kind != "f":  # NumPy would compute int8 in float16
+            function(*inputs[: self.count], out=out, dtype=float, casting="unsafe")
+        else:
+            function(*inputs[: self.count], out=out, casting="unsafe")
 
     def prepare(
         self, xp: ModuleType, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]

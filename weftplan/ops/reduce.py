@@ -5,11 +5,23 @@ A reduction of all axes gives shape (1,), as in MXNet. Every sum has one fixed o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import BOOL, Workspace, accumulator, collapse, rows_per_block
+from weftplan.ops.kernels import (
+    BOOL,
+    Workspace,
+    accumulator,
+    block_bytes,
+    blocks,
+    collapse,
+    divide_integers,
+    rows_per_block,
+)
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -101,11 +113,20 @@ def _mean(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
     if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
         total = ctx.take(out.shape, accumulator(out.dtype))
     _sum(ctx, params, inputs, [total])
-    ctx.xp.divide(total, inputs[0].size // max(1, out.size), out=out, casting="unsafe")
+    count = inputs[0].size // max(1, out.size)
+    if out.dtype.kind not in "iu":
+        ctx.xp.divide(total, count, out=out, casting="unsafe")
+    elif count > np.iinfo(out.dtype).max:  # more elements than any sum of this dtype
+        out.fill(0)
+    else:
+        for y, scratch in blocks(ctx, (out,), (out.dtype,)):
+            divide_integers(ctx.xp, y, count, y, scratch)
 
 
 def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, dtype = outputs[0]
+    if dtype.kind in "iu":
+        return block_bytes(math.prod(shape), [dtype])
     work = accumulator(dtype)
     return 0 if work == dtype else take_bytes((shape, work))
 

@@ -14,11 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.kernels import BOOL, Kind, block_workspace, blocks, scratch_dtype
+from weftplan.ops.kernels import (
+    BOOL,
+    Kind,
+    Workspace,
+    block_bytes,
+    block_workspace,
+    blocks,
+    divide_integers,
+    scratch_dtype,
+)
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
-from weftplan.ops.schema import DType, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params
+from weftplan.ops.schema import DType, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params, TensorSpec
 
 SCALAR = (
     Param("scalar", p_float, 1.0, "the number"),
@@ -79,6 +88,30 @@ class _ScalarKernel:
         return partial(getattr(xp, self.ufunc), *pair, out)
 
 
+class _DivisionKernel(_ScalarKernel):
+    """``x / scalar`` or ``scalar / x``; integers exactly, towards zero as in C."""
+
+    __slots__ = ()
+
+    def __init__(self, *, reverse: bool = False) -> None:
+        super().__init__("divide", reverse=reverse)
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is None or out.dtype.kind not in "iu":
+            super().__call__(ctx, params, inputs, outputs)
+            return
+        value = converted(params["scalar"], out.dtype)
+        for x, y, scratch in blocks(ctx, (inputs[0], out), (out.dtype,)):
+            pair = (value, x) if self.reverse else (x, value)
+            divide_integers(ctx.xp, *pair, y, scratch)
+
+
+def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = outputs[0]
+    return block_bytes(math.prod(shape), [dtype]) if dtype.kind in "iu" else 0
+
+
 _any_power = _ScalarKernel("power", as_float=True)
 
 
@@ -133,6 +166,7 @@ def _scalar_op(
     scratch: tuple[Kind, ...] = (),
     gradient: GradientRule | None = None,
     forward_scratch: tuple[Kind, ...] = (),
+    workspace: Workspace | None = None,
     params: tuple[Param, ...] = SCALAR,
 ) -> None:
     if derivative is not None:
@@ -154,7 +188,7 @@ def _scalar_op(
             params=params,
             gradient=gradient,
             inplace=UNARY_INPLACE,
-            workspace=block_workspace(*forward_scratch) if forward_scratch else None,
+            workspace=block_workspace(*forward_scratch) if forward_scratch else workspace,
             aliases=(alias,) if alias else (),
             doc=doc,
         )
@@ -246,17 +280,19 @@ _scalar_op("_mul_scalar", "_MulScalar", _ScalarKernel("multiply"), "data * scala
 _scalar_op(
     "_div_scalar",
     "_DivScalar",
-    _ScalarKernel("divide", as_float=True),
+    _DivisionKernel(),
     "data / scalar; integers drop the fraction.",
     gradient=grad("_div_scalar", "g0"),
+    workspace=_division_workspace,
 )
 _scalar_op(
     "_rdiv_scalar",
     "_RDivScalar",
-    _ScalarKernel("divide", reverse=True, as_float=True),
+    _DivisionKernel(reverse=True),
     "scalar / data; integers drop the fraction.",
     derivative=_rdiv,
     scratch=_V,
+    workspace=_division_workspace,
 )
 _scalar_op("_mod_scalar", "_ModScalar", _mod, "Remainder of data / scalar with the scalar's sign.", gradient=_COPY)
 _scalar_op(
@@ -303,7 +339,7 @@ _scalar_op(
 _scalar_op(
     "_hypot_scalar",
     "_HypotScalar",
-    _ScalarKernel("hypot"),
+    _ScalarKernel("hypot", as_float=True),
     "sqrt(data² + scalar²).",
     derivative=_hypot,
     scratch=_V,

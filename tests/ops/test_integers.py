@@ -1,0 +1,95 @@
+"""Integers in tensor operators: they stay integers, wrap around, and divide exactly towards zero."""
+
+import math
+
+import numpy as np
+import pytest
+from ops_harness import infer, run
+
+from weftplan.errors import DTypeError
+from weftplan.ops import kernels, registry
+
+
+@pytest.mark.parametrize(
+    ("op", "scalar", "x", "expected"),
+    [
+        ("_plus_scalar", 1.9, [1, -7], [2, -6]),
+        ("_div_scalar", 2, [1, -7], [0, -3]),
+        ("_rdiv_scalar", 7, [2, -2], [3, -3]),
+        ("_power_scalar", 2, [3, -7], [9, 49]),
+        ("_mod_scalar", 3, [7, -7], [1, 2]),
+        ("_mod_scalar", 0, [7, -7], [0, 0]),
+        ("_rmod_scalar", 7, [0, -4], [0, -1]),
+        ("_greater_scalar", 1.5, [1, 2], [0, 1]),
+    ],
+)
+def test_integers_stay_integers(op, scalar, x, expected):
+    """A scalar is cut to the array's integer dtype, and quotients drop their fraction."""
+    (y,) = run(op, [np.array(x, np.int32)], {"scalar": scalar})
+    assert y.dtype == np.int32
+    assert y.tolist() == expected
+
+
+def test_unsigned_scalars_wrap():
+    """uint8 arithmetic wraps, whatever the sign of the scalar."""
+    x = np.array([250, 1], np.uint8)
+    assert run("_plus_scalar", [x], {"scalar": 10})[0].tolist() == [4, 11]
+    assert run("_plus_scalar", [x], {"scalar": -2})[0].tolist() == [248, 255]
+    assert run("sum", [x], {})[0].tolist() == [251]
+
+
+LARGE = [2**62 + 1, -(2**62) - 3, 2**53 + 1, -7]
+
+
+@pytest.mark.parametrize("op", ["elemwise_div", "broadcast_div"])
+def test_quotients_of_integers_are_exact(op):
+    """64-bit integers that no float holds divide exactly, towards zero, and to 0 by 0, in place of either operand."""
+    x = np.array(LARGE, np.int64)
+    for divisor in (1, 2, -3, 0):
+        expected = [0 if divisor == 0 else int(math.copysign(1, v * divisor)) * (abs(v) // abs(divisor)) for v in LARGE]
+        y = np.full(4 if op == "elemwise_div" else 1, divisor, np.int64)
+        assert run(op, [x, y])[0].tolist() == expected
+        whole = np.full(4, divisor, np.int64)
+        for place in (0, 1):
+            operands = [x.copy(), whole.copy()]
+            with np.errstate(all="ignore"):
+                kernels.divide_integers(np, *operands, operands[place], np.empty_like(x))
+            assert operands[place].tolist() == expected
+    assert run(op, [np.array([250, 7], np.uint8), np.array([3, 200], np.uint8)])[0].tolist() == [83, 0]
+
+
+def test_quotients_of_integers_and_numbers_are_exact():
+    """So do 64-bit integers with a number, on either side."""
+    x = np.array(LARGE, np.int64)
+    assert run("_div_scalar", [x], {"scalar": 1})[0].tolist() == LARGE
+    assert run("_div_scalar", [x], {"scalar": -2})[0].tolist() == [-(2**61), 2**61 + 1, -(2**52), 3]
+    assert run("_div_scalar", [x], {"scalar": 0.5})[0].tolist() == [0, 0, 0, 0]  # 0.5 becomes 0 first
+    assert run("_rdiv_scalar", [np.array([3, -3, 0])], {"scalar": 2.0**62})[0].tolist() == [
+        2**62 // 3,
+        -(2**62 // 3),
+        0,
+    ]
+
+
+def test_mean_of_integers_is_exact():
+    """The mean of 64-bit integers goes by way of no float."""
+    x = np.array([LARGE], np.int64).T
+    assert run("mean", [x], {"axis": 1})[0].tolist() == LARGE
+    assert run("mean", [np.array([-3, -4])], {})[0].tolist() == [-3]
+
+
+@pytest.mark.parametrize("op", ["tanh", "exp", "sqrt", "sin", "cbrt", "arctan", "hypot"])
+def test_small_integers_compute_in_double(op):
+    """int8 and uint8 give what int32 gives: not rounded to float16 in between, as NumPy would."""
+    values = np.arange(5)
+    inputs = [values, values[::-1]] if op == "hypot" else [values]
+    name = "_hypot" if op == "hypot" else op
+    expected = run(name, [x.astype(np.int32) for x in inputs])[0]
+    for dtype in (np.int8, np.uint8, np.int16):
+        np.testing.assert_array_equal(run(name, [x.astype(dtype) for x in inputs])[0], expected.astype(dtype))
+
+
+def test_hard_sigmoid_refuses_integers():
+    """Its values lie between 0 and 1, so integers have none: MXNet 1.9.1 refuses them, too."""
+    with pytest.raises(DTypeError, match=r"hard_sigmoid.*float.*int32"):
+        infer(registry.get("hard_sigmoid"), {"alpha": 0.2, "beta": 0.5}, [np.array([1], np.int32)])
