@@ -2,8 +2,8 @@
 
 A chunk's memory may go back to storage only when every operation that was pushed on its var has run, so it is freed by
 the engine: ``delete_variable(var, free)``, or at once where nobody else has the var, since no operation can be pending
-then. A chunk is collected at moments nobody chooses, possibly inside a lock of
-the engine or of storage; its finalizer therefore only appends to a deque, which a later push or new chunk empties.
+then. A chunk is collected at moments nobody chooses, possibly inside a lock of the engine or of storage; its finalizer
+therefore only appends to a deque, which a later push or new chunk empties.
 """
 
 from __future__ import annotations
