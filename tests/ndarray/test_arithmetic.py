@@ -130,6 +130,28 @@ def test_unary_and_functions():
     assert nd.maximum(2, 3) == 3
 
 
+def test_logic_of_arrays_and_numbers():
+    """logical_and, logical_or and logical_xor give 0 and 1 in the dtype of the arrays, numbers on either side."""
+    x, y = nd.array([[0, 2], [-1, 0]]), nd.array([1, 0])
+    np.testing.assert_array_equal(nd.logical_and(x, y).asnumpy(), [[0, 0], [1, 0]])
+    np.testing.assert_array_equal(nd.logical_or(x, y).asnumpy(), [[1, 1], [1, 0]])
+    np.testing.assert_array_equal(nd.logical_xor(x, y).asnumpy(), [[1, 1], [0, 0]])
+    np.testing.assert_array_equal(nd.logical_xor(2, y).asnumpy(), [0, 1])
+    whole = nd.logical_and(nd.array([1, 0], dtype="int8"), 3)
+    assert whole.dtype == np.int8
+    assert whole.asnumpy().tolist() == [1, 0]
+
+
+def test_functions_of_two_numbers_give_numbers():
+    """As in MXNet, where comparisons give 1 and 0; what is neither is refused by name."""
+    values = nd.add(1, 2), nd.power(2, 3), nd.divide(1, 2), nd.modulo(-5, 3), nd.maximum(2, 3.5), nd.minimum(2, 3.5)
+    assert values == (3, 8, 0.5, 1, 3.5, 2)
+    truths = nd.equal(1, 1.0), nd.lesser(1, 0), nd.logical_and(1, 2), nd.logical_xor(2, 3), nd.logical_or(0, 3)
+    assert list(map(repr, truths)) == ["1", "0", "1", "0", "1"]
+    with pytest.raises(DTypeError, match="add: expected NDArrays or numbers, got str and int"):
+        nd.add("1", 2)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int32", "float16"])
 def test_dtypes_must_agree(dtype):
     """Both are named, also in place, and nothing changes."""

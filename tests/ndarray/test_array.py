@@ -147,6 +147,34 @@ def test_reshape_codes_and_errors():
             x.reshape(bad)
 
 
+def test_renaming_in_place_gives_views():
+    """expand_dims, squeeze and flatten copy, and with inplace=True share the memory, as in MXNet."""
+    x = nd.zeros((2, 1, 3))
+    for function, shape in (
+        (lambda **kw: x.expand_dims(axis=-1, **kw), (2, 1, 3, 1)),
+        (lambda **kw: x.squeeze(axis=1, **kw), (2, 3)),
+        (lambda **kw: x.squeeze(**kw), (2, 3)),
+        (lambda **kw: x.flatten(**kw), (2, 3)),
+    ):
+        copy, view = function(), function(inplace=True)
+        assert copy.shape == view.shape == shape
+        view += 1
+        np.testing.assert_array_equal(view.asnumpy(), x.asnumpy().reshape(shape))
+        assert copy.var is not x.var
+        assert view.var is x.var
+    assert x.asnumpy().tolist() == [[[4, 4, 4]], [[4, 4, 4]]]
+    with pytest.raises(ShapeError, match="dimension 0"):
+        x.squeeze(0, inplace=True)
+
+
+def test_ways_to_transpose():
+    """Axes one by one, as a tuple, or by name."""
+    x = nd.zeros((2, 3, 4))
+    assert x.transpose().shape == x.transpose(None).shape == (4, 3, 2)
+    for result in (x.transpose(1, 0, 2), x.transpose((1, 0, 2)), x.transpose([1, 0, 2]), x.transpose(axes=(1, 0, 2))):
+        assert result.shape == (3, 2, 4)
+
+
 def test_copies_are_independent():
     """copy, copyto and astype give new memory; as_in_context on the same context does not."""
     x = nd.array([1.5, -2.5])

@@ -103,6 +103,30 @@ def test_ways_to_give_arguments():
     np.testing.assert_array_equal(nd._test_axpy(x, y, 3.0).asnumpy(), 3 * X + Y)
 
 
+def test_none_is_an_optional_input_or_a_parameter():
+    """None in the place of an input that may be left out is passed over; elsewhere it is the value of a parameter."""
+    x = nd.array([[1, 2], [3, 4]])
+    assert nd.sum(x, None, True).asnumpy().tolist() == [[10]]
+    assert nd.mean(x, None, True).shape == (1, 1)
+    assert nd.softmax(x, None, 0).asnumpy()[0, 0] == pytest.approx(1 / (1 + np.exp(2)))
+    assert nd.FullyConnected(x, x, None, 2, True).asnumpy().tolist() == [[5, 11], [11, 25]]
+    for call in (lambda: nd.concat(x, None), lambda: nd.sum(None), lambda: nd.broadcast_add(x, None)):
+        with pytest.raises(ParameterError, match=r"None|got 0"):
+            call()
+
+
+def test_equal_parameters_that_mean_something_else():
+    """What is settled for 0.0 is not used for -0.0, nor what is settled for (1,) for (1.0,)."""
+    x = nd.array([1, 2])
+    for zero in (0.0, -0.0, np.float32(0), np.float32(-0.0)):
+        assert np.signbit(nd._mul_scalar(x, scalar=zero).asnumpy()).all() == np.signbit(zero)
+    row = nd.array([[1, 2]])
+    assert nd.sum(row, axis=(1,)).asnumpy().tolist() == [3]
+    for bad in ((1.0,), (True,)):
+        with pytest.raises(ParameterError, match="axis"):
+            nd.sum(row, axis=bad)
+
+
 def test_any_number_of_inputs():
     """num_args is counted; a list counts as its elements."""
     arrays = [nd.array(X), nd.array(Y), nd.array(X)]

@@ -73,8 +73,11 @@ LT = Binary("lesser", "less")
 LE = Binary("lesser_equal", "less_equal")
 GT = Binary("greater", "greater")
 GE = Binary("greater_equal", "greater_equal")
+AND = Binary("logical_and", "logical_and")
+OR = Binary("logical_or", "logical_or")
+XOR = Binary("logical_xor", "logical_xor")
 
-_COMPARISONS = frozenset({EQ.name, NE.name, LT.name, LE.name, GT.name, GE.name})
+_COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
 _NUMBERS = (int, float, bool, np.number, np.bool_)
 _kernels: dict[tuple[str, str, str], Kernel] = {}
 """(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""

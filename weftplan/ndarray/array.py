@@ -21,17 +21,18 @@ from weftplan.ndarray import arithmetic, indexing
 from weftplan.ndarray.chunk import Chunk, nothing, push, typed
 from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.exchange import export
+from weftplan.ops import registry
 from weftplan.ops.reshape_codes import reshaped
 
 Shape = tuple[int, ...]
 
 OPERATOR_METHODS = frozenset(
     """abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort broadcast_axes
-    broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space diag dot erf exp expand_dims expm1 fix
-    flatten flip floor log log10 log1p log2 log_softmax max mean min nanprod nansum norm one_hot ones_like pad pick
-    prod radians rcbrt reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh
-    size_array slice slice_axis slice_like softmax softmin sort space_to_depth split split_v2 sqrt square squeeze sum
-    swapaxes take tan tanh tile topk trunc zeros_like""".split()  # noqa: SIM905
+    broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space diag dot erf exp expm1 fix flip floor
+    log log10 log1p log2 log_softmax max mean min nanprod nansum norm one_hot ones_like pad pick prod radians rcbrt
+    reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh size_array slice
+    slice_axis slice_like softmax softmin sort space_to_depth split split_v2 sqrt square sum swapaxes take tan tanh
+    tile topk trunc zeros_like""".split()  # noqa: SIM905
 )
 """Operators that are methods too: ``x.sum(axis=1)`` is ``nd.sum(x, axis=1)``."""
 
@@ -271,11 +272,32 @@ class NDArray:
         """A copy with the axes reversed (this array when it has fewer than two)."""
         return self if self.ndim < 2 else self.transpose()
 
-    def transpose(self, *axes: Any) -> NDArray:
-        """A copy with the axes permuted: ``x.transpose()``, ``x.transpose(1, 0)`` or ``x.transpose((1, 0))``."""
+    def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
+        """A copy with the axes permuted: ``x.transpose()``, ``x.transpose(1, 0)`` or ``x.transpose(axes=(1, 0))``."""
         if len(axes) == 1 and not isinstance(axes[0], int):
             axes = tuple(axes[0] or ())
-        return self._operator("transpose", (), {"axes": axes})  # type: ignore[no-any-return]
+        given = {"axes": axes} if axes or "axes" not in kwargs else {}
+        return self._operator("transpose", (), {**kwargs, **given})  # type: ignore[no-any-return]
+
+    def flatten(self, inplace: bool = False) -> NDArray:
+        """All dimensions after the first joined into one: a copy, or with ``inplace`` a view."""
+        return self._renamed("Flatten", {}, inplace=inplace)
+
+    def expand_dims(self, axis: int, inplace: bool = False) -> NDArray:
+        """A dimension of size 1 inserted at ``axis``: a copy, or with ``inplace`` a view."""
+        return self._renamed("expand_dims", {"axis": axis}, inplace=inplace)
+
+    def squeeze(self, axis: int | Shape | None = None, inplace: bool = False) -> NDArray:
+        """Dimensions of size 1 removed, those of ``axis`` or all: a copy, or with ``inplace`` a view."""
+        return self._renamed("squeeze", {"axis": axis}, inplace=inplace)
+
+    def _renamed(self, name: str, params: dict[str, Any], *, inplace: bool) -> NDArray:
+        """The result of an operator that keeps the elements in order."""
+        if not inplace:
+            return self._operator(name, (), params)  # type: ignore[no-any-return]
+        op = registry.get(name)
+        shape = op.infer_shape(registry.parse_params(op, params), [self.shape], [None])[1][0]
+        return NDArray(self.chunk, shape or (), self.dtype, self.offset)
 
     def slice_at(self, begin: int, end: int) -> NDArray:
         """A view of rows ``begin`` to ``end`` (exclusive); cheaper than ``x[begin:end]``."""

@@ -23,7 +23,7 @@ from weftplan import device, engine, storage
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError, MXNetError, OutOfMemoryError
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 
 _dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
@@ -32,7 +32,7 @@ _due: deque[None] = deque()
 at this only: most chunks will be given back without an operation then, because those on their vars are over."""
 _SMALL, _FEW = 4096, 1024
 """Bytes, chunks: together the most that waits, 4 MiB."""
-_delay_lock = Lock()
+_delay_lock = whole_in_children(Lock())
 
 
 class Chunk:

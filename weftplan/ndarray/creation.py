@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import numbers
+import operator
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -177,48 +179,47 @@ def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Se
     return tensor.transpose(axes)
 
 
-def maximum(lhs: Any, rhs: Any) -> Any:
-    """The larger of two operands, element by element; arrays or numbers."""
-    return _either(arithmetic.MAX, lhs, rhs, max)
-
-
-def minimum(lhs: Any, rhs: Any) -> Any:
-    """The smaller of two operands, element by element; arrays or numbers."""
-    return _either(arithmetic.MIN, lhs, rhs, min)
-
-
-def _either(op: arithmetic.Binary, lhs: Any, rhs: Any, scalar: Any) -> Any:
-    if isinstance(lhs, NDArray):
-        return arithmetic.binary(op, lhs, rhs)
-    return arithmetic.binary(op, rhs, lhs) if isinstance(rhs, NDArray) else scalar(lhs, rhs)
-
-
-def _operator_function(op: arithmetic.Binary) -> Any:
-    def function(lhs: Any, rhs: Any) -> NDArray:
+def _operator_function(op: arithmetic.Binary, scalar: Callable[[Any, Any], Any]) -> Any:
+    def function(lhs: Any, rhs: Any) -> Any:
         if isinstance(lhs, NDArray):
             return arithmetic.binary(op, lhs, rhs)
-        return arithmetic.binary(op, rhs, lhs, swapped=True)
+        if isinstance(rhs, NDArray):
+            return arithmetic.binary(op, rhs, lhs, swapped=True)
+        if isinstance(lhs, numbers.Number) and isinstance(rhs, numbers.Number):
+            return scalar(lhs, rhs)
+        raise DTypeError(
+            f"{op.name}: expected NDArrays or numbers, got {type(lhs).__name__} and {type(rhs).__name__}; make arrays "
+            f"with mx.nd.array"
+        )
 
-    function.__name__ = op.name
-    function.__doc__ = (
-        f"``{op.name}`` of two operands, element by element, with broadcasting; at least one is an array."
-    )
+    function.__name__ = function.__qualname__ = op.name
+    function.__doc__ = f"``{op.name}`` of two operands, element by element, with broadcasting; of two numbers a number."
     return function
 
 
-add = _operator_function(arithmetic.ADD)
-subtract = _operator_function(arithmetic.SUB)
-multiply = _operator_function(arithmetic.MUL)
-divide = _operator_function(arithmetic.DIV)
+def _truth(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], int]:
+    """1 or 0, as comparisons of arrays give, instead of a boolean."""
+    return lambda lhs, rhs: int(bool(compare(lhs, rhs)))
+
+
+add = _operator_function(arithmetic.ADD, operator.add)
+subtract = _operator_function(arithmetic.SUB, operator.sub)
+multiply = _operator_function(arithmetic.MUL, operator.mul)
+divide = _operator_function(arithmetic.DIV, operator.truediv)
 true_divide = divide
-modulo = _operator_function(arithmetic.MOD)
-power = _operator_function(arithmetic.POW)
-equal = _operator_function(arithmetic.EQ)
-not_equal = _operator_function(arithmetic.NE)
-greater = _operator_function(arithmetic.GT)
-greater_equal = _operator_function(arithmetic.GE)
-lesser = _operator_function(arithmetic.LT)
-lesser_equal = _operator_function(arithmetic.LE)
+modulo = _operator_function(arithmetic.MOD, operator.mod)
+power = _operator_function(arithmetic.POW, operator.pow)
+maximum = _operator_function(arithmetic.MAX, max)
+minimum = _operator_function(arithmetic.MIN, min)
+equal = _operator_function(arithmetic.EQ, _truth(operator.eq))
+not_equal = _operator_function(arithmetic.NE, _truth(operator.ne))
+greater = _operator_function(arithmetic.GT, _truth(operator.gt))
+greater_equal = _operator_function(arithmetic.GE, _truth(operator.ge))
+lesser = _operator_function(arithmetic.LT, _truth(operator.lt))
+lesser_equal = _operator_function(arithmetic.LE, _truth(operator.le))
+logical_and = _operator_function(arithmetic.AND, _truth(lambda lhs, rhs: lhs and rhs))
+logical_or = _operator_function(arithmetic.OR, _truth(lambda lhs, rhs: lhs or rhs))
+logical_xor = _operator_function(arithmetic.XOR, _truth(lambda lhs, rhs: bool(lhs) != bool(rhs)))
 
 
 def waitall() -> None:

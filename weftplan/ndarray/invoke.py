@@ -150,7 +150,7 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None) -> Conte
 def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
     key: Any = (
         op.name,
-        tuple((name, params[name], params[name].__class__) for name in sorted(params)),
+        tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
         tuple((a.shape, a.dtype) for a in inputs),
         tuple((a.shape, a.dtype) for a in targets) if targets else None,
     )
@@ -165,6 +165,11 @@ def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets:
                 _plans.clear()
             _plans[key] = plan
     return plan
+
+
+def _apart(value: Any) -> Any:
+    """What tells ``value`` from equal ones of other meaning: 1 from True and 1.0, 0.0 from -0.0, also in tuples."""
+    return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 
 
 def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
@@ -272,7 +277,7 @@ def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         rest[:1] = list(rest[0])
     while rest and isinstance(rest[0], NDArray):
         inputs.append(rest.pop(0))
-    while rest and rest[0] is None:  # an optional input left out
+    while rest and rest[0] is None and callable(op.inputs) and op.variadic is None:  # an optional input left out
         rest.pop(0)
     for parameter in declared:
         if not rest:

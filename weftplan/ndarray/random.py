@@ -17,12 +17,12 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.array import NDArray, check_dtype
 from weftplan.ndarray.chunk import Chunk, push
 from weftplan.ops.schema import OpContext
 
-_lock = Lock()
+_lock = whole_in_children(Lock())
 _seed = 0
 _streams: dict[Context, list[int]] = {}
 """Context -> [seed, next counter]; guarded by the lock."""

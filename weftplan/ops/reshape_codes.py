@@ -20,7 +20,8 @@ def reshaped(source: Shape, codes: Sequence[int], *, reverse: bool = False) -> S
     -4    the next dimension of the input split into the two that follow (one of which may be -1)
     ====  ==========================================================
 
-    ``reverse`` matches the codes with the input from the right. A dimension 0 of ``source`` is unknown, and so is
+    ``reverse`` matches the codes with the input from the right; the two sizes of -4 then stand before it, as in MXNet
+    1.9.1, or after it where that has no meaning. A dimension 0 of ``source`` is unknown, and so is
     what depends on it.
 
     >>> reshaped((2, 3, 4), (-4, 1, 2, -2)), reshaped((10, 5, 4), (-1, 0), reverse=True)
@@ -29,10 +30,9 @@ def reshaped(source: Shape, codes: Sequence[int], *, reverse: bool = False) -> S
     Raises:
         ShapeError: the sizes do not agree, or a code has no dimension of the input left to work on.
     """
-    groups = _grouped(source, codes)
+    groups = _grouped_from_right(source, codes) if reverse else _grouped(source, codes)
     dims = list(source)
     if reverse:
-        groups.reverse()
         dims.reverse()
     walk = _Walk(source, codes, dims, reverse)
     for group in groups:
@@ -54,6 +54,15 @@ def _grouped(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
         groups.append(group)
         position += width
     return groups
+
+
+def _grouped_from_right(source: Shape, codes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The groups from the last to the first; -4 takes the two sizes before it, where every -4 can."""
+    try:
+        groups = _grouped(source, codes[::-1])
+    except ShapeError:
+        return _grouped(source, codes)[::-1]
+    return [(-4, group[2], group[1]) if group[0] == -4 else group for group in groups]
 
 
 class _Walk:
