@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,32 @@ def test_a_file_that_is_no_table(content: bytes, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["pack", str(path)])
     assert result.exit_code == 1
     assert "weights.params: expected CSV text with the columns id,lower,upper,size; got " in result.output
+
+
+def test_an_id_that_is_given_twice(tmp_path: Path) -> None:
+    """Of two buffers with one id a dictionary would keep one: refused, and named."""
+    path = tmp_path / "twice.csv"
+    path.write_text("id,lower,upper,size\na,0,2,10\na,1,3,5\nb,1,3,5\n")
+    result = CliRunner().invoke(main, ["pack", str(path), "--json"])
+    assert result.exit_code == 1
+    assert "ids must differ, or offsets cannot be told apart; given twice: ['a']" in result.output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_full_disk_behind_the_output(csv: Path) -> None:
+    """A message with the reason, no traceback; a reader that has gone away ends it quietly."""
+    command_line = [sys.executable, "-m", "weftplan", "pack", str(csv), "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(command_line, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=50)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (1, "")
 
 
 def test_json_and_file_hold_the_same_offsets(csv: Path, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_text_output():
         (["--epochs", "0"], "0 is not in the range"),
         (["--batch-size", "-3"], "not in the range"),
         (["--lr", "0"], "not in the range"),
+        (["--seed", "4294967296"], "not in the range"),
         (["--engine", "Fast"], "'Fast' is not one of"),
         (["--kvstore", "none"], "2 devices would train apart: use --devices 1, or --kvstore device"),
         (["--checkpoint", "/dev/null/model"], "cannot write to /dev/null"),

@@ -7,6 +7,7 @@ subcommand say so and leaves the others alone.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 from typing import Any
@@ -59,11 +60,15 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; an error that weftplan raised on purpose is a message, not a traceback."""
+        """Run; an error that weftplan raised on purpose, or one of the system, is a message, not a traceback."""
         try:
             return super().invoke(ctx)
         except MXNetError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # the reader has gone: click ends quietly
+            raise click.ClickException(str(error)) from error  # a full disk behind stdout, for one
 
 
 def _unavailable(name: str, error: ImportError) -> click.Command:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import cast
 
 import click
 import numpy as np
 
-from weftplan.errors import FormatError
+from weftplan.errors import FormatError, listed
 from weftplan.planner.packing import check_packing, pack
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.instances import read_csv
@@ -52,6 +53,9 @@ def command(
         names, lower, upper, size = read_csv(file)
     except (UnicodeDecodeError, csv.Error) as error:
         raise FormatError(f"{file}: expected CSV text with the columns id,lower,upper,size; got {error}") from error
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise FormatError(f"{file}: ids must differ, or offsets cannot be told apart; given twice: {listed(twice)}")
     began = time.perf_counter()
     packing = pack(lower, upper, size, alignment=alignment, time_limit=time_limit, effort=cast(Effort, effort))
     seconds = time.perf_counter() - began

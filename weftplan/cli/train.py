@@ -102,7 +102,7 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     "--seed",
     default=0,
     show_default=True,
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=2**32 - 1),
     help="Of weights and order; same seed, same bits.",
 )
 @click.option(
