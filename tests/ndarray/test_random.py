@@ -6,7 +6,7 @@ from scipy import stats
 
 import weftplan as mx
 from weftplan import engine, nd
-from weftplan.errors import DeviceError, DTypeError, MXNetError, ParameterError, ShapeError
+from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import random
 
 pytestmark = pytest.mark.usefixtures("each_engine")
@@ -26,6 +26,8 @@ def draws():
         random.shuffle(x),
         random.multinomial(nd.array([[0.1, 0.9], [0.5, 0.5]]), 6),
         random.uniform(0, 1, 4, ctx=mx.cpu(1)),
+        random.gamma(x + 1, x + 2, 3),
+        random.negative_binomial(3, 0.4, 5),
     ]
     return [part.asnumpy().tobytes() for part in parts]
 
@@ -98,6 +100,70 @@ def test_shapes_and_targets():
     np.testing.assert_array_equal(random.normal(low, nd.zeros(2)).asnumpy(), [0, 100])
 
 
+A, B = [1.0, 8.0], [2.0, 3.0]
+# (function, parameters as lists, mean, variance)
+BY_ARRAY = [
+    (random.uniform, (A, [4.0, 9.0]), lambda a, b: (a + b) / 2, lambda a, b: (b - a) ** 2 / 12),
+    (random.normal, (A, B), lambda a, b: a, lambda a, b: b**2),
+    (random.exponential, (A,), lambda a: a, lambda a: a**2),
+    (random.gamma, (A, B), lambda a, b: a * b, lambda a, b: a * b**2),
+    (random.poisson, (A,), lambda a: a, lambda a: a),
+    (random.negative_binomial, (A, [0.25, 0.5]), lambda k, p: k * (1 - p) / p, lambda k, p: k * (1 - p) / p**2),
+    (random.generalized_negative_binomial, (A, [0.0, 0.5]), lambda m, a: m, lambda m, a: m + a * m**2),
+]
+
+
+@pytest.mark.parametrize(("draw", "parameters", "mean", "variance"), BY_ARRAY)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_parameters_may_be_arrays(draw, parameters, mean, variance, dtype):
+    """Each element of the parameters, of whatever dtype, gives a block with its mean and variance, in float32."""
+    mx.random.seed(2)
+    n = 20_000
+    result = draw(*(nd.array(values, dtype=dtype) for values in parameters), shape=n)
+    assert result.shape == (2, n)
+    assert result.dtype == np.float32
+    for row, element in zip(result.asnumpy().astype(float), zip(*parameters, strict=True), strict=True):
+        assert abs(row.mean() - mean(*element)) < 5 * np.sqrt(variance(*element) / n)
+        assert row.var() == pytest.approx(variance(*element), rel=0.08)
+        one = draw(*element, shape=n).asnumpy()
+        assert abs(one.mean() - mean(*element)) < 5 * np.sqrt(variance(*element) / n)
+    single = draw(*(nd.array(values) for values in parameters), dtype="float64")
+    assert (single.shape, single.dtype) == ((2,), np.float64)
+
+
+def test_parameters_may_be_integers():
+    """The draw is of float32 all the same, not cut to whole numbers."""
+    low, high = nd.array([0, 250], dtype="uint8"), nd.array([1, 255], dtype="uint8")
+    drawn = random.uniform(low, high, 100)
+    assert drawn.dtype == np.float32
+    assert np.unique(drawn.asnumpy()).size > 150
+    assert random.gamma(nd.array([3], dtype="int32"), nd.array([2], dtype="int64")).asnumpy() % 1 != 0
+
+
+def test_parameters_are_read_when_the_draw_runs():
+    """An array of parameters that is written later does not matter, and one that is pending is waited for."""
+    scale = nd.zeros(2)
+    scale += 1000
+    drawn = random.exponential(scale, shape=50)
+    scale[:] = 0
+    assert drawn.asnumpy().max() > 100
+    with pytest.raises(ValueError, match="lam"):  # at the call on NaiveEngine, else at the wait
+        random.poisson(nd.array([-1.0])).asnumpy()
+
+
+@pytest.mark.parametrize("shape", [(), 7, (2, 3), 100])
+def test_multinomial_with_the_logarithms_of_its_probabilities(shape):
+    """get_prob gives both, one for each number drawn; impossible ones never come."""
+    weights = np.array([[0.25, 0.75, 0], [0, 0, 1], [0.5, 0, 0.5]] * 10, np.float32)
+    picked, logs = random.multinomial(nd.array(weights), shape, get_prob=True)
+    block = (shape,) if isinstance(shape, int) else shape
+    assert picked.shape == logs.shape == (30, *block)
+    assert (picked.dtype, logs.dtype) == (np.int32, np.float32)
+    chosen = np.take_along_axis(weights, picked.asnumpy().reshape(30, -1), 1)
+    assert (chosen > 0).all()
+    np.testing.assert_allclose(logs.asnumpy().reshape(30, -1), np.log(chosen), rtol=1e-6)
+
+
 def test_shuffle_permutes_rows_in_place_too():
     """Rows stay whole; every row occurs once."""
     x = nd.arange(40).reshape((10, 4))
@@ -124,7 +190,17 @@ def test_shuffle_permutes_rows_in_place_too():
         (lambda: random.uniform(shape=(2,), out=nd.ones(3)), ShapeError, "out has shape"),
         (lambda: random.uniform(shape=-1), ShapeError, "negative"),
         (lambda: random.shuffle(nd.ones(2), out=nd.ones(3)), ShapeError, "not like data"),
-        (lambda: random.multinomial(nd.ones(2), get_prob=True), MXNetError, "not supported"),
+        (lambda: random.shuffle(nd.array(5.0)), ShapeError, "at least one dimension"),
+        (lambda: random.multinomial(nd.array(5.0)), ShapeError, "last axis"),
+        (lambda: random.randint(0, 2.5), ParameterError, "must be integers, got 2.5"),
+        (lambda: random.randint(nd.zeros(1), 2), ParameterError, "must be integers"),
+        (lambda: random.negative_binomial(0, 0.5), ParameterError, "k must be above 0"),
+        (lambda: random.negative_binomial(1, 1.5), ParameterError, "p must be above 0 and at most 1"),
+        (lambda: random.generalized_negative_binomial(1, -1), ParameterError, "alpha must be at least 0"),
+        (lambda: random.uniform("a"), ParameterError, "low must be a number or an NDArray, got str"),
+        (lambda: random.uniform(nd.zeros(2), nd.ones(3)), ShapeError, "one shape"),
+        (lambda: random.normal(nd.zeros(2), nd.ones(2, mx.cpu(1))), ShapeError, "context"),
+        (lambda: random.uniform(nd.zeros(2), 1, 3, out=nd.ones(2)), ShapeError, "out has shape"),
     ],
 )
 def test_bad_arguments(call, error, says):

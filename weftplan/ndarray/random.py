@@ -8,7 +8,8 @@ from MXNet's, whose generators are not specified.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.locks import Lock, whole_in_children
+from weftplan.ndarray import distributions
 from weftplan.ndarray.array import NDArray, check_dtype
 from weftplan.ndarray.chunk import Chunk, push
 from weftplan.ops.schema import OpContext
@@ -68,31 +70,6 @@ def _mixed(number: int, ctx: Context) -> int:
     return (value ^ (value >> 31)) >> 1
 
 
-Draw = Callable[[Any, Any, Any], None]
-"""Fills an array: (generator, output, array module)."""
-
-
-def _fill(
-    draw: Draw, shape: Any, dtype: Any, ctx: Context | None, out: NDArray | None, default: Any, name: str
-) -> NDArray:
-    """Push ``draw`` into ``out`` or a new array."""
-    if out is None:
-        wanted = check_dtype(default if dtype in (None, "None") else dtype)
-        dims = _dims(shape)
-        context = current_context() if ctx is None else ctx
-        out = NDArray(Chunk(context, math.prod(dims) * wanted.itemsize, name=name), dims, wanted)
-    elif shape is not None and shape != _UNSET and _dims(shape) != out.shape:
-        raise ShapeError(f"{name}: out has shape {out.shape}, but shape={shape} was given")
-    place = device.get(out.context)
-    key = next_key(out.context)
-    push(partial(_draw, draw, key, place.xp, out.raw()), (), (out.var,), out.context, name=name)
-    return out
-
-
-def _draw(draw: Draw, key: tuple[int, int], xp: Any, target: Any) -> None:
-    draw(OpContext(xp, random_key=key).generator(), target, xp)
-
-
 _UNSET: Any = ()
 
 
@@ -103,49 +80,98 @@ def _dims(shape: Any) -> tuple[int, ...]:
     return tuple(int(dim) for dim in dims)
 
 
-def _check_float(dtype: Any, out: NDArray | None, name: str) -> None:
+def _block(shape: Any) -> tuple[int, ...]:
+    """The shape that one element of an array parameter gives."""
+    return () if shape is None or shape == _UNSET else _dims(shape)
+
+
+def _target(shape: Any, wanted: np.dtype[Any], ctx: Context | None, out: NDArray | None, name: str) -> NDArray:
+    """``out``, whose shape must be ``shape`` where that is given, or a new array."""
+    if out is None:
+        dims = _dims(shape)
+        context = current_context() if ctx is None else ctx
+        return NDArray(Chunk(context, math.prod(dims) * wanted.itemsize, name=name), dims, wanted)
+    if shape is not None and shape != _UNSET and _dims(shape) != out.shape:
+        raise ShapeError(f"{name}: out has shape {out.shape}, but shape={shape} was given")
+    return out
+
+
+def _fill(draw: Callable[[Any, Any, Any], None], reads: Sequence[Any], out: NDArray, name: str) -> NDArray:
+    """Push ``draw(generator, array, array module)`` into ``out``."""
+    place = device.get(out.context)
+    key = next_key(out.context)
+    push(partial(_draw, draw, key, place.xp, out.raw()), reads, (out.var,), out.context, name=name)
+    return out
+
+
+def _draw(draw: Callable[[Any, Any, Any], None], key: tuple[int, int], xp: Any, target: Any) -> None:
+    draw(OpContext(xp, random_key=key).generator(), target, xp)
+
+
+_LEAST = {"any": "", "positive": "above 0", "not negative": "at least 0", "probability": "above 0 and at most 1"}
+
+
+def _number(name: str, key: str, value: Any, bounds: str) -> float:
+    """``value`` as a number within ``bounds``, a key of ``_LEAST``."""
+    if not isinstance(value, numbers.Real):
+        raise ParameterError(f"{name}: {key} must be a number or an NDArray, got {type(value).__name__}")
+    number = float(value)
+    fits = {
+        "any": True,
+        "positive": number > 0,
+        "not negative": number >= 0,
+        "probability": 0 < number <= 1,
+    }
+    if not fits[bounds]:
+        raise ParameterError(f"{name}: {key} must be {_LEAST[bounds]}, got {value}")
+    return number
+
+
+def _sample(
+    draw: distributions.Draw,
+    parameters: Mapping[str, tuple[Any, str]],
+    shape: Any,
+    dtype: Any,
+    ctx: Context | None,
+    out: NDArray | None,
+) -> NDArray:
+    """Push a draw of floats; ``parameters`` are name -> (number or array, bounds of a number).
+
+    Arrays must have one shape and context; each element then gives a block of ``shape``. What an array holds is known
+    only when the operation runs, so a value out of bounds is reported at the next wait.
+    """
+    name = draw.__name__
     wanted = out.dtype if out is not None else check_dtype(None if dtype in (None, "None") else dtype)
     if wanted.kind != "f":
         raise DTypeError(f"{name}: the dtype must be a float, got {wanted}; use randint for integers")
+    arrays = [value for value, _ in parameters.values() if isinstance(value, NDArray)]
+    values = [
+        value if isinstance(value, NDArray) else _number(name, key, value, bounds)
+        for key, (value, bounds) in parameters.items()
+    ]
+    if not arrays:
+        fixed = partial(_with_numbers, draw, values)
+        return _fill(fixed, (), _target(shape, wanted, ctx, out, name), name)
+    first = arrays[0]
+    for array in arrays:
+        if array.shape != first.shape or array.context != first.context:
+            raise ShapeError(
+                f"{name}: arrays of parameters must have one shape and context, got {first.shape} on {first.context} "
+                f"and {array.shape} on {array.context}"
+            )
+    block = _block(shape)
+    target = _target((*first.shape, *block), wanted, first.context, out, name)
+    ones = (1,) * len(block)
+    raws = [value.raw().reshape(*value.shape, *ones) if isinstance(value, NDArray) else value for value in values]
+    return _fill(partial(_with_arrays, draw, raws), [array.var for array in arrays], target, name)
 
 
-def _sampled(
-    name: str, low: Any, high: Any, shape: Any, dtype: Any, out: NDArray | None, standard: Draw, combine: Any
-) -> NDArray:
-    """Parameters given as arrays: one block of ``shape`` per element."""
-    from weftplan.ndarray import arithmetic
-
-    like = low if isinstance(low, NDArray) else high
-    block = () if shape == _UNSET or shape is None else _dims(shape)
-    kind = like.dtype if dtype in (None, "None") else dtype
-    values = _fill(standard, (*like.shape, *block), kind, like.ctx, out, None, name)
-
-    def column(value: Any) -> Any:
-        if not isinstance(value, NDArray):
-            return value
-        return value.astype(values.dtype, copy=False).reshape((*value.shape, *[1] * len(block)))
-
-    scale, shift = combine(column(low), column(high))
-    arithmetic.inplace(arithmetic.MUL, values, scale)
-    return arithmetic.inplace(arithmetic.ADD, values, shift)
+def _with_numbers(draw: distributions.Draw, values: Sequence[Any], generator: Any, target: Any, xp: Any) -> None:
+    draw(generator, target, xp, *values)
 
 
-def _span(low: Any, high: Any) -> tuple[Any, Any]:
-    return high - low, low
-
-
-def _scale(loc: Any, scale: Any) -> tuple[Any, Any]:
-    return scale, loc
-
-
-def _standard_uniform(generator: Any, target: Any, xp: Any) -> None:
-    kind = np.float64 if target.dtype == np.float64 else np.float32
-    target[...] = generator.random(target.shape, dtype=kind)
-
-
-def _standard_normal(generator: Any, target: Any, xp: Any) -> None:
-    kind = np.float64 if target.dtype == np.float64 else np.float32
-    target[...] = generator.standard_normal(target.shape, dtype=kind)
+def _with_arrays(draw: distributions.Draw, values: Sequence[Any], generator: Any, target: Any, xp: Any) -> None:
+    draw(generator, target, xp, *(xp.asarray(value, np.float64) for value in values))
 
 
 def uniform(
@@ -159,23 +185,15 @@ def uniform(
 ) -> NDArray:
     """Uniform on [low, high): float32 of shape ``(1,)`` unless told otherwise.
 
-    ``low`` and ``high`` may be arrays of one shape; each element then gives a block of ``shape``.
+    ``low`` and ``high`` may be arrays of one shape; each element then gives a block of ``shape``. So may the parameters
+    of the other distributions of floats.
 
     Raises:
         DTypeError: not a float dtype.
-        ShapeError: ``out`` and ``shape`` disagree.
+        ShapeError: ``out`` and ``shape`` disagree, or two arrays of parameters.
     """
-    _check_float(dtype, out, "uniform")
-    if isinstance(low, NDArray) or isinstance(high, NDArray):
-        return _sampled("uniform", low, high, shape, dtype, out, _standard_uniform, _span)
-    low, high = float(low), float(high)
-
-    def draw(generator: Any, target: Any, xp: Any) -> None:
-        _standard_uniform(generator, target, xp)
-        target *= high - low
-        target += low
-
-    return _fill(draw, shape, dtype, ctx, out, np.float32, "uniform")
+    parameters = {"low": (low, "any"), "high": (high, "any")}
+    return _sample(distributions.uniform, parameters, shape, dtype, ctx, out)
 
 
 def normal(
@@ -193,19 +211,8 @@ def normal(
         ParameterError: a negative scale.
         DTypeError, ShapeError: as :func:`uniform`.
     """
-    _check_float(dtype, out, "normal")
-    if isinstance(loc, NDArray) or isinstance(scale, NDArray):
-        return _sampled("normal", loc, scale, shape, dtype, out, _standard_normal, _scale)
-    loc, scale = float(loc), float(scale)
-    if scale < 0:
-        raise ParameterError(f"normal: scale must be at least 0, got {scale}")
-
-    def draw(generator: Any, target: Any, xp: Any) -> None:
-        _standard_normal(generator, target, xp)
-        target *= scale
-        target += loc
-
-    return _fill(draw, shape, dtype, ctx, out, np.float32, "normal")
+    parameters = {"loc": (loc, "any"), "scale": (scale, "not negative")}
+    return _sample(distributions.normal, parameters, shape, dtype, ctx, out)
 
 
 def randn(
@@ -227,9 +234,12 @@ def randint(
     """Integers from [low, high), int32 unless told otherwise.
 
     Raises:
-        ParameterError: ``low`` is not below ``high``.
+        ParameterError: ``low`` is not below ``high``, or they are no integers.
         DTypeError: not an integer dtype.
     """
+    for bound in (low, high):
+        if isinstance(bound, bool) or not isinstance(bound, int | np.integer):
+            raise ParameterError(f"randint: low and high must be integers, got {bound!r}")
     if not low < high:
         raise ParameterError(f"randint: low must be below high, got [{low}, {high})")
     wanted = out.dtype if out is not None else check_dtype("int32" if dtype in (None, "None") else dtype)
@@ -239,11 +249,11 @@ def randint(
     def draw(generator: Any, target: Any, xp: Any) -> None:
         target[...] = generator.integers(low, high, target.shape, dtype=np.int64)
 
-    return _fill(draw, shape, wanted, ctx, out, None, "randint")
+    return _fill(draw, (), _target(shape, wanted, ctx, out, "randint"), "randint")
 
 
 def exponential(
-    scale: float = 1,
+    scale: Any = 1,
     shape: Any = _UNSET,
     dtype: Any = None,
     ctx: Context | None = None,
@@ -251,19 +261,13 @@ def exponential(
     **kwargs: Any,
 ) -> NDArray:
     """Exponential with mean ``scale`` > 0."""
-    _check_float(dtype, out, "exponential")
-    if not scale > 0:
-        raise ParameterError(f"exponential: scale must be above 0, got {scale}")
-
-    def draw(generator: Any, target: Any, xp: Any) -> None:
-        target[...] = generator.exponential(scale, target.shape)
-
-    return _fill(draw, shape, dtype, ctx, out, np.float32, "exponential")
+    parameters = {"scale": (scale, "positive")}
+    return _sample(distributions.exponential, parameters, shape, dtype, ctx, out)
 
 
 def gamma(
-    alpha: float = 1,
-    beta: float = 1,
+    alpha: Any = 1,
+    beta: Any = 1,
     shape: Any = _UNSET,
     dtype: Any = None,
     ctx: Context | None = None,
@@ -271,19 +275,12 @@ def gamma(
     **kwargs: Any,
 ) -> NDArray:
     """Gamma with shape ``alpha`` > 0 and scale ``beta`` > 0."""
-    _check_float(dtype, out, "gamma")
-    if not (alpha > 0 and beta > 0):
-        raise ParameterError(f"gamma: alpha and beta must be above 0, got {alpha} and {beta}")
-
-    def draw(generator: Any, target: Any, xp: Any) -> None:
-        target[...] = generator.standard_gamma(alpha, target.shape)
-        target *= beta
-
-    return _fill(draw, shape, dtype, ctx, out, np.float32, "gamma")
+    parameters = {"alpha": (alpha, "positive"), "beta": (beta, "positive")}
+    return _sample(distributions.gamma, parameters, shape, dtype, ctx, out)
 
 
 def poisson(
-    lam: float = 1,
+    lam: Any = 1,
     shape: Any = _UNSET,
     dtype: Any = None,
     ctx: Context | None = None,
@@ -291,18 +288,42 @@ def poisson(
     **kwargs: Any,
 ) -> NDArray:
     """Poisson with mean ``lam`` >= 0, as floats."""
-    _check_float(dtype, out, "poisson")
-    if not lam >= 0:
-        raise ParameterError(f"poisson: lam must be at least 0, got {lam}")
+    parameters = {"lam": (lam, "not negative")}
+    return _sample(distributions.poisson, parameters, shape, dtype, ctx, out)
 
-    def draw(generator: Any, target: Any, xp: Any) -> None:
-        target[...] = generator.poisson(lam, target.shape)
 
-    return _fill(draw, shape, dtype, ctx, out, np.float32, "poisson")
+def negative_binomial(
+    k: Any = 1,
+    p: Any = 1,
+    shape: Any = _UNSET,
+    dtype: Any = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
+    """Failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats."""
+    parameters = {"k": (k, "positive"), "p": (p, "probability")}
+    return _sample(distributions.negative_binomial, parameters, shape, dtype, ctx, out)
+
+
+def generalized_negative_binomial(
+    mu: Any = 1,
+    alpha: Any = 1,
+    shape: Any = _UNSET,
+    dtype: Any = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
+    """Negative binomial with mean ``mu`` >= 0 and variance mu + alpha mu², ``alpha`` >= 0, as floats."""
+    parameters = {"mu": (mu, "not negative"), "alpha": (alpha, "not negative")}
+    return _sample(distributions.generalized_negative_binomial, parameters, shape, dtype, ctx, out)
 
 
 def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray:
     """``data`` with its rows (axis 0) in random order, in a new array or ``out`` (which may be ``data``)."""
+    if not data.shape:
+        raise ShapeError("shuffle: expected at least one dimension, whose rows are put in another order, got shape ()")
     if out is None:
         out = NDArray(Chunk(data.context, data.nbytes, name="shuffle"), data.shape, data.dtype)
     elif out.shape != data.shape or out.dtype != data.dtype or out.context != data.context:
@@ -325,27 +346,41 @@ def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray
 
 def multinomial(
     data: NDArray, shape: Any = _UNSET, get_prob: bool = False, dtype: Any = "int32", **kwargs: Any
-) -> NDArray:
+) -> NDArray | list[NDArray]:
     """Indices drawn with the probabilities in the last axis of ``data``: ``shape`` of them per distribution.
 
+    With ``get_prob`` a list: the indices, and the logarithm of the probability of each, in the dtype of ``data``.
+
     Raises:
-        ParameterError: ``get_prob`` is set, which is not supported.
+        ShapeError: ``data`` has no dimension, or no element in the last one.
     """
-    if get_prob:
-        raise ParameterError("multinomial: get_prob is not supported; take the log of the picked probabilities instead")
-    block = () if shape == _UNSET or shape is None else _dims(shape)
+    if not data.shape or not data.shape[-1]:
+        raise ShapeError(f"multinomial: expected probabilities in the last axis, got shape {data.shape}")
+    block = _block(shape)
     dims = (*data.shape[:-1], *block) or (1,)
-    wanted = check_dtype(dtype)
-    out = NDArray(Chunk(data.context, math.prod(dims) * wanted.itemsize, name="multinomial"), dims, wanted)
+    out = _target(dims, check_dtype(dtype), data.context, None, "multinomial")
+    logs = _target(dims, data.dtype, data.context, None, "multinomial") if get_prob else None
     key, xp = next_key(data.context), device.get(data.context).xp
     source, target, count = data.raw(), out.raw(), math.prod(block)
+    chosen = None if logs is None else logs.raw()
 
     def draw() -> None:
         probability = source.reshape(-1, source.shape[-1]).astype(np.float64)
         bound = xp.cumsum(probability, axis=1)
         points = OpContext(xp, random_key=key).generator().random((probability.shape[0], count)) * bound[:, -1:]
-        index = (points[:, :, None] >= bound[:, None, :]).sum(axis=2)
-        target[...] = xp.minimum(index, source.shape[-1] - 1).reshape(target.shape)
+        index = xp.empty(points.shape, np.int64)
+        if count < len(points):  # along the shorter side, so that no temporary is larger than data or result
+            for column in range(count):
+                index[:, column] = (points[:, column : column + 1] >= bound).sum(axis=1)
+        else:
+            for row in range(len(points)):
+                index[row] = xp.searchsorted(bound[row], points[row], side="right")
+        xp.minimum(index, source.shape[-1] - 1, out=index)
+        target[...] = index.reshape(target.shape)
+        if chosen is not None:
+            with np.errstate(divide="ignore"):
+                chosen[...] = xp.log(xp.take_along_axis(probability, index, axis=1)).reshape(chosen.shape)
 
-    push(draw, (data.var,), (out.var,), data.context, name="multinomial")
-    return out
+    writes = [out.var] if logs is None else [out.var, logs.var]
+    push(draw, (data.var,), writes, data.context, name="multinomial")
+    return out if logs is None else [out, logs]

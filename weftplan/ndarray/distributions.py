@@ -1,0 +1,63 @@
+"""How each distribution fills an array.
+
+``draw(generator, target, xp, *parameters)`` writes every element of ``target``. Parameters are numbers, or float64
+arrays that broadcast to the shape of ``target``; ``generator`` is NumPy's or CuPy's. What a distribution cannot take
+(a negative mean, for example) raises ValueError there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Draw = Callable[..., None]
+
+
+def _working(target: Any) -> Any:
+    """Generators draw float64 and float32; float16 is converted."""
+    return np.float64 if target.dtype == np.float64 else np.float32
+
+
+def uniform(generator: Any, target: Any, xp: Any, low: Any, high: Any) -> None:
+    """Uniform on [low, high)."""
+    target[...] = generator.random(target.shape, dtype=_working(target))
+    target *= high - low
+    target += low
+
+
+def normal(generator: Any, target: Any, xp: Any, loc: Any, scale: Any) -> None:
+    """Normal with mean ``loc`` and standard deviation ``scale``."""
+    target[...] = generator.standard_normal(target.shape, dtype=_working(target))
+    target *= scale
+    target += loc
+
+
+def exponential(generator: Any, target: Any, xp: Any, scale: Any) -> None:
+    """Exponential with mean ``scale``."""
+    target[...] = generator.standard_exponential(target.shape)
+    target *= scale
+
+
+def gamma(generator: Any, target: Any, xp: Any, alpha: Any, beta: Any) -> None:
+    """Gamma with shape ``alpha`` and scale ``beta``."""
+    target[...] = generator.standard_gamma(alpha, target.shape)
+    target *= beta
+
+
+def poisson(generator: Any, target: Any, xp: Any, lam: Any) -> None:
+    """Poisson with mean ``lam``."""
+    target[...] = generator.poisson(lam, target.shape)
+
+
+def negative_binomial(generator: Any, target: Any, xp: Any, k: Any, p: Any) -> None:
+    """Failures before ``k`` successes of probability ``p``: a Poisson number whose mean is gamma distributed."""
+    target[...] = generator.poisson(generator.standard_gamma(k, target.shape) * ((1 - p) / p))
+
+
+def generalized_negative_binomial(generator: Any, target: Any, xp: Any, mu: Any, alpha: Any) -> None:
+    """Mean ``mu`` and variance mu + alpha mu²: Poisson with gamma distributed mean; plain Poisson where alpha is 0."""
+    spread = xp.maximum(alpha, 1e-300)  # 1 / alpha must be finite; the result is not used where alpha is 0
+    means = generator.standard_gamma(1 / spread, target.shape) * (mu * alpha)
+    target[...] = generator.poisson(xp.where(xp.asarray(alpha) == 0, mu, means))
