@@ -85,6 +85,9 @@ class Execution:
         if self._debug:
             self._careful = True
         self._raise_once = config.get("WEFTPLAN_ERRORS") == "mxnet"
+
+    def _enlist(self) -> None:
+        """The last step of making an engine: from here on a fork and the end of the process see it."""
         live_engines.add(self)
 
     def _note_unusual(self) -> None:

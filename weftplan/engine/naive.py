@@ -40,6 +40,7 @@ class NaiveEngine(Engine):
         self._deferred: set[OprBlock] = set()
         """Operations that are not performed yet though their pushes, inside other operations, have returned."""
         self._by_context: dict[Context, int] = {}
+        self._enlist()
 
     def _dispatch(self) -> None:
         self._dispatch_to(self._dispatched)

@@ -32,6 +32,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
         self._priority_workers = priority_workers
         self._gpu_workers = gpu_workers
         self._copy_workers = copy_workers
+        self._enlist()
 
     def _after_fork(self) -> None:
         super()._after_fork()

@@ -41,6 +41,7 @@ class Simulator(Engine):
         self._arrived = threading.Semaphore(0)
         self.history: list[int] = []
         """Numbers of the operations in the order in which they ran."""
+        self._enlist()
 
     def _dispatch(self) -> None:
         self._dispatch_to(self._dispatched)

@@ -267,6 +267,7 @@ class ThreadedEngine(ThreadedBase):
         super().__init__()
         self._workers = workers
         self._copy_workers = copy_workers
+        self._enlist()
 
     def _route(self, op: OprBlock) -> WorkerQueue:
         copy = op.prop in _COPIES

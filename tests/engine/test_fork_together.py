@@ -1,0 +1,204 @@
+"""Forks that do not find the process at rest: bulks, engines made meanwhile, other forks, Ctrl-C in the wait."""
+
+import os
+import threading
+
+import pytest
+
+from tests.engine.test_fork import forked, in_child
+from weftplan import engine
+from weftplan.engine import forking
+from weftplan.errors import EngineError
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "Simulator"])
+def test_what_a_bulk_has_collected_runs_once(kind):
+    """In the parent, before the fork; not once on either side. Another thread's is pushed by the parent."""
+    eng = engine.create(kind)
+    var, (read, write) = eng.new_variable(), os.pipe()
+    collected, go = threading.Event(), threading.Event()
+
+    def collect():
+        eng.set_bulk_size(10)
+        eng.push(lambda: os.write(write, b"b"), (), [var])
+        collected.set()
+        go.wait(60)
+
+    def goes_on():
+        assert var.version == 2
+        eng.wait_for_all()
+        return var.version == 2
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    assert collected.wait(60)
+    with eng.bulk(10):
+        eng.push(lambda: os.write(write, b"a"), (), [var])
+        eng.push(lambda: os.write(write, b"a"), (), [var])
+        in_child(goes_on)
+    go.set()
+    thread.join(60)
+    eng.wait_for_all()
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"aab"
+    eng.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_made_meanwhile(kind):
+    """
+    1. a fork waits for one engine  2. another thread makes one more and uses it  3. the fork: the child does not count
+    on threads of the new one either.
+    """
+    eng, made = engine.create(kind, cpu_workers=1), []
+    stop = eng.stop
+
+    def make():
+        late = engine.create(kind, cpu_workers=1)
+        var = late.new_variable()
+        late.push(lambda: None, (), [var])
+        late.wait_for_var(var)
+        made.append((late, var))
+
+    def stop_while_another_makes_one():
+        stop()
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join(60)
+
+    def goes_on():
+        [(late, var)] = made
+        late._waiters_help = False
+        late.push(lambda: None, (), [var])
+        late.wait_for_var(var)
+        return var.version == 2
+
+    eng.stop = stop_while_another_makes_one
+    in_child(goes_on)
+    del eng.stop
+    goes_on()
+    made[0][0].stop()
+    eng.stop()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_engine_that_the_fork_has_not_seen(monkeypatch, busy):
+    """Made after the last look: in the child it works if it was idle, and else refuses instead of hanging."""
+    eng, gate = engine.create("ThreadedEngine", cpu_workers=1), threading.Event()
+    var, real = eng.new_variable(), forking.engines
+    eng.push(lambda: None, (), [var])
+    eng.wait_for_var(var)
+    if busy:
+        eng.push(lambda: gate.wait(60), (), [var])
+    monkeypatch.setattr(forking, "engines", lambda: [one for one in real() if forking.in_child or one is not eng])
+
+    def goes_on():
+        eng._waiters_help = False
+        if not busy:
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_var(var)
+            return var.version == 2
+        for verb in (lambda: eng.push(lambda: None), lambda: eng.wait_for_var(var), eng.wait_for_all):
+            with pytest.raises(EngineError, match="forked before it was idle"):
+                verb()
+        return True
+
+    in_child(goes_on)
+    gate.set()
+    eng.wait_for_all()
+    assert var.version == 1 + busy
+    eng.stop()
+
+
+def test_ctrl_c_ends_the_wait():
+    """The interrupt is raised when the fork is over; the child's copy of the busy engine refuses, others work; in the
+    parent nothing is held back any more."""
+    assert forked("""
+        import os, signal, threading, time
+        from weftplan import engine
+        from weftplan.errors import EngineError
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        idle, busy, new = (engine.create("ThreadedEngine", cpu_workers=1) for _ in range(3))
+        gate, variables = threading.Event(), [eng.new_variable() for eng in (idle, busy, new)]
+        for eng, var in zip((idle, busy, new), variables):
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_var(var)
+        busy.push(gate.wait, (), variables[1:2])
+        parent = os.getpid()
+
+        def interrupt():
+            while busy._gate is None:
+                time.sleep(0.001)
+            os.kill(parent, signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        try:
+            os.fork()
+        except KeyboardInterrupt:
+            assert os.getpid() == parent
+            print("interrupted", flush=True)
+        if os.getpid() != parent:
+            status = 1
+            try:
+                for eng, var in (idle, variables[0]), (new, variables[2]):
+                    eng._waiters_help = False
+                    eng.push(lambda: None, (), [var])
+                    eng.wait_for_var(var)
+                try:
+                    busy.wait_for_var(variables[1])
+                except EngineError as error:
+                    assert "before it was idle" in str(error)
+                    status = 0
+            finally:
+                os._exit(status)
+        print(os.wait()[1])
+        gate.set()
+        for eng in (idle, busy, new):
+            assert (eng._gate, eng._seizer, len(eng._token), "_apply" in vars(eng)) == (None, None, 1, False)
+        for eng, var in zip((idle, busy, new), variables):
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_all()
+            print(var.version)
+    """).split() == ["interrupted", "0", "2", "3", "2"]
+
+
+def test_two_threads_fork_at_once():
+    """Each child finds idle engines, whoever else was about to fork; none of the threads waits for the other."""
+    made = [engine.create(kind, cpu_workers=1) for kind in KINDS for _ in range(2)]
+    variables = [eng.new_variable() for eng in made]
+    failures = []
+
+    def goes_on():
+        for eng, var in zip(made, variables, strict=True):
+            eng._waiters_help = False
+            before = var.version
+            eng.push(lambda: None, (), [var])
+            eng.wait_for_var(var)
+            assert var.version == before + 1
+        return True
+
+    def work():
+        try:
+            for _ in range(10):
+                for eng, var in zip(made, variables, strict=True):
+                    eng.push(lambda: None, (), [var])
+                in_child(goes_on)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failures
+    assert not any(thread.is_alive() for thread in threads)
+    for eng, var in zip(made, variables, strict=True):
+        eng.wait_for_all()
+        assert (var.version, len(eng._token), eng._gate) == (20, 1, None)
+        eng.stop()
