@@ -243,6 +243,66 @@ class TestTable:
             profiler.Domain("d").new_task("t").stop()
 
 
+def test_tasks_that_overlap(tmp_path: Path):
+    """A starts, B starts, A stops, B stops: each track of the trace nests, whoever stops what and where."""
+    profiler.set_config(filename=tmp_path / "trace.json")
+    profiler.set_state("run")
+    domain = profiler.Domain("d")
+    tasks = [domain.new_task(name) for name in "abcd"]
+    for task in tasks[:3]:
+        task.start()
+    with tasks[3]:
+        pass
+    for task in tasks[:3]:
+        task.stop()
+    spans = [e for e in events(tmp_path) if e["ph"] == "X" and e["pid"] == 2]
+    assert sorted(e["name"] for e in spans) == list("abcd")
+    for first, second in ((a, b) for a in spans for b in spans if a is not b and a["tid"] == b["tid"]):
+        ends = first["ts"] + first["dur"], second["ts"] + second["dur"]
+        apart = ends[0] <= second["ts"] or ends[1] <= first["ts"]
+        within = (first["ts"] - second["ts"]) * (ends[0] - ends[1]) <= 0
+        assert apart or within, (first, second)
+    assert len({e["tid"] for e in spans}) == 3  # a, b and c cannot share one; d lies within any of them
+
+
+def test_numbers_of_counters(tmp_path: Path):
+    """NumPy's numbers are written, what JSON has no number for is left out, and what is no number is refused."""
+    profiler.set_config(filename=tmp_path / "trace.json")
+    profiler.set_state("run")
+    counter = profiler.Domain("d").new_counter("loss", np.float32(0.5))
+    counter.set_value(float("nan"))
+    counter.set_value(np.int64(2))
+    counter += np.int32(3)
+    counter.decrement(np.float64("inf"))
+    for bad in ("7", None, 10**400):
+        with pytest.raises(ParameterError, match="Counter 'loss': "):
+            counter.set_value(bad)
+    profiler.dump()
+    text = (tmp_path / "trace.json").read_text()
+    seen = json.loads(text, parse_constant=pytest.fail)["traceEvents"]
+    assert [e["args"]["value"] for e in seen if e["name"] == "d:loss"] == [0.5, 2, 5]
+
+
+def test_names_that_are_no_text(tmp_path: Path):
+    """They become text, in the trace and in the table."""
+    profiler.set_config(filename=tmp_path / "trace.json")
+    profiler.set_state("run")
+    domain = profiler.Domain(3)
+    with domain.new_task(4), profiler.Event(np.int64(5)):
+        domain.new_marker(6).mark()
+    assert {e["name"] for e in events(tmp_path) if e["pid"] == 2} >= {"4", "5", "6"}
+    assert "3:4" in profiler.dumps()
+
+
+@pytest.mark.parametrize("name", [None, 3, ""])
+def test_a_file_name_that_is_none(name):
+    """It is refused when it is set, not when the recording is to be written."""
+    before = profiler._config["filename"]
+    with pytest.raises(ParameterError, match=r"set_config: filename must be the path of a file, got"):
+        profiler.set_config(filename=name)
+    assert profiler._config["filename"] == before
+
+
 def test_counter_loses_nothing():
     """Eight threads that count to 500 each make 4,000."""
     counter = profiler.Domain("d").new_counter("n")

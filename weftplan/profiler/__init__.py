@@ -70,11 +70,14 @@ def set_config(**kwargs: Any) -> None:
             every engine operation is recorded whatever they say, and the file is written by :func:`dump`.
 
     Raises:
-        ParameterError: an unknown key.
+        ParameterError: an unknown key, or a file name that is no path.
     """
     unknown = [key for key in kwargs if key not in _KNOWN]
     if unknown:
         raise ParameterError(f"profiler.set_config: unknown {unknown}; known: {', '.join(_KNOWN)}")
+    name = kwargs.get("filename", _config["filename"])
+    if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
+        raise ParameterError(f"profiler.set_config: filename must be the path of a file, got {name!r}")
     _config.update(kwargs)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from numbers import Integral, Real
 from typing import Any
 
 from weftplan.errors import MXNetError, ParameterError
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 from weftplan.profiler.recorder import UserRecord, recorder
 
 
@@ -15,7 +16,7 @@ class Domain:
     """A group of user objects; its name stands before theirs."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = str(name)
 
     def new_task(self, name: str) -> Task:
         """A task of this domain."""
@@ -42,7 +43,7 @@ class _Span:
 
     def __init__(self, domain: Domain, name: str) -> None:
         self.domain = domain
-        self.name = name
+        self.name = str(name)
         self._start_ns = -1
 
     def start(self) -> None:
@@ -85,23 +86,29 @@ class Event(_Span):
 
 
 class Counter:
-    """A number over time."""
+    """A number over time. A trace leaves out the moments at which it was infinite or not a number."""
 
     def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
         self.domain = domain
-        self.name = name
-        self._lock = Lock()
+        self.name = str(name)
+        self._lock = whole_in_children(Lock())
         self.value = 0.0
         if value is not None:
             self.set_value(value)
 
     def set_value(self, value: float) -> None:
-        """Set it."""
+        """Set it.
+
+        Raises:
+            ParameterError: no number.
+        """
+        value = self._number(value)
         with self._lock:
             self._record(value)
 
     def increment(self, delta: float = 1) -> None:
         """Add to it; no addition of any thread is lost."""
+        delta = self._number(delta)
         with self._lock:
             self._record(self.value + delta)
 
@@ -113,7 +120,17 @@ class Counter:
 
     def decrement(self, delta: float = 1) -> None:
         """Take from it."""
-        self.increment(-delta)
+        self.increment(-self._number(delta))
+
+    def _number(self, value: Any) -> float:
+        """``value``, NumPy's numbers as Python's, so that a trace can be written."""
+        if not isinstance(value, Real):
+            raise ParameterError(f"Counter {self.name!r}: expected a number, got {type(value).__name__}: {value!r}")
+        try:
+            as_float = float(value)
+            return int(value) if isinstance(value, Integral) else as_float
+        except OverflowError:
+            raise ParameterError(f"Counter {self.name!r}: {value!r} is too large for a trace") from None
 
     def __iadd__(self, delta: float) -> Counter:
         self.increment(delta)
@@ -129,7 +146,7 @@ class Marker:
 
     def __init__(self, domain: Domain, name: str) -> None:
         self.domain = domain
-        self.name = name
+        self.name = str(name)
 
     def mark(self, scope: str = "process") -> None:
         """Record this moment if the profiler runs.

@@ -1,18 +1,19 @@
 """The recorded run as a trace in the JSON format that Perfetto and chrome://tracing open.
 
-One process row per device, one track per worker, one for the threads that push; an arrow from each push to its run;
-counters for pending operations and live bytes.
+One process row per device, one track per worker, one for the threads that push, one or more a thread for what users
+time; an arrow from each push to its run; counters for pending operations and live bytes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.files import replacing
-from weftplan.profiler.recorder import OperationRecord, Recorder
+from weftplan.profiler.recorder import OperationRecord, Recorder, UserRecord
 
 _DEFAULT = Context("cpu", 0)
 """Where an operation without a context runs."""
@@ -74,17 +75,44 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
         events.append(_counter("operations waiting", when - origin, level))
     for when, context, nbytes in recorder.memory:
         events.append(_counter(f"live bytes {context}", when - origin, nbytes))
-    for user in recorder.user:
-        tid = track(USER_PID, user.thread)
+    users = list(recorder.user)
+    for user, lane in _lanes([user for user in users if user.kind == "span"]):
+        tid = track(USER_PID, user.thread if not lane else f"{user.thread} ({lane + 1})")
         common = {"name": user.name, "cat": user.domain, "pid": USER_PID, "tid": tid}
-        ts = (user.start_ns - origin) / 1e3
-        if user.kind == "span":
-            events.append({"ph": "X", "ts": ts, "dur": (user.end_ns - user.start_ns) / 1e3, **common})
-        elif user.kind == "instant":
-            events.append({"ph": "i", "s": _SCOPES[user.scope], "ts": ts, **common})
-        else:
+        dur = (user.end_ns - user.start_ns) / 1e3
+        events.append({"ph": "X", "ts": (user.start_ns - origin) / 1e3, "dur": dur, **common})
+    for user in users:
+        if user.kind == "instant":
+            tid = track(USER_PID, user.thread)
+            common = {"name": user.name, "cat": user.domain, "pid": USER_PID, "tid": tid}
+            events.append({"ph": "i", "s": _SCOPES[user.scope], "ts": (user.start_ns - origin) / 1e3, **common})
+        elif user.kind == "counter" and math.isfinite(user.value):  # JSON knows no other numbers
             events.append(_counter(f"{user.domain}:{user.name}", user.start_ns - origin, user.value))
     return meta + sorted(events, key=lambda event: float(event["ts"]))
+
+
+def _lanes(spans: list[UserRecord]) -> list[tuple[UserRecord, int]]:
+    """Each span with the number of a track of its thread on which it lies within, or beside, every other.
+
+    Tasks may overlap without one lying within the other; on one track a viewer would draw them wrongly.
+    """
+    open_ends: dict[str, list[list[int]]] = {}
+    placed = []
+    for span in sorted(spans, key=lambda one: (one.start_ns, -one.end_ns)):
+        lanes = open_ends.setdefault(span.thread, [])
+        number = 0
+        while number < len(lanes):
+            ends = lanes[number]
+            while ends and ends[-1] <= span.start_ns:
+                ends.pop()
+            if not ends or ends[-1] >= span.end_ns:
+                break
+            number += 1
+        else:
+            lanes.append([])
+        lanes[number].append(span.end_ns)
+        placed.append((span, number))
+    return placed
 
 
 def write_trace(recorder: Recorder, path: Path) -> Path:
