@@ -142,3 +142,10 @@ def test_temperature_must_be_positive():
     """A temperature of 0 is refused in words."""
     with pytest.raises(ParameterError, match=r"temperature=0\.0"):
         run("softmax", [uniform(2, 3)], {"temperature": 0.0})
+
+
+@pytest.mark.parametrize(("shape", "divisor"), [((5,), 1), ((4, 3), 4), ((5, 3, 2), 15), ((2, 3, 4, 5), 24)])
+def test_batch_of_make_loss(shape, divisor):
+    """normalization='batch' divides by the product of all sizes but the last, as measured on MXNet 1.9.1."""
+    (gradient,) = gradients("MakeLoss", [np.ones(shape)], [np.ones(shape)], {"normalization": "batch"})
+    np.testing.assert_array_equal(gradient, np.full(shape, 1 / divisor))

@@ -120,7 +120,12 @@ _regression(
 _MAKE_LOSS = (
     Param("grad_scale", p_float, 1.0, "The gradient of every element."),
     Param("valid_thresh", p_float, 0.0, "'valid' counts the elements above it."),
-    Param("normalization", p_enum("null", "batch", "valid"), "null", "What the gradient is divided by."),
+    Param(
+        "normalization",
+        p_enum("null", "batch", "valid"),
+        "null",
+        "What the gradient is divided by; batch: all sizes but the last.",
+    ),
 )
 
 
@@ -134,7 +139,7 @@ def _make_loss_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], o
         return
     scale = params["grad_scale"]
     if params["normalization"] == "batch":
-        scale /= out.shape[0]
+        scale /= math.prod(out.shape[:-1])  # MXNet 1.9.1 sees a matrix: all axes but the last are the batch
     elif _uses_data(params):
         count = 0
         for (part,) in blocks(ctx, (inputs[0],)):
