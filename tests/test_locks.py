@@ -1,13 +1,17 @@
 """The lock of the package under signals: whoever is interrupted leaves it free."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+import warnings
 
 import pytest
 
-from weftplan.locks import Lock, ReentrantLock
+from weftplan import locks
+from weftplan.locks import Lock, ReentrantLock, free_in_children, whole_in_children
 
 
 def test_it_excludes_and_is_not_reentrant():
@@ -136,3 +140,124 @@ def test_an_interrupt_leaves_it_free(work, make):
     command = [sys.executable, "-c", SCRIPT.replace("WORK", WORK[work]).replace("MAKE", make)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+def in_child(check):
+    """What ``check()`` gives in a forked child, as a number below 128; None where the child hangs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks of processes with threads
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        os._exit(int(check()))
+    status = os.waitpid(pid, 0)[1]
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+
+
+class Holder(threading.Thread):
+    """A thread in the middle of a change of two steps, under a lock, until told."""
+
+    def __init__(self, lock):
+        super().__init__()
+        self.lock, self.steps = lock, 0
+        self.halfway, self.go = threading.Event(), threading.Event()
+
+    def run(self):
+        with self.lock:
+            self.steps += 1
+            self.halfway.set()
+            self.go.wait(10)
+            self.steps += 1
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@needs_fork
+@pytest.mark.parametrize("make", [Lock, ReentrantLock])
+def test_a_fork_waits_for_the_holder(make):
+    """The child of a fork in the middle of a change sees it whole, and has the lock free; so has the parent."""
+    holder = Holder(whole_in_children(make()))
+    holder.start()
+    assert holder.halfway.wait(10)
+    threading.Timer(0.05, holder.go.set).start()
+    assert in_child(lambda: holder.steps if holder.lock.acquire(blocking=False) else 100) == 2
+    holder.join()
+    assert holder.lock.acquire(blocking=False)
+
+
+@needs_fork
+@pytest.mark.parametrize("keep", [free_in_children, whole_in_children])
+def test_a_holder_that_does_not_end_hangs_no_child(keep):
+    """It is waited for a second at most; the child has the lock free, and the parent's stays taken."""
+    holder = Holder(keep(Lock()))
+    holder.start()
+    assert holder.halfway.wait(10)
+    assert in_child(lambda: holder.lock.acquire(blocking=False)) == 1
+    assert holder.lock.locked()
+    holder.go.set()
+    holder.join()
+    assert not holder.lock.locked()
+
+
+@needs_fork
+def test_a_fork_under_its_own_lock():
+    """A thread may fork while it holds such locks itself, whatever their kind."""
+    plain, again = whole_in_children(Lock()), whole_in_children(ReentrantLock())
+    with plain, again:
+        assert in_child(lambda: plain.acquire(blocking=False) and again.acquire(blocking=False)) == 1
+        assert plain.locked()
+    assert not plain.locked()
+
+
+@needs_fork
+def test_a_fork_and_a_thread_that_takes_two():
+    """A thread has one lock and wants the other, which the forking thread could have: both come to their end."""
+    one, two = whole_in_children(Lock()), whole_in_children(Lock())
+    stop, rounds = threading.Event(), [0]
+
+    def work(first, second):
+        while not stop.is_set():
+            with first:
+                time.sleep(0)
+                with second:
+                    rounds[0] += 1
+
+    def fork():
+        for _ in range(10):
+            seen.append(in_child(lambda: one.acquire(blocking=False) and two.acquire(blocking=False)))
+
+    seen = []
+    thread = threading.Thread(target=work, args=(one, two))
+    thread.start()
+    fork()
+    stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert seen == [1] * 10
+    assert rounds[0] > 0
+
+
+@needs_fork
+def test_two_threads_that_fork():
+    """Each lets go of its own only."""
+    lock, seen = whole_in_children(Lock()), []
+    threads = [
+        threading.Thread(target=lambda: seen.extend(in_child(lambda: lock.acquire(blocking=False)) for _ in range(10)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [1] * 20
+    assert not lock.locked()
+
+
+def test_a_lock_that_goes_is_forgotten():
+    """Resources come and go; what is done before a fork does not grow with them."""
+    lock = whole_in_children(Lock())
+    assert lock in locks._whole
+    before = len(locks._whole)
+    del lock
+    assert len(locks._whole) == before - 1

@@ -25,7 +25,7 @@ from typing import Any
 
 from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 
 __all__ = [
     "Setting",
@@ -64,7 +64,7 @@ class Setting:
     text: str | None
 
 
-_lock = Lock()
+_lock = whole_in_children(Lock())
 _first: dict[str, Setting] = {}
 """The settings that :func:`process` handed out, by canonical name. Guarded by ``_lock``."""
 _warned: set[tuple[str, str | None]] = set()

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+import weakref
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+_SOON_S = 0.1
 
 
 class _Safe:
     """What both kinds share."""
 
-    __slots__ = ("__exit__", "_taking", "_trying", "release")
+    __slots__ = ("__exit__", "__weakref__", "_taking", "_trying", "_waiting", "release")
     # A slot, because an `__exit__` written in Python could be interrupted when it begins, before it lets go.
 
     def __init__(self, lock: Any) -> None:
@@ -26,6 +30,7 @@ class _Safe:
         # A loop calls them without looking for signals afterwards; nor does the interpreter when a function returns.
         self._taking = iter(lock.acquire, None)
         self._trying = iter(partial(lock.acquire, False), None)
+        self._waiting = iter(partial(lock.acquire, True, _SOON_S), None)
 
     def __enter__(self) -> None:
         for _ in self._taking:
@@ -35,6 +40,13 @@ class _Safe:
         """Take it; without ``blocking`` only if that is possible at once. A ``try`` is to follow directly."""
         taken: bool
         for taken in self._taking if blocking else self._trying:
+            return taken
+        raise AssertionError("unreachable: a lock returns True or False, never None")
+
+    def acquire_soon(self) -> bool:
+        """Take it if that is possible within a tenth of a second. A ``try`` is to follow directly."""
+        taken: bool
+        for taken in self._waiting:
             return taken
         raise AssertionError("unreachable: a lock returns True or False, never None")
 
@@ -59,8 +71,80 @@ class ReentrantLock(_Safe):
         super().__init__(threading.RLock())
 
 
-def free_in_children(lock: Lock) -> Lock:
-    """``lock`` itself, of a module; in a forked child it is free, though another thread may have held it."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=partial(Lock.__init__, lock))
+def free_in_children(lock: AnySafe) -> AnySafe:
+    """``lock`` itself; in a forked child it is free, though another thread may have held it."""
+    _freed.add(lock)
     return lock
+
+
+def whole_in_children(lock: AnySafe) -> AnySafe:
+    """``lock`` itself; whoever forks holds it meanwhile, so that a child finds what it guards unharmed, and it free.
+
+    Only for locks whose holders wait for nobody: neither for operations nor for what a forking thread may hold.
+    """
+    _whole.add(lock)
+    return lock
+
+
+AnySafe = TypeVar("AnySafe", bound=_Safe)
+_freed: weakref.WeakSet[_Safe] = weakref.WeakSet()
+_whole: weakref.WeakSet[_Safe] = weakref.WeakSet()
+_PATIENCE_S = 1.0
+
+
+class _Fork(threading.local):
+    """The fork that this thread is in the middle of; others may fork at the same time."""
+
+    def __init__(self) -> None:
+        self.held: list[_Safe] = []
+
+
+_fork = _Fork()
+
+
+def _members(locks: weakref.WeakSet[_Safe]) -> list[_Safe]:
+    while True:
+        try:
+            return list(locks)
+        except RuntimeError:  # another thread has made one meanwhile
+            continue
+
+
+def _take_all() -> None:
+    """Before a fork: all or none, so that threads that hold one and want another can go on.
+
+    The one that was not to be had is waited for while holding none, and taken first the next time.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    first: list[_Safe] = []
+    while time.monotonic() < end:  # for ever if this very thread has one, below in its stack
+        for lock in first:
+            if lock.acquire_soon():
+                _fork.held.append(lock)
+        for lock in _members(_whole):
+            if lock in _fork.held:
+                continue
+            if not lock.acquire(blocking=False):
+                _let_all_go()
+                first = [lock]
+                break
+            _fork.held.append(lock)
+        else:
+            return
+
+
+def _let_all_go() -> None:
+    while _fork.held:
+        _fork.held.pop().release()
+
+
+def _renew() -> None:
+    """In a forked child: free, whoever held it, and whoever waited for it."""
+    _fork.held.clear()
+    for lock in [*_members(_freed), *_members(_whole)]:
+        type(lock).__init__(lock)  # type: ignore[call-arg]
+
+
+if hasattr(os, "register_at_fork"):
+    # What is registered later, as the engine's wait for its operations, comes first before a fork.
+    os.register_at_fork(before=_take_all, after_in_parent=_let_all_go, after_in_child=_renew)

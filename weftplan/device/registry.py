@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from weftplan.device.base import Device
 from weftplan.device.context import Context
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 
 _devices: dict[Context, Device] = {}
-_lock = Lock()
+_lock = whole_in_children(Lock())
 
 
 def get(context: Context) -> Device:

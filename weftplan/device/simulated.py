@@ -31,12 +31,12 @@ from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
 from weftplan.device.registry import get
 from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
-from weftplan.locks import ReentrantLock
+from weftplan.locks import ReentrantLock, whole_in_children
 
 POISON = 0xFF
 """Byte that fills memory given back: NaN in every float dtype, -1 in every signed integer."""
 
-_world = ReentrantLock()
+_world = whole_in_children(ReentrantLock())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block, sum_sequential_block
 from weftplan.kvstore.updater import Updater
-from weftplan.locks import ReentrantLock
+from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.chunk import push as launch
 
@@ -57,7 +57,7 @@ class KVStoreLocal(KVStoreBase):
         self._merged: dict[Key, NDArray] = {}
         self._staging: dict[tuple[Key, int], NDArray] = {}
         self._updater: UpdaterFunction | None = None
-        self._turn = ReentrantLock()
+        self._turn = free_in_children(ReentrantLock())
         """Held by whoever changes the above; re-entrant because an updater may use the store."""
         self._threads = int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS"))
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
@@ -150,7 +150,7 @@ def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, bloc
         block_sum([source[lo:hi] for source in sources], out[lo:hi], scratch[: hi - lo])
 
 
-_pool_lock = Lock()
+_pool_lock = whole_in_children(Lock())
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
@@ -165,8 +165,6 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def _forget_pools() -> None:
     """After a fork the child has none of the threads; new pools are made at need."""
-    global _pool_lock
-    _pool_lock = Lock()
     _pools.clear()
 
 

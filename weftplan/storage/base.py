@@ -21,7 +21,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 
 _LISTED_HOLDERS = 5
 
@@ -136,7 +136,7 @@ class Ledger(Resource):
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._lock = Lock()
+        self._lock = whole_in_children(Lock())
         self._returned: deque[Allocation] = deque()
         # Invariant: holds exactly the allocations that nobody freed. dict.pop decides, atomically, who frees first.
         self._live: dict[int, Allocation] = {}

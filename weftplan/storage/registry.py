@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 from weftplan import config, device
 from weftplan.device.context import Context
-from weftplan.locks import Lock
+from weftplan.locks import Lock, whole_in_children
 from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.base import Resource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.raw import RawResource
 
 _resources: dict[Context, Resource] = {}
-_lock = Lock()
+_lock = whole_in_children(Lock())
 
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Whose variables configure a device type; a simulated device follows the GPU's."""
