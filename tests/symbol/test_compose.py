@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from weftplan import symbol as sym
@@ -120,6 +121,8 @@ def test_automatic_names_follow_the_spelling() -> None:
         "_rpower_scalar0",
         "_greater0",
     ]
+    assert (sym.pow(2, a).name, sym.linalg.gemm2(a, a).name) == ("_rpowerscalar0", "gemm20")
+    assert sym.split(a, num_outputs=1).list_outputs() == ["split0_output0"]
 
 
 def test_prefix_and_threads() -> None:
@@ -197,6 +200,49 @@ def test_composing_symbols_replaces_variables() -> None:
         x(data=3)
 
 
+def test_composing_renames_the_copy() -> None:
+    """``net(data=other, name="q")`` names the copy's first head; a variable that is replaced keeps its own name."""
+    x = net()
+    assert x(data=sym.Variable("z"), name="q").list_outputs() == ["q_output"]
+    assert x.list_outputs() == ["fc2_output"]
+    two = sym.Group([sym.Variable("a") + 1, sym.Variable("b") * 2])
+    assert two(a=sym.Variable("c"), name="q").list_outputs() == ["q_output", "_mulscalar0_output"]
+    z = sym.Variable("z")
+    assert sym.Variable("a")(a=z, name="q").list_outputs() == ["z"]
+    assert z.name == "z"
+
+
+def test_composing_a_state() -> None:
+    """What an operator writes to may be replaced by a variable, which then counts its writer, and by nothing else."""
+    norm = sym.BatchNorm(sym.Variable("x"), name="bn")
+    mean = sym.Variable("mean")
+    made = norm(bn_moving_mean=mean)
+    assert made.list_auxiliary_states() == ["mean", "bn_moving_var"]
+    assert made.list_arguments() == ["x", "bn_gamma", "bn_beta"]
+    assert [entry.version for entry in made.entries[0].node.inputs] == [0, 0, 0, 1, 2]
+    assert [entry.version for entry in norm.entries[0].node.inputs] == [0, 0, 0, 1, 1]
+    assert [entry.version for entry in norm.get_internals().entries] == [0, 0, 0, 1, 1, 0]
+    with pytest.raises(ParameterError, match="writes to its input 'moving_mean', so it must be a variable"):
+        norm(bn_moving_mean=sym.Variable("mean") + 1)
+
+
+def test_numpy_numbers_on_either_side() -> None:
+    """NumPy scalars are numbers on both sides, written with their own digits; arrays are no operands."""
+    a = sym.Variable("a")
+    for made, op, text in (
+        (np.float32(1.1) + a, "_plus_scalar", "1.1"),
+        (a * np.float32(1.1), "_mul_scalar", "1.1"),
+        (np.int64(3) - a, "_rminus_scalar", "3"),
+        (np.float64(2.5) ** a, "_rpower_scalar", "2.5"),
+        (np.float32(3) > a, "_lesser_scalar", "3.0"),
+        (np.float32(3) == a, "_equal_scalar", "3.0"),
+    ):
+        assert (made.attr("op_name"), made.attr("scalar")) == (op, text)
+    for wrong in (lambda: np.ones(3) + a, lambda: a * np.ones(3), lambda: np.array(3.0) - a):
+        with pytest.raises(TypeError):
+            wrong()
+
+
 def test_what_symbols_refuse() -> None:
     """Truth, in-place operators, and methods that need data."""
     a = sym.Variable("a")
@@ -204,6 +250,9 @@ def test_what_symbols_refuse() -> None:
         bool(a)
     with pytest.raises(NotImplementedForSymbol, match=r"x = x \+ y"):
         a += 1
+    a %= 3  # as in MXNet, these two make a new symbol
+    a **= 2
+    assert (a.name, a.list_arguments()) == ("_powerscalar0", ["a"])
     for name in ("asnumpy", "asscalar", "wait_to_read", "copy", "as_in_context", "detach", "backward"):
         with pytest.raises(NotImplementedForSymbol, match=name):
             getattr(sym.Variable("b"), name)()

@@ -239,8 +239,7 @@ def _backward_split(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
 
 
 def _split_outputs(params: Params) -> tuple[str, ...]:
-    count = params["num_outputs"]
-    return ("output",) if count == 1 else tuple(f"output{k}" for k in range(count))
+    return tuple(f"output{k}" for k in range(params["num_outputs"]))
 
 
 def _split_gradient(builder: GradientBuilder) -> list[EntryRef | None]:

@@ -15,6 +15,8 @@ class Arithmetic:
 
     __slots__ = ()
     entries: list[Entry]
+    __array_ufunc__ = None
+    """NumPy scalars and arrays leave ``2 + x`` to the symbol, instead of reading it as a sequence of sequences."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         raise NotImplementedError
@@ -107,9 +109,3 @@ class Arithmetic:
 
     def __itruediv__(self, other: Any) -> Self:
         raise operators.no_inplace("/")
-
-    def __imod__(self, other: Any) -> Self:
-        raise operators.no_inplace("%")
-
-    def __ipow__(self, other: Any) -> Self:
-        raise operators.no_inplace("**")

@@ -37,8 +37,8 @@ def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[
 def to_text(value: Any) -> str:
     """A parameter as MXNet writes it: ``str(value)``, dtypes by name, NumPy scalars as plain numbers.
 
-    >>> to_text((3, np.int64(3))), to_text(np.float16), to_text([1, 2]), to_text(True)
-    ('(3, 3)', 'float16', '[1, 2]', 'True')
+    >>> to_text((3, np.int64(3))), to_text(np.float16), to_text([1, 2]), to_text(True), to_text(np.float32(1.1))
+    ('(3, 3)', 'float16', '[1, 2]', 'True', '1.1')
     """
     if isinstance(value, str):
         return value
@@ -48,6 +48,8 @@ def to_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, np.floating):
+        return float(str(value))  # the shortest digits that mean this value
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, tuple | list):
@@ -127,6 +129,15 @@ def set_versions(node: Node) -> None:
     """
     op = node.op
     assert op is not None
+    for position, init in op.input_init.items():
+        if position < len(node.inputs) and node.inputs[position].node.op is None:
+            node.inputs[position].node.attrs.setdefault("__init__", init)
+    _count_writers(node)
+
+
+def _count_writers(node: Node) -> None:
+    op = node.op
+    assert op is not None
     for position, entry in enumerate(node.inputs):
         variable = entry.node
         if variable.op is not None:
@@ -139,21 +150,24 @@ def set_versions(node: Node) -> None:
             continue
         if position in op.aux:
             variable.version += 1
-        init = op.input_init.get(position)
-        if init is not None:
-            variable.attrs.setdefault("__init__", init)
         if entry.version != variable.version:
             node.inputs[position] = Entry(variable, entry.index, variable.version)
 
 
 def substitute(
-    heads: Sequence[Entry], positional: Sequence[Entry], keyword: Mapping[str, Entry], what: str
+    heads: Sequence[Entry],
+    positional: Sequence[Entry],
+    keyword: Mapping[str, Entry],
+    what: str,
+    name: str | None = None,
 ) -> list[Entry]:
     """A copy of the graph in which variables are replaced: by position (in their order) or by name, never both.
 
+    ``name`` becomes the name of the first head's node; those who write to variables count once more, as in MXNet.
+
     Raises:
         TypeError: both ways at once.
-        ParameterError: too many, or a name that no variable has.
+        ParameterError: too many, a name that no variable has, or an operator's output where an operator writes.
     """
     if positional and keyword:
         raise TypeError(f"composing {what}: give inputs by position or by name, not both")
@@ -169,4 +183,12 @@ def substitute(
             hint = did_you_mean(key, by_name)
             raise ParameterError(f"composing {what}: no variable is called {key!r}; {hint}variables: {listed(by_name)}")
         replace.update(dict.fromkeys(by_name[key], entry))
-    return copy_graph(heads, replace)
+    made = copy_graph(heads, replace)
+    if name and heads[0].node not in replace:
+        made[0].node.name = name
+    if replace:
+        others = set(topological_order(replace.values()))
+        for node in topological_order(made):
+            if node.op is not None and node.op.aux and node not in others:
+                _count_writers(node)
+    return made

@@ -52,7 +52,7 @@ def minimum(left: Any, right: Any) -> Any:
 
 def power(base: Any, exp: Any) -> Any:
     """``base ** exp`` for symbols and numbers."""
-    return _either("pow", base, exp, pow)
+    return _either("power", base, exp, pow)
 
 
 def modulo(dividend: Any, divisor: Any) -> Any:

@@ -13,24 +13,25 @@ from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Symbol, single
 
-_made: dict[str, tuple[Op, Callable[..., Symbol]]] = {}
+_made: dict[tuple[str, str], tuple[Op, Callable[..., Symbol]]] = {}
 
 
-def function(op_name: str) -> Callable[..., Symbol]:
-    """The function of an operator or alias; automatic names follow the spelling used, as in MXNet.
+def function(op_name: str, hint: str = "") -> Callable[..., Symbol]:
+    """The function of an operator or alias; automatic names follow ``hint``, by default the name, as in MXNet.
 
     Raises:
         UnknownOperatorError: no such operator; the message lists near names.
     """
     op = registry.get(op_name)
-    found = _made.get(op_name)
+    key = (op_name, hint or op_name)
+    found = _made.get(key)
     if found is None or found[0] is not op:
-        found = _made[op_name] = (op, _make(op, op_name))
+        found = _made[key] = (op, _make(op, *key))
     return found[1]
 
 
-def _make(op: Op, spelling: str) -> Callable[..., Symbol]:
-    hint = spelling.lower()
+def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
+    hint = hint.lower()
     declared = {param.name for param in op.params}
 
     def call(*args: Any, **kwargs: Any) -> Symbol:

@@ -13,20 +13,23 @@ from weftplan.symbol.symbol import Symbol
 class Namespace:
     """Operators whose registered names are one of ``prefixes`` and the name asked for.
 
+    Automatic names are without the prefix where ``short``.
+
     >>> Namespace("linalg", "_linalg_").nope
     Traceback (most recent call last):
     weftplan.errors.UnknownOperatorError: mx.sym.linalg has no operator 'nope'
     """
 
-    def __init__(self, name: str, *prefixes: str) -> None:
+    def __init__(self, name: str, *prefixes: str, short: bool = False) -> None:
         self._name = name
+        self._short = short
         self._prefixes = prefixes
 
     def __getattr__(self, name: str) -> Callable[..., Symbol]:
         if not name.startswith("__"):
             for prefix in self._prefixes:
                 if registry.contains(prefix + name):
-                    return function(prefix + name)
+                    return function(prefix + name, name if self._short else "")
         near = "" if name.startswith("__") else did_you_mean(name, self.__dir__())
         raise UnknownOperatorError(f"mx.sym.{self._name} has no operator {name!r}" + (near and f"; {near.rstrip()}"))
 
@@ -35,6 +38,6 @@ class Namespace:
 
 
 random = Namespace("random", "_random_", "_sample_", "random_", "sample_")
-linalg = Namespace("linalg", "linalg_", "_linalg_")
-contrib = Namespace("contrib", "_contrib_", "contrib_")
+linalg = Namespace("linalg", "linalg_", "_linalg_", short=True)
+contrib = Namespace("contrib", "_contrib_", "contrib_", short=True)
 internal = Namespace("_internal", "")

@@ -23,6 +23,8 @@ _BINARY: dict[str, tuple[_Choice, _Choice, _Choice]] = {
     "mod": (("_mod", "_mod"), ("_mod_scalar", "_modscalar"), ("_rmod_scalar", "_rmodscalar")),
     "pow": (("_power", "_power"), ("_power_scalar", "_powerscalar"), ("_rpower_scalar", "_rpower_scalar")),
 }
+# The function has another automatic name than the operator where the number is on the left.
+_BINARY["power"] = (*_BINARY["pow"][:2], ("_rpower_scalar", "_rpowerscalar"))
 for _kind in ("maximum", "minimum"):
     _with_number = (f"_{_kind}_scalar", f"_{_kind}scalar")
     _BINARY[_kind] = ((f"_{_kind}", f"_{_kind}"), _with_number, _with_number)

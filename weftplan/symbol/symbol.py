@@ -115,7 +115,7 @@ class Symbol(Inference, Arithmetic):
 
     def get_internals(self) -> Symbol:
         """A group of every node's visible outputs, variables included, in depth-first order."""
-        return Symbol(Entry(node, i) for node in self._nodes() for i in range(node.num_visible_outputs))
+        return Symbol(Entry(node, i, node.version) for node in self._nodes() for i in range(node.num_visible_outputs))
 
     def get_children(self) -> Symbol | None:
         """A group of the direct inputs of the outputs' nodes; None when there are none."""
@@ -124,19 +124,20 @@ class Symbol(Inference, Arithmetic):
         return Symbol(children) if children else None
 
     def __call__(self, *args: Symbol, **kwargs: Symbol) -> Symbol:
-        """A copy in which variables are replaced by other symbols, by position or by name.
+        """A copy in which variables are replaced by other symbols, by position or by name; ``name`` renames the copy.
 
         Raises:
             TypeError: a value is no symbol, or both ways are used.
             ParameterError: a value has several outputs, or no variable has that name.
         """
-        kwargs.pop("name", None)
+        name: Any = kwargs.pop("name", None)
         what = repr(self)
         heads = substitute(
             self.entries,
             [single(value, f"composing {what}: input {i}") for i, value in enumerate(args)],
             {key: single(value, f"composing {what}: {key}") for key, value in kwargs.items()},
             what,
+            name,
         )
         return Symbol(heads)
 
