@@ -121,8 +121,9 @@ def set_tracer(tracer: Tracer | None) -> None:
 
 
 def debug_enabled() -> bool:
-    """True when WEFTPLAN_ENGINE_DEBUG asks for checks that cost time (read-only views of what an operation reads)."""
-    return bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
+    """True when the process-wide engine is in debug mode, as WEFTPLAN_ENGINE_DEBUG said when it was made: checks that
+    cost time, such as read-only views of what an operation reads."""
+    return get()._debug
 
 
 def _at_exit() -> None:

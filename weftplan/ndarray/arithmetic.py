@@ -101,7 +101,11 @@ def _make_kernel(op: Binary, kind: str, xp: Any) -> Kernel:
         run = getattr(xp, op.ufunc)
     if xp is not np:
         return lambda a, b, out: run(a, b, out=out)
-    return partial(quietly, run)
+    return partial(_quiet, run)
+
+
+def _quiet(run: Callable[..., object], a: Any, b: Any, out: Any) -> None:
+    quietly(run, a, b, out=out)  # by name: NumPy does not take it third everywhere
 
 
 def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:

@@ -20,6 +20,7 @@ from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import random
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.chunk import Chunk, push
+from weftplan.ndarray.quiet import quietly
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Shape, TensorSpec
 
@@ -32,6 +33,8 @@ class CallPlan:
 
     params: Mapping[str, Any]
     outputs: tuple[TensorSpec, ...]
+    makes: tuple[tuple[int, Shape, DType], ...]
+    """Bytes, shape and dtype of each output."""
     visible: int
     ignored: frozenset[int]
     inplace: tuple[InplacePair, ...]
@@ -71,17 +74,28 @@ def invoke(
     targets = [] if out is None else [out] if isinstance(out, NDArray) else list(out)
     plan = _plan(op, inputs, params or {}, targets)
     if not targets:
-        outputs = [NDArray(Chunk(context, s.nbytes, name=op.name), s.shape, s.dtype) for s in plan.outputs]
+        outputs = [
+            NDArray(Chunk(context, nbytes, name=op.name, prompt=False), shape, dtype)
+            for nbytes, shape, dtype in plan.makes
+        ]
         final: list[tuple[Any, Any]] = []
     else:
         outputs, final = _outputs_into(op, plan, inputs, targets, context)
     place = device.get(context)
-    raw_in: list[Any] = [None if i in plan.ignored else a.raw() for i, a in enumerate(inputs)]
+    raw_in: list[Any]
+    reads: Sequence[Any]
+    if plan.ignored:
+        raw_in = [None if i in plan.ignored else a.raw() for i, a in enumerate(inputs)]
+        reads = [a.chunk.var for i, a in enumerate(inputs) if i not in plan.ignored]
+    else:
+        raw_in = [a.raw() for a in inputs]
+        reads = tuple([a.chunk.var for a in inputs])
     if engine.debug_enabled():
         raw_in = [a if i in op.aux else read_only(a) for i, a in enumerate(raw_in)]
-    reads = [a.var for i, a in enumerate(inputs) if i not in plan.ignored]
-    writes = [a.var for a in outputs] + [inputs[i].var for i in op.aux]
-    if targets:
+    writes = [a.chunk.var for a in outputs]
+    fresh = not targets and not op.aux
+    if not fresh:
+        writes += [inputs[i].var for i in op.aux]
         writes += [target.var for target in targets]
     workspace: Any = None
     if plan.workspace and place.asynchronous:
@@ -92,7 +106,10 @@ def invoke(
     key = random.next_key(context) if op.random else (0, 0)
     raw_out = [a.raw() for a in outputs]
     fn = partial(_run, op, plan, place, raw_in, raw_out, final, workspace, key, is_train)
-    push(fn, reads, writes, context, name=op.name)
+    if fresh and not place.asynchronous:  # what is new is read by nobody, and a read twice counts once
+        engine.get().push(fn, reads, tuple(writes), context, name=op.name)
+    else:
+        push(fn, reads, writes, context, name=op.name)
     return targets if targets else outputs[: plan.visible]
 
 
@@ -115,10 +132,9 @@ def _run(
         workspace = borrowed.raw
     try:
         ctx = OpContext(place.xp, is_train=is_train, workspace=workspace, random_key=key)
-        with np.errstate(all="ignore"):
-            op.forward(ctx, plan.params, raw_in, raw_out)
-            for target, value in final:
-                target[...] = value
+        quietly(op.forward, ctx, plan.params, raw_in, raw_out)
+        for target, value in final:
+            target[...] = value
     finally:
         if borrowed is not None:
             resource.free(borrowed)
@@ -214,6 +230,7 @@ def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], target
     return CallPlan(
         params=parsed,
         outputs=tuple(specs),
+        makes=tuple((spec.nbytes, spec.shape, spec.dtype) for spec in specs),
         visible=visible,
         ignored=frozenset(op.ignored(parsed)),
         inplace=tuple(op.inplace_pairs(parsed)),

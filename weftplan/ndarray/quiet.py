@@ -18,9 +18,9 @@ _QUIET = contextvars.Context()  # Invariant: entered here only, so that any numb
 _QUIET.run(np.seterr, all="ignore")
 
 
-def quietly(fn: Callable[..., object], a: Any, b: Any, out: Any) -> None:
-    """``fn(a, b, out=out)`` as within ``numpy.errstate(all="ignore")``, whatever the thread has set.
+def quietly(fn: Callable[..., object], *args: Any, **out: Any) -> None:
+    """``fn(*args, **out)`` as within ``numpy.errstate(all="ignore")``, whatever the thread has set.
 
     Context variables of the caller have their defaults in it.
     """
-    _QUIET.copy().run(fn, a, b, out=out)
+    _QUIET.copy().run(fn, *args, **out)
