@@ -1,0 +1,47 @@
+"""Question: what does a call on a small array cost, from the call to the finished work, beside MXNet 1.9.1?
+
+Arrays of 8 x 16 float32, so that nearly all of it is the library's own share; 1,500 calls one after the other, then a
+wait for everything. Each program runs in a process of its own, in turn; medians over the rounds.
+
+    python bench/bench_ndarray.py --mxnet-python PATH [--rounds 3]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+
+PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "array_calls.py")
+
+
+def run(python, package):
+    """Microseconds by call."""
+    done = subprocess.run([python, PEER, package], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise SystemExit(f"{package} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mxnet-python", required=True, help="interpreter of an environment with mxnet==1.9.1")
+    args = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(f"{args.rounds} rounds; microseconds a call\n")
+    rounds = [(run(sys.executable, "weftplan"), run(args.mxnet_python, "mxnet")) for _ in range(args.rounds)]
+    print("| call | weftplan | MXNet 1.9.1 | MXNet / weftplan |\n|---|---|---|---|")
+    for name in rounds[0][0]:
+        ours, theirs = (statistics.median(pair[k][name] for pair in rounds) for k in (0, 1))
+        ratio = statistics.median(theirs[name] / ours[name] for ours, theirs in rounds)
+        print(f"| `{name}` | {ours:.1f} | {theirs:.1f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Microseconds per imperative call on small arrays: ``python array_calls.py {weftplan|mxnet}`` prints JSON."""
+
+import importlib
+import json
+import sys
+import time
+
+CALLS = 1500
+mx = importlib.import_module(sys.argv[1])
+nd = mx.nd
+x, y, row, weight, bias = nd.ones((8, 16)), nd.ones((8, 16)), nd.ones((1, 16)), nd.ones((4, 16)), nd.ones((4,))
+CASES = {
+    "a + b": lambda: x + y,
+    "a + 1": lambda: x + 1,
+    "a += b": lambda: x.__iadd__(y),
+    "nd.exp(a)": lambda: nd.exp(x),
+    "nd.sum(a, axis=1)": lambda: nd.sum(x, axis=1),
+    "nd.broadcast_add(a, row)": lambda: nd.broadcast_add(x, row),
+    "nd.concat(a, b, dim=1)": lambda: nd.concat(x, y, dim=1),
+    "nd.FullyConnected(a, w, b)": lambda: nd.FullyConnected(x, weight, bias, num_hidden=4),
+    "nd.softmax(a)": lambda: nd.softmax(x),
+    "nd.sgd_update(a, b, out=a)": lambda: nd.sgd_update(x, y, lr=0.1, out=x),
+    "a.copyto(b)": lambda: x.copyto(y),
+    "a.reshape": lambda: x.reshape((16, 8)),
+    "a[2:4]": lambda: x[2:4],
+    "a[0:2] = 1": lambda: x.__setitem__(slice(0, 2), 1.0),
+    "nd.zeros": lambda: nd.zeros((8, 16)),
+    "nd.array(list)": lambda: nd.array([1, 2, 3]),
+    "a.asnumpy()": lambda: x.asnumpy(),
+}
+
+
+def measure(call):
+    """The best of three loops, all work done."""
+    best = float("inf")
+    for _ in range(3):
+        nd.waitall()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        nd.waitall()
+        best = min(best, (time.perf_counter() - start) / CALLS * 1e6)
+    return best
+
+
+print(json.dumps({name: measure(call) for name, call in CASES.items()}))
