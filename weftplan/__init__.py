@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weftplan import kvstore as kv
     from weftplan import ndarray as nd
     from weftplan import symbol as sym
+    from weftplan.device import context
     from weftplan.ndarray import random
     from weftplan.symbol import name
     from weftplan.symbol.attribute import AttrScope
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "__version__", "callback", "config", "cpu", "cpu_pinned",
-    "current_context", "engine", "executor", "gpu", "init", "initializer", "io", "kv", "kvstore", "lr_scheduler",
-    "metric", "mod", "models", "module", "name", "nd", "ndarray", "optimizer", "planner", "profiler", "random",
-    "sim", "storage", "sym", "symbol",
+    "AttrScope", "Context", "MXNetError", "__version__", "callback", "config", "context", "cpu",
+    "cpu_pinned", "current_context", "engine", "executor", "gpu", "init", "initializer", "io", "kv", "kvstore",
+    "lr_scheduler", "metric", "mod", "models", "module", "name", "nd", "ndarray", "optimizer", "planner", "profiler",
+    "random", "sim", "storage", "sym", "symbol",
 ]  # fmt: skip
 _LAZY = {
     "AttrScope": "symbol.attribute:AttrScope",
     "callback": "training.callbacks",
+    "context": "device.context",
     "init": "training.initializer",
     "initializer": "training.initializer",
     "io": "training.io",

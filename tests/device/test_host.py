@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+import weftplan as mx
 from weftplan import device
 from weftplan.device import cupy_device
 from weftplan.errors import DeviceError
@@ -121,3 +122,57 @@ def test_cupy_without_a_driver_points_at_the_driver(monkeypatch):
     with pytest.raises(DeviceError, match=r"cudaErrorNoDevice.*nvidia-smi"):
         cupy_device.load_cupy(device.gpu(0))
     assert cupy_device.pinned_device(device.cpu_pinned(0)).allocate(10).size == 10
+
+
+def test_the_number_of_gpus(monkeypatch):
+    """What a script asks before it chooses a context: what the driver finds, 0 whatever is missing, never an error."""
+    monkeypatch.setattr(importlib, "import_module", lambda name: FakeCupy)
+    assert device.num_gpus() == 1
+    monkeypatch.setattr(FakeCupy.cuda.runtime, "count", None)
+    assert device.num_gpus() == 0
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert device.num_gpus() == 0
+    with pytest.raises(DeviceError, match=r"gpu\(0\) needs CuPy"):
+        device.gpu_memory_info()
+
+
+def test_mxnets_module_of_contexts():
+    """`mx.context` has MXNet's names."""
+    assert mx.context.num_gpus is device.num_gpus
+    assert mx.context.gpu_memory_info is device.gpu_memory_info
+    assert mx.context.Context is mx.Context
+    assert mx.context.current_context() == mx.cpu(0)
+
+
+def test_contexts_of_contexts_and_of_numpys_integers():
+    """Both are as good as the name and the number."""
+    assert mx.Context(mx.cpu(3)) == mx.Context("cpu", np.int64(3)) == mx.cpu(np.uint8(3)) == mx.cpu(3)
+    assert repr(mx.sim(np.int64(2))) == "sim(2)"
+    assert type(mx.cpu(np.int64(3)).device_id) is int
+
+
+@pytest.mark.parametrize("index", [-1, 1.0, "1", None, True, np.bool_(True), np.float32(1)])
+def test_a_bad_index_is_refused(index):
+    """An index is an integer from 0 up."""
+    with pytest.raises(DeviceError, match="device index of cpu must be an integer >= 0"):
+        mx.cpu(index)
+
+
+@pytest.mark.parametrize("kind", ["tpu", "", None, ["cpu"], 1])
+def test_a_bad_device_type_is_refused(kind):
+    """The message lists the legal ones."""
+    with pytest.raises(DeviceError, match="expected one of cpu, gpu, cpu_pinned, sim"):
+        mx.Context(kind)
+
+
+def test_a_context_empties_its_cache():
+    """Unused memory of that context goes back, of no other."""
+    here, there = mx.cpu(61), mx.cpu(62)
+    for context in (here, there):
+        pool = mx.storage.get(context)
+        pool.free(pool.allocate(5000))
+    assert here.empty_cache() == 8192
+    assert here.empty_cache() == 0
+    assert mx.storage.get(there).statistics().cached_bytes == 8192
+    assert mx.cpu(63).empty_cache() == 0

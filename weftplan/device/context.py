@@ -7,8 +7,10 @@ The current context is kept per thread.
 
 from __future__ import annotations
 
+import importlib
+import operator
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 from weftplan.errors import DeviceError
 
@@ -16,7 +18,7 @@ _DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6}
 
 
 class Context:
-    """A device type and an index: ``Context("cpu", 1)``.
+    """A device type and an index: ``Context("cpu", 1)``; of a context, the same again.
 
     Used as a context manager it becomes the current context of this thread:
 
@@ -25,17 +27,25 @@ class Context:
     cpu(1)
     """
 
+    device_type: str
+    device_id: int
     devtype2str: ClassVar[dict[int, str]] = {code: name for name, code in _DEVICE_TYPES.items()}
     devstr2type: ClassVar[dict[str, int]] = dict(_DEVICE_TYPES)
 
-    def __init__(self, device_type: str, device_id: int = 0) -> None:
-        if device_type not in _DEVICE_TYPES:
+    def __init__(self, device_type: str | Context, device_id: SupportsIndex = 0) -> None:
+        if isinstance(device_type, Context):
+            device_id, device_type = device_type.device_id, device_type.device_type
+        if not isinstance(device_type, str) or device_type not in _DEVICE_TYPES:
             raise DeviceError(f"unknown device type {device_type!r}: expected one of {', '.join(_DEVICE_TYPES)}")
-        if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
+        try:
+            index = -1 if isinstance(device_id, bool) else operator.index(device_id)
+        except TypeError:
+            index = -1
+        if index < 0:
             raise DeviceError(f"device index of {device_type} must be an integer >= 0, got {device_id!r}")
         self.device_type = device_type
-        self.device_id = device_id
-        self._hash = hash((device_type, device_id))
+        self.device_id = index
+        self._hash = hash((device_type, index))
 
     @property
     def device_typeid(self) -> int:
@@ -46,6 +56,11 @@ class Context:
     def is_host(self) -> bool:
         """True when a NumPy operation can touch memory of this context."""
         return self.device_type != "gpu"
+
+    def empty_cache(self) -> int:
+        """Give unused memory that the pool of this context keeps back to the system; returns the bytes."""
+        freed: int = importlib.import_module("weftplan.storage").empty_cache(self)
+        return freed
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -85,21 +100,39 @@ def current_context() -> Context:
     return _stack()[-1]
 
 
-def cpu(device_id: int = 0) -> Context:
+def cpu(device_id: SupportsIndex = 0) -> Context:
     """A CPU context; ``cpu(0)``, ``cpu(1)``, … have worker pools of their own."""
     return Context("cpu", device_id)
 
 
-def cpu_pinned(device_id: int = 0) -> Context:
+def cpu_pinned(device_id: SupportsIndex = 0) -> Context:
     """Page-locked host memory, which a GPU copies to and from asynchronously (plain memory without a GPU)."""
     return Context("cpu_pinned", device_id)
 
 
-def gpu(device_id: int = 0) -> Context:
+def gpu(device_id: SupportsIndex = 0) -> Context:
     """A CUDA GPU through CuPy; making the context needs neither, first use does."""
     return Context("gpu", device_id)
 
 
-def sim(device_id: int = 0) -> Context:
+def sim(device_id: SupportsIndex = 0) -> Context:
     """A simulated device in host memory, with streams, a capacity and a cost model."""
     return Context("sim", device_id)
+
+
+def num_gpus() -> int:
+    """How many GPUs there are for ``gpu(0)``, ``gpu(1)``, …; 0 where CuPy, the driver or the hardware is missing."""
+    from weftplan.device.cupy_device import count_gpus
+
+    return count_gpus()
+
+
+def gpu_memory_info(device_id: SupportsIndex = 0) -> tuple[int, int]:
+    """(free, total) bytes of the memory of ``gpu(device_id)``.
+
+    Raises:
+        DeviceError: there is no such GPU, or CuPy or the driver is missing; says what to install.
+    """
+    from weftplan.device.registry import get
+
+    return get(gpu(device_id)).memory_info()

@@ -44,6 +44,14 @@ def load_cupy(context: Context) -> ModuleType:
     return cupy
 
 
+def count_gpus() -> int:
+    """Number of GPUs that CuPy and the driver find; 0 where either is missing."""
+    try:
+        return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
+    except Exception:  # CuPy's own classes, of a module that may not be there
+        return 0
+
+
 class CupyEvent:
     """A CUDA event, without timing."""
 
