@@ -164,6 +164,22 @@ def test_the_order_of_inputs_is_that_of_the_iterator():
     assert module.predict(data).asnumpy().ravel().tolist() == [32.0] * 4
 
 
+@pytest.mark.parametrize("swapped", ["data", "label"])
+def test_a_second_iterator_in_another_order(swapped):
+    """Trained on {a, b}, scored on {b, a}: of one shape each would silently be taken for the other."""
+    first = mx.sym.LinearRegressionOutput(mx.sym.Variable("a"), mx.sym.Variable("x"), name="one")
+    second = mx.sym.LinearRegressionOutput(mx.sym.Variable("b"), mx.sym.Variable("y"), name="two")
+    module = mx.mod.Module(mx.sym.Group([first, second]), data_names=["a", "b"], label_names=["x", "y"])
+    inputs = {"data": {"a": np.ones((4, 1)), "b": np.zeros((4, 1))}, "label": {"x": np.ones(4), "y": np.zeros(4)}}
+    straight = mx.io.NDArrayIter(**inputs, batch_size=2)
+    module.bind(straight.provide_data, straight.provide_label)
+    module.init_params()
+    assert module.score(straight, "mse") == [("mse", 0.0)]
+    inputs[swapped] = dict(reversed(inputs[swapped].items()))
+    with pytest.raises(BindError, match=rf"its {swapped} in the order .*bound were .*in one order"):
+        module.score(mx.io.NDArrayIter(**inputs, batch_size=2), "mse")
+
+
 def test_a_network_without_labels_ignores_those_of_the_iterator():
     """label_names=None: fit with a labelled iterator trains on the data alone."""
     loss = mx.sym.MakeLoss(mx.sym.square(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc")))

@@ -22,6 +22,7 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
     Raises:
         MXNetError: no batch at all, or no labels where they are needed.
         ShapeError: another number of data arrays than bound.
+        BindError: the same names as bound, in another order: arrays are told apart by their place.
         DTypeError: data that are no arrays.
     """
     if not isinstance(getattr(batch, "data", None), (list, tuple)):
@@ -36,6 +37,17 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
     if len(shapes) != len(group.data_shapes):
         bound = [(d.name, d.shape) for d in group.data_shapes]
         raise ShapeError(f"forward: the batch has {len(shapes)} data arrays, bound were {len(bound)}: {bound}")
+    for what, descs, provided in (
+        ("data", group.data_shapes, getattr(batch, "provide_data", None)),
+        ("label", group.label_shapes, getattr(batch, "provide_label", None)),
+    ):
+        bound = [desc.name for desc in descs]
+        given = [name for name, *_ in provided or ()]  # pairs of a name and a shape
+        if given != bound and sorted(given) == sorted(bound):
+            raise BindError(
+                f"forward: the batch has its {what} in the order {given}, bound were {bound}: give both "
+                f"iterators their arrays in one order"
+            )
     return shapes
 
 
