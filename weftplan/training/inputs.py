@@ -41,11 +41,11 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
         ("data", group.data_shapes, getattr(batch, "provide_data", None)),
         ("label", group.label_shapes, getattr(batch, "provide_label", None)),
     ):
-        bound = [desc.name for desc in descs]
+        expected = [desc.name for desc in descs]
         given = [name for name, *_ in provided or ()]  # pairs of a name and a shape
-        if given != bound and sorted(given) == sorted(bound):
+        if given != expected and sorted(given) == sorted(expected):
             raise BindError(
-                f"forward: the batch has its {what} in the order {given}, bound were {bound}: give both "
+                f"forward: the batch has its {what} in the order {given}, bound were {expected}: give both "
                 f"iterators their arrays in one order"
             )
     return shapes
