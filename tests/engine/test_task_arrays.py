@@ -67,6 +67,23 @@ class TestVarOf:
         mapped = np.memmap(tmp_path / "map", np.uint8, "w+", shape=(16,))
         assert engine.var_of(mapped[4:]) is engine.var_of(np.asarray(mapped)) is engine.var_of(mapped)
 
+    def test_objects_that_have_a_base(self, driver):
+        """What is called so need not be memory: an object that is its own base, or one with a number for base."""
+
+        class Exporter:
+            """Something that NumPy makes arrays of."""
+
+            def __init__(self, array, base) -> None:
+                self.__array_interface__, self.array = array.__array_interface__, array
+                self.base = self if base is None else base
+
+        itself, decimal, binary = (np.asarray(Exporter(np.zeros(4), base)) for base in (None, 10, 10))
+        assert len({engine.var_of(array) for array in (itself, itself[1:], decimal, binary)}) == 3
+        whole = np.zeros(8)
+        assert engine.var_of(np.asarray(Exporter(whole, whole))) is engine.var_of(whole)
+        assert engine.var_of(np.lib.stride_tricks.as_strided(whole[2:], (2,), (16,))) is engine.var_of(whole)
+        assert engine.var_of(np.broadcast_to(whole[2:], (3, 6))) is engine.var_of(whole)
+
     def test_ndarrays_and_vars_bring_their_own(self, driver):
         """An NDArray has a var already; a var stands for itself."""
         array = mx.nd.zeros((2,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import weftplan as mx
 from weftplan import engine
 from weftplan.errors import EngineError, UndeclaredWriteError
 
@@ -27,6 +28,31 @@ class TestTask:
         weighted.__wrapped__(b, b, out)
         assert out.tolist() == [4.0, 4.0]
         assert weighted.__name__ == "weighted"
+
+    def test_arrays_that_are_defaults(self, driver):
+        """They order the task like those that are passed; a default that is none asks for nothing."""
+        total, other, extra = np.zeros(2), np.zeros(2), mx.nd.ones((2,))
+
+        @engine.task(writes=["out", "more"])
+        def add(a, out=total, *, more=None, plus=extra):
+            out += a
+            out += plus
+
+        before = engine.var_of(total).version
+        for i in range(50):
+            add(np.full(2, i))
+            add(np.full(2, i), other)
+        add(np.zeros(2), plus=np.ones(2))
+        engine.wait(total, other)
+        assert (total.tolist(), other.tolist()) == ([1276.0] * 2, [1275.0] * 2)
+        assert (engine.var_of(total).version, engine.var_of(other).version) == (before + 51, 50)
+
+        @engine.task(reads=["a"], writes=["out"])
+        def undeclared(a, out, factor=other):
+            pass
+
+        with pytest.raises(EngineError, match="parameter 'factor', which is in neither"):
+            undeclared(total, other)
 
     def test_methods(self, driver):
         """A method is a task like a function; ``self`` is no array."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
+from collections import OrderedDict, defaultdict, namedtuple
 
 import numpy as np
 import pytest
 
 import weftplan as mx
 from weftplan import engine
+from weftplan.engine.arrays import is_array
 from weftplan.errors import EngineError
 
 
@@ -59,6 +62,96 @@ class TestSubmit:
         )
         engine.wait(total)
         assert total.tolist() == [6.0]
+
+    def test_containers_are_the_callers_own(self, driver):
+        """What a task puts into a list or dictionary is there afterwards."""
+        a, found, named = np.ones(3), [], {}
+        engine.submit(lambda result, x: result.append(x.sum()), found, a)
+        engine.submit(lambda result, x: result.update(total=x.sum()), named, a)
+        engine.submit(lambda results: results[0].append(results[1].max()), [found, a], writes=[a])
+        engine.wait()
+        assert (found, named) == ([3.0, 1.0], {"total": 3.0})
+
+    def test_ndarrays_in_containers_of_any_class(self, driver):
+        """They arrive as raw arrays, in a container of the same class with the rest as it was; the caller's stays."""
+        x, seen = mx.nd.ones((3,)), []
+        pair = namedtuple("pair", "left right")
+        counts = defaultdict(list, x=x, other=[1])
+
+        class Stack(list):
+            """A list with something more."""
+
+        stack = Stack([x, 2])
+        stack.label = "kept"
+        for value in (pair(x, 1), counts, OrderedDict(x=x), stack, [x], (x, [x]), {"x": (x,)}):
+            engine.submit(seen.append, value)
+            engine.wait()
+        assert [type(value) for value in seen] == [pair, defaultdict, OrderedDict, Stack, list, tuple, dict]
+        raw = [seen[0].left, seen[1]["x"], seen[2]["x"], seen[3][0], seen[4][0], *seen[5][1], *seen[6]["x"]]
+        assert all(type(value) is np.ndarray for value in raw)
+        assert (seen[0].right, seen[1]["other"], seen[1].default_factory) == (1, [1], list)
+        assert (seen[3][1:], seen[3].label) == ([2], "kept")
+        assert counts["x"] is x
+        assert stack[0] is x
+
+    def test_rows_of_structured_arrays(self, driver):
+        """A row is a view of the array, so it orders the task."""
+        table = np.zeros(2, dtype=[("at", [("x", float)]), ("n", int)])
+        row, inner, total = table[1], table[1]["at"], np.zeros(1)
+        assert engine.var_of(row) is engine.var_of(inner) is engine.var_of(table)
+        assert not is_array(np.void(b"alone"))
+        go = threading.Event()
+
+        def fill(array):
+            go.wait(0 if driver.kind in ("NaiveEngine", "Simulator") else 60)
+            array["n"] = 5
+
+        engine.submit(fill, table, writes=[table])
+        engine.submit(lambda one, out: out.__setitem__(0, one["n"]), row, out=total)
+        engine.submit(lambda one: one.__setitem__("n", 7), row, writes=[row])
+        go.set()
+        engine.wait(total, table)
+        assert (total[0], table["n"].tolist()) == (5.0, [5, 7])
+
+    def test_an_output_that_nobody_wants(self, driver):
+        """NumPy's functions take None for it."""
+        whole = np.empty(2)
+        engine.submit(np.modf, np.array([1.5, -2.25]), out=(None, whole))
+        engine.wait(whole)
+        assert whole.tolist() == [1.0, -2.0]
+
+    @pytest.mark.parametrize("which", ["reads", "writes"])
+    @pytest.mark.parametrize("what", [np.zeros(2), np.zeros((2, 2)), np.zeros(0), np.zeros(()), "ndarray", "var"])
+    def test_one_array_in_place_of_a_sequence(self, driver, which, what):
+        """It is refused, whatever a loop over it would have found."""
+        what = {"ndarray": lambda: mx.nd.ones((2,)), "var": driver.new_variable}.get(str(what), lambda: what)()
+        with pytest.raises(EngineError, match=rf"write {which}=\[array\] for one"):
+            engine.submit(print, **{which: what})
+
+    def test_functions_that_would_not_run(self, driver):
+        """A call of them makes a coroutine or a generator and nothing else."""
+
+        async def coroutine(x):
+            x += 1
+
+        def generator(x):
+            yield x
+
+        async def both(x):
+            yield x
+
+        class Owner:
+            async def method(self, x):
+                x += 1
+
+        for fn in (coroutine, generator, both, Owner().method, functools.partial(generator, x=1)):
+            with pytest.raises(EngineError, match="would run none of it"):
+                engine.submit(fn, np.zeros(1))
+            with pytest.raises(EngineError, match="would run none of it"):
+                driver.push_async(fn)
+            with pytest.raises(EngineError, match="would run none of it"):
+                engine.task()(fn)
+        assert driver.statistics().pushed == 0
 
     def test_two_outputs(self, driver):
         """A tuple of outputs is passed as it is."""

@@ -28,12 +28,19 @@ from weftplan.locks import ReentrantLock
 
 
 def is_array(thing: Any) -> bool:
-    """True for what :func:`var_of` accepts: NumPy and CuPy arrays, NDArrays, vars.
+    """True for what :func:`var_of` accepts: NumPy and CuPy arrays, rows of structured ones, NDArrays, vars.
 
     >>> is_array(np.zeros(3)), is_array(3.0), is_array([1, 2])
     (True, False, False)
     """
-    return isinstance(thing, (np.ndarray, Var)) or is_ndarray(thing) or hasattr(thing, "__cuda_array_interface__")
+    if isinstance(thing, (np.ndarray, Var, np.void)):
+        return not isinstance(thing, np.void) or _is_row(thing)
+    return is_ndarray(thing) or hasattr(thing, "__cuda_array_interface__")
+
+
+def _is_row(thing: Any) -> bool:
+    """True for a row of a structured array, which is a view of it, though no array."""
+    return isinstance(thing, np.void) and thing.base is not None
 
 
 def is_ndarray(thing: Any) -> bool:
@@ -43,7 +50,7 @@ def is_ndarray(thing: Any) -> bool:
 
 def context_of(thing: Any) -> Context | None:
     """Where an array is; None for a var, which is anywhere."""
-    if isinstance(thing, np.ndarray):
+    if isinstance(thing, (np.ndarray, np.void)):
         return _CPU0
     if isinstance(thing, Var):
         return None
@@ -57,7 +64,7 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
     """The var that orders access to the memory of ``array`` on ``engine`` (default: the process-wide one).
 
     Args:
-        array: a NumPy or CuPy array, an NDArray, or a var, which stands for itself.
+        array: a NumPy or CuPy array, a row of a structured one, an NDArray, or a var, which stands for itself.
 
     Raises:
         EngineError: something else; or an array that another engine still works on.
@@ -75,7 +82,7 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
         return var
     if not is_array(array):
         raise EngineError(f"expected a NumPy or CuPy array, an NDArray or an engine var, got {type(array).__name__}")
-    return _registry.var_of(array, engine if engine is not None else get())
+    return _registry.var_of(array.base if _is_row(array) else array, engine if engine is not None else get())
 
 
 class _Entry:
@@ -146,9 +153,16 @@ def _roots(array: Any) -> tuple[Any, Any]:
     while isinstance(base, kind):
         anchor = base
         base = anchor.base
-    owner = anchor if base is None else base
+    owner: Any = anchor if base is None else base
+    below: Any
     while True:
-        below = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+        if isinstance(owner, memoryview):
+            below = owner.obj
+        else:
+            below = getattr(owner, "base", None)
+            # Anything may have a ``base``: that of an object counts where it is an array, as behind strided views.
+            if not isinstance(owner, np.ndarray) and not isinstance(below, np.ndarray):
+                return anchor, owner
         if below is None:
             return anchor, owner
         owner = below

@@ -24,8 +24,10 @@ from weftplan.engine.operation import (
     OprBlock,
     TracedBlock,
     Waiter,
+    check_runs,
     checked_property,
     checked_vars,
+    label_of,
 )
 from weftplan.engine.sites import is_internal, push_site
 from weftplan.engine.statistics import Statistics
@@ -238,6 +240,7 @@ class Engine(Forking):
         """
         if not callable(fn):
             raise EngineError(f"an operation needs a function of on_complete, got {type(fn).__name__}")
+        check_runs(fn, label_of(fn, name))  # it would never say that it is done
         reads, writes = checked_vars(self, const_vars, mutable_vars, name)
         if self._bulking:
             self._flush_bulk()

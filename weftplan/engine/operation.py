@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +163,25 @@ def label_of(fn: Any, name: str | None) -> str:
             return own
     return _class_name(type(fn))
 
+
+def check_runs(fn: Any, label: str) -> None:
+    """Refuse functions of which a call runs nothing: it only makes a coroutine or a generator.
+
+    Raises:
+        EngineError: ``fn``, or what it is a partial of, is ``async def`` or has a ``yield``.
+    """
+    while isinstance(fn, partial):
+        fn = fn.func
+    flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
+    if flags & _RUNS_NOTHING:
+        kind = "is a generator function" if flags & CO_GENERATOR else "is declared with async def"
+        raise EngineError(
+            f"{label!r} {kind}: calling it would run none of it; pass a plain function (in a coroutine, await the "
+            f"arrays' vars instead)"
+        )
+
+
+_RUNS_NOTHING = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 _class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 """The name of a class, whatever its metaclass makes of ``__name__``."""

@@ -16,8 +16,10 @@ function reaches in another way than through its arguments must be named in ``re
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec
@@ -29,7 +31,7 @@ from weftplan.engine.arrays import context_of, is_array, is_ndarray, var_of
 from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
 from weftplan.engine.guard import guarded, read_only
-from weftplan.engine.operation import FnProperty, dedupe, label_of
+from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
@@ -50,10 +52,13 @@ def submit(
 ) -> None:
     """Schedule ``fn(*args, **kwargs, out=out)``; without ``out``, ``fn(*args, **kwargs)``. What it returns is dropped.
 
+    A list, tuple or dictionary among the arguments is the caller's own, unless there are NDArrays in it: then the
+    function gets a copy, with their raw arrays.
+
     Args:
         fn: any function; one of NumPy's that take ``out`` fits as it is.
         args: what it is called with. Arrays among them, also in lists, tuples and dictionaries, count as read.
-        out: an array, or a tuple or list of arrays, that it writes.
+        out: an array, or a tuple or list of arrays, that it writes; None in it is an output that nobody wants.
         reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes though they are
             among ``args``.
         kwargs: keyword arguments; arrays among them count as read.
@@ -64,9 +69,14 @@ def submit(
         name: for errors and traces; default: the function's.
 
     Raises:
-        EngineError: ``out``, ``reads`` or ``writes`` holds something that is no array. Nothing has been scheduled then.
+        EngineError: ``out``, ``reads`` or ``writes`` holds something that is no array, or nothing of ``fn`` would run
+            (``async def``, or with ``yield``). Nothing has been scheduled then.
     """
-    targets = [] if out is None else list(out) if isinstance(out, (tuple, list)) else [out]
+    if type(reads) is not tuple or type(writes) is not tuple:
+        for which, several in (("reads", reads), ("writes", writes)):
+            if is_array(several):
+                raise EngineError(f"submit: {which} is a sequence of arrays; write {which}=[array] for one")
+    targets = [a for a in out if a is not None] if isinstance(out, (tuple, list)) else [] if out is None else [out]
     taken = [*arrays_in(args), *(arrays_in(kwargs.values()) if kwargs else ())]
     given = dict(kwargs) if kwargs else {}
     if out is not None:
@@ -91,7 +101,7 @@ def task(
         writes: names of the parameters that it writes.
         ctx, priority, prop, name: as for :func:`submit`.
 
-    The plain function stays reachable as ``__wrapped__``.
+    The plain function stays reachable as ``__wrapped__``. Arrays that are defaults of parameters count, too.
 
     Raises:
         EngineError: a name that is no parameter of the function, or in both lists; used without parentheses; at the
@@ -119,14 +129,27 @@ def task(
         signature = inspect.signature(fn)
         label = label_of(fn, name)
         read_names, write_names = _checked_names(label, list(signature.parameters), reads, writes)
+        check_runs(fn, label)
         positional = _plain_positional(signature)
+        defaults = {
+            key: parameter.default
+            for key, parameter in signature.parameters.items()
+            if parameter.default is not parameter.empty and list(arrays_in((parameter.default,)))
+        }
 
         @functools.wraps(fn)
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            every: tuple[Any, ...] = args
+            named: Mapping[str, Any] = kwargs
             if positional is not None and not kwargs and len(args) == len(positional):
                 values: Mapping[str, Any] = dict(zip(positional, args, strict=True))
             else:
-                values = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs)
+                values = bound.arguments
+                if defaults:
+                    values = {**defaults, **values}
+                    bound.apply_defaults()
+                    every, named = bound.args, bound.kwargs
             read: list[Any] = []
             written: list[Any] = []
             for parameter, value in values.items():
@@ -145,7 +168,7 @@ def task(
                         f"task {label!r} got an array in parameter {parameter!r}, which is in neither reads nor "
                         f"writes; add it to the one that is true"
                     )
-            _schedule(fn, args, kwargs, read, written, ctx, priority, prop, label)
+            _schedule(fn, every, named, read, written, ctx, priority, prop, label)
 
         return call
 
@@ -221,6 +244,8 @@ def _schedule(
         raise EngineError(f"expected a function, got {type(fn).__name__}")
     engine = get()
     label = label_of(fn, name)
+    if type(fn) is not np.ufunc:
+        check_runs(fn, label)
     try:
         write_vars = [var_of(array, engine) for array in written]
         read_vars = [var_of(array, engine) for array in read]
@@ -246,14 +271,30 @@ def _open(value: Any, lock: Callable[[Any], bool] | None = None) -> Any:
     """What the function gets for an argument: NDArrays as raw arrays; read-only where ``lock`` says so."""
     if type(value) is np.ndarray:
         return read_only(value) if lock is not None and lock(value) else value
-    if type(value) in (list, tuple):
-        return type(value)(_open(item, lock) for item in value)
-    if type(value) is dict:
-        return {key: _open(item, lock) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        opened = [_open(item, lock) for item in value]
+        return value if all(map(operator.is_, opened, value)) else _like(value, opened)
+    if isinstance(value, dict):
+        changed = {key: new for key, item in value.items() if (new := _open(item, lock)) is not item}
+        return value if not changed else _like(value, changed)
     if isinstance(value, Var) or not is_array(value):
         return value
     raw = value.raw() if is_ndarray(value) else value
     return read_only(raw) if lock is not None and lock(value) else raw
+
+
+def _like(value: Any, items: Any) -> Any:
+    """A copy of a list, tuple or dictionary, or of one of a class derived from them, with other items."""
+    if hasattr(value, "_make"):
+        return value._make(items)
+    if isinstance(value, tuple):
+        return tuple(items)
+    like = copy.copy(value)
+    if isinstance(value, dict):
+        like.update(items)
+    else:
+        like[:] = items
+    return like
 
 
 def _checked_names(
