@@ -1,9 +1,11 @@
 """The stores of one process: ``local`` and ``device``.
 
-A store keeps, per key, the stored value and a merge buffer. ``push`` is one engine operation that reads every pushed
-array and writes the merge buffer, then the updater (called on the pushing thread, its work is asynchronous) or one
-copy; ``pull`` is one copy per destination. Vars order all of it, so nothing here waits for an operation. Pushes of
-several threads take turns: two of one key share the merge buffer, and an updater need not know of threads.
+A store keeps, per key, the stored value and, for an updater or a device, a merge buffer. ``push`` is one engine
+operation that reads every pushed array and writes the merge buffer, then the updater (called on the pushing thread, its
+work is asynchronous) or one copy; on the host without an updater it writes the stored value itself. ``pull`` is one
+copy per destination, or one operation for small ones on the host. Vars order all of it, so nothing here waits for an
+operation. Pushes of several threads take turns: two of one key share the merge buffer, and an updater need not know of
+threads.
 
 The stored value never aliases a pushed array (MXNet lets it): what a user does to a gradient after the push cannot
 change what is pulled.
@@ -23,14 +25,13 @@ from weftplan.engine import get as get_engine
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.files import replacing
 from weftplan.kvstore.base import KVStoreBase
+from weftplan.kvstore.copies import HOST, copy, copy_to_all
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block, sum_sequential_block
 from weftplan.kvstore.updater import Updater
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.chunk import push as launch
-
-_DIRECT = ("cpu", "cpu_pinned")
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 
@@ -76,7 +77,7 @@ class KVStoreLocal(KVStoreBase):
                 for k, first in self._new_values(key, value)
             ]
             for _, first, stored in made:
-                _copy(first, stored, 0)
+                copy(first, stored, 0)
             for k, _, stored in made:
                 self._keys.add(k)
                 self._stored[k] = stored
@@ -97,11 +98,14 @@ class KVStoreLocal(KVStoreBase):
     def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         with self._turn:
             for k, arrays in groups:
-                merged = self._reduce(k, arrays, priority)
+                stored = self._stored[k]
                 if self._updater is not None:
+                    merged = self._reduce(k, arrays, priority)
                     self._updater(k, merged, self._stored_near(k, merged, priority))
+                elif _all_on_host(stored, *arrays) and all(array.var is not stored.var for array in arrays):
+                    self._sum(arrays, stored, priority)
                 else:
-                    _copy(merged, self._stored[k], priority)
+                    copy(self._reduce(k, arrays, priority), stored, priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
@@ -116,9 +120,7 @@ class KVStoreLocal(KVStoreBase):
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         for k, arrays in groups:
-            stored = self._stored[k]
-            for array in arrays:
-                _copy(stored, array, priority)
+            copy_to_all(self._stored[k], arrays, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.
@@ -155,7 +157,7 @@ class KVStoreLocal(KVStoreBase):
         with self._turn:
             if key in self._stored:
                 _match(key, [value], self._stored[key], "replace")
-                _copy(value, self._stored[key], 0)
+                copy(value, self._stored[key], 0)
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class KVStoreLocal(KVStoreBase):
         stored = self._stored[key]
         if stored.context != merged.context:
             moved = empty(stored.shape, ctx=merged.context, dtype=stored.dtype)
-            _copy(stored, moved, priority)
+            copy(stored, moved, priority)
             stored = self._stored[key] = moved
         return stored
 
@@ -286,36 +288,39 @@ class KVStoreLocal(KVStoreBase):
             where = self._merge_context(key, arrays)
             merged = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
         sources = [self._near(key, i, array, merged.context, priority) for i, array in enumerate(arrays)]
-        target, block_sum, threads, bound = merged, self._block_sum, self._threads, self._bound
-        if merged.context.device_type not in _DIRECT:
+        if merged.context.device_type in HOST:
+            self._sum(sources, merged, priority)
+        else:
             _sum_on_device(sources, merged, priority)
-            return merged
+        return merged
+
+    def _sum(self, sources: list[NDArray], target: NDArray, priority: int) -> None:
+        """``target[...] = sum of sources``, all of them on the host."""
+        block_sum, threads, bound = self._block_sum, self._threads, self._bound
 
         def reduce() -> None:
             reduce_arrays(
                 [source.raw() for source in sources], target.raw(), block_sum=block_sum, threads=threads, bound=bound
             )
 
-        reads = list({id(source.var): source.var for source in sources}.values())
         get_engine().push(
             reduce,
-            reads,
-            [merged.var],
-            merged.context,
+            tuple(dict.fromkeys(source.var for source in sources)),
+            (target.var,),
+            target.context,
             prop=FnProperty.CPU_PRIORITIZED,
             priority=priority,
             name="KVStoreReduce",
         )
-        return merged
 
     def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
         """``array`` itself if the sum can read it where it is, else a staging copy at ``where``."""
-        if array.context == where or (array.context.device_type in _DIRECT and where.device_type in _DIRECT):
+        if array.context == where or (array.context.device_type in HOST and where.device_type in HOST):
             return array
         staging = self._staging.get((key, index))
         if staging is None:
             staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
-        _copy(array, staging, priority)
+        copy(array, staging, priority)
         return staging
 
 
@@ -337,6 +342,10 @@ class KVStoreDevice(KVStoreLocal):
         where = min(contexts, key=lambda ctx: self._load.get(ctx, 0))
         self._load[where] = self._load.get(where, 0) + arrays[0].nbytes
         return where
+
+
+def _all_on_host(*arrays: NDArray) -> bool:
+    return all(array.context.device_type in HOST for array in arrays)
 
 
 def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
@@ -366,20 +375,6 @@ def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
         priority=priority,
         name="KVStoreReduce",
     )
-
-
-def _copy(source: NDArray, target: NDArray, priority: int) -> None:
-    """``target[...] = source``, asynchronously; a copy onto itself is nothing."""
-    if source.var is target.var:
-        return
-    if source.context.device_type not in _DIRECT or target.context.device_type not in _DIRECT:
-        source.copyto(target, priority=priority)
-        return
-
-    def copy() -> None:
-        target.raw()[...] = source.raw()
-
-    get_engine().push(copy, [source.var], [target.var], target.context, priority=priority, name="KVStoreCopy")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -51,14 +51,15 @@ class Updater:
         self.optimizer.update_multi_precision(index, weight, grad, state)
 
     def get_states(self) -> bytes:
-        """All states as bytes (an ``.npz`` archive with a JSON description of the structure)."""
+        """All states as bytes (an ``.npz`` archive with a JSON description of the structure).
+
+        How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
+        """
         arrays: dict[str, Any] = {}
-        layout = [
-            [key, "int" if isinstance(key, int) else "str", _flatten(state, arrays)]
-            for key, state in self.states.items()
-        ]
+        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in self.states.items()]
         buffer = io.BytesIO()
-        np.savez(buffer, __layout__=np.frombuffer(json.dumps(layout).encode(), np.uint8), **arrays)
+        counts = [[*_tagged(key), count] for key, count in getattr(self.optimizer, _COUNTS, {}).items()]
+        np.savez(buffer, __layout__=_as_bytes(layout), __counts__=_as_bytes(counts), **arrays)
         return buffer.getvalue()
 
     def set_states(self, data: bytes) -> None:
@@ -66,10 +67,33 @@ class Updater:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 layout = json.loads(bytes(archive["__layout__"]))
-                states = {(int(key) if kind == "int" else key): _unflatten(tree, archive) for key, kind, tree in layout}
+                states = {_untagged(key, kind): _unflatten(tree, archive) for key, kind, tree in layout}
+                counts = {}  # files of old have none
+                if "__counts__" in archive:
+                    counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
         except Exception as error:
             raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
         self.states = states
+        if counts and hasattr(self.optimizer, _COUNTS):
+            setattr(self.optimizer, _COUNTS, counts)
+            self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]
+
+
+_COUNTS = "_index_update_count"
+"""Where MXNet's optimizers, and ours, count the updates of each key; ``num_update`` is the largest of them."""
+
+
+def _tagged(key: Any) -> tuple[Any, str]:
+    """A key with its type, since JSON would make a str of every key."""
+    return key, "int" if isinstance(key, int) else "str"
+
+
+def _untagged(key: Any, kind: str) -> Any:
+    return int(key) if kind == "int" else key
+
+
+def _as_bytes(value: Any) -> Any:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def _to_context(state: State, weight: NDArray) -> State:

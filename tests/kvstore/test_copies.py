@@ -1,0 +1,123 @@
+"""How many operations a push and a pull are, and what they do to arrays that overlap or have failed."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.kvstore.copies import TOGETHER
+
+SMALL, LARGE = TOGETHER // 4, TOGETHER // 4 + 1
+
+
+@pytest.fixture
+def eng():
+    """A threaded engine for the process."""
+    made = engine.create("ThreadedEnginePerDevice")
+    with engine.using(made):
+        yield made
+    made.stop()
+
+
+def operations(eng, call):
+    """How many operations ``call()`` pushed."""
+    before = eng.statistics().pushed
+    call()
+    return eng.statistics().pushed - before
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+@pytest.mark.parametrize(("size", "pulls"), [(1, 1), (SMALL, 1), (LARGE, 3)])
+def test_operations(eng, kind, size, pulls):
+    """A sum goes straight into the stored value; small arrays are filled together, large ones by a thread each."""
+    kv = mx.kv.create(kind)
+    kv.init("w", mx.nd.zeros((size,)))
+    gradients = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(3)]
+    outs = [mx.nd.zeros((size,), ctx=mx.cpu(i)) for i in range(3)]
+    eng.wait_for_all()
+    assert operations(eng, lambda: kv.push("w", gradients)) == 1
+    assert operations(eng, lambda: kv.pull("w", outs)) == pulls
+    for out in outs:
+        np.testing.assert_array_equal(out.asnumpy(), 6)
+    assert kv.statistics()["merged_bytes"] == 0
+
+
+def test_an_updater_gets_a_sum_of_its_own():
+    """Not the stored value."""
+    kv, seen = mx.kv.create("device"), []
+    kv.init("w", mx.nd.ones((4,)))
+    kv.set_updater(lambda key, merged, stored: seen.append((merged.asnumpy().tolist(), stored.asnumpy().tolist())))
+    kv.push("w", [mx.nd.full((4,), 2.0), mx.nd.full((4,), 3.0, ctx=mx.cpu(1))])
+    assert seen == [([5] * 4, [1] * 4)]
+
+
+def test_the_same_array_twice_and_parts_of_one():
+    """An array may be named twice, and several may share one chunk."""
+    kv = mx.kv.create("local")
+    kv.init("w", mx.nd.array([1, 2, 3]))
+    whole, other = mx.nd.zeros((3, 3)), mx.nd.zeros((3,))
+    kv.pull("w", [whole[0], other, other, whole[2]])
+    assert whole.asnumpy().tolist() == [[1, 2, 3], [0, 0, 0], [1, 2, 3]]
+    assert other.asnumpy().tolist() == [1, 2, 3]
+
+
+def test_devices_and_the_host_in_one_pull():
+    """Each gets the value by the way that suits it."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.array([1, 2, 3]))
+    outs = [mx.nd.zeros((3,), ctx=ctx) for ctx in (mx.cpu(0), mx.sim(0), mx.cpu(1), mx.sim(1))]
+    kv.pull("w", outs)
+    kv.push("w", outs)
+    kv.pull("w", outs)
+    assert [out.asnumpy().tolist() for out in outs] == [[4, 8, 12]] * 4
+
+
+def test_what_has_failed_stays_alone(eng):
+    """An array known to have failed, and not to its user yet, does not take the others with it."""
+    kv = mx.kv.create("local")
+    kv.init("w", mx.nd.ones((3,)))
+    outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(3)]
+    eng.push(lambda: 1 / 0, (), (outs[1].var,))
+    while outs[1].var.failure is None:
+        pass
+    kv.pull("w", outs)
+    assert outs[0].asnumpy().tolist() == outs[2].asnumpy().tolist() == [1, 1, 1]
+    with pytest.raises(ZeroDivisionError):
+        outs[1].wait_to_read()
+    kv.pull("w", outs)
+    assert outs[1].asnumpy().tolist() == [1, 1, 1]
+
+
+def test_a_failure_that_comes_later_is_shared(eng):
+    """And heals with the next pull, once somebody has been told."""
+    kv = mx.kv.create("local")
+    kv.init("w", mx.nd.ones((3,)))
+    outs = [mx.nd.zeros((3,), ctx=mx.cpu(i)) for i in range(2)]
+    gate = threading.Event()
+    eng.push(lambda: gate.wait(60) and 1 / 0, (), (outs[1].var,))
+    kv.pull("w", outs)
+    gate.set()
+    with pytest.raises(ZeroDivisionError):
+        outs[0].wait_to_read()
+    kv.pull("w", outs)
+    assert [out.asnumpy().tolist() for out in outs] == [[1, 1, 1]] * 2
+
+
+def test_a_failed_gradient_reaches_the_stored_value(eng):
+    """A push over a failed array fails the key, until the next push."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros((3,)))
+    gradients = [mx.nd.ones((3,), ctx=mx.cpu(i)) for i in range(2)]
+    bad, out = mx.nd.ones((3,)), mx.nd.zeros((3,))
+    eng.push(lambda: 1 / 0, (), (bad.var,))
+    kv.push("w", [gradients[0], bad])
+    kv.pull("w", out)
+    with pytest.raises(ZeroDivisionError):
+        out.wait_to_read()
+    kv.push("w", gradients)
+    kv.pull("w", out)
+    assert out.asnumpy().tolist() == [2, 2, 2]
