@@ -33,7 +33,8 @@ def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int) -> N
     Small ones on the host share an operation, and with it their fate: should one of them have failed by the time it
     runs, and nobody have been told, all of them have.
     """
-    together, apart = [], []
+    together: list[NDArray] = []
+    apart: list[NDArray] = []
     small = source.nbytes <= TOGETHER and source.context.device_type in HOST
     for target in targets:
         joins = small and target.context.device_type in HOST and target.var.failure is None
