@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from weftplan import symbol as sym
+from weftplan.device.context import cpu
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
 from weftplan.planner import PlanOptions, plan_symbol, validate
@@ -139,6 +140,20 @@ def test_requests(planned: Any) -> None:
     requests[_entry(planned, "s_output")] = Req.ADD
     with pytest.raises(PlanError, match=r"'s_output' has kind .* but request ADD"):
         validate(replace(planned, requests=requests))
+
+
+def test_a_copy_between_devices_cannot_add() -> None:
+    """It overwrites, so a gradient that is added to its array needs an addition behind it."""
+    with sym.AttrScope(ctx_group="left"):
+        x = sym.Variable("x")
+    with sym.AttrScope(ctx_group="right"):
+        net = x * 3
+    plan = plan_symbol(net, {"x": (4,)}, grad_req="write", group2ctx={"left": cpu(0), "right": cpu(1)})
+    validate(plan)
+    requests = list(plan.requests)
+    requests[plan.gradients["x"]] = Req.ADD
+    with pytest.raises(PlanError, match="is to add, but a copy between devices overwrites"):
+        validate(replace(plan, requests=requests, grad_req={"x": Req.ADD}))
 
 
 def test_workspace_over_live_data() -> None:

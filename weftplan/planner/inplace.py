@@ -142,7 +142,8 @@ def add_in_place(facts: Facts, found: Assignment) -> None:
 
     For ``out = _grad_add(total, term)`` with ``out`` in place of ``total``: the maker of ``term`` adds straight to
     ``total`` and the ``_grad_add`` is skipped. Conditions: ``term`` has no other reader and is made after ``total``, on
-    the same device; nobody reads what ``total`` holds between the two nodes, for it changes early.
+    the same device, not by a copy from another one, which can only overwrite; nobody reads what ``total`` holds between
+    the two nodes, for it changes early.
     """
     graph, row = facts.graph, facts.graph.row
     sums = [n for n in facts.order if (op := graph.nodes[n].op) is not None and op.name == "_grad_add"]
@@ -171,6 +172,7 @@ def add_in_place(facts: Facts, found: Assignment) -> None:
             or facts.refs[term] != 1
             or position[before] >= position[maker]
             or facts.device[maker] != facts.device[nid]
+            or _name(graph, maker) == "_CrossDeviceCopy"
             or maker in found.skipped
             or term in found.added
             or facts.dtypes[term] != facts.dtypes[total]

@@ -100,7 +100,8 @@ def plan_symbol(
             len(heads) + i: _home(arguments[name], default, group2ctx or {}, variable_contexts or {})
             for i, name in enumerate(wanted)
         }
-        entries, placed = place(entries, default, group2ctx or {}, variable_contexts or {}, homes)
+        added = {len(heads) + i for i, name in enumerate(wanted) if reqs[name] == Req.ADD}
+        entries, placed = place(entries, default, group2ctx or {}, variable_contexts or {}, homes, added)
         graph = IndexedGraph(entries)
         devices = [placed[node] for node in graph.nodes]
     else:

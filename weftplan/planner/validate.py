@@ -175,6 +175,8 @@ class _Replay(Claims):
                 raise PlanError(f"step {step}: {who} writes {what} and {name!r} to overlapping bytes of slab {slab}")
 
     def _room_for_sums(self, nid: int, outs: range, scratch: int) -> None:
+        if self.op(nid).name == "_CrossDeviceCopy" and self.planned.requests[outs[0]] == Req.ADD:
+            raise PlanError(f"node {self.graph.nodes[nid].name!r} is to add, but a copy between devices overwrites")
         if not self.plan.options.workspaces:
             return
         need = sum(-(-int(self.plan.entry_nbytes[e]) // 64) * 64 for e in outs if self.planned.requests[e] == Req.ADD)

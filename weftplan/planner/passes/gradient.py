@@ -223,7 +223,10 @@ class _Pass:
             read.update(key for key, n in Counter((e[0], e[1]) for e in entries).items() if n > 1)
         for i, (entry, variable) in enumerate(zip(entries, wanted, strict=True)):
             key = (entry[0], entry[1])
-            foreign = entry.node.op is None or entry.node in self.nid
+            maker = entry.node.op
+            foreign = maker is None or entry.node in self.nid
+            if variable in accumulated and maker is not None and maker.name == "_CrossDeviceCopy":
+                foreign = True  # it overwrites
             if foreign or key in used or (variable in accumulated and key in read):
                 entries[i] = self.make("_copy", f"{entry.node.name}_{i}_copy", [entry], {})[0]
             else:

@@ -6,12 +6,13 @@ its forward node is; any other node is where its first placed input is; what is 
 is, else on the default device.
 
 One ``_CrossDeviceCopy`` node named ``<source>_<index>_copy`` is made per entry and destination; a head that has to
-arrive on another device (a gradient, where its array is) gets a copy of its own.
+arrive on another device (a gradient, where its array is) gets a copy of its own, and behind it a ``_copy`` where it is
+added to its array: a copy between devices overwrites.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from weftplan.device.context import Context
 from weftplan.errors import BindError
@@ -28,6 +29,7 @@ def place(
     group2ctx: Mapping[str, Context],
     variable_contexts: Mapping[str, Context],
     wanted: Mapping[int, Context],
+    added: Collection[int] = (),
 ) -> tuple[list[Entry], dict[Node, Context]]:
     """Place every node and insert copies.
 
@@ -37,6 +39,7 @@ def place(
         group2ctx: device of each ``ctx_group``; empty: groups are ignored.
         variable_contexts: where the arrays of variables are, by name; wins over groups.
         wanted: position in ``entries`` -> device on which that head must arrive.
+        added: positions of heads that are added to their arrays, not written.
 
     Returns:
         The heads of the placed graph, and the device of each of its nodes.
@@ -51,6 +54,8 @@ def place(
     placed: dict[Node, Context] = {}
     copy_op = registry.get("_CrossDeviceCopy")
     copy_params = registry.parse_params(copy_op, {})
+    local_op = registry.get("_copy")
+    local_params = registry.parse_params(local_op, {})
 
     def carried(entry: Entry, to: Context, *, private: bool = False) -> Entry:
         source = twin[entry.node]
@@ -81,7 +86,12 @@ def place(
     heads = []
     for i, entry in enumerate(entries):
         to = wanted.get(i)
-        heads.append(carried(entry, placed[twin[entry.node]] if to is None else to, private=True))
+        head = carried(entry, placed[twin[entry.node]] if to is None else to, private=True)
+        if i in added and head.node.op is copy_op:
+            adder = Node(local_op, f"{head.node.name}_added", params=local_params, inputs=[head])
+            placed[adder] = placed[head.node]
+            head = Entry(adder)
+        heads.append(head)
     return heads, placed
 
 
