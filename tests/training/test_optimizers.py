@@ -119,6 +119,70 @@ def test_files_of_states(tmp_path):
         mx.mod.Module(network()).save_optimizer_states(path)
 
 
+@pytest.mark.parametrize("now", [(1, None), (2, "device"), (3, "local"), (2, "apart")])
+@pytest.mark.parametrize("before", [(1, None), (2, "device"), (3, "local"), (2, "apart")])
+def test_training_goes_on_elsewhere(before, now, tmp_path, monkeypatch):
+    """States saved on some devices serve on others: what a store keeps by name, contexts keep by number.
+
+    Adam's corrections and the schedule go by the number of updates, which are part of the file. A fixed parameter has
+    no state.
+    """
+
+    def module(place):
+        contexts, kvstore = place
+        monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0" if kvstore == "apart" else "1")
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc0")
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc"), name="softmax")
+        made = mx.mod.Module(net, context=[mx.cpu(i) for i in range(contexts)], fixed_param_names=["fc0_weight"])
+        made.bind([("data", (6, 5))], [("softmax_label", (6,))])
+        mx.random.seed(3)
+        made.init_params(mx.init.Xavier())
+        schedule = mx.lr_scheduler.FactorScheduler(2, factor=0.3, base_lr=0.1)
+        made.init_optimizer("local" if kvstore == "apart" else kvstore, "adam", {"lr_scheduler": schedule})
+        return made
+
+    def step(made):
+        batch = mx.io.DataBatch([mx.nd.array(np.random.default_rng(0).random((6, 5)))], [mx.nd.array([0, 1, 2] * 2)])
+        made.forward_backward(batch)
+        made.update()
+
+    whole, first, second = module(before), module(before), module(now)
+    for _ in range(6):
+        step(whole)
+    for _ in range(3):
+        step(first)
+    first.save_optimizer_states(tmp_path / "net.states")
+    second.set_params(*first.get_params())
+    second.load_optimizer_states(tmp_path / "net.states")
+    assert second._optimizer.learning_rate == first._optimizer.learning_rate < 0.1
+    for _ in range(3):
+        step(second)
+    for name, value in whole.get_params()[0].items():
+        np.testing.assert_allclose(second.get_params()[0][name].asnumpy(), value.asnumpy(), rtol=1e-4, err_msg=name)
+
+
+def test_states_of_another_network(tmp_path):
+    """They are refused, by name or number, and what the module had stays."""
+    module = ready("adam")
+    step(module)
+    kept = module._updater.get_states()
+    for saved, words in (({"other": None}, r"states of \['other'\]"), ({0: None, 1: None, 2: None}, "of 3 parameters")):
+        other = mx.optimizer.Updater(mx.optimizer.SGD())
+        other.states = saved
+        (tmp_path / "other.states").write_bytes(other.get_states())
+        with pytest.raises(FormatError, match=words):
+            module.load_optimizer_states(tmp_path / "other.states")
+        assert module._updater.get_states() == kept
+
+
+def test_states_before_the_first_update(tmp_path):
+    """A file without a state is loaded; the next update makes them."""
+    module = ready("adam")
+    module.save_optimizer_states(tmp_path / "net.states")
+    module.load_optimizer_states(tmp_path / "net.states")
+    assert step(module)["fc_weight"] > 0
+
+
 def test_requests_of_single_arguments():
     """grad_req as a list or by name; names and lengths that do not fit; a module for prediction has no gradients."""
 

@@ -1,4 +1,7 @@
-"""``mx.mod.Module``: a symbol with its parameters, trained on one or several contexts."""
+"""``mx.mod.Module``: a symbol with its parameters, trained on one or several contexts.
+
+Longer than other files: one class, whose many methods are MXNet's and short; what they do stands in the files beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, FormatError, MXNetError, ParameterError, ShapeError
+from weftplan.errors import BindError, MXNetError, ShapeError
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.kvstore.local import write_atomically
 from weftplan.ndarray import NDArray
@@ -24,8 +27,9 @@ from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.inputs import check_batch, context_list, name_list, named_as
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
-from weftplan.training.parameters import first_values
-from weftplan.training.store_choice import choose_store
+from weftplan.training.parameters import first_values, known_names
+from weftplan.training.states import adopt, read_states
+from weftplan.training.store_choice import choose_optimizer, choose_store
 
 log = logging.getLogger("weftplan")
 
@@ -223,10 +227,7 @@ class Module(BaseModule):
     ) -> None:
         """Given values and those of ``rule`` to every context and the store."""
         if not allow_extra:
-            extra = [n for n in arg_params or () if n not in self.param_names and n not in self.symbol.list_arguments()]
-            extra += [n for n in aux_params or () if n not in self.aux_names]
-            if extra:
-                raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
+            known_names(arg_params or (), self.symbol.list_arguments(), aux_params or (), self.aux_names)
         group = self.group
         complete = arg_params is not None and not allow_missing
         values = partial(first_values, rule=rule, attrs=self.symbol.attr_dict(), label_names=self.label_names)
@@ -277,28 +278,13 @@ class Module(BaseModule):
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
         workers = store.num_workers if store is not None and "dist" in store.type else 1
-        rescale = 1.0 / (self.group.batch_size * workers)
-        if isinstance(optimizer, optimizers.Optimizer):
-            chosen = optimizer
-            if not chosen.idx2name:  # so that its multipliers are found by name
-                chosen.idx2name = self._index_names(on_store)
-            if chosen.rescale_grad != rescale:
-                log.warning(
-                    "the optimizer was made with rescale_grad=%g: gradients are summed over a batch of %d samples, so "
-                    "1 / batch size = %g would make the learning rate independent of it",
-                    *(chosen.rescale_grad, self.group.batch_size, rescale),
-                )
-        else:
-            try:
-                settings = dict(optimizer_params)
-            except (TypeError, ValueError):
-                raise ParameterError(
-                    f"optimizer_params must be a dictionary such as {{'learning_rate': 0.1}}, got {optimizer_params!r}"
-                ) from None
-            settings.setdefault("rescale_grad", rescale)
-            chosen = optimizers.create(
-                optimizer, sym=self.symbol, param_idx2name=self._index_names(on_store), **settings
-            )
+        chosen = choose_optimizer(
+            optimizer,
+            optimizer_params,
+            symbol=self.symbol,
+            names=self._index_names(on_store),
+            batch_size=self.group.batch_size * workers,
+        )
         self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
         self._updater = None
         if store is not None:
@@ -312,7 +298,7 @@ class Module(BaseModule):
             self._updater = Updater(chosen)
         self.optimizer_initialized = True
         if self._pending_states is not None:
-            self._states_holder().set_states(self._pending_states)
+            self._set_states(self._pending_states)
             self._pending_states = None
 
     def _index_names(self, on_store: bool) -> dict[Any, str]:
@@ -414,7 +400,7 @@ class Module(BaseModule):
         module = Module(symbol, **kwargs)
         module._arg_params, module._aux_params = args, aux
         if load_optimizer_states:
-            module._pending_states = _read_states(f"{os.fspath(prefix)}-{epoch:04d}.states")
+            module._pending_states = read_states(f"{os.fspath(prefix)}-{epoch:04d}.states")
         return module
 
     def _states_holder(self) -> Updater:
@@ -429,12 +415,13 @@ class Module(BaseModule):
         write_atomically(Path(fname), self._states_holder().get_states())
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what :meth:`save_optimizer_states` has written; raises FormatError, and changes nothing, if damaged."""
-        self._states_holder().set_states(_read_states(fname))
+        """Read what :meth:`save_optimizer_states` has written, on these devices or others, with a kvstore or without.
 
+        Raises:
+            FormatError: damaged, or states of other parameters. Nothing is changed then.
+        """
+        self._set_states(read_states(fname))
 
-def _read_states(fname: str | os.PathLike[str]) -> bytes:
-    try:
-        return Path(fname).read_bytes()
-    except OSError as error:
-        raise FormatError(f"cannot read optimizer states from {os.fspath(fname)}: {error}") from error
+    def _set_states(self, data: bytes) -> None:
+        trained = [i for i, grads in enumerate(self.group.grad_arrays) if grads is not None]
+        adopt(self._states_holder(), data, self.param_names, trained, self._index_names(self._update_on_kvstore))

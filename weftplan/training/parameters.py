@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
@@ -12,6 +12,13 @@ from weftplan.training.executor_group import as_ndarray
 from weftplan.training.initializer import InitDesc, Initializer
 
 _HOST = Context("cpu", 0)
+
+
+def known_names(args: Iterable[str], arguments: Sequence[str], aux: Iterable[str], states: Sequence[str]) -> None:
+    """Raise MXNetError for names of given parameters or auxiliary states that the network does not have."""
+    extra = [name for name in args if name not in arguments] + [name for name in aux if name not in states]
+    if extra:
+        raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
 
 
 def first_values(

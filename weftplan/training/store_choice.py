@@ -1,12 +1,18 @@
-"""Which kvstore a Module uses, and who applies the optimizer."""
+"""Which kvstore and which optimizer a Module uses, and who applies it."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 from weftplan import config, kvstore
-from weftplan.errors import KVStoreError
+from weftplan.errors import KVStoreError, ParameterError
 from weftplan.kvstore import KVStoreBase
+from weftplan.symbol import Symbol
+from weftplan.training import optimizer as optimizers
+
+log = logging.getLogger("weftplan")
 
 BIG_PARAMETER = 16 * 1024 * 1024
 """With kvstore ``local``, a network with a larger parameter (elements) is updated on the devices, as in MXNet."""
@@ -37,3 +43,40 @@ def choose_store(spec: Any, *, contexts: int, largest: int) -> tuple[KVStoreBase
     else:
         raise KVStoreError(f"kvstore must be a name such as 'device', a store or None, got {spec!r}")
     return store, on_store and bool(config.get("MXNET_UPDATE_ON_KVSTORE")) and store.is_capable("optimizer")
+
+
+def choose_optimizer(
+    optimizer: Any, settings: Any, *, symbol: Symbol, names: Mapping[Any, str], batch_size: int
+) -> optimizers.Optimizer:
+    """The optimizer of a module: the one given, or one of that name.
+
+    Args:
+        optimizer: a name, or an optimizer.
+        settings: keyword arguments for one that is made by name; gradients are rescaled by 1 / ``batch_size`` unless
+            they say otherwise.
+        symbol: the network, whose attributes hold multipliers.
+        names: what the optimizer will be given as index -> the name of the parameter.
+        batch_size: samples over which gradients are summed.
+
+    Raises:
+        ParameterError: an unknown name or setting, or settings that are no keyword arguments.
+    """
+    rescale = 1.0 / batch_size
+    if not isinstance(optimizer, optimizers.Optimizer):
+        try:
+            named = dict(settings)
+        except (TypeError, ValueError):
+            raise ParameterError(
+                f"optimizer_params must be a dictionary such as {{'learning_rate': 0.1}}, got {settings!r}"
+            ) from None
+        named.setdefault("rescale_grad", rescale)
+        return optimizers.create(optimizer, sym=symbol, param_idx2name=names, **named)
+    if not optimizer.idx2name:  # so that its multipliers are found by name
+        optimizer.idx2name = dict(names)
+    if optimizer.rescale_grad != rescale:
+        log.warning(
+            "the optimizer was made with rescale_grad=%g: gradients are summed over a batch of %d samples, so 1 / "
+            "batch size = %g would make the learning rate independent of it",
+            *(optimizer.rescale_grad, batch_size, rescale),
+        )
+    return optimizer
