@@ -10,10 +10,11 @@ import time
 import traceback
 import warnings
 
+import numpy as np
 import pytest
 
 from weftplan import engine
-from weftplan.engine import blas, core, factory, forking, streams
+from weftplan.engine import arrays, blas, core, factory, failure, forking, streams
 
 
 def in_child(check):
@@ -230,7 +231,7 @@ def test_who_waits_at_the_gate(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("lock", [core._delete_lock, factory._lock, streams._lock, blas._lock])
+@pytest.mark.parametrize("lock", [core._delete_lock, factory._lock, streams._lock, blas._lock, failure._note_lock])
 def test_a_lock_that_another_thread_holds(lock):
     """The thread that would give it back does not exist in the child, where it is free; in the parent it is held on."""
     held, go = threading.Event(), threading.Event()
@@ -244,10 +245,69 @@ def test_a_lock_that_another_thread_holds(lock):
     thread.start()
     assert held.wait(60)
     in_child(lambda: lock.acquire(blocking=False))
-    assert lock.locked()
+    assert not lock.acquire(blocking=False)
     go.set()
     thread.join(60)
-    assert not lock.locked()
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_thread_that_looks_for_an_arrays_var():
+    """The fork waits until it has found it: the child can look for others."""
+    registry, held = arrays._registry, threading.Event()
+    taking = threading.Event()
+
+    def hold():
+        with registry._lock:
+            held.set()
+            taking.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    threading.Timer(0.2, taking.set).start()
+    in_child(lambda: engine.var_of(np.zeros(3)) is not None)
+    thread.join(60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_collecting_thread_and_one_that_changes_what_pushes_look_at():
+    """
+    1. a thread has collected members of a bulk  2. another is about to note that it collects, too  3. the fork: in the
+    child the first one's members go with it, which is noted as well.
+    """
+    eng, collected, held, go = engine.create("ThreadedEngine", cpu_workers=1), *(threading.Event() for _ in range(3))
+
+    def collect():
+        eng.set_bulk_size(10)
+        eng.push(lambda: None)
+        collected.set()
+        go.wait(60)
+
+    def hold():
+        with eng._unusual_lock:
+            held.set()
+            time.sleep(0.2)
+
+    threads = [threading.Thread(target=collect), threading.Thread(target=hold)]
+    threads[0].start()
+    assert collected.wait(60)
+    threads[1].start()
+    assert held.wait(60)
+
+    def goes_on():
+        eng.push(lambda: None)
+        eng.wait_for_all()
+        return eng.statistics().completed == 1 and not eng._unusual
+
+    in_child(goes_on)
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    eng.wait_for_all()
+    assert eng.statistics().completed == 1
+    eng.stop()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -167,8 +167,10 @@ def test_ctrl_c_ends_the_wait():
     """).split() == ["interrupted", "0", "2", "3", "2"]
 
 
-def test_two_threads_fork_at_once():
-    """Each child finds idle engines, whoever else was about to fork; none of the threads waits for the other."""
+def test_two_threads_fork_at_once(monkeypatch):
+    """Each child finds idle engines, whoever else was about to fork; no thread waits at the gate of one that waits for
+    it."""
+    monkeypatch.setattr(forking, "_GATE_S", 3600)
     made = [engine.create(kind, cpu_workers=1) for kind in KINDS for _ in range(2)]
     variables = [eng.new_variable() for eng in made]
     failures = []

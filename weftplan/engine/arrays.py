@@ -24,7 +24,7 @@ from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
-from weftplan.locks import ReentrantLock
+from weftplan.locks import ReentrantLock, whole_in_children
 
 
 def is_array(thing: Any) -> bool:
@@ -99,7 +99,7 @@ class _Registry:
     """Owners by id."""
 
     def __init__(self) -> None:
-        self._lock = ReentrantLock()
+        self._lock = whole_in_children(ReentrantLock())
         """Re-entrant: a collection in here may run a finalizer of the user's that asks for another array's var."""
         self._entries: dict[int, _Entry] = {}
         self._dead: deque[tuple[int, int]] = deque()

@@ -20,7 +20,7 @@ from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError, UndeclaredWriteError
-from weftplan.locks import ReentrantLock
+from weftplan.locks import ReentrantLock, whole_in_children
 
 Tracer = Callable[..., None]
 
@@ -69,7 +69,7 @@ class Execution:
         self._bulking: list[Any] = []
         """A guard for each thread whose bulk size is not 0."""
         self._tracer: Tracer | None = None
-        self._unusual_lock = ReentrantLock()
+        self._unusual_lock = whole_in_children(ReentrantLock())
         self._unusual = 2 if self._inline else 0
         """What a push has to look at: 1 a tracer; 2 a bulk, or an engine that runs what is pushed at once."""
         self._shutdown = False

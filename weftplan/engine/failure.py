@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from weftplan.engine.sites import Site, site_text
-from weftplan.locks import ReentrantLock
+from weftplan.locks import ReentrantLock, free_in_children
 
 if TYPE_CHECKING:
     from weftplan.engine.operation import OprBlock
@@ -68,7 +68,7 @@ class Failure:
         self.vars = None
 
 
-_note_lock = ReentrantLock()
+_note_lock = free_in_children(ReentrantLock())
 """Two operations may fail with one exception object; re-entrant, since ``add_note`` may be the user's."""
 MOST_NOTES = 100
 """One exception object may be raised by any number of operations; it does not grow for ever."""

@@ -24,7 +24,6 @@ from weftplan.engine.execution import live_engines, running
 from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.waiting import Waiting
 from weftplan.errors import EngineError
-from weftplan.locks import ReentrantLock
 
 _GATE_S = 1.0
 in_child = False
@@ -143,7 +142,6 @@ class Forking(Waiting):
         self._seizer = None
         self._token[0] = 1
         self._halfway = None
-        self._unusual_lock = ReentrantLock()
         if self._pending or not whole:
             inside = running.engine is self or running.depth
             message = (
@@ -198,12 +196,14 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     me = threading.get_ident()
+    held = _fork.held[:]
     while _fork.held:
         engine = _fork.held.pop()
         if engine._seizer == me:
             engine._leave()
         engine._let_pushes_go()
-        engine._apply()
+    for engine in held:
+        type(engine)._apply(engine)  # past the gate of another thread that forks, and waits for the rest of these
     error, guard = _fork.error, _fork.shield
     _fork.error = _fork.shield = None
     try:
