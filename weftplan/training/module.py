@@ -1,6 +1,6 @@
 """``mx.mod.Module``: a symbol with its parameters, trained on one or several contexts.
 
-Longer than other files: one class, whose many methods are MXNet's and short; what they do stands in the files beside it.
+Longer than other files: one class, whose many methods are MXNet's and short; what they do stands in files beside it.
 """
 
 from __future__ import annotations
