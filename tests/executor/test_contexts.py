@@ -42,3 +42,19 @@ def test_long_sums_of_terms_from_several_contexts(options):
     executor.forward(is_train=True, x=np.zeros(40))
     executor.backward(mx.nd.ones((40,)))
     assert executor.grad_dict["x"].asnumpy().tolist() == [sum(2.0 * (k + 1) ** 2 for k in range(10))] * 40
+
+
+def test_only_the_shape_crosses():
+    """An operator that ignores an input's values, which is made on another context: nothing is copied."""
+    with mx.AttrScope(ctx_group="one"):
+        x = mx.sym.Variable("x")
+        like = mx.sym.exp(mx.sym.Variable("y"))
+    with mx.AttrScope(ctx_group="two"):
+        net = mx.sym.reshape_like(x * 2, like)
+    executor = net.simple_bind(mx.cpu(), x=(4,), y=(2, 2), group2ctx={"one": mx.cpu(1), "two": mx.cpu(2)})
+    planner.validate(executor.planned)
+    executor.forward(is_train=True, x=np.arange(4.0))
+    executor.backward(mx.nd.array([[1, 2], [3, 4]]))
+    assert executor.outputs[0].asnumpy().tolist() == [[0, 2], [4, 6]]
+    assert executor.grad_dict["x"].asnumpy().tolist() == [2, 4, 6, 8]
+    assert executor.grad_dict["y"].asnumpy().tolist() == [[0, 0], [0, 0]]
