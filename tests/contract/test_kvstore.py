@@ -203,6 +203,60 @@ def test_damaged_states_change_nothing(kv, tmp_path):
         kv.load_optimizer_states(tmp_path / "absent")
 
 
+SETTINGS = {"plain": ("sgd", {}), "momentum": ("sgd", {"momentum": 0.9}), "adam": ("adam", {})}
+
+
+@pytest.mark.parametrize(
+    ("saved", "shape", "loaded"),
+    [
+        ("plain", (2,), "momentum"),
+        ("momentum", (2,), "adam"),
+        ("adam", (2,), "momentum"),
+        ("momentum", (3,), "momentum"),
+        ("adam", (2, 1), "adam"),
+    ],
+)
+def test_states_of_another_optimizer_or_network(kv, tmp_path, saved, shape, loaded):
+    """They are refused at their first use, by name and with what was wanted; the weight keeps its value."""
+    other = mx.kv.create("local")
+    for store, of, how in ((other, shape, saved), (kv, (2,), loaded)):
+        store.init("w", mx.nd.ones(of))
+        name, settings_ = SETTINGS[how]
+        store.set_optimizer(optimizers.create(name, **settings_))
+    other.push("w", mx.nd.ones(shape))
+    other.save_optimizer_states(tmp_path / "s")
+    kv.load_optimizer_states(tmp_path / "s")
+    for _ in range(2):
+        with pytest.raises(KVStoreError, match=r"state of 'w' is .* needs .* for a weight \(2,\) float32"):
+            kv.push("w", mx.nd.ones((2,)))
+    out = mx.nd.empty((2,))
+    kv.pull("w", out=out)
+    assert out.asnumpy().tolist() == [1, 1]
+    kv.set_optimizer(optimizers.create(name, **settings_))
+    kv.push("w", mx.nd.ones((2,)))
+
+
+@pytest.mark.parametrize("state", [{"mean": 0}, 1.5, "text", (None, [np.ones(2)])], ids=repr)
+def test_states_that_cannot_be_saved(kv, tmp_path, state):
+    """An optimizer of the user's may have any state; saving says what can be saved and leaves no file."""
+
+    class Own:
+        """Keeps something."""
+
+        def create_state_multi_precision(self, index, weight):
+            return state
+
+        def update_multi_precision(self, index, weight, grad, state):
+            weight -= grad
+
+    kv.init("w", mx.nd.ones((2,)))
+    kv.set_optimizer(Own())
+    kv.push("w", mx.nd.ones((2,)))
+    with pytest.raises(KVStoreError, match="to be saved is None, an NDArray, or a tuple"):
+        kv.save_optimizer_states(tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -220,6 +274,7 @@ def test_damaged_states_change_nothing(kv, tmp_path):
         (lambda kv: kv.set_updater(3), "callable"),
         (lambda kv: kv.save_optimizer_states("x"), "no optimizer"),
         (lambda kv: kv.is_capable("flying"), "unknown capability"),
+        (lambda kv: kv.is_capable(3), "unknown capability 3"),
     ],
 )
 def test_bad_input(kv, call, message):

@@ -201,7 +201,7 @@ class KVStoreLocal(KVStoreBase):
     @classmethod
     def is_capable(cls, capability: str) -> bool:
         """True for ``"optimizer"``; raises KVStoreError for anything unknown."""
-        if capability.lower() == cls.OPTIMIZER:
+        if isinstance(capability, str) and capability.lower() == cls.OPTIMIZER:
             return True
         raise KVStoreError(f"unknown capability {capability!r}: known is {cls.OPTIMIZER!r}")
 

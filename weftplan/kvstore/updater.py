@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weftplan.errors import FormatError
+from weftplan.errors import FormatError, KVStoreError
 from weftplan.ndarray import NDArray, array
 
 State = Any
@@ -34,6 +34,8 @@ class Updater:
     def __init__(self, optimizer: OptimizerProtocol) -> None:
         self.optimizer = optimizer
         self.states: dict[Any, State] = {}
+        self._unchecked: set[Any] = set()
+        """Indices whose state came from a file and has not been used."""
 
     def __call__(self, index: Any, grad: NDArray | Sequence[NDArray], weight: NDArray | Sequence[NDArray]) -> None:
         if isinstance(index, (list, tuple)):
@@ -47,16 +49,32 @@ class Updater:
             state = self.optimizer.create_state_multi_precision(index, weight)
         elif state is not None:
             state = _to_context(state, weight)
+        if index in self._unchecked:
+            self._check(index, state, weight)
+            self._unchecked.discard(index)
         self.states[index] = state
         self.optimizer.update_multi_precision(index, weight, grad, state)
+
+    def _check(self, index: Any, state: State, weight: NDArray) -> None:
+        """Raise unless a loaded state looks like one that the optimizer makes: silence would train something else."""
+        wanted = _described(self.optimizer.create_state_multi_precision(index, weight))
+        if _described(state) != wanted:
+            raise KVStoreError(
+                f"the loaded optimizer state of {index!r} is {_described(state)}, but "
+                f"{type(self.optimizer).__name__} needs {wanted} for a weight {weight.shape} {weight.dtype}: load "
+                f"states of the same optimizer, settings and network, or start without"
+            )
 
     def get_states(self) -> bytes:
         """All states as bytes (an ``.npz`` archive with a JSON description of the structure).
 
         How often each key was updated is among them, where the optimizer counts it: rates and corrections go by it.
+
+        Raises:
+            KVStoreError: a state is something else than :data:`State` says.
         """
         arrays: dict[str, Any] = {}
-        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in self.states.items()]
+        layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in list(self.states.items())]
         buffer = io.BytesIO()
         counts = [[*_tagged(key), count] for key, count in getattr(self.optimizer, _COUNTS, {}).items()]
         np.savez(buffer, __layout__=_as_bytes(layout), __counts__=_as_bytes(counts), **arrays)
@@ -74,6 +92,7 @@ class Updater:
         except Exception as error:
             raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
         self.states = states
+        self._unchecked = set(states)
         if counts and hasattr(self.optimizer, _COUNTS):
             setattr(self.optimizer, _COUNTS, counts)
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]
@@ -96,11 +115,20 @@ def _as_bytes(value: Any) -> Any:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
+def _described(state: State) -> str:
+    if isinstance(state, NDArray):
+        return f"{state.shape} {state.dtype}"
+    if isinstance(state, tuple | list):
+        return f"[{', '.join(map(_described, state))}]"
+    return repr(state)
+
+
 def _to_context(state: State, weight: NDArray) -> State:
     if isinstance(state, NDArray):
         return state if state.context == weight.context else state.as_in_context(weight.context)
-    if isinstance(state, tuple):
-        return tuple(_to_context(item, weight) for item in state)
+    if isinstance(state, tuple | list):
+        moved = [_to_context(item, weight) for item in state]
+        return moved if isinstance(state, list) else tuple(moved)
     return state
 
 
@@ -111,6 +139,11 @@ def _flatten(state: State, arrays: dict[str, Any]) -> Any:
         name = f"a{len(arrays)}"
         arrays[name] = state.asnumpy()
         return name
+    if not isinstance(state, tuple | list):
+        raise KVStoreError(
+            f"an optimizer state to be saved is None, an NDArray, or a tuple or list of such, got "
+            f"{type(state).__name__}: {state!r}"
+        )
     return [_flatten(item, arrays) for item in state]
 
 
