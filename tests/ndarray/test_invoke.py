@@ -9,6 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import nd
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, UnknownOperatorError
+from weftplan.ndarray.array import OPERATOR_METHODS
 from weftplan.ops import registry
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.rules import same_dtype, same_shape
@@ -234,6 +235,27 @@ def test_methods_call_operators():
     np.testing.assert_allclose(x.exp().log().asnumpy(), values, atol=1e-6)
     np.testing.assert_array_equal((x @ x.T).asnumpy(), values @ values.T)
     np.testing.assert_array_equal(x.expand_dims(0).asnumpy(), values[None])
+
+
+def test_every_method_has_its_operator():
+    """Nothing is offered as a method that does not exist."""
+    assert sorted(name for name in OPERATOR_METHODS if not registry.contains(name)) == []
+
+
+def test_split_v2():
+    """Equal sections, or pieces between places, as a function and as a method."""
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    x = nd.array(values)
+    for pieces in (nd.split_v2(x, (1, 3), axis=1), x.split_v2([1, 3], 1)):
+        assert [piece.asnumpy().tolist() for piece in pieces] == [p.tolist() for p in np.split(values, (1, 3), 1)]
+    assert [piece.shape for piece in nd.split_v2(x, 2, squeeze_axis=True)] == [(4,), (4,)]
+    assert x.split_v2(1).shape == (2, 4)
+    assert x.split_v2((), axis=1).shape == (2, 4)
+    for bad in (3, (2, 2), (3, 1), (9,)):
+        with pytest.raises(ShapeError, match="_split_v2"):
+            x.split_v2(bad, axis=1)
+    with pytest.raises(ParameterError, match="got float"):
+        nd.split_v2(x, 2.5)
 
 
 def test_infinities_are_results_not_warnings():

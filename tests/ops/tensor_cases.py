@@ -112,8 +112,39 @@ for _ta in (False, True):
         CASES.append(("_linalg_gemm2", _pair, {"transpose_a": _ta, "transpose_b": _tb, "alpha": 0.5}))
 for _mode in ("constant", "edge", "reflect"):
     CASES.append(("Pad", [uniform(2, 1, 4, 5)], {"mode": _mode, "pad_width": (0, 0, 0, 0, 1, 2, 3, 1)}))
+CASES += [
+    ("sort", [distinct(2, 5, 3)], {"axis": 1}),
+    ("sort", [distinct(3, 4)], {"is_ascend": False}),
+    ("sort", [distinct(3, 4)], {"axis": None}),
+    ("topk", [distinct(4, 5)], {"k": 2, "ret_typ": "value"}),
+    ("topk", [distinct(4, 5, 2)], {"k": 3, "ret_typ": "both", "axis": 0, "is_ascend": True, "dtype": "int64"}),
+    ("topk", [distinct(4, 5)], {"k": 0, "ret_typ": "value", "axis": None}),
+    ("cumsum", [X], {}),
+    ("cumsum", [uniform(2, 3, 4)], {"axis": 1}),
+    ("cumsum", [uniform(2, 3, 4)], {"axis": -1}),
+    ("diag", [uniform(4)], {}),
+    ("diag", [uniform(4)], {"k": -2}),
+    ("diag", [uniform(3, 5)], {"k": 1}),
+    ("diag", [uniform(2, 3, 4)], {"axis1": -1, "axis2": 0, "k": -1}),
+    ("depth_to_space", [uniform(2, 8, 2, 3)], {"block_size": 2}),
+    ("space_to_depth", [uniform(2, 2, 6, 3)], {"block_size": 3}),
+    ("_split_v2", [uniform(2, 5)], {"indices": (0, 1, 3)}),
+    ("_split_v2", [uniform(3, 4)], {"indices": (), "sections": 3, "axis": 0, "squeeze_axis": True}),
+    ("_split_v2", [uniform(3, 4)], {"indices": (0,), "axis": -1}),
+]
+for _op in ("nansum", "nanprod"):
+    for _params in AXES:
+        CASES.append((_op, [distinct(2, 3, 4) + 1.5], _params))
 
 NO_GRADIENT = [
+    ("argsort", [distinct(3, 5)], {}),
+    ("argsort", [distinct(3, 5, 2)], {"axis": 1, "is_ascend": False, "dtype": "int32"}),
+    ("argsort", [distinct(3, 5)], {"axis": None, "dtype": "float64"}),
+    ("topk", [distinct(3, 5)], {"k": 2}),
+    ("topk", [distinct(3, 5)], {"k": 2, "ret_typ": "mask", "axis": 0}),
+    ("argmax_channel", [uniform(3, 4)], {}),
+    ("shape_array", [uniform(3, 4)], {}),
+    ("size_array", [uniform(3, 4)], {}),
     *((op, [X * 3], {}) for op in ("sign", "round", "rint", "floor", "ceil", "trunc", "fix", "logical_not")),
     *((op, [X], {}) for op in ("zeros_like", "ones_like")),
     *((op, [uniform(3, 4)], {"axis": axis}) for op in ("argmax", "argmin") for axis in (None, 0, 1)),

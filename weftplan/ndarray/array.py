@@ -8,7 +8,7 @@ by slices that leave the selected bytes contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ OPERATOR_METHODS = frozenset(
     broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space diag dot erf exp expm1 fix flip floor
     log log10 log1p log2 log_softmax max mean min nanprod nansum norm one_hot ones_like pad pick prod radians rcbrt
     reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh size_array slice
-    slice_axis slice_like softmax softmin sort space_to_depth split split_v2 sqrt square sum swapaxes take tan tanh
+    slice_axis slice_like softmax softmin sort space_to_depth split sqrt square sum swapaxes take tan tanh
     tile topk trunc zeros_like""".split()  # noqa: SIM905
 )
 """Operators that are methods too: ``x.sum(axis=1)`` is ``nd.sum(x, axis=1)``."""
@@ -278,6 +278,12 @@ class NDArray:
             axes = tuple(axes[0] or ())
         given = {"axes": axes} if axes or "axes" not in kwargs else {}
         return self._operator("transpose", (), {**kwargs, **given})  # type: ignore[no-any-return]
+
+    def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
+        """``nd.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
+        from weftplan.ndarray.creation import split_v2
+
+        return split_v2(self, indices_or_sections, axis, squeeze_axis)
 
     def flatten(self, inplace: bool = False) -> NDArray:
         """All dimensions after the first joined into one: a copy, or with ``inplace`` a view."""

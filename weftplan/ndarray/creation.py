@@ -17,6 +17,7 @@ from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import arithmetic
 from weftplan.ndarray.array import NDArray, check_dtype, from_host
 from weftplan.ndarray.chunk import Chunk, drain, push
+from weftplan.ndarray.invoke import invoke
 
 
 def array(source: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
@@ -165,6 +166,30 @@ def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
     axis = _axis(axis, parts[0].ndim + 1, "stack")
     shape = (*parts[0].shape[:axis], 1, *parts[0].shape[axis:])
     return concatenate([part.reshape(shape) if part.shape else part.detach().reshape((1,)) for part in parts], axis)
+
+
+def split_v2(
+    ary: NDArray, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
+) -> NDArray | list[NDArray]:
+    """Pieces of ``ary`` along ``axis``: so many equal ones, or, given places, those between neighbouring places.
+
+    One piece comes alone, several as a list; ``squeeze_axis`` drops the axis of pieces of size 1.
+
+    Raises:
+        ParameterError: neither a number nor places.
+        ShapeError: sections that are not equal, places that do not grow within the axis.
+    """
+    params: dict[str, Any] = {"axis": axis, "squeeze_axis": squeeze_axis}
+    if isinstance(indices_or_sections, int | np.integer):
+        params.update(indices=(), sections=int(indices_or_sections))
+    elif isinstance(indices_or_sections, list | tuple):
+        params.update(indices=(0, *indices_or_sections))
+    else:
+        raise ParameterError(
+            f"split_v2: expected the number of sections or a tuple of places, got {type(indices_or_sections).__name__}"
+        )
+    results = invoke("_split_v2", [ary], params)
+    return results[0] if len(results) == 1 else results
 
 
 def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:

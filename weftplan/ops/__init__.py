@@ -6,19 +6,26 @@ The table is :mod:`weftplan.ops.registry`; the contract of a kernel is :mod:`wef
 import weftplan.ops.add_n
 import weftplan.ops.argmax
 import weftplan.ops.binary
+import weftplan.ops.blocks_of_space
 import weftplan.ops.clip
+import weftplan.ops.cumsum
+import weftplan.ops.diagonal
 import weftplan.ops.expand
 import weftplan.ops.filling
 import weftplan.ops.indexing
 import weftplan.ops.join
 import weftplan.ops.matrix
+import weftplan.ops.nan_reduce
 import weftplan.ops.nn
 import weftplan.ops.norm
+import weftplan.ops.ordering
 import weftplan.ops.random
 import weftplan.ops.reduce
 import weftplan.ops.scalar
 import weftplan.ops.shape
+import weftplan.ops.sizes
 import weftplan.ops.slicing
+import weftplan.ops.split_v2
 import weftplan.ops.unary
 import weftplan.ops.update
 import weftplan.ops.where  # noqa: F401

@@ -93,3 +93,26 @@ for _name in ("argmax", "argmin"):
             doc=f"Position of the first {_name[3:]}imum along axis, in the dtype of data.",
         )
     )
+
+
+def _channel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    return _arg_shape(_CHANNEL, ins, outs)
+
+
+def _channel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    _argmax(ctx, _CHANNEL, inputs, outputs)
+
+
+_CHANNEL: Params = {"axis": 1, "keepdims": False}
+_argmax = _arg("argmax")
+register(
+    Op(
+        name="argmax_channel",
+        forward=_channel,
+        infer_shape=_channel_shape,
+        infer_dtype=same_dtype,
+        gradient=zero_gradient,
+        workspace=lambda params, inputs, outputs: _arg_workspace(_CHANNEL, inputs, outputs),
+        doc="Position of the first maximum along axis 1, in the dtype of data.",
+    )
+)

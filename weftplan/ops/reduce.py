@@ -44,7 +44,7 @@ from weftplan.ops.schema import (
     TensorSpec,
 )
 
-_AXES = (
+AXES = (
     Param("axis", p_optional(p_shape), None, "axes to reduce; None or (): all"),
     Param("keepdims", p_bool, False, "keep the reduced axes with size 1"),
     Param("exclude", p_bool, False, "reduce all axes but those of axis"),
@@ -172,7 +172,7 @@ def rowwise(formula: Formula, scratch: bool) -> Kernel:
     return kernel
 
 
-def _rowwise_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+def rowwise_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     source = inputs[1].shape
     axes = reduced_axes(params, len(source), "a reduction")
     shape, _ = collapse(source, kept_shape(source, axes))
@@ -206,7 +206,7 @@ def _reducer(
             forward=forward,
             infer_shape=reduced_shape,
             infer_dtype=same_dtype,
-            params=_AXES,
+            params=AXES,
             gradient=grad(f"_backward_{name}", "g0", *uses),
             workspace=workspace,
             aliases=aliases,
@@ -217,9 +217,9 @@ def _reducer(
         name,
         backward_kernel,
         ("ograd", "data", "output") if uses else ("ograd",),
-        params=_AXES,
+        params=AXES,
         inplace=(InplacePair(1, 0),) if uses else (),
-        workspace=_rowwise_workspace if masked else None,
+        workspace=rowwise_workspace if masked else None,
     )
 
 
