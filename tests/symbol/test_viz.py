@@ -43,6 +43,17 @@ def test_shared_weights_count_once() -> None:
     assert print_summary(x, {"x": (1, 3)}, echo=lambda line: None) == 9
 
 
+def test_previous_layers() -> None:
+    """With and without shapes: what feeds a layer, data included; a shared weight is no layer."""
+    w, x = sym.Variable("w"), sym.Variable("x")
+    for i in range(2):
+        x = sym.FullyConnected(x, w, num_hidden=3, no_bias=True, name=f"fc{i}")
+    for shape in (None, {"x": (1, 3)}):
+        lines: list[str] = []
+        print_summary(x, shape, echo=lines.append)
+        assert [line.split()[-1] for line in lines if line.startswith("fc")] == ["x", "fc0"]
+
+
 def test_picture(tmp_path: Path) -> None:
     """A box per operator, weights hidden unless asked for, shapes on arrows, a file to save."""
     dot = plot_network(net(), title="mine", shape={"data": (4, 3)})

@@ -56,12 +56,14 @@ def print_summary(
     for node in nodes:
         if node.op is None and node.name not in inputs and node not in data:
             continue
-        parameters = [e.node for e in node.inputs if e.node.op is None and e.node.name not in inputs]
+        parameters = [
+            e.node for e in node.inputs if e.node.op is None and e.node.name not in inputs and e.node not in data
+        ]
         fresh = [n for n in dict.fromkeys(parameters) if n not in counted and not _is_label(node, n)]
         counted.update(fresh)
         count = sum(_size(shapes.get(Entry(n))) for n in fresh)
         total += count
-        previous = [e.node.name for e in node.inputs if e.node not in fresh and not _is_label(node, e.node)]
+        previous = [e.node.name for e in node.inputs if e.node not in parameters and not _is_label(node, e.node)]
         kind = "null" if node.op is None else node.op.name
         output = shapes.get(Entry(node))
         _row(
