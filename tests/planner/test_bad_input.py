@@ -92,6 +92,7 @@ def test_no_outputs() -> None:
         ({"sizes": "4"}, "sizes must be one of true, mxnet"),
         ({"compat": "torch"}, "compat must be one of none, mxnet, paddle, paddle_pir"),
         ({"alignment": 48}, "alignment must be a power of two"),
+        ({"alignment": 4}, "alignment must be a power of two from 8 on"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:

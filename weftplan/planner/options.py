@@ -52,7 +52,8 @@ class PlanOptions:
     """How hard the arena strategy searches: ``fast``, ``normal``, ``max`` (see :func:`weftplan.planner.pack`), or
     ``auto``: fast, then normal where more than 0.5 % and more than 1 MiB above the lower bound are left."""
     alignment: int = 0
-    """Bytes to which offsets in a slab are aligned; 0: 64 on a host, 256 on a GPU."""
+    """Bytes to which offsets in a slab are aligned, at least the 8 of the widest element; 0: 64 on a host, 256 on a
+    GPU."""
     recompute: str = "off"
     """Which forward results the backward part computes again instead of keeping them: ``off`` (only nodes with the
     attribute ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as
@@ -83,8 +84,8 @@ class PlanOptions:
         budget = self.budget
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
             raise PlanError(f"plan option budget must be a number of bytes >= 0 or None, got {budget!r}")
-        if self.alignment & (self.alignment - 1):
-            raise PlanError(f"plan option alignment must be a power of two (or 0), got {self.alignment}")
+        if self.alignment & (self.alignment - 1) or 0 < self.alignment < 8:
+            raise PlanError(f"plan option alignment must be a power of two from 8 on (or 0), got {self.alignment}")
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> PlanOptions:
