@@ -261,3 +261,54 @@ def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
         total = mx.nd.sum(mx.nd.ones((3, 4)), axis=1)
         assert total.asnumpy().tolist() == [4, 4, 4]
     eng.stop()
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_an_undeclared_write_in_a_bulk(debug, size):
+    """It is told with the member that wrote, as alone."""
+    eng, fixed = engine.create("ThreadedEngine", cpu_workers=1), np.zeros(3)
+    fixed.flags.writeable = False
+    var = eng.new_variable()
+
+    def writes():
+        mine = fixed
+        mine[0] = 1
+
+    with eng.bulk(size):
+        eng.push(lambda: None, (), [eng.new_variable()])
+        eng.push(writes, (), [var], name="stray")
+    with pytest.raises(UndeclaredWriteError, match=r"operation 'stray' wrote to .* \('mine', 'fixed' at .*test_debug"):
+        eng.wait_for_var(var)
+    eng.stop()
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_objects_that_cannot_be_looked_at(debug, size):
+    """Neither an error that cannot be shown nor a local that has no attributes ends a worker."""
+
+    class Odd(ValueError):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    class Closed:
+        @property
+        def flags(self):
+            raise RuntimeError("closed")
+
+    def first():
+        raise Odd
+
+    def second():
+        local = Closed()
+        raise ValueError(f"read-only, says {type(local).__name__}")
+
+    eng = engine.create("ThreadedEngine", cpu_workers=1)
+    var = eng.new_variable()
+    for work, kind in (first, Odd), (second, ValueError):
+        with eng.bulk(size):
+            eng.push(work, (), [var])
+        error = eng.future(var).exception(60)
+        assert type(error) is kind
+    eng.push(lambda: None, (), [var])
+    eng.wait_for_var(var)
+    eng.stop()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weftplan.engine.failure import Failure
+from weftplan.engine.failure import Failure, undeclared_write
 from weftplan.engine.operation import OprBlock, dedupe, label_of
 from weftplan.engine.sites import Site
 
@@ -112,7 +112,8 @@ class BulkRun:
                     member.fn()
                 except BaseException as error:
                     label = label_of(member.fn, member.name)
-                    blocked = Failure(error, label, member.site, seq)
+                    told = undeclared_write(label, error) if self.engine._debug else error
+                    blocked = Failure(told, label, member.site, seq)
                     self.failures.append(blocked)
             if blocked is not None:
                 failed = True

@@ -15,11 +15,11 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import Failure
+from weftplan.engine.failure import Failure, undeclared_write
 from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import synchronize_host
-from weftplan.errors import EngineError, UndeclaredWriteError
+from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 
 Tracer = Callable[..., None]
@@ -142,9 +142,7 @@ class Execution:
         try:
             result = op.fn()
         except BaseException as error:
-            if self._debug and is_undeclared_write(error):
-                error = undeclared_write(op, error)
-            return Failure.of(op, error)
+            return Failure.of(op, undeclared_write(op.label, error) if self._debug else error)
         finally:
             self._running_on.pop(op.seq, None)
         return result if type(op.fn) is BulkRun else None
@@ -256,29 +254,3 @@ class Execution:
             self._note_unusual()
             arguments = (type(error), error, error.__traceback__, threading.current_thread())
             threading.excepthook(threading.ExceptHookArgs(arguments))
-
-
-def is_undeclared_write(error: BaseException) -> bool:
-    """True for NumPy's complaint about a read-only array."""
-    return isinstance(error, ValueError) and "read-only" in str(error)
-
-
-def undeclared_write(op: OprBlock, error: BaseException) -> UndeclaredWriteError:
-    """The error that names the operation, and the read-only arrays in the frame where it happened."""
-    names: list[str] = []
-    line = ""
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        found = [k for k, v in frame.f_locals.items() if getattr(getattr(v, "flags", None), "writeable", True) is False]
-        if found:
-            names, line = found, f"{frame.f_code.co_filename}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    what = f" ({', '.join(repr(n) for n in names)} at {line})" if names else ""
-    raised = UndeclaredWriteError(
-        f"operation {op.label!r} wrote to an array that it declared as read{what}; declare the array as written, or "
-        f"write to a copy"
-    )
-    raised.__cause__ = error
-    raised.__traceback__ = error.__traceback__
-    return raised
