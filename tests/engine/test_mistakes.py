@@ -5,10 +5,11 @@ import sys
 import textwrap
 import threading
 
+import numpy as np
 import pytest
 
 from weftplan import engine
-from weftplan.engine import failure
+from weftplan.engine import FnProperty, failure
 from weftplan.errors import ConfigError, EngineError
 
 
@@ -20,6 +21,11 @@ def bare_task():
         return x
 
 
+def one_var():
+    """A var of the process-wide engine."""
+    return engine.get().new_variable()
+
+
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
@@ -29,6 +35,24 @@ def bare_task():
         (lambda: engine.get().push(int, prop="x"), "prop must be one of FnProperty's NORMAL.*got 'x'"),
         (lambda: engine.get().push_async(int, prop=99), "prop must be one of FnProperty's NORMAL.*got 99"),
         (lambda: engine.get().new_operator(int, prop=None), "prop must be one of FnProperty's NORMAL.*got None"),
+        (lambda: engine.create("Simulator", sed=2), "Simulator has no options .'sed'.*seed and choose"),
+        (lambda: engine.create("ThreadedEngine", cpu_workers=2.0), "cpu_workers must be an integer >= 1, got 2.0"),
+        (
+            lambda: engine.set_engine("NaiveEngine"),
+            r"expected an engine, .*make one with engine.create\('NaiveEngine'\)",
+        ),
+        (lambda: engine.using(engine.create).__enter__(), "expected an engine made by engine.create"),
+        (lambda: engine.set_tracer(5), "a tracer is a function, or None for none; got int"),
+        (lambda: engine.get().push(int, (), one_var()), r"write \[var\] for one"),
+        (lambda: engine.get().push_async(int, one_var()), r"write \[var\] for one"),
+        (lambda: engine.get().new_operator(int, (), one_var()), r"write \[var\] for one"),
+        (lambda: engine.get().push(int, priority=1.5), "priority must be an integer, got 1.5"),
+        (lambda: engine.get().push_async(int, priority="1"), "priority must be an integer, got '1'"),
+        (lambda: engine.set_bulk_size(1.0), "bulk size must be an integer >= 0, got 1.0"),
+        (lambda: engine.set_bulk_size(-1), "bulk size must be an integer >= 0, got -1"),
+        (lambda: engine.get().delete_variable(one_var(), 5), "needs a function without arguments, got int"),
+        (lambda: engine.get().delete_operator(int), "made by engine.new_operator.., got type"),
+        (lambda: engine.get().throw("a"), "made by engine.new_variable.., got str"),
     ],
 )
 def test_the_error_says_what_to_write(mistake, told):
@@ -37,6 +61,34 @@ def test_the_error_says_what_to_write(mistake, told):
     with pytest.raises((EngineError, ConfigError), match=told):
         mistake()
     assert engine.get().statistics().pushed == before
+
+
+def test_numpys_integers():
+    """Are taken like Python's, unsigned ones too, which have no negatives."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=np.int64(1), priority_workers=np.uint8(1))
+    ran, gate = [], threading.Event()
+    eng.push(gate.wait, prop=FnProperty.CPU_PRIORITIZED)
+    for i in np.arange(4, dtype=np.uint8):
+        eng.push(lambda i=int(i): ran.append(i), prop=FnProperty.CPU_PRIORITIZED, priority=i)
+    gate.set()
+    eng.wait_for_all()
+    assert ran == [3, 2, 1, 0]
+    assert (eng.set_bulk_size(np.int32(3)), eng.set_bulk_size(0)) == (0, 3)
+    eng.stop()
+
+
+def test_a_delete_function_that_looks_empty():
+    """It is called: whether it is true says nothing."""
+
+    class Empty(list):
+        def __call__(self):
+            ran.append(1)
+
+    ran, eng = [], engine.create("ThreadedEngine", cpu_workers=1)
+    eng.delete_variable(eng.new_variable(), Empty())
+    eng.wait_for_all()
+    assert ran == [1]
+    eng.stop()
 
 
 def test_mxnets_numbers_of_properties():

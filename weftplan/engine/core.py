@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from types import CodeType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
@@ -83,20 +84,26 @@ class Engine(Forking):
 
     def delete_operator(self, operator: Operator) -> None:
         """Forget ``operator`` after all its scheduled executions; pushing it again is an error."""
+        if type(operator) is not Operator:
+            raise EngineError(f"expected an operator made by engine.new_operator(), got {type(operator).__name__}")
         operator.deleted = True
 
     def delete_variable(self, var: Var, delete_fn: Callable[[], Any] | None = None, ctx: Context | None = None) -> None:
         """Run ``delete_fn`` after every operation pushed before that uses ``var``, failed or not; then ``var`` is gone.
 
         Raises:
-            EngineError: the var belongs to another engine or has been deleted already.
+            EngineError: the var belongs to another engine or has been deleted already, or ``delete_fn`` is no function.
         """
         if getattr(var, "engine", None) is not self:
             checked_vars(self, (), (var,), "delete_variable")
         _check_place(ctx, 0)
+        if delete_fn is None:
+            delete_fn = _nothing
+        elif not callable(delete_fn):
+            raise EngineError(f"delete_variable needs a function without arguments, got {type(delete_fn).__name__}")
         if self._bulking:
             self._flush_bulk()
-        op = DetailedBlock(delete_fn or _nothing, (), (var,), "DeleteVariable", push_site(), ctx, FnProperty.DELETE_VAR)
+        op = DetailedBlock(delete_fn, (), (var,), "DeleteVariable", push_site(), ctx, FnProperty.DELETE_VAR)
         if self._tracer is not None:
             op.push_ns = time.perf_counter_ns()
         with _delete_lock:
@@ -193,7 +200,7 @@ class Engine(Forking):
                 self._apply()
             return
         site = push_site()
-        _check_place(ctx, priority)
+        priority = _check_place(ctx, priority)
         if self._bulking and self._bulk.size:
             if prop is NORMAL and not priority and not self._inline and self._tracer is None:
                 self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site))
@@ -244,7 +251,7 @@ class Engine(Forking):
         reads, writes = checked_vars(self, const_vars, mutable_vars, name)
         if self._bulking:
             self._flush_bulk()
-        _check_place(ctx, priority)
+        priority = _check_place(ctx, priority)
         op = DetailedBlock(fn, reads, writes, name, push_site(), ctx, checked_property(prop), priority)
         op.asynchronous = True
         self._submit(op)
@@ -260,7 +267,7 @@ class Engine(Forking):
         Nothing is collected while there is a tracer, so that it sees every operation.
         A thread that ends with members collected has them pushed when it is gone.
         """
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if isinstance(size, bool) or not isinstance(size, SupportsIndex) or (size := index(size)) < 0:
             raise EngineError(f"bulk size must be an integer >= 0, got {size!r}")
         state = self._bulk
         old = state.size
@@ -326,6 +333,8 @@ class Engine(Forking):
 
     @tracer.setter
     def tracer(self, tracer: Tracer | None) -> None:
+        if tracer is not None and not callable(tracer):
+            raise EngineError(f"a tracer is a function, or None for none; got {type(tracer).__name__}")
         self._tracer = tracer
         self._note_unusual()
 
@@ -364,12 +373,15 @@ class Engine(Forking):
         return f"<{self.kind}: {self._seq - self._waits} pushed, {self._pending} pending>"
 
 
-def _check_place(ctx: Any, priority: Any) -> None:
-    """Before anything is changed: a bad one found later would leave its vars half registered."""
+def _check_place(ctx: Any, priority: Any) -> int:
+    """The priority, as a plain integer. Before anything is changed: a bad one found later would leave its vars half
+    registered."""
     if ctx is not None and not isinstance(ctx, Context):
         raise EngineError(f"ctx must be a context such as mx.cpu(0), got {ctx!r}")
-    if not isinstance(priority, int):
-        raise EngineError(f"priority must be an integer, got {priority!r}")
+    try:
+        return index(priority)
+    except TypeError:
+        raise EngineError(f"priority must be an integer, got {priority!r}") from None
 
 
 def _nothing() -> None:

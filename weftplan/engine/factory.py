@@ -6,7 +6,8 @@ import atexit
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from weftplan import config
 from weftplan.engine import blas, forking
@@ -51,11 +52,12 @@ def create(
     given = {"cpu_workers": cpu_workers, "priority_workers": priority_workers}
     given |= {"gpu_workers": gpu_workers, "copy_workers": copy_workers}
     for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 1):
             raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
-    if options and kind != "Simulator":
+    unknown = sorted(set(options) - {"seed", "choose"} if kind == "Simulator" else options)
+    if unknown:
         raise EngineError(
-            f"engine.create: {kind} has no options {sorted(options)}; there are {', '.join(given)}, and seed and "
+            f"engine.create: {kind} has no options {unknown}; there are {', '.join(given)}, and seed and "
             f"choose of the Simulator"
         )
     if kind in (*KINDS, "Simulator"):
@@ -99,6 +101,12 @@ def _make() -> Engine:
 def set_engine(engine: Engine | None) -> Engine | None:
     """Make ``engine`` the process-wide one (None: made anew at next use); returns the one before. Meant for tests."""
     global _current
+    if engine is not None and not isinstance(engine, Engine):
+        raise EngineError(
+            f"expected an engine, got {engine!r}; make one with engine.create({engine!r})"
+            if isinstance(engine, str)
+            else f"expected an engine made by engine.create(), got {type(engine).__name__}"
+        )
     with _lock:
         before, _current = _current, engine
     return before

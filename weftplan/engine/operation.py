@@ -229,7 +229,11 @@ def checked_vars(
         EngineError: something is no var, belongs to another engine, or was deleted.
     """
     what = f"operation {name!r}" if name else "the operation"
-    for var in (*const_vars, *mutable_vars):
+    try:
+        every = (*const_vars, *mutable_vars)
+    except TypeError:
+        raise EngineError(f"{what}: const_vars and mutable_vars are sequences of vars: write [var] for one") from None
+    for var in every:
         if getattr(var, "deleted", False):
             raise EngineError(f"{what}: {var!r} has been deleted; make a new var")
         owner = getattr(var, "engine", None)

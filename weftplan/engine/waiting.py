@@ -114,6 +114,8 @@ class Waiting(Combining):
 
     def throw(self, var: Var) -> None:
         """Raise the failure of ``var`` if it has one, without waiting."""
+        if not isinstance(var, Var):
+            checked_vars(self, (var,), (), "throw")
         failure = var.failure
         if failure is not None:
             self._raise(failure)
