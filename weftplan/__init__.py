@@ -46,6 +46,8 @@ _LAZY = {
     "metric": "training.metric",
     "mod": "training.module",
     "model": "training.checkpoint",
+    "mon": "training.monitor",
+    "monitor": "training.monitor",
     "module": "training.module",
     "name": "symbol.name",
     "nd": "ndarray",

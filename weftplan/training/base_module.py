@@ -20,6 +20,7 @@ from weftplan.training.callbacks import BatchEndParam
 from weftplan.training.checkpoint import read_params, write_params
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
+from weftplan.training.monitor import Monitor
 
 log = logging.getLogger("weftplan")
 
@@ -75,6 +76,10 @@ class BaseModule:
         """(arg_params, aux_params) as copies on the host."""
         raise NotImplementedError
 
+    def install_monitor(self, mon: Monitor) -> None:
+        """Let ``mon`` watch every executor."""
+        raise NotImplementedError
+
     def synchronize(self) -> None:
         """Give every context the same auxiliary states: their average. ``fit`` does so after each epoch."""
 
@@ -127,6 +132,7 @@ class BaseModule:
         begin_epoch: int = 0,
         num_epoch: int | None = None,
         validation_metric: Any = None,
+        monitor: Monitor | None = None,
     ) -> None:
         """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
 
@@ -138,6 +144,7 @@ class BaseModule:
             kvstore: name or store through which gradients are exchanged; None updates on one device locally.
             optimizer, optimizer_params: name and keyword arguments, or an optimizer.
             initializer: for parameters without a value; default ``Uniform(0.01)``.
+            monitor: watches every executor, and logs what it finds.
 
         Raises:
             MXNetError: ``num_epoch`` is missing.
@@ -150,6 +157,8 @@ class BaseModule:
         train_metric = metrics.create(eval_metric)
         check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
+        if monitor is not None:
+            self.install_monitor(monitor)
         self.init_params(
             initializer or Uniform(0.01),
             arg_params=arg_params,
@@ -164,9 +173,13 @@ class BaseModule:
             train_metric.reset()
             nbatch = -1
             for nbatch, batch in enumerate(train_data):
+                if monitor is not None:
+                    monitor.tic()
                 self.forward_backward(batch)
                 self.update()
                 self.update_metric(train_metric, batch.label)
+                if monitor is not None:
+                    monitor.toc_print()
                 _call(batch_end_callback, BatchEndParam(epoch, nbatch, train_metric, {"self": self}))
             if nbatch < 0:
                 raise MXNetError(

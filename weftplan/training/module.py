@@ -27,6 +27,7 @@ from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.inputs import check_batch, context_list, name_list, named_as
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
+from weftplan.training.monitor import Monitor
 from weftplan.training.parameters import first_values, known_names
 from weftplan.training.states import adopt, read_states
 from weftplan.training.store_choice import choose_optimizer, choose_store
@@ -87,6 +88,7 @@ class Module(BaseModule):
         self._optimizer: optimizers.Optimizer | None = None
         self._pending_states: bytes | None = None
         self._ran = False
+        self._monitors: list[Monitor] = []
 
     # -- binding --------------------------------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class Module(BaseModule):
         data = named_as(as_descs(data_shapes), self.data_names, "data")
         label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
-        self._group = self._make_group(data, label, shared_module.group if shared_module is not None else None)
+        self._replace_group(self._make_group(data, label, shared_module.group if shared_module is not None else None))
         self.for_training = for_training
         self.binded = True
         self._ran = False
@@ -149,7 +151,7 @@ class Module(BaseModule):
             self._arg_params, self._aux_params = shared_module.get_params()
             self.params_initialized = True
         elif self._arg_params is not None and self._aux_params is not None:
-            self._group.set_params(self._arg_params, self._aux_params)
+            self.group.set_params(self._arg_params, self._aux_params)
             self.params_initialized = True
 
     def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
@@ -164,12 +166,28 @@ class Module(BaseModule):
             **self._bind_options,
         )
 
+    def _replace_group(self, group: ExecutorGroup) -> None:
+        """Run on other executors from now on; monitors move along."""
+        for monitor in self._monitors:
+            for executor in [] if self._group is None else self._group.executors:
+                monitor.uninstall(executor)
+            for executor in group.executors:
+                monitor.install(executor)
+        self._group = group
+
+    def install_monitor(self, mon: Monitor) -> None:
+        """Let ``mon`` watch every executor, those of later batch sizes too; one that watched before does no more."""
+        self._need("install_monitor", binded=True)
+        self._monitors = [mon]
+        for executor in self.group.executors:
+            mon.install(executor)
+
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Bind for other input shapes; parameters, their gradients and the planned memory are shared."""
         self._need("reshape", binded=True)
         data = named_as(as_descs(data_shapes), self.data_names, "data")
         label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
-        self._group = self._make_group(data, label, self.group)
+        self._replace_group(self._make_group(data, label, self.group))
         self._ran = False
 
     # -- parameters -----------------------------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""Monitors: whose statistics they show, when, and that they follow a module to other batch sizes."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import MXNetError, ParameterError
+
+
+def ready(contexts=1):
+    """A bound module of two layers, all weights 0.5."""
+    net = mx.sym.Activation(
+        mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1"), "relu", name="act"
+    )
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
+    module = mx.mod.Module(net, context=[mx.cpu(i) for i in range(contexts)])
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.init_params(mx.init.Constant(0.5))
+    return module
+
+
+def batch(rows=4):
+    """Ones, of class 1."""
+    return mx.io.DataBatch([mx.nd.ones((rows, 5))], [mx.nd.ones((rows,))])
+
+
+def test_outputs_and_arguments():
+    """Outputs in the order of computation, then arguments; by default norm / root of the size; texts end in tabs."""
+    module, monitor = ready(), mx.mon.Monitor(1, pattern="fc|act")
+    module.install_monitor(monitor)
+    monitor.tic()
+    module.forward(batch(), is_train=False)
+    seen = monitor.toc()
+    assert [name for _, name, _ in seen] == [
+        "fc1_output", "act_output", "fc2_output", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias",
+    ]  # fmt: skip
+    assert {step for step, _, _ in seen} == {1}
+    for name, value in (("fc1_output", 2.5), ("fc2_output", 5.0), ("fc1_weight", 0.5)):
+        text = next(t for _, n, t in seen if n == name)
+        assert text.endswith("\t")
+        assert float(text) == pytest.approx(value)
+
+
+def test_every_third_batch_sorted_and_with_inputs():
+    """Other batches give nothing; monitor_all shows inputs under their names; a statistic may be several."""
+    monitor = mx.mon.Monitor(3, lambda x: [mx.nd.max(x), x[0:1]], "act|data|fc1_data", sort=True, monitor_all=True)
+    module = ready()
+    module.install_monitor(monitor)
+    found = []
+    for _ in range(4):
+        monitor.tic()
+        module.forward(batch(), is_train=False)
+        found.append(monitor.toc())
+    assert [bool(one) for one in found] == [True, False, False, True]
+    names = [name for _, name, _ in found[0]]
+    assert names == sorted(names)
+    assert {"act_data", "act_output", "data", "fc1_data"} == set(names)
+    assert found[0][0][2].count("\t") == 2
+    assert monitor.toc() == []
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_other_batch_sizes_and_bindings(contexts):
+    """A module that is reshaped or bound anew is watched still, and each array is shown once a context."""
+    module, monitor = ready(contexts), mx.mon.Monitor(1, lambda x: mx.nd.array([x.shape[0]]), "fc1_output|fc1_weight")
+    module.install_monitor(monitor)
+
+    def rows(count):
+        monitor.tic()
+        module.forward(batch(count), is_train=False)
+        return sorted((name, int(float(text))) for _, name, text in monitor.toc())
+
+    def expected(count):
+        return [("fc1_output", count // contexts)] * contexts + [("fc1_weight", 4)] * contexts
+
+    for count in (4, 6, 4):
+        assert rows(count) == expected(count)
+    module.bind([("data", (8, 5))], [("softmax_label", (8,))], force_rebind=True)
+    assert rows(8) == expected(8)
+
+
+def test_fit_with_a_monitor(caplog):
+    """The same weights as without, gradients among what is seen, and a line an array in the log."""
+
+    def trained(monitor):
+        module = ready()
+        data = mx.io.NDArrayIter(np.random.default_rng(0).random((12, 5)), np.arange(12) % 3, batch_size=4)
+        module.fit(data, num_epoch=2, monitor=monitor)
+        return module.get_params()[0]["fc1_weight"].asnumpy()
+
+    with caplog.at_level(logging.INFO, logger="weftplan"):
+        watched = trained(mx.mon.Monitor(2, pattern=".*backward.*|softmax_output"))
+    lines = [line for line in caplog.messages if line.startswith("Batch:")]
+    assert [line.split()[1] for line in lines if "softmax_output" in line] == ["1", "3", "5"]
+    assert any("fc2_backward" in line for line in lines)
+    np.testing.assert_array_equal(watched, trained(None))
+
+
+def test_misuse():
+    """An interval of nothing, a statistic that is no array, a module that is not bound."""
+    with pytest.raises(ParameterError, match="interval must be a number of batches >= 1, got 0"):
+        mx.mon.Monitor(0)
+    with pytest.raises(MXNetError, match="not bound"):
+        mx.mod.Module(ready().symbol).install_monitor(mx.mon.Monitor(1))
+    module, monitor = ready(), mx.mon.Monitor(1, lambda x: 1.0)
+    module.install_monitor(monitor)
+    monitor.tic()
+    module.forward(batch(), is_train=False)
+    with pytest.raises(ParameterError, match=r"must return an NDArray or a list of them, got 1\.0"):
+        monitor.toc()
