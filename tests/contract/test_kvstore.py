@@ -354,6 +354,17 @@ def test_dtypes(kv, dtype):
     assert out.asnumpy().tolist() == [6] * 4
 
 
+@pytest.mark.parametrize("place", [mx.cpu, mx.sim])
+def test_sums_that_overflow_say_nothing(kv, place):
+    """Gradients that explode give inf and nan, on every device and thread, as arithmetic on arrays does: no warning."""
+    kv.init(0, mx.nd.zeros((3,), dtype="float16"))
+    values = [[6e4, np.inf, np.nan], [6e4, -np.inf, 1], [1, 1, 1]]
+    kv.push(0, [mx.nd.array(value, ctx=place(i), dtype="float16") for i, value in enumerate(values)])
+    out = mx.nd.empty((3,), dtype="float16")
+    kv.pull(0, out=out)
+    np.testing.assert_array_equal(out.asnumpy(), np.float16([np.inf, np.nan, np.nan]))
+
+
 def test_one_array_pushed_twice_counts_twice(kv):
     """The same NDArray in two places of a list is two sources."""
     one = mx.nd.ones((3,))

@@ -39,29 +39,25 @@ def test_devices_with_streams_give_what_the_host_gives(kind: str, count: int) ->
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
-def test_priorities_reach_the_copies_between_devices(kind: str) -> None:
+def test_priorities_reach_the_copies_between_devices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """push and pull hand their priority to every operation that they push, copies to and from devices included."""
     pushed = []
+    made = engine.create("ThreadedEnginePerDevice")
+    push = made.push
 
-    class Recording:
-        """The engine, and what it was asked to do."""
+    def recording(*args, **settings):
+        pushed.append((settings["name"], settings["priority"]))
+        return push(*args, **settings)
 
-        def __init__(self, below):
-            self.below = below
-
-        def push(self, *args, **settings):
-            pushed.append((settings["name"], settings["priority"]))
-            return self.below.push(*args, **settings)
-
-        def __getattr__(self, name):
-            return getattr(self.below, name)
-
-    gradients = [mx.nd.ones((3,), ctx=mx.sim(i)) for i in range(2)]
-    kv = mx.kv.create(kind)
-    kv.init("w", mx.nd.zeros((3,)))
-    kv.push("w", gradients)  # the first push makes buffers, too
-    with engine.using(Recording(engine.get())):
+    with engine.using(made):
+        gradients = [mx.nd.ones((3,), ctx=mx.sim(i)) for i in range(2)]
+        kv = mx.kv.create(kind)
+        kv.init("w", mx.nd.zeros((3,)))
+        kv.push("w", gradients)  # the first push makes buffers, too
+        monkeypatch.setattr(made, "push", recording)
         kv.push("w", gradients, priority=-5)
         kv.pull("w", out=gradients, priority=-5)
+        made.wait_for_all()
+    made.stop()
     assert {name for name, _ in pushed} >= {"KVStoreReduce", "copy"}
     assert {priority for _, priority in pushed} == {-5}

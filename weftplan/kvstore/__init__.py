@@ -2,7 +2,8 @@
 
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.kvstore.factory import create
-from weftplan.kvstore.local import KVStoreDevice, KVStoreLocal
+from weftplan.kvstore.local import KVStoreLocal
+from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.updater import Updater
 
 KVStore = KVStoreLocal

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from weftplan.errors import KVStoreError, did_you_mean
 from weftplan.kvstore.base import KVStoreBase, registered
-from weftplan.kvstore.local import KVStoreDevice, KVStoreLocal
+from weftplan.kvstore.local import KVStoreLocal
+from weftplan.kvstore.on_device import KVStoreDevice
 
 LOCAL_TYPES = ("local", "local_update_cpu", "local_allreduce_cpu")
 DEVICE_TYPES = ("device", "local_allreduce_device")

@@ -1,4 +1,4 @@
-"""The stores of one process: ``local`` and ``device``.
+"""The store ``local`` of one process, and what ``device`` (``on_device.py``) shares with it.
 
 A store keeps, per key, the stored value and, for an updater or a device, a merge buffer. ``push`` is one engine
 operation that reads every pushed array and writes the merge buffer, then the updater (called on the pushing thread, its
@@ -13,8 +13,9 @@ change what is pulled.
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from weftplan.files import replacing
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.copies import HOST, copy, copy_to_all
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
-from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block, sum_sequential_block
+from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block
 from weftplan.kvstore.updater import Updater
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.chunk import push as launch
+from weftplan.ndarray.quiet import quietly
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 
@@ -102,7 +104,7 @@ class KVStoreLocal(KVStoreBase):
                 if self._updater is not None:
                     merged = self._reduce(k, arrays, priority)
                     self._updater(k, merged, self._stored_near(k, merged, priority))
-                elif _all_on_host(stored, *arrays) and all(array.var is not stored.var for array in arrays):
+                elif self._sums_straight(arrays, stored):
                     self._sum(arrays, stored, priority)
                 else:
                     copy(self._reduce(k, arrays, priority), stored, priority)
@@ -177,6 +179,15 @@ class KVStoreLocal(KVStoreBase):
                 f"got {optimizer!r}"
             )
         self.set_updater(Updater(optimizer))
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Compress gradients on their way to the sum: for stores that sum on devices.
+
+        Raises:
+            KVStoreError: always, as in MXNet: this store sums in host memory.
+        """
+        del compression_params
+        raise KVStoreError(f"gradient compression is not for a store {self.type!r}: use mx.kv.create('device')")
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the optimizer's states to ``fname`` (whole or not at all)."""
@@ -287,12 +298,16 @@ class KVStoreLocal(KVStoreBase):
         if merged is None:
             where = self._merge_context(key, arrays)
             merged = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
+        self._fill(key, arrays, merged, priority)
+        return merged
+
+    def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
+        """Push what makes ``merged`` the sum of ``arrays``."""
         sources = [self._near(key, i, array, merged.context, priority) for i, array in enumerate(arrays)]
         if merged.context.device_type in HOST:
             self._sum(sources, merged, priority)
         else:
             _sum_on_device(sources, merged, priority)
-        return merged
 
     def _sum(self, sources: list[NDArray], target: NDArray, priority: int) -> None:
         """``target[...] = sum of sources``, all of them on the host."""
@@ -313,6 +328,12 @@ class KVStoreLocal(KVStoreBase):
             name="KVStoreReduce",
         )
 
+    def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
+        """True when the sum of ``arrays`` can be made in the stored value itself."""
+        return stored.context.device_type in HOST and all(
+            array.context.device_type in HOST and array.var is not stored.var for array in arrays
+        )
+
     def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
         """``array`` itself if the sum can read it where it is, else a staging copy at ``where``."""
         if array.context == where or (array.context.device_type in HOST and where.device_type in HOST):
@@ -322,30 +343,6 @@ class KVStoreLocal(KVStoreBase):
             staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
         copy(array, staging, priority)
         return staging
-
-
-class KVStoreDevice(KVStoreLocal):
-    """Sums each key on one of the devices of the pushed arrays: the one with the fewest bytes to sum so far."""
-
-    _block_sum: BlockSum = staticmethod(sum_sequential_block)
-
-    def __init__(self, name: str = "device") -> None:
-        super().__init__(name)
-        self._load: dict[Context, int] = {}
-
-    def _home(self, value: NDArray) -> Context:
-        return value.context
-
-    def _merge_context(self, key: Key, arrays: list[NDArray]) -> Context:
-        del key
-        contexts = list(dict.fromkeys(array.context for array in arrays))
-        where = min(contexts, key=lambda ctx: self._load.get(ctx, 0))
-        self._load[where] = self._load.get(where, 0) + arrays[0].nbytes
-        return where
-
-
-def _all_on_host(*arrays: NDArray) -> bool:
-    return all(array.context.device_type in HOST for array in arrays)
 
 
 def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
@@ -364,7 +361,7 @@ def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
         total = out.raw()
         total[...] = sources[0].raw()
         for source in sources[1:]:
-            total += source.raw()
+            quietly(operator.iadd, total, source.raw())
 
     launch(
         add_all,

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.locks import Lock, whole_in_children
+from weftplan.ndarray.quiet import quietly
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
@@ -147,7 +148,8 @@ def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, bloc
     scratch = np.empty(min(block, stop - start), out.dtype) if len(sources) > 2 else out
     for lo in range(start, stop, block):
         hi = min(lo + block, stop)
-        block_sum([source[lo:hi] for source in sources], out[lo:hi], scratch[: hi - lo])
+        # A sum that overflows is inf, and no warning: what a user sees of it must not depend on the thread that sums.
+        quietly(block_sum, [source[lo:hi] for source in sources], out[lo:hi], scratch[: hi - lo])
 
 
 _pool_lock = whole_in_children(Lock())

@@ -1,0 +1,50 @@
+"""Cases of stores, as plain code over the API that MXNet 1.9.1 and weftplan share.
+
+``run(mx)`` gets either package and returns ``{key: array}``; every random number comes from NumPy's ``RandomState``.
+"""
+
+import numpy as np
+
+DTYPES = ("float16", "float32", "float64", "int32", "int64", "uint8", "int8")
+COMPRESSED = (((5,), 1, 0.5), ((17,), 2, 0.1), ((3, 7), 4, 0.3), ((33,), 5, 1.7))
+"""(shape, sources, threshold)."""
+
+
+def exchanged(mx, kv, values):
+    """Push one value of each context, pull the sum."""
+    kv.push("w", [mx.nd.array(value, ctx=mx.cpu(i), dtype=value.dtype) for i, value in enumerate(values)])
+    out = mx.nd.zeros(values[0].shape, dtype=values[0].dtype)
+    kv.pull("w", out=out)
+    return out.asnumpy()
+
+
+def sums(mx):
+    """Each store's order of additions, for 1 to 10 sources of values of very different size."""
+    rng = np.random.RandomState(5)
+    for kind in ("local", "device"):
+        for dtype in DTYPES:
+            for count in range(1, 11):
+                if dtype.startswith("float"):
+                    values = [rng.standard_normal(13) * 10.0 ** rng.randint(-3, 3, 13) for _ in range(count)]
+                else:
+                    values = [rng.randint(0, 127, 13) for _ in range(count)]
+                kv = mx.kv.create(kind)
+                kv.init("w", mx.nd.zeros((13,), dtype=dtype))
+                yield f"sums/{kind}/{dtype}/{count}", exchanged(mx, kv, [value.astype(dtype) for value in values])
+
+
+def compressed(mx):
+    """What four pushes give in a store with two bits an element."""
+    rng = np.random.RandomState(7)
+    for number, (shape, count, threshold) in enumerate(COMPRESSED):
+        kv = mx.kv.create("device")
+        kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
+        kv.init("w", mx.nd.zeros(shape))
+        for step in range(4):
+            values = [(rng.standard_normal(shape) * threshold).astype("float32") for _ in range(count)]
+            yield f"compressed/{number}/{step}", exchanged(mx, kv, values)
+
+
+def run(mx):
+    """All of it."""
+    return {**dict(sums(mx)), **dict(compressed(mx))}

@@ -1,0 +1,160 @@
+"""Gradients of two bits an element: the rule element by element, on every kind of device, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import KVStoreError
+from weftplan.kvstore import compression
+from weftplan.kvstore.compression import Compression
+
+KINDS = ["device", "local_allreduce_device"]
+
+
+def sent_slowly(gradient: np.ndarray, residual: list[np.float32], threshold: np.float32) -> list[np.float32]:
+    """What one push of a flat gradient sends, by the rule, an element at a time; changes the residual."""
+    sent = []
+    for place, value in enumerate(gradient):
+        residual[place] = np.float32(residual[place] + value)
+        sign = int(residual[place] >= threshold) - int(residual[place] <= -threshold)
+        residual[place] = np.float32(residual[place] - np.float32(sign) * threshold)
+        sent.append(np.float32(sign) * threshold)
+    return sent
+
+
+def pushed(kv: mx.kv.KVStore, gradients: list[np.ndarray], contexts: list[mx.Context]) -> np.ndarray:
+    """Push one gradient of each context, pull the sum."""
+    kv.push("w", [mx.nd.array(g, ctx=ctx) for g, ctx in zip(gradients, contexts, strict=True)])
+    out = mx.nd.empty(gradients[0].shape)
+    kv.pull("w", out=out)
+    return out.asnumpy()
+
+
+def store(shape: tuple[int, ...], threshold: float, kind: str = "device") -> mx.kv.KVStore:
+    """A store with one key and compression."""
+    kv = mx.kv.create(kind)
+    kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
+    kv.init("w", mx.nd.zeros(shape))
+    return kv
+
+
+@pytest.mark.parametrize("where", [mx.cpu, mx.sim, mx.cpu_pinned])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("shape", "count", "threshold"), [((7,), 1, 0.5), ((3, 5), 3, 0.1), ((4, 4), 6, 1.7)])
+def test_the_rule_element_by_element(kind, where, shape, count, threshold):
+    """Several pushes give the sums of what the slow rule sends, bit for bit; residuals are each source's own."""
+    rng = np.random.default_rng(count)
+    kv = store(shape, threshold, kind)
+    residuals = [[np.float32(0)] * int(np.prod(shape)) for _ in range(count)]
+    t = np.float32(threshold)
+    for _ in range(5):
+        gradients = [(rng.standard_normal(shape) * threshold).astype(np.float32) for _ in range(count)]
+        want = np.zeros(int(np.prod(shape)), np.float32)
+        for number, (gradient, residual) in enumerate(zip(gradients, residuals, strict=True)):
+            sent = np.array(sent_slowly(gradient.ravel(), residual, t))
+            want = sent if number == 0 else want + sent
+        got = pushed(kv, gradients, [where(i) for i in range(count)])
+        np.testing.assert_array_equal(got, want.reshape(shape))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 64, 65, 100])
+def test_blocks_do_not_show(size, monkeypatch):
+    """Sizes around the bounds of bytes and blocks: packed bytes and sums are those of the slow rule."""
+    monkeypatch.setattr(compression, "_BLOCK", 16)
+    rng, rule = np.random.default_rng(size), Compression(0.25)
+    gradient, slow = rng.standard_normal(size).astype(np.float32), [np.float32(0)] * size
+    residual, packed = np.zeros(size, np.float32), np.full(rule.packed_size(size), 0x55, np.uint8)
+    rule.pack(gradient, residual, packed)
+    want = sent_slowly(gradient, slow, np.float32(0.25))
+    code = {0.25: "11", -0.25: "10", 0.0: "00"}
+    bits = "".join(code[float(value)] for value in want) + "00" * (-size % 4)
+    assert packed.tolist() == [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)]
+    assert residual.tolist() == slow
+    out = np.full(size, np.nan, np.float32)
+    rule.unpack_sum([packed, packed, packed], out)
+    np.testing.assert_array_equal(out, np.array(want, np.float32) * 3)
+
+
+def test_with_an_updater_and_other_keys():
+    """The updater sees what was sent; each key has residuals of its own."""
+    kv = store((2,), 0.5)
+    kv.init("v", mx.nd.ones((2,)))
+    kv.set_updater(lambda key, sent, stored: stored.__iadd__(sent))
+    for key in ("w", "v", "w"):
+        kv.push(key, [mx.nd.array([0.3, -0.6]), mx.nd.array([0.6, 0.0], ctx=mx.cpu(1))])
+    outs = [mx.nd.empty((2,)), mx.nd.empty((2,))]
+    kv.pull(["w", "v"], out=outs)
+    assert [out.tolist() for out in outs] == [[1.5, -1.0], [1.5, 0.5]]
+
+
+def test_a_source_that_moves_keeps_its_residual():
+    """The place in the list counts, not the device; more and fewer sources than before are fine."""
+    kv = store((1,), 0.5)
+    assert pushed(kv, [np.float32([0.3])], [mx.cpu(0)]).tolist() == [0.0]
+    assert pushed(kv, [np.float32([0.3])], [mx.sim(0)]).tolist() == [0.5]
+    assert pushed(kv, [np.float32([0.4]), np.float32([0.7])], [mx.cpu(1), mx.sim(1)]).tolist() == [1.0]
+    assert pushed(kv, [np.float32([0.5])], [mx.cpu(0)]).tolist() == [0.5]
+
+
+def test_switched_on_after_pushes():
+    """Sums before are exact, sums after are compressed; staging copies of whole gradients are gone."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros((8,)))
+    contexts = [mx.sim(0), mx.sim(1)]
+    gradients = [np.full(8, 0.3, np.float32)] * 2
+    np.testing.assert_array_equal(pushed(kv, gradients, contexts), gradients[0] * 2)
+    assert kv.statistics()["staging_bytes"] == 32
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.25})
+    np.testing.assert_array_equal(pushed(kv, gradients, contexts), np.full(8, 0.5, np.float32))
+    assert kv.statistics()["staging_bytes"] == 2
+    assert kv.statistics()["compression_bytes"] == 2 * (32 + 2)
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.05})
+    np.testing.assert_array_equal(pushed(kv, gradients, contexts), np.full(8, np.float32(0.05) * 2))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"type": "none"}, "must have the type '2bit'"),
+        ({"type": "1bit"}, "must have the type '2bit'"),
+        ({}, "must have the type '2bit'"),
+        ({"threshold": 0.5}, "must have the type '2bit'"),
+        ("2bit", "must be a dictionary such as"),
+        (None, "must be a dictionary such as"),
+        ({"type": "2bit", "treshold": 0.5}, r"unknown entries \['treshold'\]"),
+        ({"type": "2bit", "threshold": 0}, "finite number above 0, got 0"),
+        ({"type": "2bit", "threshold": -1}, "finite number above 0, got -1"),
+        ({"type": "2bit", "threshold": float("nan")}, "finite number above 0, got nan"),
+        ({"type": "2bit", "threshold": float("inf")}, "finite number above 0, got inf"),
+        ({"type": "2bit", "threshold": 1e-60}, "finite number above 0, got 1e-60"),
+        ({"type": "2bit", "threshold": "much"}, "finite number above 0, got 'much'"),
+        ({"type": "2bit", "threshold": None}, "finite number above 0, got None"),
+    ],
+)
+def test_bad_settings(params, message):
+    """Each is named, and compression stays off."""
+    kv = mx.kv.create("device")
+    with pytest.raises(KVStoreError, match=message):
+        kv.set_gradient_compression(params)
+    kv.init("w", mx.nd.zeros((1,)))
+    assert pushed(kv, [np.float32([0.125])], [mx.cpu(0)]).tolist() == [0.125]
+
+
+def test_not_for_a_store_that_sums_on_the_host():
+    """As in MXNet."""
+    with pytest.raises(KVStoreError, match="not for a store 'local'"):
+        mx.kv.create("local").set_gradient_compression({"type": "2bit"})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_other_dtypes_are_refused(dtype):
+    """By name, before anything is pushed."""
+    kv = store((2,), 0.5)
+    kv.init("other", mx.nd.ones((2,), dtype=dtype))
+    with pytest.raises(KVStoreError, match=rf"key 'other' holds {dtype}; .* takes float32 only"):
+        kv.push(["w", "other"], [mx.nd.ones((2,)), mx.nd.ones((2,), dtype=dtype)])
+    outs = [mx.nd.zeros((2,)), mx.nd.zeros((2,), dtype=dtype)]
+    kv.pull(["w", "other"], out=outs)
+    assert [out.tolist() for out in outs] == [[0, 0], [1, 1]]

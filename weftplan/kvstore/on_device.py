@@ -1,0 +1,140 @@
+"""The store ``device``: sums where the gradients are, and what travels between devices may be compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weftplan.device.context import Context
+from weftplan.engine import FnProperty
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.compression import DTYPE, Compression
+from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.local import KVStoreLocal
+from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
+from weftplan.ndarray import NDArray, empty, zeros
+from weftplan.ndarray.chunk import push as launch
+from weftplan.ndarray.quiet import quietly
+
+
+class KVStoreDevice(KVStoreLocal):
+    """Sums each key on one of the devices of the pushed arrays: the one with the fewest bytes to sum so far."""
+
+    _block_sum: BlockSum = staticmethod(sum_sequential_block)
+
+    def __init__(self, name: str = "device") -> None:
+        super().__init__(name)
+        self._load: dict[Context, int] = {}
+        self._compression: Compression | None = None
+        self._residuals: dict[tuple[Key, int], NDArray] = {}
+        self._packed: dict[tuple[Key, int], NDArray] = {}
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Send two bits for each element of a pushed float32 gradient: +threshold, -threshold or nothing.
+
+        What is not sent is kept in a residual per key and place in the list of values, and added to the next gradient.
+        Pulls are not compressed. It cannot be switched off again; another threshold may be set.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``; the threshold is above 0, default 0.5.
+
+        Raises:
+            KVStoreError: anything else in ``compression_params``; afterwards also pushes of another dtype.
+
+        >>> import weftplan as mx
+        >>> kv = mx.kv.create("device")
+        >>> kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        >>> kv.init("w", mx.nd.zeros((3,)))
+        >>> for _ in range(2):
+        ...     kv.push("w", mx.nd.array([0.3, -0.6, 0.1]))
+        ...     out = mx.nd.empty((3,))
+        ...     kv.pull("w", out=out)
+        ...     out.tolist()
+        [0.0, -0.5, 0.0]
+        [0.5, -0.5, 0.0]
+        """
+        chosen = Compression.from_params(compression_params)
+        with self._turn:
+            self._compression = chosen
+            self._staging.clear()  # copies of what is not packed
+
+    def statistics(self) -> dict[str, int]:
+        """As of every store; with compression also the bytes of residuals and packed gradients."""
+        figures = super().statistics()
+        if self._compression is not None:
+            held = [*list(self._residuals.values()), *list(self._packed.values())]
+            figures["compression_bytes"] = sum(array.nbytes for array in held)
+        return figures
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _home(self, value: NDArray) -> Context:
+        return value.context
+
+    def _merge_context(self, key: Key, arrays: list[NDArray]) -> Context:
+        del key
+        contexts = list(dict.fromkeys(array.context for array in arrays))
+        where = min(contexts, key=lambda ctx: self._load.get(ctx, 0))
+        self._load[where] = self._load.get(where, 0) + arrays[0].nbytes
+        return where
+
+    def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        if self._compression is not None:
+            for k, arrays in groups:
+                if arrays[0].dtype != DTYPE:
+                    raise KVStoreError(
+                        f"push: key {k!r} holds {arrays[0].dtype}; a store with gradient compression takes {DTYPE} only"
+                    )
+        super()._push(groups, priority)
+
+    def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
+        return self._compression is None and super()._sums_straight(arrays, stored)
+
+    def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
+        compression = self._compression
+        if compression is None:
+            super()._fill(key, arrays, merged, priority)
+            return
+        packed = [
+            self._near(key, i, self._pack(compression, key, i, array, priority), merged.context, priority)
+            for i, array in enumerate(arrays)
+        ]
+
+        def unpack() -> None:
+            quietly(compression.unpack_sum, [source.raw() for source in packed], merged.raw())
+
+        _launch(unpack, packed, [merged], priority, "KVStoreUnpack")
+
+    def _pack(self, compression: Compression, key: Key, index: int, array: NDArray, priority: int) -> NDArray:
+        """What is sent of one gradient, where it is."""
+        place, where = (key, index), array.context
+        residual, packed = self._residuals.get(place), self._packed.get(place)
+        if residual is None or packed is None:
+            residual, packed = zeros(array.shape, ctx=where, dtype=DTYPE), None
+        elif residual.context != where:
+            residual, packed = residual.as_in_context(where), None
+        if packed is None:
+            packed = empty((compression.packed_size(array.size),), ctx=where, dtype="uint8")
+        self._residuals[place], self._packed[place] = residual, packed
+        rest, sent = residual, packed
+
+        def pack() -> None:
+            quietly(compression.pack, array.raw(), rest.raw(), sent.raw())
+
+        _launch(pack, [array], [rest, sent], priority, "KVStorePack")
+        return packed
+
+
+def _launch(fn: Any, reads: list[NDArray], writes: list[NDArray], priority: int, name: str) -> None:
+    where = writes[-1].context
+    prop = FnProperty.CPU_PRIORITIZED if where.device_type in HOST else FnProperty.GPU_PRIORITIZED
+    launch(
+        fn,
+        [array.var for array in reads],
+        [array.var for array in writes],
+        where,
+        prop=prop,
+        priority=priority,
+        name=name,
+    )
