@@ -122,7 +122,8 @@ def test_automatic_names_follow_the_spelling() -> None:
         "_greater0",
     ]
     assert (sym.pow(2, a).name, sym.linalg.gemm2(a, a).name) == ("_rpowerscalar0", "gemm20")
-    assert sym.split(a, num_outputs=1).list_outputs() == ["split0_output0"]
+    outputs = [sym.split(a, num_outputs=1), sym.make_loss(a), sym.sort(a)]
+    assert [x.list_outputs() for x in outputs] == [["split0_output0"], ["make_loss0_loss"], ["sort0_output0"]]
 
 
 def test_prefix_and_threads() -> None:

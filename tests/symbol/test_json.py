@@ -199,6 +199,28 @@ def test_files_before_0_9() -> None:
     assert sym.load_json(x.tojson()).tojson() == x.tojson()
 
 
+def test_multipliers_of_inputs_with_names_of_their_own() -> None:
+    """``weight_lr_mult`` of an old operator belongs to its second input, also where that is a shared variable."""
+    data: dict[str, Any] = {
+        "nodes": [
+            {"op": "null", "name": "d", "inputs": []},
+            {"op": "null", "name": "shared", "inputs": []},
+            {
+                "op": "FullyConnected",
+                "name": "fc",
+                "attr": {"no_bias": "True", "num_hidden": "3", "weight_lr_mult": "2", "bias_wd_mult": "4"},
+                "inputs": [[0, 0], [1, 0]],
+            },
+        ],
+        "arg_nodes": [0, 1],
+        "heads": [[2, 0]],
+        "attrs": {"mxnet_version": ["int", 904]},
+    }
+    attrs = sym.load_json(json.dumps(data)).attr_dict()
+    assert attrs["shared"]["__lr_mult__"] == "2"
+    assert attrs["fc"] == {"no_bias": "True", "num_hidden": "3", "bias_wd_mult": "4"}
+
+
 def test_files_of_0_9_to_1_0() -> None:
     """``attr`` instead of ``attrs``; from 0.9.5 on, axis -1 means the last axis."""
     data: dict[str, Any] = {

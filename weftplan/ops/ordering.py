@@ -242,7 +242,7 @@ register(
         infer_shape=_sort_shape,
         infer_dtype=_sort_dtype,
         params=_SORT,
-        outputs=("output", "indices"),
+        outputs=("output0", "output1"),
         visible_outputs=1,
         gradient=lambda builder: builder.node("_backward_sort", [builder.ograd(), builder.output(1)]),
         workspace=_workspace,

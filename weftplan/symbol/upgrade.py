@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weftplan.symbol.attribute import HIDDEN_KEYS
+from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import Entry, Node
 
 
@@ -14,34 +15,33 @@ def variable_keys(node: Node) -> None:
 
 
 def hidden_keys(node: Node) -> set[str]:
-    """The same on an operator; ``<input>_<hidden>`` moves to that input when it is a variable.
+    """The same on an operator; ``<input>_<hidden>`` moves to that input when it is a variable, whatever its name.
 
-    Returns the keys that stay and are no parameters. Needs the names of the inputs before the parameters are parsed,
-    so it goes by the names of variables: ``<node>_<input>``.
+    Returns the keys that stay and are no parameters.
+
+    Raises:
+        ParameterError: the parameters do not parse; some operators' inputs depend on them.
     """
     variable_keys(node)
-    kept: set[str] = set()
-    for hidden in HIDDEN_KEYS:
-        for key in [k for k in node.attrs if k.endswith(f"_{hidden}") and not k.startswith("__")]:
-            owner = _input_variable(node, key.removesuffix(f"_{hidden}"))
-            if owner is None:
-                kept.add(key)
-            else:
-                owner.attrs[f"__{hidden}__"] = node.attrs.pop(key)
-    return kept
-
-
-def _input_variable(node: Node, name: str) -> Node | None:
+    found = {
+        key: hidden
+        for hidden in HIDDEN_KEYS
+        for key in node.attrs
+        if key.endswith(f"_{hidden}") and not key.startswith("__")
+    }
+    if not found:
+        return set()
     assert node.op is not None
-    if isinstance(node.op.inputs, tuple):
-        names = node.op.inputs
-        if name in names and names.index(name) < len(node.inputs):
-            found = node.inputs[names.index(name)].node
-            return found if found.op is None else None
-    for entry in node.inputs:
-        if entry.node.op is None and entry.node.name in (f"{node.name}_{name}", name):
-            return entry.node
-    return None
+    params = parse_interned(node.op, {k: v for k, v in node.attrs.items() if k not in found}, node=node.name)
+    inputs = dict(zip(node.op.input_names(params), (entry.node for entry in node.inputs), strict=False))
+    kept: set[str] = set()
+    for key, hidden in found.items():
+        owner = inputs.get(key.removesuffix(f"_{hidden}"))
+        if owner is None or owner.op is not None:
+            kept.add(key)
+        else:
+            owner.attrs[f"__{hidden}__"] = node.attrs.pop(key)
+    return kept
 
 
 def argument_axis(node: Node) -> None:
@@ -57,10 +57,7 @@ def missing_inputs(node: Node) -> None:
     names = node.op.input_names(node.params)
     for position in range(len(node.inputs), len(names)):
         name = f"{node.name}_{names[position]}" if node.name else names[position]
-        variable = Node(None, name, attrs=dict(node.attrs))
-        if position in node.op.aux:
-            variable.version = 1
-        node.inputs.append(Entry(variable, 0, variable.version))
+        node.inputs.append(Entry(Node(None, name, attrs=dict(node.attrs))))
 
 
 def default_initializers(node: Node) -> None:

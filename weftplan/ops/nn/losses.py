@@ -17,6 +17,7 @@ from weftplan.ops.rules import (
     DTypes,
     Shapes,
     backward,
+    floats_only,
     merge_dtype,
     merge_shape,
     same_dtype,
@@ -91,7 +92,7 @@ def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kern
             name=name,
             forward=forward,
             infer_shape=_label_shape,
-            infer_dtype=_label_dtype,
+            infer_dtype=_label_dtype if forward is copy_kernel else floats_only(name, _label_dtype),
             params=_SCALE,
             inputs=("data", "label"),
             gradient=gradient,
@@ -175,6 +176,7 @@ backward(
 register(
     Op(
         name="make_loss",
+        outputs=("loss",),
         forward=copy_kernel,
         infer_shape=same_shape,
         infer_dtype=same_dtype,
