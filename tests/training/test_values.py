@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.errors import FormatError
+from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError
 
 
 def network():
@@ -126,3 +126,67 @@ def test_parameter_files(tmp_path):
     mx.nd.save(str(path), {"fc_weight": mx.nd.ones((3, 4))})
     with pytest.raises(FormatError, match="neither arg:"):
         again.load_params(path)
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_training_after_predicting_arrays(contexts):
+    """predict on a few samples rebinds for them, without labels; the module can still be trained and scored."""
+    module = trained(context=[mx.cpu(i) for i in range(contexts)])
+    before = module.score(batches(), "ce")
+    module.predict(np.ones((3, 4)))
+    assert module.score(batches(), "ce") == before
+    module.predict(np.ones((3, 4)))
+    module.fit(batches(), num_epoch=1)
+    assert module.label_shapes == [("softmax_label", (5,))]
+    with pytest.raises(DTypeError, match="label 'softmax_label' must be an NDArray or a NumPy array"):
+        module.forward(mx.io.DataBatch([mx.nd.ones((2, 4))], [[0, 1]]))
+
+
+def test_training_what_was_bound_to_predict():
+    """The message names the way out, which works."""
+    module = mx.mod.Module(network())
+    module.bind([("data", (5, 4))], for_training=False)
+    module.init_params()
+    with pytest.raises(MXNetError, match=r"bind got no label_shapes.*bind again \(fit: force_rebind=True\)"):
+        module.fit(batches(), num_epoch=1)
+    module.fit(batches(), num_epoch=1, force_rebind=True)
+
+
+@pytest.mark.parametrize("lost", ["arg:fc_bias", "aux:bn_moving_var"])
+def test_a_checkpoint_that_lacks_a_value(lost, tmp_path):
+    """It is refused at bind, where the value would be zero in silence; init_params can make it."""
+    trained().save_checkpoint(tmp_path / "net", 1)
+    saved = mx.nd.load(str(tmp_path / "net-0001.params"))
+    del saved[lost]
+    mx.nd.save(str(tmp_path / "net-0001.params"), saved)
+    module = mx.mod.Module.load(tmp_path / "net", 1)
+    with pytest.raises(MXNetError, match=rf"no value for \['{lost[4:]}'\]; load it with mx\.model\.load_checkpoint"):
+        module.bind(batches().provide_data, batches().provide_label)
+    assert not module.binded
+    symbol, args, aux = mx.model.load_checkpoint(tmp_path / "net", 1)
+    module = mx.mod.Module(symbol)
+    module.bind(batches().provide_data, batches().provide_label)
+    module.init_params(arg_params=args, aux_params=aux, allow_missing=True)
+    module.fit(batches(), num_epoch=1)
+
+
+@pytest.mark.parametrize("epoch", ["3", -1, 1.0, None, True])
+def test_epochs_that_are_none(epoch, tmp_path):
+    """Nothing is written."""
+    with pytest.raises(ParameterError, match="the epoch of a checkpoint is a number >= 0, got"):
+        trained().save_checkpoint(tmp_path / "net", epoch)
+    assert not list(tmp_path.iterdir())
+
+
+def test_prefixes(tmp_path):
+    """A str, a path or bytes; with dots and letters of any script."""
+    prefix = str(tmp_path / "模型.v2")
+    module = trained()
+    for kind in (prefix, tmp_path / "模型.v2", prefix.encode()):
+        module.save_checkpoint(kind, 12345, save_optimizer_states=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "模型.v2-12345.params", "模型.v2-12345.states", "模型.v2-symbol.json",
+        ]  # fmt: skip
+        mx.mod.Module.load(kind, 12345, load_optimizer_states=True)
+        for path in tmp_path.iterdir():
+            path.unlink()

@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
-from weftplan.errors import FormatError
+from weftplan.errors import FormatError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 
@@ -16,12 +18,14 @@ Params = dict[str, NDArray]
 
 
 def params_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
-    """The parameter file of an epoch.
+    """The parameter file of an epoch; raises ParameterError for what is no number of one.
 
     >>> params_path("model", 7).name
     'model-0007.params'
     """
-    return Path(f"{os.fspath(prefix)}-{epoch:04d}.params")
+    if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+        raise ParameterError(f"the epoch of a checkpoint is a number >= 0, got {epoch!r}")
+    return Path(f"{os.fsdecode(prefix)}-{epoch:04d}.params")
 
 
 def save_checkpoint(
@@ -32,9 +36,9 @@ def save_checkpoint(
     aux_params: Mapping[str, NDArray],
 ) -> Path:
     """Write symbol and parameters (each file whole or not at all); returns the parameter file's path."""
-    if symbol is not None:
-        symbol.save(f"{os.fspath(prefix)}-symbol.json")
     path = params_path(prefix, epoch)
+    if symbol is not None:
+        symbol.save(f"{os.fsdecode(prefix)}-symbol.json")
     write_params(path, arg_params, aux_params)
     return path
 
@@ -73,5 +77,5 @@ def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Par
 
 def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:
     """(symbol, arg_params, aux_params) of an epoch."""
-    symbol = sym.load(f"{os.fspath(prefix)}-symbol.json")
+    symbol = sym.load(f"{os.fsdecode(prefix)}-symbol.json")
     return (symbol, *load_params(prefix, epoch))

@@ -29,9 +29,10 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
         raise MXNetError(f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(batch).__name__}")
     if labels and not (batch.label and group.label_shapes):
         missing = "the batch has no label" if group.label_shapes else "bind got no label_shapes"
+        again = "" if group.label_shapes or not batch.label else ", bind again (fit: force_rebind=True)"
         raise MXNetError(
-            f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels, or pass "
-            f"is_train=False"
+            f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels{again}, or "
+            f"pass is_train=False"
         )
     shapes = [tuple(as_ndarray(value, "data of the batch").shape) for value in batch.data]
     if len(shapes) != len(group.data_shapes):
@@ -49,6 +50,20 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
                 f"iterators their arrays in one order"
             )
     return shapes
+
+
+def resized(
+    group: ExecutorGroup, shapes: Sequence[tuple[int, ...]], labels: Sequence[Any] | None
+) -> tuple[list[DataDesc], list[DataDesc]]:
+    """(data, labels) to bind for a batch whose data have these shapes.
+
+    A batch that has no labels, because it is only predicted, leaves the module bound for some: training goes on later.
+    """
+    data = [DataDesc(d.name, shape, d.dtype) for d, shape in zip(group.data_shapes, shapes, strict=True)]
+    if labels:
+        pairs = zip(group.label_shapes, labels, strict=False)
+        return data, [DataDesc(d.name, as_ndarray(a, f"label {d.name!r}").shape, d.dtype) for d, a in pairs]
+    return data, [DataDesc(d.name, (*shapes[0][:1], *d.shape[1:]), d.dtype) for d in group.label_shapes]
 
 
 def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:

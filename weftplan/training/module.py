@@ -21,14 +21,14 @@ from weftplan.symbol import Symbol
 from weftplan.training import initializer as initializers
 from weftplan.training import optimizer as optimizers
 from weftplan.training.base_module import BaseModule, as_descs, without_padding
-from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
+from weftplan.training.checkpoint import load_checkpoint, params_path, save_checkpoint
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.initializer import Initializer, Uniform
-from weftplan.training.inputs import check_batch, context_list, name_list, named_as
+from weftplan.training.inputs import check_batch, context_list, name_list, named_as, resized
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
 from weftplan.training.monitor import Monitor
-from weftplan.training.parameters import first_values, known_names
+from weftplan.training.parameters import complete, first_values, known_names
 from weftplan.training.states import adopt, read_states
 from weftplan.training.store_choice import choose_optimizer, choose_store
 
@@ -135,6 +135,9 @@ class Module(BaseModule):
             shared_module: a bound module whose memory and parameters are shared.
             grad_req: ``write`` or ``add`` for what has a gradient; or a list or a dictionary with the request of each
                 argument.
+
+        Raises:
+            MXNetError: the checkpoint that was loaded lacks a parameter or an auxiliary state.
         """
         if self.binded and not force_rebind:
             return
@@ -142,6 +145,8 @@ class Module(BaseModule):
             self._arg_params, self._aux_params = self.get_params()
         data = named_as(as_descs(data_shapes), self.data_names, "data")
         label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
+        if self._arg_params is not None and self._aux_params is not None:
+            complete(self._arg_params, self.param_names, self._aux_params, self.aux_names)
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
         self._replace_group(self._make_group(data, label, shared_module.group if shared_module is not None else None))
         self.for_training = for_training
@@ -247,12 +252,12 @@ class Module(BaseModule):
         if not allow_extra:
             known_names(arg_params or (), self.symbol.list_arguments(), aux_params or (), self.aux_names)
         group = self.group
-        complete = arg_params is not None and not allow_missing
+        whole = arg_params is not None and not allow_missing
         values = partial(first_values, rule=rule, attrs=self.symbol.attr_dict(), label_names=self.label_names)
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
-        args = values(params, arg_params, complete=complete)
-        aux = values(states, aux_params, complete=complete and aux_params is not None)
+        args = values(params, arg_params, complete=whole)
+        aux = values(states, aux_params, complete=whole and aux_params is not None)
         group.set_params(args, aux)
         self._arg_params = {**(self._arg_params or {}), **args}
         self._aux_params = {**(self._aux_params or {}), **aux}
@@ -352,13 +357,8 @@ class Module(BaseModule):
         training = self.for_training if is_train is None else bool(is_train)
         shapes = check_batch(data_batch, self.group, self.label_names if training else ())
         if shapes != [tuple(d.shape) for d in self.group.data_shapes]:
-            data = [DataDesc(d.name, s, d.dtype) for d, s in zip(self.group.data_shapes, shapes, strict=True)]
-            label = [
-                DataDesc(d.name, tuple(a.shape), d.dtype)
-                for d, a in zip(self.group.label_shapes, data_batch.label or (), strict=False)
-            ]
             try:
-                self.reshape(data, label)
+                self.reshape(*resized(self.group, shapes, data_batch.label))
             except ShapeError as error:
                 bound = [(d.name, d.shape) for d in self.group.data_shapes]
                 raise ShapeError(
@@ -408,7 +408,7 @@ class Module(BaseModule):
         args, aux = self.get_params()
         path = save_checkpoint(prefix, epoch, self.symbol, args, aux)
         if save_optimizer_states:
-            self.save_optimizer_states(f"{os.fspath(prefix)}-{epoch:04d}.states")
+            self.save_optimizer_states(params_path(prefix, epoch).with_suffix(".states"))
         return path
 
     @staticmethod
@@ -418,7 +418,7 @@ class Module(BaseModule):
         module = Module(symbol, **kwargs)
         module._arg_params, module._aux_params = args, aux
         if load_optimizer_states:
-            module._pending_states = read_states(f"{os.fspath(prefix)}-{epoch:04d}.states")
+            module._pending_states = read_states(params_path(prefix, epoch).with_suffix(".states"))
         return module
 
     def _states_holder(self) -> Updater:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
-from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.errors import BindError, MXNetError, ShapeError, listed
 from weftplan.ndarray import NDArray
 from weftplan.training.executor_group import as_ndarray
 from weftplan.training.initializer import InitDesc, Initializer
@@ -19,6 +19,18 @@ def known_names(args: Iterable[str], arguments: Sequence[str], aux: Iterable[str
     extra = [name for name in args if name not in arguments] + [name for name in aux if name not in states]
     if extra:
         raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
+
+
+def complete(
+    args: Mapping[str, NDArray], params: Sequence[str], aux: Mapping[str, NDArray], states: Sequence[str]
+) -> None:
+    """Raise MXNetError when a loaded checkpoint lacks a parameter or an auxiliary state, which would stay zero."""
+    lost = [name for name in params if name not in args] + [name for name in states if name not in aux]
+    if lost:
+        raise MXNetError(
+            f"bind: the checkpoint has no value for {listed(lost)}; load it with mx.model.load_checkpoint, and give "
+            f"its parameters to init_params(arg_params=…, aux_params=…, allow_missing=True)"
+        )
 
 
 def first_values(
