@@ -108,3 +108,14 @@ def test_arguments_by_position_in_mxnets_order():
     assert second.pool is first.pool
     executor = net.simple_bind(mx.cpu(), "null", {"data": "float64"}, data=(2, 3))
     assert executor.arg_dict["data"].dtype == np.float64
+
+
+def test_a_shared_buffer_of_another_dtype_is_replaced_aloud():
+    """The caller's array is left alone, and a warning says why it is not used."""
+    pool = {"data": mx.nd.ones((5,), dtype="float64")}
+    with pytest.warns(
+        UserWarning, match="'data' is float64 on cpu\\(0\\), float32 on cpu\\(0\\) is needed: it is replaced"
+    ):
+        executor = (mx.sym.Variable("data") * 2).simple_bind(mx.cpu(), "null", data=(2,), shared_buffer=pool)
+    assert executor.arg_dict["data"].dtype == np.float32
+    assert pool["data"].shape == (2,)

@@ -187,3 +187,16 @@ def test_backward_twice_is_right_or_an_error():
         executor.backward(mx.nd.ones((4, 8)))
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones((4, 8)))
+
+
+def test_the_symbol_as_it_runs():
+    """Equal expressions are one; the copy computes the same and shares no node with what is bound."""
+    x = sym.Variable("x")
+    net = sym.exp(x, name="one") * sym.exp(x, name="two")
+    executor = net.simple_bind(mx.cpu(), x=(3,))
+    found = executor.get_optimized_symbol()
+    assert found.get_internals().list_outputs() == ["x", "one_output", net.list_outputs()[0]]
+    assert found.entries[0].node is not executor.planned.graph.nodes[-1]
+    values = mx.nd.array([0, 1, 2])
+    again = found.eval(x=values)[0].asnumpy()
+    assert again.tolist() == executor.forward(x=values)[0].asnumpy().tolist()

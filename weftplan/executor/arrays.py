@@ -73,7 +73,8 @@ def buffered_array(
     """An array cut from ``pool[name]``, which is made where it is missing and grows where it is too small.
 
     Arrays that were cut from it before stay valid, and keep their values. So the bytes that the pool holds do not
-    depend on the order of the requests. An array that the caller put there cannot grow: it is replaced, with a warning.
+    depend on the order of the requests. An array that the caller put there cannot grow, and no array changes its dtype
+    or context: it is replaced, with a warning.
     """
     if pool is None:
         return zeros(shape, ctx=ctx, dtype=dtype)
@@ -88,6 +89,11 @@ def buffered_array(
             pool[name] = NDArray(chunk, shape, dtype)
             return pool[name]
         warn(f"shared_buffer: {name!r} has {have.size} elements, {size} are needed: it is replaced")
+    elif have is not None:
+        warn(
+            f"shared_buffer: {name!r} is {have.dtype} on {have.context}, {np.dtype(dtype)} on {ctx} is needed: it is "
+            f"replaced"
+        )
     pool[name] = growable(ctx, shape, dtype)
     return pool[name]
 

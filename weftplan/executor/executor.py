@@ -24,6 +24,7 @@ from weftplan.ndarray import zeros as nd_zeros
 from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner.plan import MemoryPlan, PlannedGraph
 from weftplan.symbol import Symbol
+from weftplan.symbol.traversal import copy_graph
 
 Callback = Callable[[str, NDArray], None]
 
@@ -365,6 +366,10 @@ class Executor:
             monitor_all: also for every input, before the node is pushed.
         """
         self._monitor = None if callback is None else Monitored(callback, monitor_all)
+
+    def get_optimized_symbol(self) -> Symbol:
+        """A copy of the forward part as it runs: equal expressions merged, copies between contexts inserted."""
+        return Symbol(copy_graph(self.planned.graph.entry(eid) for eid in self.planned.outputs))
 
     def debug_str(self) -> str:
         """The bound graph and the planned megabytes, in MXNet's text form."""
