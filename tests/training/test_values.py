@@ -160,7 +160,7 @@ def test_a_checkpoint_that_lacks_a_value(lost, tmp_path):
     del saved[lost]
     mx.nd.save(str(tmp_path / "net-0001.params"), saved)
     module = mx.mod.Module.load(tmp_path / "net", 1)
-    with pytest.raises(MXNetError, match=rf"no value for \['{lost[4:]}'\]; load it with mx\.model\.load_checkpoint"):
+    with pytest.raises(MXNetError, match=rf"no value for \['{lost[4:]}'\]; .*load it with mx\.model\.load_checkpoint"):
         module.bind(batches().provide_data, batches().provide_label)
     assert not module.binded
     symbol, args, aux = mx.model.load_checkpoint(tmp_path / "net", 1)
@@ -190,3 +190,32 @@ def test_prefixes(tmp_path):
         mx.mod.Module.load(kind, 12345, load_optimizer_states=True)
         for path in tmp_path.iterdir():
             path.unlink()
+
+
+@pytest.mark.parametrize("how", ["set_params", "init_params", "load"])
+def test_predicting_without_naming_the_label(how, tmp_path):
+    """label_names=None and for_training=False: the label counts as a parameter, and nobody needs its value."""
+    teacher = trained()
+    args, aux = teacher.get_params()
+    if how == "load":
+        teacher.save_checkpoint(tmp_path / "net", 1)
+        module = mx.mod.Module.load(tmp_path / "net", 1, label_names=None)
+    else:
+        module = mx.mod.Module(network(), label_names=None)
+    module.bind([("data", (5, 4))], for_training=False)
+    if how == "set_params":
+        module.set_params(args, aux, allow_missing=True)
+    else:
+        module.init_params(arg_params=args, aux_params=aux)
+    np.testing.assert_array_equal(module.predict(batches()).asnumpy(), teacher.predict(batches()).asnumpy())
+
+
+def test_training_without_naming_the_label(tmp_path):
+    """There a label that counts as a parameter would be zero for every sample: refused, loaded or not."""
+    trained().save_checkpoint(tmp_path / "net", 1)
+    for module in (
+        mx.mod.Module.load(tmp_path / "net", 1, label_names=None),
+        mx.mod.Module(network(), label_names=None),
+    ):
+        with pytest.raises(MXNetError, match="softmax_label"):
+            module.fit(batches(), num_epoch=1)

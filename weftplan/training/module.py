@@ -146,7 +146,7 @@ class Module(BaseModule):
         data = named_as(as_descs(data_shapes), self.data_names, "data")
         label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         if self._arg_params is not None and self._aux_params is not None:
-            complete(self._arg_params, self.param_names, self._aux_params, self.aux_names)
+            complete(self._arg_params, self.param_names, self._aux_params, self.aux_names, training=for_training)
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
         self._replace_group(self._make_group(data, label, shared_module.group if shared_module is not None else None))
         self.for_training = for_training
@@ -253,7 +253,13 @@ class Module(BaseModule):
             known_names(arg_params or (), self.symbol.list_arguments(), aux_params or (), self.aux_names)
         group = self.group
         whole = arg_params is not None and not allow_missing
-        values = partial(first_values, rule=rule, attrs=self.symbol.attr_dict(), label_names=self.label_names)
+        values = partial(
+            first_values,
+            rule=rule,
+            attrs=self.symbol.attr_dict(),
+            label_names=self.label_names,
+            training=self.for_training,
+        )
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
         args = values(params, arg_params, complete=whole)

@@ -22,14 +22,24 @@ def known_names(args: Iterable[str], arguments: Sequence[str], aux: Iterable[str
 
 
 def complete(
-    args: Mapping[str, NDArray], params: Sequence[str], aux: Mapping[str, NDArray], states: Sequence[str]
+    args: Mapping[str, NDArray],
+    params: Sequence[str],
+    aux: Mapping[str, NDArray],
+    states: Sequence[str],
+    *,
+    training: bool,
 ) -> None:
-    """Raise MXNetError when a loaded checkpoint lacks a parameter or an auxiliary state, which would stay zero."""
-    lost = [name for name in params if name not in args] + [name for name in states if name not in aux]
+    """Raise MXNetError when a loaded checkpoint lacks a parameter or an auxiliary state, which would stay zero.
+
+    A label that counts as a parameter may be missing where there is no ``training``.
+    """
+    lost = [name for name in params if name not in args and (training or not name.endswith("label"))]
+    lost += [name for name in states if name not in aux]
     if lost:
         raise MXNetError(
-            f"bind: the checkpoint has no value for {listed(lost)}; load it with mx.model.load_checkpoint, and give "
-            f"its parameters to init_params(arg_params=…, aux_params=…, allow_missing=True)"
+            f"bind: the checkpoint has no value for {listed(lost)}; if that is a label, name it in label_names; else "
+            f"load it with mx.model.load_checkpoint, and give its parameters to init_params(arg_params=…, "
+            f"aux_params=…, allow_missing=True)"
         )
 
 
@@ -41,6 +51,7 @@ def first_values(
     complete: bool,
     attrs: Mapping[str, Mapping[str, str]],
     label_names: Sequence[str],
+    training: bool,
 ) -> dict[str, NDArray]:
     """Values for the names of ``likes``, in its order.
 
@@ -51,23 +62,28 @@ def first_values(
         complete: all have to be given.
         attrs: attributes of the network's variables, ``__init__`` among them.
         label_names: the inputs that are labels, for the message about a label taken for a parameter.
+        training: whether the network is bound for it. One that only predicts needs no label: a name that ends in
+            ``label`` is left out where no value is given.
 
     Raises:
         MXNetError: ``complete``, and one is not given.
         ShapeError: a given value has another shape.
-        BindError: a label would be made by ``rule``.
+        BindError: for training, a label would be made by ``rule``.
     """
     values = {}
     for name, like in likes.items():
+        as_label = name.endswith("label") and "__init__" not in attrs.get(name, {})
         if given is not None and name in given:
             value = as_ndarray(given[name], f"parameter {name!r}")
             if tuple(value.shape) != tuple(like.shape):
                 raise ShapeError(f"parameter {name!r}: the network needs {like.shape}, got {value.shape}")
+        elif as_label and not training:
+            continue
         elif complete:
             raise MXNetError(f"parameter {name!r} is missing from the given ones; pass allow_missing=True to init it")
         elif rule is None:
             continue
-        elif name.endswith("label") and "__init__" not in attrs.get(name, {}):
+        elif as_label:
             raise BindError(
                 f"{name!r} would be a parameter, since label_names are {list(label_names)}; pass "
                 f"label_names=[{name!r}] to Module, and label_name={name!r} to the data iterator"
