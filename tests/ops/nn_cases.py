@@ -142,6 +142,70 @@ EMBEDDING = [
     ("Embedding", [np.array([1, 1, 1]), uniform(2, 3)], {"input_dim": 2, "output_dim": 3}),
 ]
 
+
+def _rnn(mode, layers, both, *, steps=3, batch=2, inputs=3, size=2, project=None, lengths=None, **params):
+    gates = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}[mode]
+    sides, units = (2 if both else 1), project or size
+    count = sum(gates * size * ((sides * units if k else inputs) + units + 2) for k in range(layers)) * sides
+    count += layers * sides * (project or 0) * size
+    arrays = [uniform(steps, batch, inputs), uniform(count), uniform(layers * sides, batch, units)]
+    if mode == "lstm":
+        arrays.append(uniform(layers * sides, batch, size))
+    if lengths is not None:
+        arrays.append(np.array(lengths))
+        params["use_sequence_length"] = True
+    if project is not None:
+        params["projection_size"] = project
+    return "RNN", arrays, {"mode": mode, "num_layers": layers, "state_size": size, "bidirectional": both, **params}
+
+
+RNN = [
+    *(_rnn(mode, 1, False, state_outputs=True) for mode in ("rnn_relu", "rnn_tanh", "lstm", "gru")),
+    *(_rnn(mode, 3, True) for mode in ("rnn_tanh", "lstm", "gru")),
+    *(_rnn(mode, 2, True, state_outputs=True, p=0.4) for mode in ("lstm", "gru")),
+    _rnn("lstm", 2, True, project=1, state_outputs=True),
+    _rnn("lstm", 2, False, project=3, lengths=[3, 1], state_outputs=True),
+    *(_rnn(mode, 2, True, lengths=[1, 3], state_outputs=True) for mode in ("rnn_relu", "lstm", "gru")),
+    _rnn("gru", 1, False, steps=1, batch=1, inputs=1, size=1),
+]
+
+_ENDS = np.array([4, 1, 3])
+SEQUENCES = [
+    *((name, [uniform(4, 3, 2)], {}) for name in ("SequenceMask", "SequenceLast", "SequenceReverse")),
+    *(
+        (name, [uniform(4, 3, 2), _ENDS], {"use_sequence_length": True})
+        for name in ("SequenceMask", "SequenceLast", "SequenceReverse")
+    ),
+    ("SequenceMask", [uniform(4, 3), np.array([9, 0, 2])], {"use_sequence_length": True, "value": 2.5}),
+    ("SequenceMask", [uniform(2, 3), np.array([3, 1])], {"use_sequence_length": True, "axis": 1}),
+    ("SequenceLast", [uniform(2, 3, 2), np.array([0, 9])], {"use_sequence_length": True, "axis": 1}),
+    ("SequenceReverse", [uniform(4, 3), np.array([0, 9, 2])], {"use_sequence_length": True}),
+]
+GROUPS = [
+    *(("GroupNorm", [uniform(2, 6, 3), uniform(n), uniform(n)], {"num_groups": n, "eps": 0.1}) for n in (1, 2, 3, 6)),
+    ("GroupNorm", [uniform(2, 4, 3, 2), uniform(2), uniform(2)], {"num_groups": 2, "output_mean_var": True}),
+]
+IMAGES = [
+    ("Crop", [uniform(2, 3, 5, 6)], {"h_w": (2, 3), "offset": (3, 1)}),
+    ("Crop", [uniform(2, 3, 5, 6), uniform(1, 2, 4, 3)], {"center_crop": True}),
+    ("UpSampling", [uniform(2, 3, 2, 4)], {"scale": 3, "sample_type": "nearest"}),
+    ("UpSampling", [uniform(1, 2, 4, 6), uniform(1, 3, 2, 3)], {"scale": 2, "sample_type": "nearest"}),
+    (
+        "UpSampling",
+        [uniform(1, 2, 2, 3), uniform(1, 2, 4, 1), uniform(1, 2, 1, 6)],
+        {"scale": 2, "sample_type": "nearest", "multi_input_mode": "sum"},
+    ),
+    *(
+        (
+            "UpSampling",
+            [uniform(2, 2, 2, 3), uniform(2, 1, 2 * n - n % 2, 2 * n - n % 2)],
+            {"scale": n, "sample_type": "bilinear", "num_filter": 2},
+        )
+        for n in (1, 2, 3)
+    ),
+]
+CROSS_ENTROPY = [("softmax_cross_entropy", [uniform(4, 3), np.array([0, 2, 1, 1], "float64")], {})]
+
 DIFFERENTIABLE = [
     *FULLY_CONNECTED,
     *CONVOLUTION,
@@ -153,6 +217,7 @@ DIFFERENTIABLE = [
     *SOFTMAX,
     *RANDOM,
     *EMBEDDING,
+    *RNN,
 ]
 """Operators whose rule gives the derivative of their output."""
 
@@ -172,6 +237,7 @@ LOSSES = [
         for name in ("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput")
     ),
     ("LinearRegressionOutput", [uniform(4, 1), uniform(4)], {}),
+    *(("SVMOutput", [uniform(4, 3) * 2, np.array([0.0, 1, 2, -1])], {"use_linear": linear}) for linear in (0, 1)),
     *(("MakeLoss", [uniform(4, 3)], {"normalization": how}) for how in ("null", "batch", "valid")),
     ("make_loss", [uniform(4, 3)], {}),
 ]

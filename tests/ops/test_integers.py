@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from ops_harness import infer, run
+from ops_harness import run
 
 from weftplan.errors import DTypeError
 from weftplan.ops import kernels, registry
@@ -89,7 +89,28 @@ def test_small_integers_compute_in_double(op):
         np.testing.assert_array_equal(run(name, [x.astype(dtype) for x in inputs])[0], expected.astype(dtype))
 
 
-def test_hard_sigmoid_refuses_integers():
-    """Its values lie between 0 and 1, so integers have none: MXNet 1.9.1 refuses them, too."""
-    with pytest.raises(DTypeError, match=r"hard_sigmoid.*float.*int32"):
-        infer(registry.get("hard_sigmoid"), {"alpha": 0.2, "beta": 0.5}, [np.array([1], np.int32)])
+FLOATS_ONLY = [
+    ("hard_sigmoid", 1, {}), ("smooth_l1", 1, {}), ("softmax", 1, {}), ("softmin", 1, {}), ("log_softmax", 1, {}),
+    ("softmax", 1, {"dtype": "float32"}), ("SoftmaxActivation", 1, {}), ("SoftmaxOutput", 2, {}), ("LeakyReLU", 1, {}),
+    ("Activation", 1, {"act_type": "tanh"}), ("Activation", 1, {"act_type": "sigmoid"}), ("BatchNorm", 5, {}),
+    ("LayerNorm", 3, {}), ("InstanceNorm", 3, {}), ("L2Normalization", 1, {}), ("LRN", 1, {"nsize": 3}),
+    ("LogisticRegressionOutput", 2, {}), ("linalg_gemm2", 2, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "count", "params"), FLOATS_ONLY)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "bool"])
+def test_operators_for_floats_refuse_integers(op, count, params, dtype):
+    """Integers have no room for their results: refused when dtypes are inferred, by name, as in MXNet 1.9.1."""
+    op = registry.get(op)
+    parsed = registry.parse_params(op, params)
+    outputs: list = [None] * op.num_outputs(parsed)
+    with pytest.raises(DTypeError, match=rf"{op.name}.* expects floats, got {dtype}: cast it to float32"):
+        op.infer_dtype(parsed, [np.dtype(dtype)] + [None] * (count - 1), outputs)
+    ins, _ = op.infer_dtype(parsed, [np.dtype("float16")] + [None] * (count - 1), outputs)
+    assert ins[0] == np.float16
+
+
+def test_relu_of_integers():
+    """relu needs no fractions."""
+    assert run("Activation", [np.array([-2, 3], np.int32)], {"act_type": "relu"})[0].tolist() == [0, 3]

@@ -18,8 +18,10 @@ MODULES = [
 
 
 def wrt(case):
-    """Inputs that a case is differentiated by: what is float and no moving statistic; no gamma when that is fixed."""
+    """Inputs that a case is differentiated by: what is float and no moving statistic, label or shape; no gamma when that is fixed."""
     op, _, params = case
+    if op in ("Crop", "softmax_cross_entropy"):
+        return (0,)
     if op == "BatchNorm":
         return (0, 1, 2) if params.get("fix_gamma") is False else (0, 2)
     return None

@@ -11,13 +11,14 @@ from weftplan.ops.registry import register
 from weftplan.ops.rules import (
     Shapes,
     backward,
+    floats_only,
     grad,
     merge_dim,
     merge_shape,
     normalize_axis,
     same_dtype,
 )
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import DTypeRule, Op, OpContext, Param, Params, Shape
 
 # ------------------------------------------------------------------------------------------------------------ transpose
 
@@ -277,6 +278,13 @@ _GEMM2 = (
     Param("alpha", p_float, 1.0, "factor of the product"),
     Param("axis", _gemm_axis, -2, "axis of the rows"),
 )
+
+
+def _products_dtype(name: str) -> DTypeRule:
+    """alpha is no integer, so linalg_gemm2 takes floats alone."""
+    return same_dtype if name == "batch_dot" else floats_only(name)
+
+
 for _name, _infer, _params, _inputs, _aliases in (
     ("batch_dot", _batch_dot_shape, _PRODUCT, ("lhs", "rhs"), ()),
     ("_linalg_gemm2", _batch_shape, _GEMM2, ("A", "B"), ("linalg_gemm2",)),
@@ -286,7 +294,7 @@ for _name, _infer, _params, _inputs, _aliases in (
             name=_name,
             forward=_batch_product,
             infer_shape=_infer,
-            infer_dtype=same_dtype,
+            infer_dtype=_products_dtype(_name),
             params=_params,
             inputs=_inputs,
             gradient=grad(f"_backward_{_name.lstrip('_')}", "g0", "x0", "x1"),

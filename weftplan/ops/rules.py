@@ -18,6 +18,7 @@ from weftplan.errors import DTypeError, ShapeError
 from weftplan.ops.registry import register
 from weftplan.ops.schema import (
     DType,
+    DTypeRule,
     EntryRef,
     GradientBuilder,
     GradientRule,
@@ -116,6 +117,23 @@ def same_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     for position, dtype in enumerate(outs):
         merged = merge_dtype(merged, dtype, f"output {position} against the inputs")
     return [merged] * len(ins), [merged] * len(outs)
+
+
+def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
+    """``rule`` for an operator whose first input must hold floats; integers would have no room for its results.
+
+    Raises:
+        DTypeError: as ``rule``, or the first input turns out to hold none.
+    """
+
+    def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DType | None], Sequence[DType | None]]:
+        new = rule(params, ins, outs)
+        first = new[0][0]
+        if first is not None and first.kind != "f":
+            raise DTypeError(f"{name} expects floats, got {first}: cast it to float32 first (Cast, astype)")
+        return new
+
+    return infer
 
 
 def pass_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:

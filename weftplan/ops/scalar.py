@@ -26,8 +26,19 @@ from weftplan.ops.kernels import (
 )
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
-from weftplan.ops.schema import DType, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
+from weftplan.ops.schema import (
+    DType,
+    DTypeRule,
+    GradientRule,
+    InplacePair,
+    Kernel,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    TensorSpec,
+)
 
 SCALAR = (
     Param("scalar", p_float, 1.0, "the number"),
@@ -167,6 +178,7 @@ def _scalar_op(
     gradient: GradientRule | None = None,
     forward_scratch: tuple[Kind, ...] = (),
     workspace: Workspace | None = None,
+    infer_dtype: DTypeRule = same_dtype,
     params: tuple[Param, ...] = SCALAR,
 ) -> None:
     if derivative is not None:
@@ -184,7 +196,7 @@ def _scalar_op(
             name=name,
             forward=forward,
             infer_shape=same_shape,
-            infer_dtype=same_dtype,
+            infer_dtype=infer_dtype,
             params=params,
             gradient=gradient,
             inplace=UNARY_INPLACE,
@@ -352,6 +364,7 @@ _scalar_op(
     derivative=_smooth_l1,
     scratch=_V,
     forward_scratch=(None, BOOL),
+    infer_dtype=floats_only("smooth_l1"),
     params=SCALAR[:1],
 )
 for _name, _old, _ufunc, _what in (

@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weftplan.errors import DTypeError
 from weftplan.ops.erf import erf
 from weftplan.ops.kernels import BOOL, Kind, UfuncKernel, block_workspace, blocks, scratch_dtype
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, backward, grad, same_dtype, same_shape, zero_gradient
+from weftplan.ops.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
 from weftplan.ops.schema import DTypeRule, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params
 
 Step = Callable[..., None]
@@ -255,15 +254,6 @@ def _softsign(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
     xp.divide(g, t, out=out)
 
 
-def _float_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    """All inputs and outputs have one float dtype."""
-    new = same_dtype(params, ins, outs)
-    dtype = new[0][0]
-    if dtype is not None and dtype.kind != "f":
-        raise DTypeError(f"hard_sigmoid: expected a float dtype, got {dtype}: the values lie between 0 and 1")
-    return new
-
-
 def _hard_sigmoid_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
     xp.multiply(x, p["alpha"], out=out)
     xp.add(out, p["beta"], out=out)
@@ -371,7 +361,7 @@ unary(
         Param("alpha", p_float, 0.2, "slope of the middle part"),
         Param("beta", p_float, 0.5, "value at 0"),
     ),
-    infer_dtype=_float_dtype,
+    infer_dtype=floats_only("hard_sigmoid"),
     doc="alpha * x + beta, limited to [0, 1].",
 )
 unary("erf", _erf_forward, _erf, scratch=_V, forward_scratch=("float",) * 5 + (BOOL,), doc="Gauss error function.")

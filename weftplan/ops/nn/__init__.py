@@ -3,15 +3,22 @@
 import weftplan.ops.nn.activation
 import weftplan.ops.nn.batch_norm
 import weftplan.ops.nn.convolution
+import weftplan.ops.nn.crop
 import weftplan.ops.nn.deconvolution
 import weftplan.ops.nn.dropout
 import weftplan.ops.nn.embedding
 import weftplan.ops.nn.fully_connected
+import weftplan.ops.nn.group_norm
 import weftplan.ops.nn.l2_normalization
 import weftplan.ops.nn.layer_norm
 import weftplan.ops.nn.leaky_relu
 import weftplan.ops.nn.losses
 import weftplan.ops.nn.lrn
 import weftplan.ops.nn.pooling
+import weftplan.ops.nn.rnn
+import weftplan.ops.nn.sequence
 import weftplan.ops.nn.softmax
-import weftplan.ops.nn.softmax_output  # noqa: F401
+import weftplan.ops.nn.softmax_cross_entropy
+import weftplan.ops.nn.softmax_output
+import weftplan.ops.nn.svm_output
+import weftplan.ops.nn.upsampling  # noqa: F401

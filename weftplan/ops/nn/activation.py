@@ -8,12 +8,17 @@ from typing import Any
 from weftplan.ops.kernels import BOOL, block_bytes, blocks, scratch_dtype
 from weftplan.ops.params import p_enum
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.rules import UNARY_INPLACE, DTypes, backward, floats_only, grad, same_dtype, same_shape
+from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, TensorSpec
 
 Step = Callable[..., None]
 
 _PARAMS = (Param("act_type", p_enum("relu", "sigmoid", "softrelu", "softsign", "tanh"), doc="The function."),)
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DType | None], Sequence[DType | None]]:
+    rule = same_dtype if params["act_type"] == "relu" else floats_only(f"Activation of type {params['act_type']}")
+    return rule(params, ins, outs)
 
 
 def sigmoid_block(xp: Any, x: Any, out: Any, t: Any) -> None:
@@ -125,7 +130,7 @@ register(
         name="Activation",
         forward=_forward,
         infer_shape=same_shape,
-        infer_dtype=same_dtype,
+        infer_dtype=_infer_dtype,
         params=_PARAMS,
         gradient=grad("_backward_Activation", "g0", "y0"),
         inplace=UNARY_INPLACE,

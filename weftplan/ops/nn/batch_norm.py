@@ -19,7 +19,16 @@ from weftplan.errors import ShapeError
 from weftplan.ops.kernels import BLOCK, accumulator
 from weftplan.ops.params import p_bool, p_float, p_int, p_optional
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.rules import (
+    DTypes,
+    Shapes,
+    backward,
+    floats_only,
+    merge_dtype,
+    merge_shape,
+    normalize_axis,
+    take_bytes,
+)
 from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
@@ -230,7 +239,7 @@ register(
         name="BatchNorm",
         forward=_forward,
         infer_shape=_infer_shape,
-        infer_dtype=_infer_dtype,
+        infer_dtype=floats_only("BatchNorm", _infer_dtype),
         params=_PARAMS,
         inputs=("data", "gamma", "beta", "moving_mean", "moving_var"),
         aux=(3, 4),

@@ -10,7 +10,16 @@ from weftplan.errors import ShapeError
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.rules import (
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    backward,
+    floats_only,
+    merge_dtype,
+    merge_shape,
+    take_bytes,
+)
 from weftplan.ops.schema import (
     DType,
     EntryRef,
@@ -121,7 +130,7 @@ register(
         name="L2Normalization",
         forward=_forward,
         infer_shape=_infer_shape,
-        infer_dtype=_infer_dtype,
+        infer_dtype=floats_only("L2Normalization", _infer_dtype),
         params=_PARAMS,
         outputs=("output", "norm"),
         visible_outputs=1,

@@ -15,7 +15,16 @@ from weftplan.errors import ShapeError
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.rules import (
+    DTypes,
+    Shapes,
+    backward,
+    floats_only,
+    merge_dtype,
+    merge_shape,
+    normalize_axis,
+    take_bytes,
+)
 from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _LAYER = (
@@ -165,7 +174,9 @@ def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequenc
     return kernel
 
 
-def _norm(name: str, view: View, params: tuple[Param, ...], shape_rule: Any, visible: Any, doc: str) -> None:
+def register_norm(name: str, view: View, params: tuple[Param, ...], shape_rule: Any, visible: Any, doc: str) -> None:
+    """Register a normalisation and its backward operator, given how it sees its data (:data:`View`)."""
+
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
         kept = [builder.input(0), builder.input(1), builder.output(1), builder.output(2)]
         return builder.node(f"_backward_{name}", [builder.ograd(), *kept])
@@ -175,7 +186,7 @@ def _norm(name: str, view: View, params: tuple[Param, ...], shape_rule: Any, vis
             name=name,
             forward=_forward(view),
             infer_shape=shape_rule,
-            infer_dtype=_infer_dtype,
+            infer_dtype=floats_only(name, _infer_dtype),
             params=params,
             inputs=("data", "gamma", "beta"),
             outputs=("output", "mean", "std"),
@@ -197,7 +208,7 @@ def _norm(name: str, view: View, params: tuple[Param, ...], shape_rule: Any, vis
     )
 
 
-_norm(
+register_norm(
     "LayerNorm",
     _layer_view,
     _LAYER,
@@ -205,7 +216,7 @@ _norm(
     lambda params: 3 if params["output_mean_var"] else 1,
     "(data - mean) / sqrt(var + eps) along one axis, times gamma plus beta of that axis.",
 )
-_norm(
+register_norm(
     "InstanceNorm",
     _instance_view,
     _INSTANCE,

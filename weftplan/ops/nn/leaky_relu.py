@@ -18,7 +18,7 @@ from weftplan.ops.kernels import BLOCK, BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.nn.prelu import prelu_backward, prelu_block, prelu_forward, prelu_rows
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
+from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
 from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, TensorSpec
 
 _LAMBDA = 1.0507009873554804934193349852946
@@ -256,7 +256,7 @@ register(
         name="LeakyReLU",
         forward=_forward,
         infer_shape=_infer_shape,
-        infer_dtype=same_dtype,
+        infer_dtype=floats_only("LeakyReLU"),
         params=_PARAMS,
         inputs=_inputs,
         outputs=_outputs,

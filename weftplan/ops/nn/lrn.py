@@ -13,7 +13,16 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.rules import (
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    backward,
+    floats_only,
+    merge_dtype,
+    merge_shape,
+    take_bytes,
+)
 from weftplan.ops.schema import (
     DType,
     EntryRef,
@@ -125,7 +134,7 @@ register(
         name="LRN",
         forward=_forward,
         infer_shape=_infer_shape,
-        infer_dtype=_infer_dtype,
+        infer_dtype=floats_only("LRN", _infer_dtype),
         params=_PARAMS,
         outputs=("output", "tmp_norm"),
         visible_outputs=1,

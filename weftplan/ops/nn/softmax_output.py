@@ -20,7 +20,16 @@ from weftplan.ops.kernels import INDEX
 from weftplan.ops.nn.softmax_core import as_rows, forward_bytes, softmax
 from weftplan.ops.params import p_bool, p_enum, p_float
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.rules import (
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    backward,
+    floats_only,
+    merge_dtype,
+    merge_shape,
+    take_bytes,
+)
 from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _LABELS = 4096
@@ -169,7 +178,7 @@ register(
         name="SoftmaxOutput",
         forward=_forward,
         infer_shape=_infer_shape,
-        infer_dtype=_infer_dtype,
+        infer_dtype=floats_only("SoftmaxOutput", _infer_dtype),
         params=_PARAMS,
         inputs=("data", "label"),
         gradient=_gradient,
