@@ -72,6 +72,14 @@ def test_explicit_shape_beats_the_attribute() -> None:
     assert x.infer_shape(a=(5,))[1] == [(5,)]
 
 
+def test_the_attribute_fills_what_is_left_open() -> None:
+    """An unknown dimension of a given shape is that of ``__shape__``; where the two clash the given one stands."""
+    x = sym.Variable("x", shape=(2, 3)) + 1
+    assert x.infer_shape(x=(0, 3))[0] == [(2, 3)]
+    assert x.infer_shape_partial(x=(0, 4))[0] == [(0, 4)]
+    assert x.infer_shape_partial(x=(0, 3, 1))[0] == [(0, 3, 1)]
+
+
 def test_conflict_names_everything() -> None:
     """Operator, node, both shapes, and the line that made the node; also in the partial form."""
     x = sym.Variable("a") + sym.Variable("b")

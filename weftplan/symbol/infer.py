@@ -58,7 +58,7 @@ def infer_shapes(
 
     Args:
         nodes: in topological order.
-        known: shapes of variables; ``()`` and None are unknown. A variable without one uses its ``__shape__``.
+        known: shapes of variables; ``()`` and None are unknown. Its ``__shape__`` says what these leave open.
         rows: :func:`entry_rows` of ``nodes``, when the caller has them.
         inputs: entry ids that each node reads, when the caller has them.
         settled: what is already known, completely, of the entries of the first nodes: these are not visited.
@@ -191,11 +191,22 @@ class _Solver:
                 self.values[self.rows[i]] = texts[fact]
                 continue
             try:
-                self.values[self.rows[i]] = value = kind.parse(fact)
+                value = kind.parse(fact)
                 if type(fact) is str:
                     texts[fact] = value
             except (ValueError, TypeError) as error:
                 raise ParameterError(f"{source} is {fact!r}: {error}") from error
+            self.values[self.rows[i]] = value if kind.complete(value) else self._filled(node, value)
+
+    def _filled(self, node: Node, given: Any) -> Any:
+        """What is given of a variable, and what its attribute adds where it does not clash."""
+        hint = node.attrs.get(self.kind.hint)
+        if hint is None:
+            return given
+        try:
+            return self.kind.merge(given, self.kind.parse(hint))
+        except (ValueError, TypeError):
+            return given
 
     def _walk(self, order: Any) -> bool:
         """Visit every operator node once; True when a node must be visited again."""
