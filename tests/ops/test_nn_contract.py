@@ -18,7 +18,7 @@ MODULES = [
 
 
 def wrt(case):
-    """Inputs that a case is differentiated by: what is float and no moving statistic, label or shape; no gamma when that is fixed."""
+    """Inputs that a case is differentiated by: what is float and no statistic or label; no gamma when that is fixed."""
     op, _, params = case
     if op in ("Crop", "softmax_cross_entropy"):
         return (0,)

@@ -1,0 +1,105 @@
+"""Crop: a window of the two spatial axes of an image batch, at an offset or in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
+from weftplan.ops.params import p_bool, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+
+_PARAMS = (
+    NUM_ARGS,
+    Param("offset", p_shape, (0, 0), "Row and column at which the window begins."),
+    Param("h_w", p_shape, (0, 0), "Height and width of the window; not used with a second input, which tells them."),
+    Param("center_crop", p_bool, False, "True: the window lies in the middle, whatever offset says."),
+)
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    if params["num_args"] > 2:
+        raise ParameterError(f"Crop: num_args={params['num_args']}: expected 1, or 2 (data, and what to crop like)")
+    return numbered_inputs(params)
+
+
+def _window(params: Params, data: Shape, size: Shape) -> tuple[slice, slice]:
+    """Rows and columns of ``data`` that a window of ``size`` (height, width) takes."""
+    extents = data[2:]
+    offset = params["offset"]
+    if len(offset) != 2:
+        raise ParameterError(f"Crop: offset={offset}: expected a row and a column")
+    if params["center_crop"]:
+        offset = tuple((extent - one) // 2 for extent, one in zip(extents, size, strict=True))
+    ends = [start + one for start, one in zip(offset, size, strict=True)]
+    if any(start < 0 for start in offset) or any(end > extent for end, extent in zip(ends, extents, strict=True)):
+        raise ShapeError(f"Crop: a window of {size} at offset {offset} does not lie in data {data}")
+    return slice(offset[0], ends[0]), slice(offset[1], ends[1])
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data, out = ins[0], outs[0]
+    size: Shape | None = None
+    if params["num_args"] == 2:
+        like = ins[1]
+        if like is not None:
+            if len(like) != 4:
+                raise ShapeError(f"Crop: the second input has shape {like}, expected (batch, channels, height, width)")
+            size = like[2:]
+    else:
+        size = params["h_w"]
+        if len(size) != 2 or min(size) < 1:
+            raise ParameterError(f"Crop: h_w={size}: expected a positive height and width, or a second input")
+    if out is not None:
+        out = merge_shape((0, 0, 0, 0), out, "Crop: output of 4 axes")
+        assert out is not None
+    if size is not None:
+        out = merge_shape((0, 0, *size), out, f"Crop: output for a window of {size}, and given")
+    if data is not None:
+        data = merge_shape((0, 0, 0, 0), data, "Crop: data (batch, channels, height, width)")
+    if out is not None and data is not None:
+        data = merge_shape(data, (*out[:2], 0, 0), "Crop: data, and batch and channels of the output")
+        assert data is not None
+        out = (*data[:2], *out[2:])
+        if 0 not in data and 0 not in out:
+            _window(params, data, out[2:])
+    return [data, *ins[1:]], [out]
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is not None:
+        rows, columns = _window(params, inputs[0].shape, out.shape[2:])
+        ctx.xp.copyto(out, inputs[0][:, :, rows, columns])
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is not None:
+        rows, columns = _window(params, out.shape, inputs[0].shape[2:])
+        out.fill(0)
+        ctx.xp.copyto(out[:, :, rows, columns], inputs[0])
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return [*builder.node("_backward_Crop", [builder.ograd()]), *[None] * (builder.num_inputs - 1)]
+
+
+register(
+    Op(
+        name="Crop",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=same_dtype,
+        params=_PARAMS,
+        inputs=_inputs,
+        variadic="num_args",
+        gradient=_gradient,
+        ignored_inputs=lambda params: (1,) if params["num_args"] == 2 else (),
+        doc="A window of height and width h_w, or of the second input's, of (batch, channels, height, width).",
+    )
+)
+backward("Crop", _backward, ("ograd",), params=_PARAMS)

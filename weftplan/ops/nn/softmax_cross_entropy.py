@@ -1,0 +1,136 @@
+"""softmax_cross_entropy: the sum over all rows of -log(softmax(row)[label]), as one number.
+
+Probabilities below 1e-8 count as 1e-8, as in MXNet 1.9.1; the gradient does not know of that limit there or here.
+Labels that are no class are clipped to the first or last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import INDEX, accumulator, gather, row_blocks, rows_per_block, to_index
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
+from weftplan.ops.schema import InplacePair, Op, OpContext, Params, Shape, TensorSpec
+
+_LEAST = 1e-8
+_DOUBLE = np.dtype(np.float64)
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data, label = ins
+    out = merge_shape((1,), outs[0], "softmax_cross_entropy: output, one number")
+    if data is None:
+        return [None, label], [out]
+    if len(data) != 2:
+        raise ShapeError(f"softmax_cross_entropy: data has shape {data}, expected (rows, classes)")
+    label = merge_shape(data[:1], label, f"softmax_cross_entropy: label for data {data}, and given")
+    assert label is not None
+    return [(label[0], data[1]), label], [out]
+
+
+def _powers(xp: Any, x: Any, most: Any, z: Any) -> None:
+    """z = exp(x - max), most = its sum over each row."""
+    xp.max(x, axis=1, out=most, keepdims=True)
+    xp.subtract(x, most, out=z, dtype=z.dtype)
+    xp.exp(z, out=z)
+    xp.sum(z, axis=1, out=most, keepdims=True)
+
+
+def _places(xp: Any, label: Any, classes: int, index: Any, rows: Any) -> Any:
+    """Flat places of the labels in a block of rows; ``rows`` holds 0, 1, 2, …"""
+    to_index(xp, label, classes, "clip", index)
+    xp.add(index, rows[: index.size] * classes, out=index)
+    return index
+
+
+def _room(ctx: OpContext, shape: Shape, acc: Any) -> tuple[Any, Any, Any, Any]:
+    step = rows_per_block(shape)
+    rows = ctx.take((step,), INDEX)
+    rows.fill(1)
+    ctx.xp.cumsum(rows, out=rows)
+    ctx.xp.subtract(rows, 1, out=rows)
+    return ctx.take((step, shape[1]), acc), ctx.take((step, 1), acc), ctx.take((step,), INDEX), rows
+
+
+def _room_bytes(shape: Shape, acc: Any) -> int:
+    step = rows_per_block(shape)
+    return take_bytes(((step,), INDEX), ((step, shape[1]), acc), ((step, 1), acc), ((step,), INDEX))
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    data, label = inputs
+    wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
+    picked = ctx.take((places.size,), wide.dtype)
+    total = ctx.take((1,), _DOUBLE)
+    part = ctx.take((1,), _DOUBLE)
+    total.fill(0)
+    for here in row_blocks(data.shape):
+        x = data[here]
+        count = x.shape[0]
+        z, most, chosen = wide[:count], sums[:count], picked[:count]
+        _powers(xp, x, most, z)
+        gather(xp, z.reshape(-1), _places(xp, label[here], x.shape[1], places[:count], rows), 0, chosen)
+        xp.divide(chosen, most[:, 0], out=chosen)
+        xp.maximum(chosen, _LEAST, out=chosen)
+        xp.log(chosen, out=chosen)
+        xp.sum(chosen, dtype=_DOUBLE, out=part, keepdims=True)
+        xp.subtract(total, part, out=total)
+    xp.copyto(out, total, casting="unsafe")
+
+
+def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, acc = inputs[0].shape, accumulator(inputs[0].dtype)
+    one = ((1,), _DOUBLE)
+    return _room_bytes(shape, acc) + take_bytes(((rows_per_block(shape),), acc), one, one)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """(softmax - 1 at the label) times the incoming number."""
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    ograd, data, label = inputs
+    wide, sums, places, rows = _room(ctx, data.shape, accumulator(data.dtype))
+    for here in row_blocks(data.shape):
+        x = data[here]
+        count = x.shape[0]
+        z, most = wide[:count], sums[:count]
+        _powers(xp, x, most, z)
+        xp.divide(z, most, out=z)
+        z.reshape(-1)[_places(xp, label[here], x.shape[1], places[:count], rows)] -= 1
+        xp.multiply(z, ograd, out=out[here], casting="same_kind")
+
+
+def _backward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return _room_bytes(inputs[1].shape, accumulator(inputs[1].dtype))
+
+
+register(
+    Op(
+        name="softmax_cross_entropy",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=same_dtype,
+        inputs=("data", "label"),
+        gradient=grad("_backward_softmax_cross_entropy", "g0", "x0", "x1"),
+        workspace=_forward_bytes,
+        doc="Sum of the cross entropies of softmax(data) with whole labels; its shape is (1,).",
+    )
+)
+backward(
+    "softmax_cross_entropy",
+    _backward,
+    ("ograd", "data", "label"),
+    inplace=(InplacePair(1, 0),),
+    workspace=_backward_bytes,
+)

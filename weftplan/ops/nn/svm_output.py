@@ -1,0 +1,113 @@
+"""SVMOutput: the scores themselves, whose gradient is that of a hinge loss against the labels, whatever comes in.
+
+Of a row of scores s with label k, let m = margin - s[k] and m = margin + s[j] for every other class j. The gradient of
+the squared hinge loss is ``-2 m`` for the label and ``2 m`` for the others, where m > 0, and 0 elsewhere; that of the
+plain one (``use_linear``) is -1 and 1. Both times regularization_coefficient. These are the signs of MXNet 1.9.1, whose
+classes are "one against the rest". A label that is no class leaves the row without a right class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
+from weftplan.ops.params import p_bool, p_float
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
+from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_BOOL = np.dtype(bool)
+_PARAMS = (
+    Param("margin", p_float, 1.0, "Scores should exceed it for the label, and lie below its negative elsewhere."),
+    Param("regularization_coefficient", p_float, 1.0, "Factor of the gradient."),
+    Param("use_linear", p_bool, False, "True: the plain hinge loss; False: its square."),
+)
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "SVMOutput: data and output")
+    if data is None:
+        return ins, outs
+    if len(data) < 2:
+        raise ShapeError(f"SVMOutput: data has shape {data}, expected rows and, last, classes")
+    label = merge_shape(data[:-1], ins[1], f"SVMOutput: label for data {data}, and given")
+    assert label is not None
+    data = (*label, data[-1])
+    return [data, label], [data]
+
+
+def _rows(shape: Shape) -> Shape:
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is None:
+        return
+    xp = ctx.xp
+    shape = _rows(inputs[0].shape)
+    scores, out = inputs[0].reshape(shape), outputs[0].reshape(shape)
+    label = inputs[1].reshape(-1)
+    step = rows_per_block(shape)
+    room, whole = ctx.take((step, shape[1]), _BOOL), ctx.take((step, 1), INDEX)
+    classes = ctx.take((shape[1],), INDEX)
+    classes.fill(1)
+    xp.cumsum(classes, out=classes)
+    xp.subtract(classes, 1, out=classes)
+    margin, factor = params["margin"], params["regularization_coefficient"]
+    for here in row_blocks(shape):
+        s, y = scores[here], out[here]
+        right, index = room[: s.shape[0]], whole[: s.shape[0]]
+        xp.copyto(index[:, 0], label[here], casting="unsafe")
+        xp.equal(index, classes, out=right)
+        xp.negative(s, out=y, where=right)  # y: s, with the other sign for the label
+        xp.logical_not(right, out=right)
+        xp.copyto(y, s, where=right)
+        xp.add(y, margin, out=y)
+        if params["use_linear"]:
+            xp.greater(y, 0, out=y, casting="unsafe")
+            xp.multiply(y, factor, out=y)
+        else:
+            xp.maximum(y, 0, out=y)
+            xp.multiply(y, 2.0 * factor, out=y)
+        xp.logical_not(right, out=right)
+        xp.negative(y, out=y, where=right)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape = _rows(inputs[0].shape)
+    step = rows_per_block(shape)
+    return take_bytes(((step, shape[1]), _BOOL), ((step, 1), INDEX), ((shape[1],), INDEX))
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return [*builder.node("_backward_SVMOutput", [builder.output(0), builder.input(1)]), None]
+
+
+register(
+    Op(
+        name="SVMOutput",
+        forward=copy_kernel,
+        infer_shape=_infer_shape,
+        infer_dtype=same_dtype,
+        params=_PARAMS,
+        inputs=("data", "label"),
+        gradient=_gradient,
+        inplace=UNARY_INPLACE,
+        ignored_inputs=(1,),
+        loss=True,
+        doc="The scores; their gradient is that of a hinge loss with the labels.",
+    )
+)
+backward(
+    "SVMOutput",
+    _backward,
+    ("output", "label"),
+    params=_PARAMS,
+    inplace=(InplacePair(0, 0),),
+    workspace=_workspace,
+)

@@ -1,0 +1,202 @@
+"""UpSampling: images enlarged by a whole factor, by repeating pixels or by a learnt (bilinear) filter.
+
+``nearest`` takes any number of inputs, all enlarged to ``scale`` times the extents of the first one, and joins their
+channels or adds them up. ``bilinear`` is a Deconvolution with one filter for each channel, whose weight is initialised
+to linear interpolation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops import registry
+from weftplan.ops.add_n import NUM_ARGS, numbered_inputs
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.params import p_enum, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
+
+_PARAMS = (
+    Param("scale", p_int, doc="Factor of height and width."),
+    Param("num_filter", p_int, 0, "bilinear: number of channels."),
+    Param("sample_type", p_enum("nearest", "bilinear"), doc="Repeat pixels, or filter with a weight."),
+    Param("multi_input_mode", p_enum("concat", "sum"), "concat", "nearest: what becomes of several inputs."),
+    NUM_ARGS,
+    Param("workspace", p_int, 512, "Accepted; scratch is bounded by itself."),
+)
+
+
+def _bilinear(params: Params) -> bool:
+    return bool(params["sample_type"] == "bilinear")
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    return ("data", "weight") if _bilinear(params) else numbered_inputs(params)
+
+
+def _check(params: Params) -> int:
+    scale: int = params["scale"]
+    if scale < 1:
+        raise ParameterError(f"UpSampling: scale={scale}: expected at least 1")
+    return scale
+
+
+# ------------------------------------------------------------------------------------------------------------- bilinear
+
+
+def _deconvolution(params: Params, channels: int) -> Params:
+    """Parameters of the Deconvolution that enlarges ``channels`` channels by the filter."""
+    scale = _check(params)
+    kernel, pad = 2 * scale - scale % 2, scale // 2
+    return registry.parse_params(
+        registry.get("Deconvolution"),
+        {
+            "kernel": (kernel, kernel),
+            "stride": (scale, scale),
+            "pad": (pad, pad),
+            "num_filter": channels,
+            "num_group": channels,
+            "no_bias": True,
+        },
+    )
+
+
+def _bilinear_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    channels = params["num_filter"]
+    if channels < 1:
+        raise ParameterError(f"UpSampling: num_filter={channels}: expected the number of channels, for bilinear")
+    data = merge_shape((0, channels, 0, 0), ins[0], f"UpSampling: data with num_filter={channels} channels, and given")
+    found = registry.get("Deconvolution").infer_shape(_deconvolution(params, channels), [data, ins[1]], outs)
+    return list(found[0]), list(found[1])
+
+
+# -------------------------------------------------------------------------------------------------------------- nearest
+
+
+def _nearest_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    scale, first = _check(params), ins[0]
+    known = [shape for shape in (*ins, *outs) if shape is not None]
+    if any(len(shape) != 4 for shape in known):
+        raise ShapeError(f"UpSampling: shapes {known}: expected (batch, channels, height, width)")
+    out = outs[0]
+    if first is None:
+        return ins, outs
+    out = merge_shape((first[0], 0, first[2] * scale, first[3] * scale), out, "UpSampling: output, and given")
+    assert out is not None
+    batch, height, width = out[0], out[2], out[3]
+    new: Shapes = []
+    for position, shape in enumerate(ins):
+        if shape is not None:
+            shape = merge_shape((batch, 0, 0, 0), shape, f"UpSampling: input {position} and batch of the output")
+            assert shape is not None
+            for extent, size in ((shape[2], height), (shape[3], width)):
+                if extent and size and size % extent:
+                    raise ShapeError(f"UpSampling: input {position} of shape {shape} does not divide {height}x{width}")
+        new.append(shape)
+    channels = [0 if shape is None else shape[1] for shape in new]
+    if params["multi_input_mode"] == "sum" and len(ins) > 1:
+        for count in channels:
+            out = merge_shape((0, count, 0, 0), out, "UpSampling: channels of inputs that are summed")
+            assert out is not None
+        new = [None if shape is None else (shape[0], out[1], *shape[2:]) for shape in new]
+    elif 0 not in channels:
+        out = merge_shape((0, sum(channels), 0, 0), out, "UpSampling: channels of all inputs, and of the output")
+    return new, [out]
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    return (_bilinear_shape if _bilinear(params) else _nearest_shape)(params, ins, outs)
+
+
+def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """For each input (its part of ``out`` as (batch, channels, height, rows, width, columns), itself likewise)."""
+    found = []
+    first = 0
+    for array in inputs:
+        if params["multi_input_mode"] == "sum":
+            first = 0
+        batch, channels, height, width = array.shape
+        factors = out.shape[2] // height, out.shape[3] // width
+        part = out[:, first : first + channels].reshape(batch, channels, height, factors[0], width, factors[1])
+        found.append((part, array.reshape(batch, channels, height, 1, width, 1)))
+        first += channels
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if _bilinear(params):
+        channels = inputs[0].shape[1]
+        registry.get("Deconvolution").forward(ctx, _deconvolution(params, channels), inputs, outputs)
+    elif out is not None:
+        for position, (part, x) in enumerate(_parts(params, out, inputs)):
+            if position and params["multi_input_mode"] == "sum":
+                ctx.xp.add(part, x, out=part)
+            else:
+                ctx.xp.copyto(part, x)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    if not _bilinear(params):
+        return 0
+    inner = _deconvolution(params, inputs[0].shape[1])
+    return registry.get("Deconvolution").workspace_bytes(inner, inputs, outputs)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if _bilinear(params):
+        channels = inputs[1].shape[1]
+        registry.get("_backward_Deconvolution").forward(ctx, _deconvolution(params, channels), inputs, outputs)
+        return
+    ograd = inputs[0]
+    shapes = ctx.output_shapes or [out.shape for out in outputs]
+    first = 0
+    for out, shape in zip(outputs, shapes, strict=True):
+        if out is not None:
+            (part, target) = _parts({"multi_input_mode": "sum"}, ograd[:, first:], [out])[0]
+            ctx.xp.sum(part, axis=(3, 5), dtype=accumulator(out.dtype), out=target, keepdims=True)
+        if params["multi_input_mode"] == "concat":
+            first += shape[1]
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    if not _bilinear(params):
+        return 0
+    inner = _deconvolution(params, inputs[1].shape[1])
+    return registry.get("_backward_Deconvolution").workspace_bytes(inner, inputs, outputs)
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    kept = [builder.input(0), builder.input(1)] if _bilinear(builder.params) else []
+    return builder.node("_backward_UpSampling", [builder.ograd(), *kept])
+
+
+register(
+    Op(
+        name="UpSampling",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=same_dtype,
+        params=_PARAMS,
+        inputs=_inputs,
+        variadic="num_args",
+        gradient=_gradient,
+        workspace=_workspace,
+        input_init={1: '["bilinear", {}]'},
+        doc="Images enlarged scale times: pixels repeated, or filtered with a weight.",
+    )
+)
+backward(
+    "UpSampling",
+    _backward,
+    lambda params: ("ograd", *(("data", "weight") if _bilinear(params) else ())),
+    grad_inputs=lambda params: tuple(range(len(_inputs(params)))),
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)
