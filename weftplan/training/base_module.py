@@ -31,7 +31,11 @@ Params = Mapping[str, NDArray]
 class BaseModule:
     """Base of modules: the high-level loop over the low-level steps that a subclass provides."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: Any = None) -> None:
+        if logger is not None and not callable(getattr(logger, "info", None)):
+            raise MXNetError(f"logger must be one of the module logging, or logging itself, got {logger!r}")
+        self.logger: Any = log if logger is None else logger
+        self.inputs_need_grad = False
         self.binded = False
         self.params_initialized = False
         self.optimizer_initialized = False
@@ -103,6 +107,9 @@ class BaseModule:
     def load_params(self, fname: str | os.PathLike[str]) -> None:
         """Assign what :meth:`save_params`, or a checkpoint, has written."""
         self.set_params(*read_params(fname))
+
+    def prepare(self, data_batch: DataBatch, sparse_row_id_fn: Any = None) -> None:
+        """Before a batch runs; there is nothing to do here."""
 
     # -- loops ----------------------------------------------------------------------------------------------------
 
@@ -187,8 +194,8 @@ class BaseModule:
                     f"last_batch_handle 'discard' there must be at least one whole batch"
                 )
             for name, value in train_metric.get_global_name_value():
-                log.info("Epoch[%d] Train-%s=%f", epoch, name, value)
-            log.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
+                self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+            self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
             self.synchronize()
             if epoch_end_callback is not None:
                 args, aux = self.get_params()
@@ -202,7 +209,7 @@ class BaseModule:
                     epoch=epoch,
                 )
                 for name, value in pairs:
-                    log.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+                    self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
             train_data.reset()
 
     def score(
@@ -228,7 +235,7 @@ class BaseModule:
                 nbatch -= 1
                 break
             self.forward(batch, is_train=False)
-            self.update_metric(metric, batch.label, pad=batch.pad or 0)
+            self.update_metric(metric, batch.label, pad=getattr(batch, "pad", None) or 0)
             _call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self}))
         _call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
         return metric.get_name_value()
@@ -245,7 +252,7 @@ class BaseModule:
             if num_batch is not None and nbatch == num_batch:
                 break
             self.forward(batch, is_train=False)
-            samples, pad = batch.data[0].shape[0], batch.pad or 0
+            samples, pad = batch.data[0].shape[0], getattr(batch, "pad", None) or 0
             yield [without_padding(out, samples, pad).copy() for out in self.get_outputs()], nbatch, batch
 
     def predict(

@@ -64,6 +64,7 @@ class ExecutorGroup:
         grad_req: ``write`` or ``add`` for what has a gradient, or the request of each argument: a list in their order,
             or by name (the others: ``write``).
         shared_group: executors whose planned memory and parameters are used again (other batch size).
+        group2ctxs: for each context where the nodes of each group run.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ExecutorGroup:
         fixed_param_names: Sequence[str] = (),
         grad_req: GradReq = "write",
         shared_group: ExecutorGroup | None = None,
+        group2ctxs: Sequence[Mapping[str, Context]] | None = None,
     ) -> None:
         if len(set(contexts)) != len(contexts):
             raise BindError(f"a context may occur only once, got {list(contexts)}")
@@ -112,6 +114,7 @@ class ExecutorGroup:
                 symbol.simple_bind(
                     ctx,
                     grad_req=wanted,
+                    group2ctx=None if group2ctxs is None else group2ctxs[i],
                     type_dict=types,
                     shared_arg_names=self.param_names if shared is not None else None,
                     shared_exec=shared,
@@ -132,7 +135,8 @@ class ExecutorGroup:
             DTypeError: something that is no array.
         """
         work: list[tuple[DataDesc, NDArray]] = []
-        for what, descs, arrays in (("data", self.data_shapes, batch.data), ("label", self.label_shapes, batch.label)):
+        labels = getattr(batch, "label", None) or []
+        for what, descs, arrays in (("data", self.data_shapes, batch.data), ("label", self.label_shapes, labels)):
             if what == "label" and (not arrays or not descs):
                 continue  # a network without labels, or a run that only predicts
             if len(arrays) != len(descs):

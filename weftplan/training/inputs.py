@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.device.context import Context, current_context
@@ -27,9 +27,10 @@ def check_batch(batch: Any, group: ExecutorGroup, labels: Sequence[str]) -> list
     """
     if not isinstance(getattr(batch, "data", None), (list, tuple)):
         raise MXNetError(f"forward needs a batch: mx.io.DataBatch([data, …], [label, …]), got {type(batch).__name__}")
-    if labels and not (batch.label and group.label_shapes):
+    given_labels = getattr(batch, "label", None)  # a tuple with a name for the data alone is a batch, too
+    if labels and not (given_labels and group.label_shapes):
         missing = "the batch has no label" if group.label_shapes else "bind got no label_shapes"
-        again = "" if group.label_shapes or not batch.label else ", bind again (fit: force_rebind=True)"
+        again = "" if group.label_shapes or not given_labels else ", bind again (fit: force_rebind=True)"
         raise MXNetError(
             f"forward: {missing}, and training this network needs {list(labels)}; give the iterator labels{again}, or "
             f"pass is_train=False"
@@ -77,6 +78,35 @@ def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[Dat
             f"accordingly, or pass {what}_names={given} to Module if the network's inputs are called so"
         )
     return descs
+
+
+def refuse_shares(work_load_list: Sequence[float] | None, state_names: Sequence[str] | None) -> None:
+    """Raise BindError for settings of MXNet's Module that would change what it computes, and are not supported."""
+    if work_load_list is not None and len(set(work_load_list)) > 1:
+        raise BindError(
+            f"work_load_list must be equal shares (or None): contexts get equal parts, got {work_load_list}"
+        )
+    if state_names:
+        raise BindError(f"state_names are not supported: name {list(state_names)} among data_names, and feed them")
+
+
+def places(
+    group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None, contexts: int
+) -> list[Mapping[str, Context]] | None:
+    """For each context of a module where the nodes of each group run; None without groups.
+
+    Raises:
+        BindError: neither a dictionary nor one for each context.
+    """
+    if not group2ctxs:
+        return None
+    every = [group2ctxs] * contexts if isinstance(group2ctxs, Mapping) else list(group2ctxs)
+    if len(every) != contexts or not all(isinstance(one, Mapping) for one in every):
+        raise BindError(
+            f"group2ctxs must be a dictionary from groups to contexts, or a list of one for each of the {contexts} "
+            f"contexts, got {group2ctxs!r}"
+        )
+    return every
 
 
 def name_list(names: Any, what: str) -> list[str]:

@@ -5,7 +5,6 @@ Longer than other files: one class, whose many methods are MXNet's and short; wh
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,15 +23,13 @@ from weftplan.training.base_module import BaseModule, as_descs, without_padding
 from weftplan.training.checkpoint import load_checkpoint, params_path, save_checkpoint
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.initializer import Initializer, Uniform
-from weftplan.training.inputs import check_batch, context_list, name_list, named_as, resized
+from weftplan.training.inputs import check_batch, context_list, name_list, named_as, places, refuse_shares, resized
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
 from weftplan.training.monitor import Monitor
 from weftplan.training.parameters import complete, first_values, known_names
 from weftplan.training.states import adopt, read_states
-from weftplan.training.store_choice import choose_optimizer, choose_store
-
-log = logging.getLogger("weftplan")
+from weftplan.training.store_choice import choose_optimizer, choose_store, compress
 
 
 class Module(BaseModule):
@@ -41,8 +38,13 @@ class Module(BaseModule):
     Args:
         symbol: the network.
         data_names, label_names: arguments that are inputs; all others are parameters.
+        logger: where ``fit`` writes; default: the logger ``weftplan``.
         context: one context or a list; the batch is split over a list. Default: the current context.
+        work_load_list: shares of the batch; only equal ones.
         fixed_param_names: parameters that are not trained.
+        state_names: not supported; name states among the data.
+        group2ctxs: where the nodes of each ``ctx_group`` run: a dictionary, or one for each context.
+        compression_params: for ``set_gradient_compression`` of the kvstore.
     """
 
     def __init__(
@@ -50,15 +52,23 @@ class Module(BaseModule):
         symbol: Symbol,
         data_names: Sequence[str] | None = ("data",),
         label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Any = None,
         context: Context | Sequence[Context] | None = None,
+        work_load_list: Sequence[float] | None = None,
         fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None = None,
+        compression_params: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(logger)
         if not isinstance(symbol, Symbol):
             raise BindError(
                 f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
             )
         self.contexts = context_list(context)
+        refuse_shares(work_load_list, state_names)
+        self._group2ctxs = places(group2ctxs, len(self.contexts))
+        self._compression_params = compression_params
         arguments = symbol.list_arguments()
         self.symbol: Symbol = symbol
         self.data_names = name_list(data_names, "data_names")
@@ -150,6 +160,7 @@ class Module(BaseModule):
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
         self._replace_group(self._make_group(data, label, shared_module.group if shared_module is not None else None))
         self.for_training = for_training
+        self.inputs_need_grad = inputs_need_grad
         self.binded = True
         self._ran = False
         if shared_module is not None and shared_module.params_initialized:
@@ -168,6 +179,7 @@ class Module(BaseModule):
             self.param_names,
             fixed_param_names=self.fixed_param_names,
             shared_group=shared,
+            group2ctxs=self._group2ctxs,
             **self._bind_options,
         )
 
@@ -249,8 +261,6 @@ class Module(BaseModule):
         allow_extra: bool,
     ) -> None:
         """Given values and those of ``rule`` to every context and the store."""
-        if not allow_extra:
-            known_names(arg_params or (), self.symbol.list_arguments(), aux_params or (), self.aux_names)
         group = self.group
         whole = arg_params is not None and not allow_missing
         values = partial(
@@ -260,6 +270,9 @@ class Module(BaseModule):
             label_names=self.label_names,
             training=self.for_training,
         )
+        if not allow_extra:
+            inputs = self.symbol.list_arguments()
+            known_names(arg_params or {}, self.param_names, inputs, aux_params or {}, self.aux_names, missing=not whole)
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
         args = values(params, arg_params, complete=whole)
@@ -302,11 +315,13 @@ class Module(BaseModule):
         """
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
-            log.warning("the module has an optimizer already, which stays; pass force_init=True to replace it")
+            self.logger.warning("the module has an optimizer already, which stays; pass force_init=True to replace it")
             return
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)
         workers = store.num_workers if store is not None and "dist" in store.type else 1
+        if store is not None and self._compression_params:
+            compress(store, self._compression_params)
         chosen = choose_optimizer(
             optimizer,
             optimizer_params,
@@ -329,6 +344,13 @@ class Module(BaseModule):
         if self._pending_states is not None:
             self._set_states(self._pending_states)
             self._pending_states = None
+
+    def borrow_optimizer(self, shared_module: Module) -> None:
+        """Update with the optimizer, the states and the kvstore of another module, whose parameters this one shares."""
+        shared_module._need("borrow_optimizer", optimizer=True)
+        self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
+        self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
+        self.optimizer_initialized = True
 
     def _index_names(self, on_store: bool) -> dict[Any, str]:
         if on_store:
@@ -364,7 +386,7 @@ class Module(BaseModule):
         shapes = check_batch(data_batch, self.group, self.label_names if training else ())
         if shapes != [tuple(d.shape) for d in self.group.data_shapes]:
             try:
-                self.reshape(*resized(self.group, shapes, data_batch.label))
+                self.reshape(*resized(self.group, shapes, getattr(data_batch, "label", None)))
             except ShapeError as error:
                 bound = [(d.name, d.shape) for d in self.group.data_shapes]
                 raise ShapeError(

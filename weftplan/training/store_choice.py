@@ -45,6 +45,14 @@ def choose_store(spec: Any, *, contexts: int, largest: int) -> tuple[KVStoreBase
     return store, on_store and bool(config.get("MXNET_UPDATE_ON_KVSTORE")) and store.is_capable("optimizer")
 
 
+def compress(store: KVStoreBase, settings: Mapping[str, Any]) -> None:
+    """Let ``store`` compress gradients; raises KVStoreError if it cannot."""
+    switch = getattr(store, "set_gradient_compression", None)
+    if switch is None:
+        raise KVStoreError(f"compression_params: {store!r} does not compress gradients")
+    switch(settings)
+
+
 def choose_optimizer(
     optimizer: Any, settings: Any, *, symbol: Symbol, names: Mapping[Any, str], batch_size: int
 ) -> optimizers.Optimizer:

@@ -1,0 +1,142 @@
+"""The ways in which scripts for MXNet use Module: batches that are named tuples, features, borrowed optimizers."""
+
+import logging
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, MXNetError
+
+Batch = namedtuple("Batch", ["data"])
+
+
+def network():
+    """Two layers and a loss."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1")
+    net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="relu", name="relu1"), num_hidden=3, name="fc2")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def batches():
+    """Three batches of four."""
+    rng = np.random.default_rng(0)
+    return mx.io.NDArrayIter(rng.random((12, 5)), np.arange(12) % 3, batch_size=4)
+
+
+def trained():
+    """A module after an epoch."""
+    module = mx.mod.Module(network())
+    module.fit(batches(), num_epoch=1, initializer=mx.init.Xavier())
+    return module
+
+
+def test_a_batch_that_is_a_named_tuple():
+    """One field, data, is enough to predict, whatever the number of samples; to train the label is asked for."""
+    module = trained()
+    data = mx.nd.array(np.random.default_rng(1).random((6, 5)))
+    whole = module.predict(data).asnumpy()
+    for rows in (4, 6, 1):
+        module.forward(Batch([data[:rows]]), is_train=False)
+        np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), whole[:rows], rtol=1e-6)
+    with pytest.raises(MXNetError, match="the batch has no label"):
+        module.forward(Batch([data[:4]]), is_train=True)
+
+
+def test_features_of_a_larger_network():
+    """set_params takes the parameters of all layers where each of its own is among them; a misspelt one still tells."""
+    args, aux = trained().get_params()
+    features = mx.mod.Module(network().get_internals()["relu1_output"], label_names=None)
+    features.bind([("data", (4, 5))], for_training=False)
+    features.set_params(args, aux)
+    assert features.predict(batches()).shape == (12, 4)
+    del args["fc1_bias"]
+    for allow_missing in (False, True):
+        with pytest.raises(MXNetError, match=r"unknown names \['fc2_weight', 'fc2_bias'\]"):
+            features.set_params(args, aux, allow_missing=allow_missing)
+
+
+def test_mxnets_order_of_settings(caplog):
+    """Names, logger, context: by position; fit writes to that logger; what is no logger is refused."""
+    module = mx.mod.Module(network(), ["data"], ["softmax_label"], logging.getLogger("mine"), mx.cpu(1), [1])
+    assert module.contexts == [mx.cpu(1)]
+    with caplog.at_level(logging.INFO, logger="mine"):
+        module.fit(batches(), num_epoch=1)
+    assert {record.name for record in caplog.records if "Train-accuracy" in record.message} == {"mine"}
+    with pytest.raises(MXNetError, match=r"logger must be one of the module logging.* got cpu\(1\)"):
+        mx.mod.Module(network(), ["data"], ["softmax_label"], mx.cpu(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"work_load_list": [1, 2]}, r"equal shares \(or None\).* got \[1, 2\]"),
+        ({"state_names": ["h"]}, r"name \['h'\] among data_names"),
+        ({"group2ctxs": [{}, {}]}, "a list of one for each of the 1 contexts"),
+        ({"group2ctxs": [mx.cpu(1)]}, "must be a dictionary from groups to contexts"),
+    ],
+)
+def test_settings_that_would_change_the_result(settings, words):
+    """They are refused, not ignored."""
+    with pytest.raises(BindError, match=words):
+        mx.mod.Module(network(), **settings)
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_groups_of_nodes_on_other_contexts(contexts):
+    """group2ctxs places layers; the weights are those of a network in one place."""
+
+    def fit(**settings):
+        mx.random.seed(2)
+        with mx.AttrScope(ctx_group="early"):
+            net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1")
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
+        module = mx.mod.Module(net, context=[mx.cpu(i) for i in range(contexts)], **settings)
+        module.fit(batches(), num_epoch=2, initializer=mx.init.Xavier())
+        return module
+
+    plain, groups = fit(), [{"early": mx.cpu(5 + i)} for i in range(contexts)]
+    for placed in (fit(group2ctxs=groups), fit(group2ctxs=groups[0])):
+        assert placed.group.executors[0].arg_dict["fc1_weight"].context == mx.cpu(5)
+        for name, value in plain.get_params()[0].items():
+            np.testing.assert_array_equal(placed.get_params()[0][name].asnumpy(), value.asnumpy())
+        assert placed.predict(np.ones((2, 5))).shape == (2, 3)
+
+
+def test_a_borrowed_optimizer():
+    """Two modules that share parameters share momentum and counts, too: their steps are those of one."""
+    mx.random.seed(4)
+    one, first = trained(), trained()
+    first.set_params(*one.get_params())
+    for module in (one, first):
+        module.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9}, force_init=True)
+    second = mx.mod.Module(network())
+    with pytest.raises(MXNetError, match="no optimizer"):
+        second.borrow_optimizer(mx.mod.Module(network()))
+    second.bind(batches().provide_data, batches().provide_label, shared_module=first)
+    second.borrow_optimizer(first)
+    assert second.optimizer_initialized
+    for number, batch in enumerate(batches()):
+        turn = (first, second)[number % 2]
+        turn.prepare(batch)
+        for module in (one, turn):
+            module.forward_backward(batch)
+            module.update()
+    for name, value in one.get_params()[0].items():
+        for module in (first, second):
+            np.testing.assert_array_equal(module.get_params()[0][name].asnumpy(), value.asnumpy(), err_msg=name)
+
+
+def test_what_a_module_tells_of_itself():
+    """The names that scripts read."""
+    module = trained()
+    assert (module.data_names, module.label_names, module.output_names) == (
+        ["data"],
+        ["softmax_label"],
+        ["softmax_output"],
+    )
+    assert (module.binded, module.for_training, module.params_initialized, module.optimizer_initialized) == (True,) * 4
+    assert not module.inputs_need_grad
+    module.bind([("data", (2, 5))], [("softmax_label", (2,))], inputs_need_grad=True, force_rebind=True)
+    assert module.inputs_need_grad
