@@ -52,6 +52,26 @@ def test_what_cannot_be_shared_is_copied_or_refused():
         nd.from_numpy([1, 2])
 
 
+def test_capsules_as_mxnet_hands_them_on():
+    """A capsule shares the memory, by method or function; it can be used once, and other capsules are refused."""
+    x = nd.arange(6).reshape((2, 3))
+    for capsule in (x.to_dlpack_for_read(), nd.to_dlpack_for_read(x), nd.to_dlpack_for_write(x[1:])):
+        y = nd.from_dlpack(capsule)
+        y += 1
+        y.wait_to_read()
+        with pytest.raises(DTypeError, match="used already"):
+            nd.from_dlpack(capsule)
+    np.testing.assert_array_equal(x.asnumpy(), [[2, 3, 4], [6, 7, 8]])
+    values = np.arange(3.0)
+    for capsule in (values.__dlpack__(), values.__dlpack__(max_version=(1, 0))):
+        nd.from_dlpack(capsule)[:] = 5
+        nd.waitall()
+        assert values.tolist() == [5, 5, 5]
+        values[:] = 0
+    with pytest.raises(DTypeError, match="no DLPack tensor"):
+        nd.from_dlpack(np._core._multiarray_umath._ARRAY_API)
+
+
 def test_exported_memory_outlives_the_array():
     """The block is not handed out again while the other side holds it (the pool poisons what comes back)."""
     context = device.cpu(6)

@@ -45,7 +45,7 @@ from weftplan.ndarray.creation import (
     zeros,
     zeros_like,
 )
-from weftplan.ndarray.exchange import from_dlpack, from_numpy
+from weftplan.ndarray.exchange import from_dlpack, from_numpy, to_dlpack_for_read, to_dlpack_for_write
 from weftplan.ndarray.invoke import invoke
 from weftplan.ndarray.serialize import load, load_frombuffer, save
 
@@ -88,6 +88,8 @@ __all__ = [
     "split_v2",
     "stack",
     "subtract",
+    "to_dlpack_for_read",
+    "to_dlpack_for_write",
     "true_divide",
     "waitall",
     "zeros",

@@ -6,6 +6,7 @@ array whose base is a small object that keeps the chunk.
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,15 +51,66 @@ def export(array: NDArray) -> Any:
     return np.asarray(_HostKeeper(array))
 
 
+class _Writable:
+    """Looks like the bytes of a NumPy array, which may be written."""
+
+    __slots__ = ("__array_interface__", "kept")
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.kept = values
+        described = values.__array_interface__
+        self.__array_interface__ = {**described, "data": (described["data"][0], False)}
+
+
+class _Capsule:
+    """A DLPack capsule in the clothes of the object that it came from, as NumPy and CuPy want it."""
+
+    __slots__ = ("_capsule", "_device", "plain")
+    plain: bool
+    """Without a version, and so without a mark for memory that must not be written."""
+
+    def __init__(self, capsule: Any) -> None:
+        api = ctypes.pythonapi
+        api.PyCapsule_IsValid.argtypes = api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        for name, start in ((b"dltensor", 0), (b"dltensor_versioned", 32)):  # where the tensor stands in the struct
+            if api.PyCapsule_IsValid(capsule, name):
+                address = api.PyCapsule_GetPointer(capsule, name) + start + ctypes.sizeof(ctypes.c_void_p)
+                kind, index = (ctypes.c_int32 * 2).from_address(address)
+                self._capsule, self._device, self.plain = capsule, (kind, index), start == 0
+                return
+        raise DTypeError("from_dlpack: this capsule is no DLPack tensor, or was used already: each can be used once")
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def to_dlpack_for_read(data: NDArray) -> Any:
+    """A DLPack capsule of ``data`` that another library reads, or :func:`from_dlpack`: see ``NDArray.__dlpack__``."""
+    return data.__dlpack__()
+
+
+def to_dlpack_for_write(data: NDArray) -> Any:
+    """A DLPack capsule of ``data`` that another library writes: finish there before using the array here again."""
+    return data.__dlpack__()
+
+
 def from_dlpack(source: Any) -> NDArray:
-    """An array on the memory of ``source`` (anything with ``__dlpack__``); copied only where it cannot be shared.
+    """An array on the memory of ``source``; copied only where it cannot be shared.
+
+    ``source`` is anything with ``__dlpack__``, or a capsule, which can be used once.
 
     Shared: contiguous, writable memory of a supported dtype on the host or a GPU. The other side must not write to it
     while operations that were pushed here have not finished.
 
     Raises:
-        DTypeError: ``source`` has no ``__dlpack__``, or a dtype that is not supported.
+        DTypeError: ``source`` is neither, a capsule that was used already, or of a dtype that is not supported.
     """
+    if type(source).__name__ == "PyCapsule":
+        source = _Capsule(source)
     if not hasattr(source, "__dlpack__"):
         raise DTypeError(f"from_dlpack needs an object with __dlpack__, got {type(source).__name__}")
     kind, index = source.__dlpack_device__()
@@ -70,6 +122,8 @@ def from_dlpack(source: Any) -> NDArray:
         foreign = np.from_dlpack(source)
     except (TypeError, RuntimeError, BufferError) as error:
         raise DTypeError(f"from_dlpack: NumPy cannot read this {type(source).__name__}: {error}") from error
+    if isinstance(source, _Capsule) and source.plain:
+        foreign = np.asarray(_Writable(foreign))  # NumPy marks it read-only for want of knowledge
     return adopt(foreign, Context("cpu", 0))
 
 
