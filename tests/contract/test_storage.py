@@ -214,6 +214,35 @@ def test_failing_anywhere_leaves_no_leak_and_a_usable_resource(make, allowed):
     assert resource.statistics().live == 0
 
 
+def test_an_empty_cache_gives_nothing_back(resource):
+    """Neither a new resource nor one whose memory is all in use has bytes to give."""
+    assert resource.empty_cache() == 0
+    held = resource.allocate(5000)
+    assert resource.empty_cache() == 0
+    resource.free(held)
+    resource.empty_cache()
+    assert resource.empty_cache() == 0
+
+
+def test_system_counts_are_those_of_the_device(make):
+    """At the bottom of a stack every block from the device and every one given back is counted once."""
+    place = FailingDevice()
+    resource = bottom = make(place)
+    while hasattr(bottom, "upstream"):
+        bottom = bottom.upstream
+    held = [resource.allocate(nbytes) for nbytes in (10, 0, 20, 9000, 30)]
+    for allocation in held[:3]:
+        resource.free(allocation)
+    resource.allocate(25)
+    for step in range(2):
+        now = bottom.statistics()
+        assert now.system_allocations == place.asked
+        assert now.system_allocations - now.system_frees == place.out
+        assert now.hits + now.system_allocations == now.allocations - 1, "all but the empty one"
+        if step == 0:
+            resource.empty_cache()
+
+
 def test_many_threads_never_share_memory(resource):
     """Threads allocate, mark, check and free at once; every mark survives until its owner frees."""
     wrong = []

@@ -3,7 +3,7 @@
 import pytest
 
 from weftplan import config, device, storage
-from weftplan.errors import ConfigError, OutOfMemoryError
+from weftplan.errors import ConfigError, MXNetError, OutOfMemoryError
 from weftplan.storage import LimitResource, NaivePool, PoisonResource, RawResource, RoundPool, StatisticsResource
 from weftplan.storage import registry as storage_registry
 
@@ -186,6 +186,17 @@ def test_a_limit_is_exact_and_comes_back():
     resource.free(first)
     resource.allocate(600)
     assert resource.statistics().failures == 1
+
+
+def test_a_limit_of_nothing():
+    """0 bytes is a limit, below it there is none; what takes no memory always fits."""
+    place = device.get(device.cpu())
+    resource = LimitResource(RawResource(place), 0)
+    resource.free(resource.allocate(0))
+    with pytest.raises(OutOfMemoryError, match="limit of this resource is 0 bytes"):
+        resource.allocate(1)
+    with pytest.raises(MXNetError, match="at least 0 bytes, got -1"):
+        LimitResource(RawResource(place), -1)
 
 
 class Nosy:
