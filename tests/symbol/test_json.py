@@ -105,6 +105,28 @@ def test_malformed(change: Any, message: str) -> None:
         sym.load_json(edited(change))
 
 
+def test_files_of_other_kinds(tmp_path: Path) -> None:
+    """Bytes that are no text are named with their file; a byte order mark is no harm."""
+    path = tmp_path / "model-0000.params"
+    path.write_bytes(b"\x12\x01\xff\xfe")
+    with pytest.raises(FormatError, match=r"model-0000\.params: not UTF-8 text .* expected a -symbol\.json file"):
+        sym.load(path)
+    marked = tmp_path / "marked-symbol.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + sym.Variable("x").tojson().encode())
+    assert sym.load(marked).list_arguments() == ["x"]
+
+
+def test_attributes_of_operators_without_parameters() -> None:
+    """MXNet keeps them, and so do we; an operator that has parameters knows which."""
+    text = (sym.exp(sym.Variable("x"), name="e") + 1).tojson()
+    data = json.loads(text)
+    data["nodes"][1]["attrs"] = {"group": "left"}
+    assert sym.load_json(json.dumps(data)).attr_dict()["e"] == {"group": "left"}
+    data["nodes"][2]["attrs"]["group"] = "left"
+    with pytest.raises(ParameterError, match="'group'"):
+        sym.load_json(json.dumps(data))
+
+
 def test_not_a_symbol() -> None:
     """JSON that is something else."""
     for text in ("[]", "3", "{}", '{"nodes": {}}'):

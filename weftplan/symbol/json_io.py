@@ -134,7 +134,9 @@ def _finish(node: Node, version: int, where: str) -> None:
     kept = upgrade.hidden_keys(node)
     if version < 905:
         upgrade.argument_axis(node)
-    node.params = parse_interned(node.op, {k: v for k, v in node.attrs.items() if k not in kept}, node=node.name)
+    # An operator without parameters may carry any attribute, as in MXNet.
+    texts = {k: v for k, v in node.attrs.items() if k not in kept} if node.op.params else {}
+    node.params = parse_interned(node.op, texts, node=node.name)
     if version < 900:
         upgrade.missing_inputs(node)
     if version < 904:

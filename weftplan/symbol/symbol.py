@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from weftplan.errors import NotImplementedForSymbol, ParameterError, did_you_mean, listed
+from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.files import replacing
 from weftplan.ops import registry
 from weftplan.ops.schema import Shape
@@ -316,8 +316,12 @@ def load_json(text: str) -> Symbol:
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
     """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
-    with open(fname, encoding="utf-8") as file:
-        return Symbol(json_io.loads(file.read(), where=os.fspath(fname)))
+    with open(fname, encoding="utf-8-sig") as file:
+        try:
+            text = file.read()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{os.fspath(fname)}: not UTF-8 text ({error}); expected a -symbol.json file") from error
+    return Symbol(json_io.loads(text, where=os.fspath(fname)))
 
 
 def _not_for_symbols(name: str) -> Callable[..., Any]:
