@@ -185,6 +185,14 @@ def test_other_types_are_refused(other):
         nd.ones(2) + other
 
 
+@pytest.mark.parametrize("values", [np.ones(2, complex), np.array(["a", "b"]), np.array([None, 1])])
+def test_numpy_arrays_of_other_things_are_refused(values):
+    """No imaginary part is dropped, no text parsed."""
+    for call in (lambda: nd.ones(2) + values, lambda: values * nd.ones(2)):
+        with pytest.raises(DTypeError, match=f"a NumPy array of {values.dtype} is not supported"):
+            call()
+
+
 def test_not_a_number_for_integers():
     """NaN has no integer value."""
     with pytest.raises(DTypeError, match="cast the array"):

@@ -9,7 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import nd, storage
-from weftplan.errors import DTypeError, MXNetError, OutOfMemoryError, ShapeError
+from weftplan.errors import DeviceError, DTypeError, MXNetError, OutOfMemoryError, ParameterError, ShapeError
 from weftplan.ndarray import Chunk, NDArray
 from weftplan.storage import LimitResource, PoisonResource, RawResource
 
@@ -75,6 +75,10 @@ def test_makers():
     np.testing.assert_array_equal(nd.eye(2, 3, 1).asnumpy(), np.eye(2, 3, 1))
     np.testing.assert_array_equal(nd.zeros_like(nd.ones((2, 2))).asnumpy(), np.zeros((2, 2)))
     np.testing.assert_array_equal(nd.ones_like(nd.zeros(2, dtype="int8")).asnumpy(), [1, 1])
+    np.testing.assert_array_equal(nd.full((2, 2), [1, 2]).asnumpy(), [[1, 2], [1, 2]])
+    np.testing.assert_array_equal(nd.full((2,), nd.array([3]), dtype="int8").asnumpy(), [3, 3])
+    with pytest.raises(ParameterError, match="cannot assign str"):
+        nd.full((2,), "7")
     assert nd.zeros((0, 3)).asnumpy().shape == (0, 3)
     assert nd.array(5.0).shape == ()
 
@@ -92,6 +96,37 @@ def test_joining():
         nd.concatenate([x, nd.ones((2, 4))])
     with pytest.raises(ShapeError, match="stack"):
         nd.stack(x, nd.ones((2, 4)))
+    for nothing, says in (
+        (lambda: nd.stack(), "stack needs at least one"),
+        (lambda: nd.stack([]), "stack needs at least one"),
+        (lambda: nd.stack(x, 1), "stack: number 1 must be an NDArray, got int"),
+        (lambda: nd.concatenate([]), "concatenate needs a list"),
+        (lambda: nd.concatenate(x), "concatenate needs a list"),
+        (lambda: nd.concatenate([x, b]), "concatenate: number 1 must be an NDArray, got ndarray"),
+    ):
+        with pytest.raises(DTypeError, match=says):
+            nothing()
+
+
+def test_a_context_is_a_context():
+    """Its name is not one, wherever a context is given."""
+    x = nd.ones(2)
+    for call in (
+        lambda: nd.ones(2, ctx="cpu"),
+        lambda: nd.array([1], "cpu(0)"),
+        lambda: x.as_in_context("cpu"),
+        lambda: nd.random.uniform(ctx="cpu"),
+    ):
+        with pytest.raises(DeviceError, match=r"a context such as mx.cpu\(0\) was expected, got 'cpu"):
+            call()
+
+
+def test_autograd_is_absent_on_purpose():
+    """The names that MXNet's users look for say where gradients are."""
+    for name in ("grad", "attach_grad", "backward"):
+        assert not hasattr(nd.ones(1), name)
+        with pytest.raises(AttributeError, match=r"absent on purpose; bind a symbol and call executor\.backward"):
+            getattr(nd.ones(1), name)
 
 
 def test_scalars():

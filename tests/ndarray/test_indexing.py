@@ -138,6 +138,31 @@ def test_things_that_are_no_index(key):
         nd.array(BASE)[key]
 
 
+@pytest.mark.parametrize("bad", [None, "3", [1, None], 1j, np.array([1j, 2]), [[1], [2, 3]], {"a": 1}])
+def test_values_that_are_no_numbers(bad):
+    """Refused by name, and nothing is written: None is not NaN, text is not parsed, no imaginary part is dropped."""
+    x = nd.array([[1, 2], [3, 4]])
+    for key in (0, [0, 1]):
+        with pytest.raises(ParameterError, match="cannot assign"):
+            x[key] = bad
+    np.testing.assert_array_equal(x.asnumpy(), [[1, 2], [3, 4]])
+
+
+def test_numpy_arrays_without_dimensions_as_indices():
+    """An integer selects as it does in NumPy."""
+    values = np.arange(6.0).reshape(2, 3)
+    x = nd.array(values)
+    np.testing.assert_array_equal(x[np.array(1)].asnumpy(), values[1])
+    np.testing.assert_array_equal(x[0, np.array(-1)].asnumpy(), [values[0, -1]])
+    np.testing.assert_array_equal(x[np.array(True)].asnumpy(), values[None])
+
+
+def test_nan_is_out_of_range():
+    """As an index it says so, without a warning about the conversion."""
+    with pytest.raises(IndexError, match="out of bounds"):
+        nd.ones(3)[nd.array([np.nan])].asnumpy()
+
+
 def test_values_that_do_not_fit():
     """Shapes are named; nothing changes."""
     x = nd.array(BASE)

@@ -205,6 +205,10 @@ def _operand(op: Binary, lhs: NDArray, rhs: Any) -> Any:
             )
         from weftplan.ndarray.array import from_host
 
+        if rhs.dtype.kind not in "biuf":
+            raise DTypeError(
+                f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.dtype}"
+            )
         rhs = from_host(rhs.astype(lhs.dtype), lhs.context)
     if rhs.dtype != lhs.dtype:
         raise DTypeError(f"{op.name}: dtypes {lhs.dtype} and {rhs.dtype} differ; cast one of them with astype")

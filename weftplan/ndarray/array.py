@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from weftplan import device, engine
-from weftplan.device.context import Context
+from weftplan.device.context import Context, current_context
 from weftplan.engine import FnProperty
-from weftplan.errors import DTypeError, MXNetError, ShapeError
+from weftplan.errors import DeviceError, DTypeError, MXNetError, ShapeError
 from weftplan.ndarray import arithmetic, indexing
 from weftplan.ndarray.chunk import Chunk, nothing, push, typed
 from weftplan.ndarray.copying import copy_into, is_device
@@ -214,7 +214,7 @@ class NDArray:
 
     def as_in_context(self, context: Context) -> NDArray:
         """This array if it is on ``context``, else a copy there."""
-        return self if context == self.context else self.copyto(context)
+        return self if context == self.context else self.copyto(check_context(context))
 
     as_in_ctx = as_in_context
 
@@ -326,7 +326,10 @@ class NDArray:
 
             method.__name__ = name
             return method
-        raise AttributeError(f"NDArray has no attribute {name!r}")
+        hint = ""
+        if name in ("attach_grad", "grad", "backward"):
+            hint = ": autograd on arrays is absent on purpose; bind a symbol and call executor.backward()"
+        raise AttributeError(f"NDArray has no attribute {name!r}{hint}")
 
     def _operator(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from weftplan.ndarray.invoke import call
@@ -451,6 +454,15 @@ class NDArray:
 def empty_like(array: NDArray, context: Context, *, name: str | None = None) -> NDArray:
     """An array of undefined values with the shape and dtype of ``array``."""
     return NDArray(Chunk(context, array.nbytes, name=name), array.shape, array.dtype)
+
+
+def check_context(ctx: Any) -> Context:
+    """``ctx``, or the current context for None; raises DeviceError for what is no context."""
+    if ctx is None:
+        return current_context()
+    if not isinstance(ctx, Context):
+        raise DeviceError(f"a context such as mx.cpu(0) was expected, got {ctx!r}")
+    return ctx
 
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from weftplan import device, engine
-from weftplan.device.context import Context, current_context
+from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import arithmetic
-from weftplan.ndarray.array import NDArray, check_dtype, from_host
+from weftplan.ndarray.array import NDArray, check_context, check_dtype, from_host
 from weftplan.ndarray.chunk import Chunk, drain, push
 from weftplan.ndarray.invoke import invoke
 
@@ -29,7 +29,7 @@ def array(source: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray
     Raises:
         DTypeError: ``source`` is no array of numbers, or the dtype is not supported.
     """
-    context = current_context() if ctx is None else ctx
+    context = check_context(ctx)
     if isinstance(source, NDArray):
         wanted = source.dtype if dtype is None else check_dtype(dtype)
         out = empty(source.shape, context, wanted)
@@ -54,13 +54,21 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
     """
     dims = check_shape(shape)
     wanted = check_dtype(dtype)
-    context = current_context() if ctx is None else ctx
+    context = check_context(ctx)
     return NDArray(Chunk(context, math.prod(dims) * wanted.itemsize), dims, wanted)
 
 
 def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
-    """An array filled with one number."""
+    """An array filled with a number, or with values that broadcast to ``shape``.
+
+    Raises:
+        DTypeError: a number that is not finite for an integer dtype.
+        ParameterError, ShapeError: ``val`` holds no numbers, or does not fit.
+    """
     target = empty(shape, ctx, dtype) if out is None else out
+    if not isinstance(val, int | float | np.number | np.bool_):
+        target[:] = val
+        return target
     value = arithmetic.scalar_as(target.dtype, val)
     push(partial(target.raw().fill, value), (), (target.var,), target.context, name="full")
     return target
@@ -126,8 +134,9 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
         ShapeError: shapes that differ in another axis.
         DTypeError: dtypes that differ, or nothing to join.
     """
-    if not arrays:
-        raise DTypeError("concatenate needs at least one array")
+    if isinstance(arrays, NDArray) or not arrays:
+        raise DTypeError("concatenate needs a list of at least one array")
+    _check_arrays("concatenate", arrays)
     first = arrays[0]
     if len(arrays) == 1 and not always_copy:
         return first
@@ -161,11 +170,20 @@ def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
         ShapeError: shapes that differ.
     """
     parts = list(arrays[0]) if len(arrays) == 1 and isinstance(arrays[0], list | tuple) else list(arrays)
+    _check_arrays("stack", parts)
     if any(part.shape != parts[0].shape for part in parts):
         raise ShapeError(f"stack: shapes must be equal, got {', '.join(str(part.shape) for part in parts)}")
     axis = _axis(axis, parts[0].ndim + 1, "stack")
     shape = (*parts[0].shape[:axis], 1, *parts[0].shape[axis:])
     return concatenate([part.reshape(shape) if part.shape else part.detach().reshape((1,)) for part in parts], axis)
+
+
+def _check_arrays(name: str, arrays: Sequence[Any]) -> None:
+    for position, one in enumerate(arrays):
+        if not isinstance(one, NDArray):
+            raise DTypeError(f"{name}: number {position} must be an NDArray, got {type(one).__name__}")
+    if not arrays:
+        raise DTypeError(f"{name} needs at least one array")
 
 
 def split_v2(

@@ -92,8 +92,11 @@ def setitem(array: NDArray, key: Any, value: Any) -> None:
         reads.append(value.var)
     else:
         try:
+            given = np.asarray(value)
+            if given.dtype.kind not in "biuf":
+                raise TypeError(f"expected numbers, got elements of dtype {given.dtype}")
             # A copy, because the caller may change the values before the operation runs.
-            operand = np.array(value, dtype=array.dtype)
+            operand = np.array(given, dtype=array.dtype)
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
         _check_fits(array, shape, operand.shape)
@@ -173,7 +176,7 @@ def _parse(array: NDArray, key: Any) -> tuple[tuple[Any, ...], bool]:
 
 def _host_index(array: NDArray, part: Any) -> np.ndarray[Any, Any]:
     """A list or array in a key as integers or booleans."""
-    if any(isinstance(item, array.__class__) for item in part):
+    if not isinstance(part, np.ndarray | range) and any(isinstance(item, array.__class__) for item in part):
         part = [item.item() if isinstance(item, array.__class__) else item for item in part]
     index = np.asarray(part)
     if index.dtype.kind == "b":
@@ -218,9 +221,10 @@ def _indices(array: NDArray, parts: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     live = [isinstance(part, array.__class__) for part in moved]
 
     def key() -> tuple[Any, ...]:
-        return tuple(
-            raw.astype(np.int64) if late else xp.asarray(raw) if isinstance(raw, np.ndarray) else raw
-            for raw, late in zip(raws, live, strict=True)
-        )
+        with np.errstate(invalid="ignore"):  # NaN becomes a number that is out of range
+            return tuple(
+                raw.astype(np.int64) if late else xp.asarray(raw) if isinstance(raw, np.ndarray) else raw
+                for raw, late in zip(raws, live, strict=True)
+            )
 
     return key, reads

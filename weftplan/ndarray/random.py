@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from weftplan import device
-from weftplan.device.context import Context, current_context
+from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray import distributions
-from weftplan.ndarray.array import NDArray, check_dtype
+from weftplan.ndarray.array import NDArray, check_context, check_dtype
 from weftplan.ndarray.chunk import Chunk, push
 from weftplan.ops.schema import OpContext
 
@@ -89,7 +89,7 @@ def _target(shape: Any, wanted: np.dtype[Any], ctx: Context | None, out: NDArray
     """``out``, whose shape must be ``shape`` where that is given, or a new array."""
     if out is None:
         dims = _dims(shape)
-        context = current_context() if ctx is None else ctx
+        context = check_context(ctx)
         return NDArray(Chunk(context, math.prod(dims) * wanted.itemsize, name=name), dims, wanted)
     if shape is not None and shape != _UNSET and _dims(shape) != out.shape:
         raise ShapeError(f"{name}: out has shape {out.shape}, but shape={shape} was given")
