@@ -88,12 +88,27 @@ def recurrent(mx):
     return sym.Group([sym.Concat(*outputs, dim=1), sym.add_n(*outputs), sym.BlockGrad(h)])
 
 
+def layers(mx):
+    """A bidirectional lstm over gru over relu, their parameters joined of pieces and scaled, with states."""
+    sym = mx.sym
+    x = sym.Variable("data")
+    pieces = [sym.Reshape(sym.Variable(name, shape=shape), shape=(-1,)) for name, shape in
+              (("wx", (9, 4)), ("wh", (9, 3)), ("bias", (18,)))]  # fmt: skip
+    vector = getattr(sym, "_internal", sym)._rnn_param_concat(*pieces, dim=0, name="joined")
+    x = sym.RNN(x, vector * 0.3 - 0.2, state_size=3, num_layers=1, mode="gru", name="first")
+    x = sym.RNN(data=x, parameters=sym.Variable("second") * 0.3 - 0.2, state_size=2, num_layers=2, mode="lstm",
+                bidirectional=True, p=0.25, state_outputs=True, name="lstm")  # fmt: skip
+    y = sym.RNN(x[0], state_size=2, num_layers=1, mode="rnn_relu", state_outputs=True, name="last")
+    return sym.Group([x[1], x[2], y[0], y[1]])
+
+
 CASES = {
     "arithmetic": (arithmetic, {"a": (2, 3), "b": (2, 3)}),
     "shapes": (shapes, {}),
     "mlp": (mlp, {"data": (5, 7)}),
     "convnet": (convnet, {"data": (2, 3, 6, 6)}),
     "recurrent": (recurrent, {"data": (2, 12, 4)}),
+    "layers": (layers, {"data": (5, 3, 4)}),
 }
 """Name -> (builder, shapes that inference needs)."""
 

@@ -15,13 +15,14 @@ from weftplan import models
 from weftplan import symbol as sym
 
 FOLDER = Path(__file__).parent.parent / "golden" / "interchange"
-CASES = ("arithmetic", "shapes", "mlp", "convnet", "recurrent")
+CASES = ("arithmetic", "shapes", "mlp", "convnet", "recurrent", "layers")
 OURS = ("lenet", "resnet", "mlp")
 Interpreter = Callable[..., list[np.ndarray]]
 
 
 def without_rows(text: str) -> dict[str, Any]:
-    """The file without ``node_row_ptr``: MXNet built with oneDNN counts a hidden output of max pooling there."""
+    """The file without ``node_row_ptr``: MXNet built with oneDNN counts a hidden output of max pooling there, and here
+    RNN has hidden outputs that it lacks there."""
     data: dict[str, Any] = json.loads(text)
     del data["node_row_ptr"]
     return data
@@ -45,7 +46,7 @@ def test_same_construction_same_text(name: str, interchange_cases: ModuleType, m
     """The case built here is, character for character, the file that MXNet wrote."""
     ours = interchange_cases.CASES[name][0](mx).tojson()
     theirs = (FOLDER / f"{name}-symbol.json").read_text()
-    if "Pooling" in ours:
+    if "Pooling" in ours or "RNN" in ours:
         assert without_rows(ours) == without_rows(theirs)
     else:
         assert ours == theirs
@@ -83,7 +84,7 @@ def test_reading_and_writing_changes_nothing(name: str) -> None:
     """Their text, loaded and saved again, is their text."""
     theirs = (FOLDER / f"{name}-symbol.json").read_text()
     ours = sym.load_json(theirs).tojson()
-    if "Pooling" in ours:
+    if "Pooling" in ours or "RNN" in ours:
         assert without_rows(ours) == without_rows(theirs)
     else:
         assert ours == theirs

@@ -137,6 +137,26 @@ register(
     )
 )
 backward("Concat", _backward_concat, ("ograd",), grad_inputs=_every_input, params=_CONCAT)
+register(
+    Op(
+        name="_rnn_param_concat",
+        forward=_concat,
+        infer_shape=_concat_shape,
+        infer_dtype=same_dtype,
+        params=_CONCAT,
+        inputs=numbered_inputs,
+        variadic="num_args",
+        gradient=grad("_backward_rnn_param_concat", "g0"),
+        doc="Concat, by the name that exported recurrent layers use for joining their parameters.",
+    )
+)
+backward(
+    "_rnn_param_concat",
+    _backward_concat,
+    ("ograd",),
+    grad_inputs=_every_input,
+    params=_CONCAT,
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------- stack

@@ -1,0 +1,372 @@
+"""RNN: several layers of a recurrent cell over a sequence, in one or both directions (lstm, gru, rnn_relu, rnn_tanh).
+
+Forward keeps the gates of every step in a hidden output, ``reserve``, and what dropout kept between layers in another,
+``mask``; outside training nobody wants them, and the gates of a few steps at a time lie in workspace. Sequence lengths
+mean what cuDNN says: outputs are zero where a sequence is over, and the backward direction starts at its last step
+(MXNet 1.9.1 does so on GPUs; on a CPU it ignores them). A projection can be differentiated here, not in MXNet on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import BLOCK, BOOL
+from weftplan.ops.nn.rnn_layout import Layout, layout
+from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
+from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, backward, is_known, merge_dim, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import (
+    DType,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
+
+_MASK = np.dtype(np.uint8)
+_DRAW = np.dtype(np.float32)
+
+
+def _p_positive(value: Any) -> int:
+    number = p_int(value)
+    if number < 1:
+        raise ValueError("expected at least 1")
+    return number
+
+
+def _p_fraction(value: Any) -> float:
+    p = p_float(value)
+    if not 0 <= p < 1:
+        raise ValueError("expected a number from 0 to below 1")
+    return p
+
+
+def _p_no_clip(value: Any) -> None:
+    if p_optional(p_float)(value) is not None:
+        raise ValueError("expected None: states are not clipped (MXNet 1.9.1 clips them with cuDNN only)")
+
+
+_PARAMS = (
+    Param("state_size", _p_positive, doc="Size of the state of each layer."),
+    Param("num_layers", _p_positive, doc="Layers, each fed by the one before."),
+    Param("bidirectional", p_bool, False, "True: every layer runs in both directions and joins the results."),
+    Param("mode", p_enum("rnn_relu", "rnn_tanh", "lstm", "gru"), doc="The cell."),
+    Param("p", _p_fraction, 0.0, "Probability that an element between two layers is dropped in training."),
+    Param("state_outputs", p_bool, False, "True: the last states (and cells) are outputs, too."),
+    Param("projection_size", p_optional(_p_positive), None, "lstm: the state is a projection of this size."),
+    Param("lstm_state_clip_min", _p_no_clip, None, "None: no clipping."),
+    Param("lstm_state_clip_max", _p_no_clip, None, "None: no clipping."),
+    Param("lstm_state_clip_nan", p_bool, False, "Accepted, no effect without clipping."),
+    Param("use_sequence_length", p_bool, False, "True: a last input holds the steps of each sample."),
+)
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    cell = ("state_cell",) if params["mode"] == "lstm" else ()
+    return ("data", "parameters", "state", *cell, *(("sequence_length",) if params["use_sequence_length"] else ()))
+
+
+def _num_states(params: Params) -> int:
+    return 2 if params["mode"] == "lstm" else 1
+
+
+def _visible(params: Params) -> int:
+    return 1 + _num_states(params) if params["state_outputs"] else 1
+
+
+def _drops(params: Params) -> bool:
+    return bool(params["p"] > 0 and params["num_layers"] > 1)
+
+
+def _outputs(params: Params) -> tuple[str, ...]:
+    names = ("output", "state_output", "statecell_output")[: _visible(params)]
+    return (*names, "reserve", *(("mask",) if _drops(params) else ()))
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    if params["projection_size"] is not None and params["mode"] != "lstm":
+        raise ShapeError(f"RNN: projection_size needs mode lstm, got {params['mode']}")
+    visible, states = _visible(params), _num_states(params)
+    units = params["projection_size"] or params["state_size"]
+    directions = 2 if params["bidirectional"] else 1
+    out = merge_shape(outs[0], (0, 0, directions * units), "RNN: output (steps, batch, directions · units)")
+    data = merge_shape(ins[0], (0, 0, 0), "RNN: data (steps, batch, inputs)")
+    assert data is not None
+    assert out is not None
+    steps = merge_dim(data[0], out[0], "RNN: steps of data and output")
+    batch = merge_dim(data[1], out[1], "RNN: batch of data and output")
+    for shape in (*ins[2 : 2 + states], *outs[1:visible]):
+        if shape is not None and len(shape) == 3:
+            batch = merge_dim(batch, shape[1], "RNN: batch of data and states")
+    if params["use_sequence_length"] and ins[-1] is not None and len(ins[-1]) == 1:
+        batch = merge_dim(batch, ins[-1][0], "RNN: batch of data and sequence_length")
+    depth = params["num_layers"] * directions
+    found: Shapes = [(depth, batch, size) for size in (units, params["state_size"])[:states]]
+    new_outs: Shapes = [(steps, batch, directions * units)]
+    for k, state in enumerate(found):
+        state = merge_shape(ins[2 + k], state, f"RNN: {_inputs(params)[2 + k]} (layers · directions, batch, size)")
+        found[k] = state
+        if visible > 1:
+            new_outs.append(merge_shape(outs[1 + k], state, f"RNN: {_outputs(params)[1 + k]}"))
+    data = (steps, batch, data[2])
+    vector, reserve, mask = ins[1], outs[visible], None
+    if data[2] != 0:
+        plan = layout(params, data)
+        vector = merge_shape(vector, (plan.num_parameters(),), f"RNN: parameters for data {data}")
+    if is_known(data):
+        reserve = merge_shape(reserve, (layout(params, data).reserve_size(),), "RNN: reserve")
+        mask = (params["num_layers"] - 1, steps, batch, directions * units)
+    new_outs += [reserve, mask] if _drops(params) else [reserve]
+    lengths: Shapes = [merge_shape(ins[-1], (batch,), "RNN: sequence_length")] if params["use_sequence_length"] else []
+    return [data, vector, *found, *lengths], new_outs
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    count = 2 + _num_states(params)
+    common: DType | None = None
+    for position, dtype in enumerate((*ins[:count], *outs[: _visible(params) + 1])):
+        common = merge_dtype(common, dtype, f"RNN: tensor {position} against those before it")
+    lengths: DTypes = [ins[-1] or common] if params["use_sequence_length"] else []
+    new_outs: DTypes = [common] * (_visible(params) + 1)
+    return [*[common] * count, *lengths], [*new_outs, _MASK] if _drops(params) else new_outs
+
+
+def _dropping(ctx: OpContext, params: Params) -> bool:
+    return ctx.is_train and _drops(params)
+
+
+def _between_buffers(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+    return [(plan.wide, dtype)] * min(plan.layers - 1, 2)
+
+
+def _active_scratch(plan: Layout) -> list[tuple[Shape, DType]]:
+    if not plan.lengths:
+        return []
+    return [((plan.steps, plan.batch, 1), BOOL), ((plan.steps, 1), np.dtype(np.float64))]
+
+
+def _active(ctx: OpContext, plan: Layout, lengths: Any) -> Any:
+    """(steps, batch, 1) bool: the sample still runs; None when no lengths are given."""
+    if not plan.lengths:
+        return None
+    active, numbers = (ctx.take(*spec) for spec in _active_scratch(plan))
+    numbers[:, 0] = ctx.xp.arange(plan.steps)
+    ctx.xp.less(numbers, lengths, out=active[:, :, 0])
+    return active
+
+
+def _side(wide: Any, direction: int, units: int) -> Any:
+    """The part of (steps, batch, directions · units) that one direction writes."""
+    return wide[:, :, direction * units : (direction + 1) * units]
+
+
+def _drop_scratch(params: Params, plan: Layout) -> list[tuple[Shape, DType]]:
+    size = min(math.prod(plan.wide), BLOCK)
+    return [((size,), _DRAW), ((size,), _MASK)] if _drops(params) else []
+
+
+def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], source: Any, mask: Any, out: Any) -> None:
+    """``out`` = the elements of ``source`` that are kept, scaled; ``mask`` (or None) gets which."""
+    draws, room = scratch
+    for first in range(0, source.size, BLOCK):
+        here = slice(first, min(first + BLOCK, source.size))
+        kept = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
+        numbers = draws[: kept.size]
+        generator.random(out=numbers, dtype=_DRAW)
+        xp.greater_equal(numbers, params["p"], out=kept)
+        _masked(xp, params, source.reshape(-1)[here], kept, out.reshape(-1)[here])
+
+
+def _masked(xp: Any, params: Params, source: Any, kept: Any, out: Any) -> None:
+    xp.multiply(source, kept, out=out)
+    xp.multiply(out, 1.0 / (1.0 - params["p"]), out=out)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    x, vector, state = inputs[:3]
+    cell = inputs[3] if params["mode"] == "lstm" else None
+    plan = layout(params, x.shape)
+    visible = _visible(params)
+    out, reserve = outputs[0], outputs[visible]
+    mask = outputs[visible + 1] if _drops(params) else None
+    kept = None if reserve is None else plan.kept(reserve)
+    stored = None if reserve is None else plan.between(reserve)
+    buffers = [ctx.take(*spec) for spec in _between_buffers(plan, x.dtype)]
+    active = _active(ctx, plan, inputs[-1])
+    one = ForwardPass(ctx, plan, x.dtype)
+    scratch = [ctx.take(*spec) for spec in _drop_scratch(params, plan)]
+    dropping = _dropping(ctx, params)
+    generator = ctx.generator() if dropping else None
+    weights = plan.weights(vector)
+    for layer in range(plan.layers):
+        last = layer == plan.layers - 1
+        target = out if last else buffers[layer % 2] if stored is None else stored[layer]
+        for direction in range(plan.directions):
+            k = layer * plan.directions + direction
+            side = None if target is None else _side(target, direction, plan.units)
+            one.run(
+                x,
+                weights[k],
+                state[k],
+                None if cell is None else cell[k],
+                side,
+                None if kept is None else kept[k],
+                direction == 1,
+                active,
+            )
+            for given, found in zip(outputs[1:visible], (one.state, one.cell), strict=False):
+                if given is not None:
+                    xp.copyto(given[k], found)
+        if last:
+            break
+        x = target
+        if dropping:
+            x = buffers[layer % 2]
+            _drop(xp, params, generator, scratch, target, None if mask is None else mask[layer], x)
+    if mask is not None and not dropping:
+        mask.fill(1)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    plan, dtype = layout(params, inputs[0].shape), inputs[0].dtype
+    return take_bytes(
+        *_between_buffers(plan, dtype),
+        *_active_scratch(plan),
+        *forward_scratch(plan, dtype),
+        *_drop_scratch(params, plan),
+    )
+
+
+def _backward_inputs(params: Params) -> tuple[str, ...]:
+    ograds = ("ograd", "ograd_state", "ograd_cell")[: _visible(params)]
+    return (*ograds, *_inputs(params), "output", "reserve", *(("mask",) if _drops(params) else ()))
+
+
+def _backward_grads(params: Params) -> tuple[int, ...]:
+    return tuple(range(2 + _num_states(params)))
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    params = builder.params
+    visible, count = _visible(params), len(_outputs(params))
+    made = builder.node(
+        "_backward_RNN",
+        [
+            *(builder.ograd(k) for k in range(visible)),
+            *(builder.input(k) for k in range(builder.num_inputs)),
+            builder.output(0),
+            *(builder.output(k) for k in range(visible, count)),
+        ],
+    )
+    return [*made, *[None] * (builder.num_inputs - len(made))]
+
+
+def _dropped_buffer(params: Params, plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+    return [(plan.wide, dtype)] if _drops(params) else []
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    named = dict(zip(_backward_inputs(params), inputs, strict=True))
+    data, state, cell = named["data"], named["state"], named.get("state_cell")
+    plan = layout(params, data.shape)
+    dtype = data.dtype
+    buffers = [ctx.take(*spec) for spec in _between_buffers(plan, dtype)]
+    dropped = [ctx.take(*spec) for spec in _dropped_buffer(params, plan, dtype)]
+    active = _active(ctx, plan, named.get("sequence_length"))
+    one = BackwardPass(ctx, plan, dtype)
+    dropping = _dropping(ctx, params)
+    layers = [*plan.between(named["reserve"]), named["output"]]
+    kept = plan.kept(named["reserve"])
+    weights = plan.weights(named["parameters"])
+    d_weights = None if outputs[1] is None else plan.weights(outputs[1])
+    d_out = named["ograd"]
+    for layer in range(plan.layers - 1, -1, -1):
+        x = data
+        if layer:
+            x = layers[layer - 1]
+            if dropping:
+                _masked(xp, params, x, named["mask"][layer - 1], dropped[0])
+                x = dropped[0]
+        d_x = buffers[layer % 2 if plan.layers > 2 else 0] if layer else outputs[0]
+        for direction in range(plan.directions):
+            k = layer * plan.directions + direction
+            states = kept[k].states if plan.lengths else _side(layers[layer], direction, plan.units)
+            start = (state[k], None if cell is None else cell[k])
+            last = tuple(None if g is None else g[k] for g in (named.get("ograd_state"), named.get("ograd_cell")))
+            one.run(
+                weights[k],
+                kept[k],
+                states,
+                start,
+                _side(d_out, direction, plan.units),
+                (last[0], last[1]),
+                None if d_weights is None else d_weights[k],
+                direction == 1,
+                active,
+            )
+            for target, found in zip(outputs[2:], (one.d_state, one.d_cell), strict=False):
+                if target is not None:
+                    xp.copyto(target[k], found)
+            if d_x is not None:
+                one.input_gradient(weights[k], d_x, direction == 1)
+            if d_weights is not None:
+                one.weight_gradients(d_weights[k], x, kept[k], states, state[k], direction == 1)
+        if layer and dropping:
+            _masked(xp, params, d_x, named["mask"][layer - 1], d_x)
+        d_out = d_x
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    data = inputs[_visible(params)]
+    plan, dtype = layout(params, data.shape), data.dtype
+    return take_bytes(
+        *_between_buffers(plan, dtype),
+        *_dropped_buffer(params, plan, dtype),
+        *_active_scratch(plan),
+        *backward_scratch(plan, dtype),
+    )
+
+
+def _inplace(params: Params) -> tuple[InplacePair, ...]:
+    """A state may become the last state: each layer and direction reads its own before it writes it."""
+    return tuple(InplacePair(2 + k, 1 + k) for k in range(_num_states(params))) if params["state_outputs"] else ()
+
+
+register(
+    Op(
+        name="RNN",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=_PARAMS,
+        inputs=_inputs,
+        outputs=_outputs,
+        visible_outputs=_visible,
+        gradient=_gradient,
+        inplace=_inplace,
+        workspace=_workspace,
+        random=True,
+        doc="Recurrent layers over data (steps, batch, inputs); all weights are one vector, in cuDNN's order.",
+    )
+)
+backward(
+    "RNN",
+    _backward,
+    _backward_inputs,
+    grad_inputs=_backward_grads,
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)

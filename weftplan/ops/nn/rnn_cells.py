@@ -1,0 +1,182 @@
+"""One step of each recurrent cell, forwards and backwards, on the gates of one batch.
+
+Forwards, ``gates`` holds the input's share (bias included) and is left holding the gates after their activation.
+Backwards, ``d_gates`` gets the gradient of the gates before it. Formulas: Elman 1990 (rnn), Hochreiter and Schmidhuber
+1997 (lstm), Sak et al. 2014 (its projection), Cho et al. 2014 in cuDNN's variant, r after the product (gru).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+
+
+def _sigmoid(xp: Any, x: Any) -> None:
+    xp.negative(x, out=x)
+    xp.exp(x, out=x)
+    xp.add(x, 1.0, out=x)
+    xp.divide(1.0, x, out=x)
+
+
+def _slope_sigmoid(xp: Any, y: Any, target: Any, spare: Any) -> None:
+    """``target`` *= y (1 - y)."""
+    xp.multiply(target, y, out=target)
+    xp.subtract(1.0, y, out=spare)
+    xp.multiply(target, spare, out=target)
+
+
+def _slope_tanh(xp: Any, y: Any, target: Any, spare: Any) -> None:
+    """``target`` *= 1 - y²."""
+    xp.multiply(y, y, out=spare)
+    xp.subtract(1.0, spare, out=spare)
+    xp.multiply(target, spare, out=target)
+
+
+class Cell:
+    """A step forwards: ``state`` and ``cell`` (batch rows) become the next ones, in ``next_state``, ``next_cell``.
+
+    Scratch: ``product`` (batch, gates), ``spare`` (batch, state_size).
+    """
+
+    def __init__(self, xp: Any, plan: Layout, weights: Weights, product: Any, spare: Any) -> None:
+        self.xp = xp
+        self.plan = plan
+        self.weights = weights
+        self.product = product
+        self.spare = spare
+
+    def step(self, gates: Any, state: Any, cell: Any, next_state: Any, next_cell: Any, hidden: Any) -> None:
+        """``next_state`` may be ``state``, and ``next_cell`` ``cell``; ``hidden`` as in :class:`Kept`, or None."""
+        xp, n = self.xp, self.plan.size
+        xp.matmul(state, self.weights.of_state.T, out=self.product)
+        if self.plan.mode == "gru":
+            self._gru(gates, state, next_state, hidden)
+            return
+        xp.add(gates, self.product, out=gates)
+        if self.plan.mode == "rnn_relu":
+            xp.maximum(gates, 0.0, out=gates)
+            xp.copyto(next_state, gates)
+        elif self.plan.mode == "rnn_tanh":
+            xp.tanh(gates, out=gates)
+            xp.copyto(next_state, gates)
+        else:
+            i, f, g, o = (gates[:, k * n : (k + 1) * n] for k in range(4))
+            _sigmoid(xp, gates[:, : 2 * n])
+            xp.tanh(g, out=g)
+            _sigmoid(xp, o)
+            xp.multiply(f, cell, out=next_cell)
+            xp.multiply(i, g, out=self.spare)
+            xp.add(next_cell, self.spare, out=next_cell)
+            if not self.plan.projected:
+                xp.tanh(next_cell, out=next_state)
+                xp.multiply(next_state, o, out=next_state)
+            else:
+                hidden = self.spare if hidden is None else hidden
+                xp.tanh(next_cell, out=hidden)
+                xp.multiply(hidden, o, out=hidden)
+                xp.matmul(hidden, self.weights.of_projection.T, out=next_state)
+
+    def _gru(self, gates: Any, state: Any, next_state: Any, hidden: Any) -> None:
+        xp, n, product = self.xp, self.plan.size, self.product
+        xp.add(product, self.weights.state_bias, out=product)
+        both, new, share = gates[:, : 2 * n], gates[:, 2 * n :], product[:, 2 * n :]
+        xp.add(both, product[:, : 2 * n], out=both)
+        _sigmoid(xp, both)
+        if hidden is not None:
+            xp.copyto(hidden, share)
+        xp.multiply(share, gates[:, :n], out=share)
+        xp.add(new, share, out=new)
+        xp.tanh(new, out=new)
+        xp.subtract(state, new, out=self.spare)
+        xp.multiply(self.spare, gates[:, n : 2 * n], out=self.spare)
+        xp.add(new, self.spare, out=next_state)
+
+
+class CellGradient:
+    """A step backwards: gradients of state and cell after the step become those before it.
+
+    Scratch: ``product`` (batch, gates), used by gru alone, ``spare`` (2, batch, state_size).
+    """
+
+    def __init__(self, xp: Any, plan: Layout, weights: Weights, product: Any, spare: Any) -> None:
+        self.xp = xp
+        self.plan = plan
+        self.weights = weights
+        self.product = product
+        self.spare = spare
+
+    def step(
+        self,
+        kept: Kept,
+        t: int,
+        state: Any,
+        cell: Any,
+        d_state: Any,
+        d_cell: Any,
+        d_gates: Any,
+        next_d_state: Any,
+        next_d_cell: Any,
+    ) -> None:
+        """``state`` and ``cell``: before step ``t``. ``d_state`` (and ``d_cell``) may be changed, and may be the
+        arrays of the results."""
+        xp, plan = self.xp, self.plan
+        gates = kept.gates[t]
+        if plan.mode == "gru":
+            self._gru(gates, kept.hidden[t], state, d_state, d_gates, next_d_state)
+            return
+        if plan.mode == "rnn_relu":
+            xp.greater(gates, 0.0, out=d_gates)
+            xp.multiply(d_gates, d_state, out=d_gates)
+        elif plan.mode == "rnn_tanh":
+            xp.copyto(d_gates, d_state)
+            _slope_tanh(xp, gates, d_gates, self.spare[0])
+        else:
+            self._lstm(gates, kept.cells[t], cell, d_state, d_cell, d_gates, next_d_cell)
+        xp.matmul(d_gates, self.weights.of_state, out=next_d_state)
+
+    def _lstm(
+        self, gates: Any, after: Any, cell: Any, d_state: Any, d_cell: Any, d_gates: Any, next_d_cell: Any
+    ) -> None:
+        xp, n = self.xp, self.plan.size
+        spare, curve = self.spare
+        i, f, g, o = (gates[:, k * n : (k + 1) * n] for k in range(4))
+        d_i, d_f, d_g, d_o = (d_gates[:, k * n : (k + 1) * n] for k in range(4))
+        if self.plan.projected:
+            d_hidden = d_g  # free until the gates themselves are done
+            xp.matmul(d_state, self.weights.of_projection, out=d_hidden)
+        else:
+            d_hidden = d_state
+        xp.tanh(after, out=curve)
+        xp.multiply(d_hidden, curve, out=d_o)
+        _slope_sigmoid(xp, o, d_o, spare)
+        xp.multiply(curve, curve, out=curve)
+        xp.subtract(1.0, curve, out=curve)
+        xp.multiply(curve, o, out=curve)
+        xp.multiply(curve, d_hidden, out=curve)
+        xp.add(d_cell, curve, out=curve)  # the whole gradient of the cell
+        xp.multiply(curve, g, out=d_i)
+        _slope_sigmoid(xp, i, d_i, spare)
+        xp.multiply(curve, i, out=d_g)
+        _slope_tanh(xp, g, d_g, spare)
+        xp.multiply(curve, cell, out=d_f)
+        _slope_sigmoid(xp, f, d_f, spare)
+        xp.multiply(curve, f, out=next_d_cell)
+
+    def _gru(self, gates: Any, share: Any, state: Any, d_state: Any, d_gates: Any, next_d_state: Any) -> None:
+        xp, n, product = self.xp, self.plan.size, self.product
+        spare, kept = self.spare
+        r, z, new = (gates[:, k * n : (k + 1) * n] for k in range(3))
+        d_r, d_z, d_new = (d_gates[:, k * n : (k + 1) * n] for k in range(3))
+        xp.subtract(state, new, out=d_z)
+        xp.multiply(d_z, d_state, out=d_z)
+        _slope_sigmoid(xp, z, d_z, spare)
+        xp.multiply(d_state, z, out=kept)
+        xp.subtract(d_state, kept, out=d_new)
+        _slope_tanh(xp, new, d_new, spare)
+        xp.multiply(d_new, share, out=d_r)
+        _slope_sigmoid(xp, r, d_r, spare)
+        xp.copyto(product[:, : 2 * n], d_gates[:, : 2 * n])
+        xp.multiply(d_new, r, out=product[:, 2 * n :])
+        xp.matmul(product, self.weights.of_state, out=next_d_state)
+        xp.add(next_d_state, kept, out=next_d_state)

@@ -1,0 +1,137 @@
+"""Where everything of the RNN operator lies: its packed parameters, and what forward keeps for backward.
+
+``parameters`` is one vector, in cuDNN's order, which MXNet 1.9.1 uses on every device: for each layer and direction the
+weights of the input (gates · state_size, inputs), of the state (gates · state_size, units) and, with a projection,
+(units, state_size); then, again for each layer and direction, the biases of the input and of the state. Gates come in
+the order i, f, g, o (lstm) and r, z, n (gru).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from weftplan.ops.schema import Params, Shape
+
+GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+
+
+class Weights(NamedTuple):
+    """Views of the packed vector for one layer and direction."""
+
+    of_input: Any
+    """(gates · state_size, inputs)"""
+    of_state: Any
+    """(gates · state_size, units)"""
+    of_projection: Any
+    """(units, state_size); None without projection."""
+    input_bias: Any
+    state_bias: Any
+
+
+class Kept(NamedTuple):
+    """Views of ``reserve`` for one layer and direction; all of them per step and sample."""
+
+    gates: Any
+    """Gates after their activation, (steps, batch, gates · state_size)."""
+    cells: Any
+    """lstm: the cell after each step, (steps, batch, state_size)."""
+    hidden: Any
+    """lstm with projection: the output before it. gru: the state's share of n, before r multiplies it."""
+    states: Any
+    """With sequence lengths: the state after each step, (steps, batch, units); it stays where a sequence is over."""
+
+
+class Layout:
+    """Sizes of one call, and the views that follow from them."""
+
+    def __init__(self, params: Params, data: Shape) -> None:
+        self.steps, self.batch, self.inputs = data
+        self.mode: str = params["mode"]
+        self.size: int = params["state_size"]
+        self.units: int = params["projection_size"] or self.size
+        self.layers: int = params["num_layers"]
+        self.directions = 2 if params["bidirectional"] else 1
+        self.gates: int = GATES[self.mode] * self.size
+        self.lengths: bool = params["use_sequence_length"]
+        self.projected = params["projection_size"] is not None
+        self.wide: Shape = (self.steps, self.batch, self.directions * self.units)
+        """Shape of what a layer hands to the next."""
+
+    def fan_in(self, layer: int) -> int:
+        """Columns of the input weights of ``layer``."""
+        return self.inputs if layer == 0 else self.directions * self.units
+
+    def num_parameters(self) -> int:
+        """Length of the packed vector."""
+        weights = sum(self.gates * self.fan_in(layer) for layer in range(self.layers))
+        weights += self.layers * self.gates * self.units
+        if self.projected:
+            weights += self.layers * self.units * self.size
+        total: int = self.directions * (weights + self.layers * 2 * self.gates)
+        return total
+
+    def weights(self, vector: Any) -> list[Weights]:
+        """Views of ``vector``, for layer 0 forwards, layer 0 backwards, layer 1 forwards, …"""
+        at = 0
+        matrices: list[tuple[Any, Any, Any]] = []
+        for layer in range(self.layers):
+            for _ in range(self.directions):
+                shapes = [(self.gates, self.fan_in(layer)), (self.gates, self.units)]
+                if self.projected:
+                    shapes.append((self.units, self.size))
+                made: list[Any] = []
+                for shape in shapes:
+                    made.append(vector[at : at + math.prod(shape)].reshape(shape))
+                    at += math.prod(shape)
+                matrices.append((made[0], made[1], made[2] if self.projected else None))
+        found = []
+        for each in matrices:
+            found.append(Weights(*each, vector[at : at + self.gates], vector[at + self.gates : at + 2 * self.gates]))
+            at += 2 * self.gates
+        return found
+
+    def _kept_shapes(self) -> tuple[Shape | None, ...]:
+        here = (self.steps, self.batch)
+        return (
+            (*here, self.gates),
+            (*here, self.size) if self.mode == "lstm" else None,
+            (*here, self.size) if self.projected or self.mode == "gru" else None,
+            (*here, self.units) if self.lengths else None,
+        )
+
+    def reserve_size(self) -> int:
+        """Elements of ``reserve``."""
+        each = sum(math.prod(shape) for shape in self._kept_shapes() if shape is not None)
+        return self.layers * self.directions * each + (self.layers - 1) * math.prod(self.wide)
+
+    def between(self, reserve: Any) -> list[Any]:
+        """Views of what each layer but the last hands on, of shape :attr:`wide`, before dropout."""
+        size = math.prod(self.wide)
+        return [reserve[k * size : (k + 1) * size].reshape(self.wide) for k in range(self.layers - 1)]
+
+    def kept(self, reserve: Any) -> list[Kept]:
+        """Views of ``reserve`` for each layer and direction, in the order of :meth:`weights`."""
+        at = (self.layers - 1) * math.prod(self.wide)
+        found = []
+        for _ in range(self.layers * self.directions):
+            views: list[Any] = []
+            for shape in self._kept_shapes():
+                if shape is None:
+                    views.append(None)
+                    continue
+                views.append(reserve[at : at + math.prod(shape)].reshape(shape))
+                at += math.prod(shape)
+            found.append(Kept(*views))
+        return found
+
+
+@lru_cache(maxsize=256)
+def _layout(key: tuple[tuple[str, Any], ...], data: Shape) -> Layout:
+    return Layout(dict(key), data)
+
+
+def layout(params: Params, data: Shape) -> Layout:
+    """The :class:`Layout` of these parameters and this shape of the data, made once."""
+    return _layout(tuple(sorted(params.items())), data)

@@ -1,0 +1,211 @@
+"""The passes over a sequence of the RNN operator: one layer, one direction, forwards and backwards in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops.nn.rnn_cells import Cell, CellGradient
+from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+from weftplan.ops.schema import DType, OpContext, Shape
+
+
+def span(plan: Layout) -> int:
+    """Steps whose gates are one product with the input's weights (at least one)."""
+    return max(1, min(plan.steps, 8 * BLOCK // (plan.batch * plan.gates)))
+
+
+def forward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+    """What :class:`ForwardPass` takes."""
+    n = plan.batch
+    shapes: list[Shape] = [
+        (span(plan), n, plan.gates),
+        (n, plan.gates),
+        (n, plan.size),
+        (n, plan.units),
+        (n, plan.size),
+    ]
+    if plan.lengths:
+        shapes += [(n, plan.units), (n, plan.size)]
+    return [(shape, dtype) for shape in shapes]
+
+
+class ForwardPass:
+    """Carries a state through a sequence. The scratch is taken once and serves every layer and direction."""
+
+    def __init__(self, ctx: OpContext, plan: Layout, dtype: DType) -> None:
+        self.xp = ctx.xp
+        self.plan = plan
+        self.room, self.product, self.spare, self.state, self.cell, *rest = (
+            ctx.take(*spec) for spec in forward_scratch(plan, dtype)
+        )
+        self.next = tuple(rest) if plan.lengths else (self.state, self.cell)
+
+    def _spans(self, reverse: bool) -> Iterator[range]:
+        """The steps in the order of the pass, in runs of at most :func:`span`."""
+        count = self.plan.steps
+        width = span(self.plan)
+        for first in range(0, count, width):
+            last = min(first + width, count)
+            yield range(count - 1 - first, count - 1 - last, -1) if reverse else range(first, last)
+
+    def run(
+        self, x: Any, weights: Weights, state: Any, cell: Any, out: Any, kept: Kept | None, reverse: bool, active: Any
+    ) -> None:
+        """``out`` (steps, batch, units) or None gets every state; :attr:`state` and :attr:`cell` hold the last ones.
+
+        ``active`` (steps, batch, 1) says which samples still run at each step, or is None: all of them.
+        """
+        xp, plan = self.xp, self.plan
+        xp.copyto(self.state, state)
+        if cell is not None:
+            xp.copyto(self.cell, cell)
+        one = Cell(xp, plan, weights, self.product, self.spare)
+        next_state, next_cell = self.next
+        for steps in self._spans(reverse):
+            low, high = min(steps), max(steps) + 1
+            gates = self.room[: high - low] if kept is None else kept.gates[low:high]
+            rows = gates.reshape(-1, plan.gates)
+            xp.matmul(x[low:high].reshape(rows.shape[0], -1), weights.of_input.T, out=rows)
+            xp.add(rows, weights.input_bias, out=rows)
+            if plan.mode != "gru":
+                xp.add(rows, weights.state_bias, out=rows)
+            for t in steps:
+                hidden = None if kept is None or kept.hidden is None else kept.hidden[t]
+                one.step(gates[t - low], self.state, self.cell, next_state, next_cell, hidden)
+                if active is not None:
+                    xp.copyto(self.state, next_state, where=active[t])
+                    xp.copyto(self.cell, next_cell, where=active[t])
+                if out is not None:
+                    if active is None:
+                        xp.copyto(out[t], self.state)
+                    else:
+                        xp.multiply(self.state, active[t], out=out[t])
+                if kept is not None:
+                    if kept.cells is not None:
+                        xp.copyto(kept.cells[t], self.cell)
+                    if kept.states is not None:
+                        xp.copyto(kept.states[t], self.state)
+
+
+def backward_scratch(plan: Layout, dtype: DType) -> list[tuple[Shape, DType]]:
+    """What :class:`BackwardPass` takes."""
+    n = plan.batch
+    widest = max(plan.fan_in(layer) for layer in range(plan.layers))
+    shapes: list[Shape] = [
+        (plan.steps, n, plan.gates),
+        (n, plan.gates),
+        (2, n, plan.size),
+        (n, plan.units),
+        (n, plan.size),
+        (n, plan.units),
+        (n, plan.size),
+        (plan.gates, plan.units),
+        (span(plan), n, widest if plan.directions == 2 else 1),
+    ]
+    if plan.projected:
+        shapes.append((plan.units, plan.size))
+    return [(shape, dtype) for shape in shapes]
+
+
+class BackwardPass:
+    """Carries the gradient of a state back through a sequence, then gives those of weights and input."""
+
+    def __init__(self, ctx: OpContext, plan: Layout, dtype: DType) -> None:
+        self.xp = ctx.xp
+        self.plan = plan
+        taken = [ctx.take(*spec) for spec in backward_scratch(plan, dtype)]
+        self.d_gates, self.product, self.spare, self.d_state, self.d_cell = taken[:5]
+        self.before, self.matrix, self.rows = taken[5:7], taken[7], taken[8]
+        self.projection = taken[9] if plan.projected else None
+
+    def run(
+        self,
+        weights: Weights,
+        kept: Kept,
+        states: Any,
+        initial: tuple[Any, Any],
+        d_out: Any,
+        d_last: tuple[Any, Any],
+        d_weights: Weights | None,
+        reverse: bool,
+        active: Any,
+    ) -> None:
+        """``states`` (steps, batch, units): after each step. Afterwards :attr:`d_state`, :attr:`d_cell` hold the
+        gradients of ``initial``, and :attr:`d_gates` those of the gates before their activation."""
+        xp, plan = self.xp, self.plan
+        for target, given in zip((self.d_state, self.d_cell), d_last, strict=True):
+            if given is None:
+                target.fill(0)
+            else:
+                xp.copyto(target, given)
+        one = CellGradient(xp, plan, weights, self.product, self.spare)
+        d_before, c_before = self.before if active is not None else (self.d_state, self.d_cell)
+        if d_weights is not None and plan.projected:
+            d_weights.of_projection.fill(0)
+        order = range(plan.steps) if reverse else range(plan.steps - 1, -1, -1)
+        for t in order:
+            earlier = t + 1 if reverse else t - 1
+            first = not 0 <= earlier < plan.steps
+            state = initial[0] if first else states[earlier]
+            cell = None if kept.cells is None else initial[1] if first else kept.cells[earlier]
+            if active is None:
+                xp.add(self.d_state, d_out[t], out=self.d_state)
+            else:
+                xp.multiply(d_out[t], active[t], out=d_before)
+                xp.add(self.d_state, d_before, out=self.d_state)
+            if d_weights is not None and plan.projected:
+                self._project(kept.hidden[t], d_weights, active, t)
+            d_gates = self.d_gates[t]
+            one.step(kept, t, state, cell, self.d_state, self.d_cell, d_gates, d_before, c_before)
+            if active is not None:
+                xp.multiply(d_gates, active[t], out=d_gates)
+                xp.copyto(self.d_state, d_before, where=active[t])
+                xp.copyto(self.d_cell, c_before, where=active[t])
+
+    def _project(self, hidden: Any, d_weights: Weights, active: Any, t: int) -> None:
+        xp = self.xp
+        d_state = self.d_state
+        if active is not None:
+            d_state = self.before[0]
+            xp.multiply(self.d_state, active[t], out=d_state)
+        xp.matmul(d_state.T, hidden, out=self.projection)
+        xp.add(d_weights.of_projection, self.projection, out=d_weights.of_projection)
+
+    def input_gradient(self, weights: Weights, out: Any, add: bool) -> None:
+        """``out`` (steps, batch, inputs) = or += the gradient of the input, after :meth:`run`."""
+        xp, plan = self.xp, self.plan
+        width = span(plan)
+        for start in range(0, plan.steps, width):
+            stop = min(start + width, plan.steps)
+            rows = self.d_gates[start:stop].reshape(-1, plan.gates)
+            target = out[start:stop].reshape(rows.shape[0], -1)
+            if add:
+                some = self.rows.reshape(-1)[: target.size].reshape(target.shape)
+                xp.matmul(rows, weights.of_input, out=some)
+                xp.add(target, some, out=target)
+            else:
+                xp.matmul(rows, weights.of_input, out=target)
+
+    def weight_gradients(
+        self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: Any, reverse: bool
+    ) -> None:
+        """Gradients of weights and biases, after :meth:`input_gradient`: :attr:`d_gates` is changed (gru)."""
+        xp, plan = self.xp, self.plan
+        d_gates = self.d_gates
+        rows = d_gates.reshape(-1, plan.gates)
+        xp.matmul(rows.T, x.reshape(rows.shape[0], -1), out=d_weights.of_input)
+        wide = accumulator(rows.dtype)
+        xp.sum(rows, axis=0, dtype=wide, out=d_weights.input_bias)
+        if plan.mode == "gru":  # the state's share of n came through r
+            new = d_gates[:, :, 2 * plan.size :]
+            xp.multiply(new, kept.gates[:, :, : plan.size], out=new)
+        xp.sum(rows, axis=0, dtype=wide, out=d_weights.state_bias)
+        edge = d_gates[-1] if reverse else d_gates[0]
+        xp.matmul(edge.T, initial, out=d_weights.of_state)
+        if plan.steps > 1:
+            later, earlier = (d_gates[:-1], states[1:]) if reverse else (d_gates[1:], states[:-1])
+            later, earlier = later.reshape(-1, plan.gates), earlier.reshape(-1, plan.units)
+            xp.matmul(later.T, earlier, out=self.matrix)
+            xp.add(d_weights.of_state, self.matrix, out=d_weights.of_state)
