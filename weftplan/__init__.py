@@ -36,6 +36,8 @@ __all__ = [
 ]  # fmt: skip
 _LAZY = {
     "AttrScope": "symbol.attribute:AttrScope",
+    "attribute": "symbol.attribute",
+    "base": "errors",
     "callback": "training.callbacks",
     "context": "device.context",
     "init": "training.initializer",
@@ -54,6 +56,7 @@ _LAZY = {
     "optimizer": "training.optimizer",
     "random": "ndarray.random",
     "sym": "symbol",
+    "visualization": "report.viz",
     "viz": "report.viz",
     **{name: name for name in "engine executor kvstore models ndarray planner profiler storage symbol".split()},  # noqa: SIM905
 }

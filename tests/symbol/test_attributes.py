@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import weftplan as mx
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 
@@ -92,3 +93,19 @@ def test_equal_parameters_are_shared_but_not_confused() -> None:
     assert x.entries[0].node.params is y.entries[0].node.params
     x._set_attr(num_hidden="4")
     assert y.entries[0].node.params["num_hidden"] == 3
+
+
+def test_what_a_scope_gives() -> None:
+    """``get`` of MXNet: the scope's own attributes under those given."""
+    scope = sym.AttrScope(a="1", b="2")
+    assert scope.get(None) == {"a": "1", "b": "2"}
+    assert scope.get({"b": "3"}) == {"a": "1", "b": "3"}
+    with pytest.raises(ParameterError, match="must be text"):
+        scope.get({"b": 3})  # type: ignore[dict-item]
+
+
+def test_modules_that_scripts_name() -> None:
+    """mx.attribute, mx.base and mx.visualization are where MXNet has them."""
+    assert mx.attribute.AttrScope is mx.AttrScope
+    assert mx.base.MXNetError is mx.MXNetError
+    assert mx.visualization is mx.viz

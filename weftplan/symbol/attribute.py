@@ -28,6 +28,14 @@ class AttrScope:
                 raise ParameterError(f"AttrScope: attribute {key!r} must be text, got {type(value).__name__} {value!r}")
         self._own = attributes
 
+    def get(self, attr: Mapping[str, str] | None = None) -> dict[str, str]:
+        """A new dictionary: the scope's own attributes, updated with ``attr``.
+
+        Raises:
+            ParameterError: a value of ``attr`` is not text.
+        """
+        return _updated(self._own, attr)
+
     def __enter__(self) -> AttrScope:
         # Merged per entry and kept on the stack, so that one scope may be entered in several places.
         stack = _stack()
@@ -54,7 +62,10 @@ def current(attr: Mapping[str, str] | None = None) -> dict[str, str]:
     Raises:
         ParameterError: a value of ``attr`` is not text.
     """
-    scope = _stack()[-1]
+    return _updated(_stack()[-1], attr)
+
+
+def _updated(scope: Mapping[str, str], attr: Mapping[str, str] | None) -> dict[str, str]:
     if not attr:
         return dict(scope)
     for key, value in attr.items():
