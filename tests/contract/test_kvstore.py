@@ -365,6 +365,14 @@ def test_sums_that_overflow_say_nothing(kv, place):
     np.testing.assert_array_equal(out.asnumpy(), np.float16([np.inf, np.nan, np.nan]))
 
 
+def test_facts(kv):
+    """Of one process: nothing to wait for, one worker, an optimizer of its own; it is called what it was asked for."""
+    assert (kv.rank, kv.num_workers, kv.barrier(), kv._barrier()) == (0, 1, None, None)
+    assert kv.is_capable("optimizer") is kv.is_capable(kv.OPTIMIZER.upper()) is True
+    assert mx.kv.create(kv.type.upper()).type == kv.type
+    assert type(mx.kv.create(kv.type)) is type(kv)
+
+
 def test_one_array_pushed_twice_counts_twice(kv):
     """The same NDArray in two places of a list is two sources."""
     one = mx.nd.ones((3,))

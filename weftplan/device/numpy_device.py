@@ -6,13 +6,13 @@ its events are born complete.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from weftplan.device import host_memory
 from weftplan.device.context import Context
 from weftplan.device.stream import pop_stream, push_stream
 from weftplan.errors import OutOfMemoryError
@@ -82,17 +82,8 @@ class NumpyDevice:
         """Nothing to do: the memory goes when the last view of it does."""
 
     def memory_info(self) -> tuple[int, int]:
-        """(available, total) bytes of physical memory; what the page cache would give up counts as available."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = os.sysconf("SC_PHYS_PAGES") * page
-        try:
-            with open("/proc/meminfo", "rb") as file:
-                for line in file:
-                    if line.startswith(b"MemAvailable:"):
-                        return int(line.split()[1]) * 1024, total
-        except OSError:
-            pass
-        return os.sysconf("SC_AVPHYS_PAGES") * page, total
+        """(available, total) bytes of physical memory, or of the container's share of it if that is less."""
+        return host_memory.memory_info()
 
     def new_stream(self, *, priority: int = 0) -> HostStream:
         """A stream that runs everything at once; ``priority`` changes nothing."""

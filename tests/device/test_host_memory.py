@@ -1,0 +1,106 @@
+"""Available memory: of the machine, and of control groups of both versions, made up as folders."""
+
+import os
+
+import pytest
+
+from weftplan import device
+from weftplan.device import host_memory
+
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """Folders in place of /proc and /sys/fs/cgroup; ``write(path, text)`` puts a file there."""
+    monkeypatch.setattr(host_memory, "_limited", (0.0, []))
+    monkeypatch.setattr(host_memory, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path / "cgroup")
+
+    def write(path, text):
+        target = tmp_path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    write("proc/meminfo", f"MemTotal: 1 kB\nMemAvailable:   {MACHINE // 2048} kB\n")
+    return write
+
+
+def group(write, folder, limit, used, cache, *, old=False):
+    """A group's files."""
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
+    write(f"cgroup/{folder}/{names[0]}", f"{limit}\n")
+    write(f"cgroup/{folder}/{names[1]}", f"{used}\n")
+    line = f"inactive_file 7\ntotal_inactive_file {cache}" if old else f"inactive_file {cache}"
+    write(f"cgroup/{folder}/memory.stat", f"anon 5\n{line}\nslab 3\n")
+
+
+def test_the_machine_alone(system):
+    """Without control groups it is what the kernel says."""
+    assert host_memory.memory_info() == (MACHINE // 2048 * 1024, MACHINE)
+
+
+def test_without_proc(tmp_path, monkeypatch):
+    """Elsewhere the system's own count of free pages does."""
+    monkeypatch.setattr(host_memory, "_limited", (0.0, []))
+    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
+    free, total = host_memory.memory_info()
+    assert 0 < free <= total == MACHINE
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["version 2", "version 1"])
+def test_a_container(system, old):
+    """Its limit is the total; what it holds, without the page cache, is not available."""
+    system("proc/self/cgroup", "3:cpu,memory:/box\n1:name=systemd:/box\n" if old else "0::/box\n")
+    limit = MACHINE // 8
+    group(system, "memory/box" if old else "box", limit, limit // 2, 4096, old=old)
+    assert host_memory.memory_info() == (limit - limit // 2 + 4096, limit)
+    assert device.get(device.cpu()).memory_info() == (limit - limit // 2 + 4096, limit)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["version 2", "version 1"])
+def test_the_tightest_of_group_and_parents(system, old):
+    """A parent's limit holds for its children; here the parent's total and the child's rest are the smaller ones."""
+    system("proc/self/cgroup", "4:memory:/outer/inner\n" if old else "0::/outer/inner\n")
+    top = "memory/" if old else ""
+    small = MACHINE // 8
+    group(system, top + "outer/inner", small * 2, small * 2 - 100, 0, old=old)
+    group(system, top + "outer", small, small // 2, 0, old=old)
+    assert host_memory.memory_info() == (100, small)
+
+
+def test_a_path_of_the_machine_inside_a_container(system):
+    """Only the root of the groups can be seen there, and is the container."""
+    system("proc/self/cgroup", "0::/system.slice/docker-1234.scope\n")
+    group(system, ".", MACHINE // 4, 0, 0)
+    assert host_memory.memory_info() == (MACHINE // 4, MACHINE // 4)
+
+
+@pytest.mark.parametrize("limit", ["max", str((1 << 63) - 4096), "", "-1"])
+def test_no_limit(system, limit):
+    """As the versions write it, and what nobody understands."""
+    system("proc/self/cgroup", "0::/box\n")
+    group(system, "box", limit, 5000, 0)
+    assert host_memory.memory_info() == (MACHINE // 2048 * 1024, MACHINE)
+
+
+def test_what_is_held_is_read_every_time(system, monkeypatch):
+    """Which groups have limits is known for seconds; how much they hold is asked for anew, and a group may vanish."""
+    system("proc/self/cgroup", "0::/box\n")
+    group(system, "box", MACHINE // 8, 0, 0)
+    assert host_memory.memory_info() == (MACHINE // 8, MACHINE // 8)
+    group(system, "box", MACHINE // 8, 1000, 0)
+    assert host_memory.memory_info() == (MACHINE // 8 - 1000, MACHINE // 8)
+    group(system, ".", MACHINE // 16, 0, 0)
+    now = host_memory.time.monotonic()
+    monkeypatch.setattr(host_memory.time, "monotonic", lambda: now + 6)
+    assert host_memory.memory_info() == (MACHINE // 16, MACHINE // 16)
+    system("cgroup/memory.max", "max")
+    assert host_memory.memory_info() == (MACHINE // 8 - 1000, MACHINE // 8)
+
+
+def test_more_held_than_allowed(system):
+    """A limit that was lowered leaves nothing, not less."""
+    system("proc/self/cgroup", "0::/\n")
+    group(system, ".", MACHINE // 8, MACHINE // 4, 0)
+    assert host_memory.memory_info() == (0, MACHINE // 8)

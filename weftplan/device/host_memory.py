@@ -1,0 +1,88 @@
+"""How much memory this process may still take: of the machine, and of the control groups that a container limits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 62
+_KNOWN_S = 5.0
+_limited: tuple[float, list[tuple[Path, tuple[str, str], str]]] = (0.0, [])
+"""(until when it holds, groups that have a limit): pools ask before many an allocation, and most groups have none."""
+
+
+def memory_info() -> tuple[int, int]:
+    """(available, total) bytes; what a page cache would give up counts as available.
+
+    Where a control group of this process (version 1 or 2, its parents included) leaves less than the machine does, its
+    figures count: beyond them the kernel ends the process, however much the machine has.
+    """
+    available, total = _machine()
+    for group in _groups_with_limits():
+        found = _figures(*group)
+        if found is not None:
+            total, available = min(total, found[0]), min(available, found[1])
+    return max(available, 0), total
+
+
+def _groups_with_limits() -> list[tuple[Path, tuple[str, str], str]]:
+    global _limited
+    until, groups = _limited
+    now = time.monotonic()
+    if now >= until:
+        groups = [group for group in _groups() if _figures(*group) is not None]
+        _limited = (now + _KNOWN_S, groups)
+    return groups
+
+
+def _machine() -> tuple[int, int]:
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = os.sysconf("SC_PHYS_PAGES") * page
+    try:
+        with open(_PROC / "meminfo", "rb") as file:
+            for line in file:
+                if line.startswith(b"MemAvailable:"):
+                    return int(line.split()[1]) * 1024, total
+    except OSError:
+        pass
+    return os.sysconf("SC_AVPHYS_PAGES") * page, total
+
+
+def _groups() -> Iterator[tuple[Path, tuple[str, str], str]]:
+    """Each control group of this process and its parents, with the names of its figures."""
+    try:
+        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:  # not Linux, or not to be seen
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            root, files, cache = _CGROUP, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, cache = _CGROUP / "memory", "total_inactive_file"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        # Inside a container the path may be the machine's, and only the root be there.
+        for folder in (PurePosixPath(path), *PurePosixPath(path).parents):
+            yield root / str(folder).lstrip("/"), files, cache
+
+
+def _figures(folder: Path, files: tuple[str, str], cache: str) -> tuple[int, int] | None:
+    """(limit, bytes left) of one group; None where there is no limit."""
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in files)
+        if not limit.isdecimal() or int(limit) >= _UNLIMITED:  # "max"
+            return None
+        held = int(used)
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == cache:
+                held -= int(value)
+    except (OSError, ValueError):
+        return None
+    return int(limit), int(limit) - held
