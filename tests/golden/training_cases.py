@@ -107,6 +107,35 @@ def train(mx, network, optimizer, settings, devices, store):
     return result
 
 
+STEPS = {
+    "nag": ("nag", {"learning_rate": 0.2, "momentum": 0.9, "clip_gradient": 0.7}),
+    "nag-plain": ("nag", {"learning_rate": 0.2, "wd": 0.1}),
+    "adagrad": ("adagrad", {"learning_rate": 0.2, "wd": 0.1, "clip_gradient": 0.7, "eps": 1e-3}),
+    "rmsprop": ("rmsprop", {"learning_rate": 0.05, "wd": 0.1, "gamma1": 0.8, "clip_gradient": 0.7}),
+    "rmsprop-centered": ("rmsprop", {"wd": 0.1, "gamma2": 0.5, "centered": True, "clip_weights": 0.4}),
+    "adadelta": ("adadelta", {"rho": 0.8, "wd": 0.1, "epsilon": 1e-3, "clip_gradient": 0.7}),
+}
+
+
+def steps(mx):
+    """A weight and a bias after each of six steps of the optimizers that have no kernel of their own."""
+    result = {}
+    for key, (name, settings) in STEPS.items():
+        rng = np.random.RandomState(13)
+        optimizer = mx.optimizer.create(
+            name, rescale_grad=0.5, param_idx2name={0: "fc_weight", 1: "fc_bias"}, **settings
+        )
+        update = mx.optimizer.get_updater(optimizer)
+        weights = [mx.nd.array(rng.normal(size=(2, 3))), mx.nd.array(rng.normal(size=3))]
+        seen = []
+        for _ in range(6):
+            for index, weight in enumerate(weights):
+                update(index, mx.nd.array(rng.normal(0, 2, weight.shape)), weight)
+            seen.append(np.concatenate([weight.asnumpy().ravel() for weight in weights]))
+        result[key] = np.array(seen)
+    return result
+
+
 def schedules(mx):
     """Every schedule's rate at updates 1 to 60."""
     make = mx.lr_scheduler
@@ -238,6 +267,6 @@ def run(mx):
     result = {}
     for name, how in RUNS.items():
         result.update({f"train/{name}/{key}": value for key, value in train(mx, *how).items()})
-    for group in (schedules, iterators, metrics, initializers, shaped):
+    for group in (schedules, iterators, metrics, initializers, shaped, steps):
         result.update({f"{group.__name__}/{key}": value for key, value in group(mx).items()})
     return result

@@ -48,7 +48,7 @@ def test_whole_training_runs(stored, name):
         np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-4, err_msg=f"{name}: {key}")
 
 
-@pytest.mark.parametrize("what", ["schedules", "iterators", "metrics", "shaped"])
+@pytest.mark.parametrize("what", ["schedules", "iterators", "metrics", "shaped", "steps"])
 def test_exact_parts(stored, what):
     """Rates at every update, batches with their padding, metric values after every batch."""
     got = getattr(cases, what)(mx)

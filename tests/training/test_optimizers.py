@@ -95,6 +95,59 @@ def test_half_precision_weights(name):
     assert (half.asnumpy() != 1).all()
 
 
+KINDS = [
+    ("sgd", {}),
+    ("sgd", {"momentum": 0.9}),
+    ("nag", {}),
+    ("nag", {"momentum": 0.9}),
+    ("adam", {}),
+    ("adagrad", {}),
+    ("rmsprop", {}),
+    ("rmsprop", {"centered": True}),
+    ("adadelta", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), KINDS)
+def test_every_kind(name, settings):
+    """Lowers a loss on any device, keeps the weight's dtype, says how many bytes it keeps, goes on from its states."""
+
+    def run(ctx, dtype, cut):
+        optimizer = mx.optimizer.create(name, **settings)
+        update = mx.optimizer.get_updater(optimizer)
+        weight = mx.nd.array([3.0, -2.0, 1.0], ctx=ctx, dtype=dtype)
+        for i in range(20):
+            if i == cut:
+                again = mx.optimizer.create(name, **settings)
+                data, update = update.get_states(), mx.optimizer.get_updater(again)
+                update.set_states(data)
+            update("w", weight * 1, weight)  # the gradient of half the square
+        assert weight.dtype == np.dtype(dtype)
+        assert (np.abs(weight.asnumpy()) < [3, 2, 1]).all()
+        kept = update.states["w"]
+        arrays = [] if kept is None else kept if isinstance(kept, tuple) else [kept]
+        assert sum(array.nbytes for array in arrays) == optimizer.state_bytes(weight.nbytes)
+        return weight.asnumpy()
+
+    for dtype in ("float32", "float64"):
+        plain = run(mx.cpu(), dtype, cut=-1)
+        for other in (run(mx.cpu(), dtype, cut=7), run(mx.sim(0), dtype, cut=-1), run(mx.cpu(1), dtype, cut=12)):
+            np.testing.assert_array_equal(other, plain)
+
+
+def test_nesterov_with_decay():
+    """The step and the momentum both decay the weight as it was before the step."""
+    weight, update = mx.nd.array([2.0]), mx.optimizer.get_updater(mx.optimizer.NAG(0.1, momentum=0.5, wd=0.3))
+    update.optimizer.wd_mult = {}
+    w, m = 2.0, 0.0
+    for g in (1.0, -0.5, 0.25):
+        update(0, mx.nd.array([g]), weight)
+        step = 0.1 * (g + 0.3 * w)
+        m = 0.5 * m - step
+        w += 0.5 * m - step
+    assert weight.asscalar() == pytest.approx(w, rel=1e-6)
+
+
 def test_files_of_states(tmp_path):
     """What is saved is loaded; a missing or damaged file tells and changes nothing; there may be no optimizer."""
     path = tmp_path / "net.states"

@@ -39,7 +39,7 @@ def _budget(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--batch", type=click.IntRange(min=1), help="Batch size, put into the shapes (built-in: 32).")
 @click.option("--train", is_flag=True, help="With the backward part.")
 @click.option("--input-grads", is_flag=True, help="Gradients of the inputs too, as simple_bind has by default.")
-@click.option("--optimizer", metavar="NAME", help="Count what this optimizer keeps: sgd, momentum, adam.")
+@click.option("--optimizer", metavar="NAME", help="Count what this optimizer keeps: sgd, momentum, adam, …")
 @click.option("--dtype", "dtype_texts", multiple=True, metavar="[NAME=]DTYPE", help="Of one input or of all.")
 @click.option("--budget", callback=_budget, metavar="BYTES", help="Fit everything into so much: 2GB, 512MiB.")
 @click.option("--batch-max", is_flag=True, help="Find the largest batch that fits the budget.")
