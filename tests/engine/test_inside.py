@@ -2,10 +2,12 @@
 
 import sys
 import threading
+import time
 
 import pytest
 
 from weftplan import engine
+from weftplan.engine.operation import Waiter
 from weftplan.errors import EngineError
 
 KINDS = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
@@ -172,3 +174,23 @@ def test_an_interrupt_just_after_a_change(eng):
     assert eng._exclusively(lambda: "answer") == "answer"
     counts = eng.statistics()
     assert (counts.pushed, counts.completed, counts.pending) == (0, 0, 0)
+
+
+def test_what_is_counted_by_a_thread_that_has_just_been_woken(eng):
+    """
+    1. the thread inside wakes a waiting one  2. that one asks for counts  3. the thread inside goes on: the wait is
+    over before it answers, so that nothing is pending after a wait.
+    """
+    counts = []
+    thread = threading.Thread(target=lambda: counts.append(eng.statistics()), daemon=True)
+
+    def wake():
+        before = len(eng._requests)
+        thread.start()
+        while len(eng._requests) == before:
+            time.sleep(0)
+
+    eng._admit(Waiter(wake, (), ()))
+    thread.join(60)
+    [found] = counts
+    assert (found.pending, found.pushed, found.completed) == (0, 0, 0)

@@ -25,7 +25,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, MutableSequence
-from contextlib import suppress
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -37,6 +36,12 @@ from weftplan.errors import EngineError
 T = TypeVar("T")
 ONE = (1,)
 """Added to a list of permits: giving one back."""
+_BETWEEN: tuple[None, None] = (None, None)
+"""``_halfway`` where no request was at hand."""
+_TOLD = -1
+"""``wait`` of a waiter whose completion has been asked for."""
+PATIENCE_S = 1.0
+"""How often a sleeping thread looks whether the one inside, at its limit of recursion, had no room to wake it."""
 
 
 class Combining(Execution):
@@ -222,19 +227,31 @@ class Combining(Execution):
 
     def _tell(self, op: OprBlock) -> None:
         """Inside: ``op``, first in ``_ready``, is a waiter; it is over as soon as it is granted."""
-        with suppress(RuntimeError):  # told before an interrupt
+        if not op.wait:
+            # Before it is told: what the woken thread asks next is answered after this one is over. Not a call, which
+            # could fail at the limit of recursion.
+            requests = self._requests
+            requests += (op,)
+            op.wait = _TOLD
+        try:
             op.fn()
+        except RecursionError:  # no room for it here: whoever is inside next tells it
+            raise
+        except RuntimeError:  # told before an interrupt
+            pass
         self._waits += 1
         del self._ready[0]
-        requests = self._requests
-        requests += (op,)  # not a call, which could fail at the limit of recursion
 
     def _tell_idle(self) -> None:
         """Inside: nothing is pending."""
         waiters = self._idle_waiters
         while waiters:
-            with suppress(RuntimeError):
+            try:
                 waiters[0].release()
+            except RecursionError:
+                raise
+            except RuntimeError:  # told before an interrupt
+                pass
             del waiters[0]
 
     # -- after an interrupt -----------------------------------------------------------------------------------------
@@ -253,11 +270,15 @@ class Combining(Execution):
         elif op is not None:
             self._resume_completion(op, var)
         self._halfway = None
-        if self._ready:
-            self._dispatch()
-        if self._idle_waiters and self._completed == self._seq:
-            self._tell_idle()
-        self._wake_all()
+        try:
+            if self._ready:
+                self._dispatch()
+            if self._idle_waiters and self._completed == self._seq:
+                self._tell_idle()
+            self._wake_all()
+        except RecursionError:  # the request is over, the rest is for the next thread inside
+            self._halfway = _BETWEEN
+            raise
 
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
         reads_done = writes_done = 0
@@ -323,6 +344,8 @@ class Combining(Execution):
                 self._completed += 1
                 try:
                     outcome.extend((True, change()))
+                except RecursionError:  # of the thread inside, which may be another: the next one makes it
+                    raise
                 except BaseException as error:
                     if outcome:  # an interrupt after the change: this is called again
                         raise
@@ -332,8 +355,13 @@ class Combining(Execution):
                     self._completed -= 1
             done.release()
 
-        self._admit(Waiter(make, (), ()))
-        done.acquire()
+        try:
+            self._admit(Waiter(make, (), ()))
+            while not done.acquire(timeout=PATIENCE_S):
+                self._apply()
+        except BaseException:
+            outcome.append(None)  # nobody is told of it any more: if it has not been made, it is not to be
+            raise
         succeeded, result = outcome
         if not succeeded:
             raise result

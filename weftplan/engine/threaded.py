@@ -222,11 +222,11 @@ class ThreadedBase(Engine):
         """Inside: what is pushed from here on makes new queues. What was pushed before is run: a worker goes only when
         its queue is empty."""
         queues = self._all_queues[:]
-        self._all_queues.clear()
-        self._by_route.clear()
-        self._default = None
-        for queue in queues:
+        for queue in queues:  # first, since a call may fail at the limit of recursion: then this is done once more
             queue.end(self)
+        self._default = None
+        self._by_route.clear()
+        self._all_queues.clear()
         return queues
 
 

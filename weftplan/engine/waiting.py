@@ -7,7 +7,7 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any
 
-from weftplan.engine.combining import Combining
+from weftplan.engine.combining import PATIENCE_S, Combining
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure, add_note
 from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, checked_vars
@@ -65,7 +65,8 @@ class Waiting(Combining):
         done = threading.Lock()
         done.acquire()
         self._admit(Waiter(done.release, (var,), ()))
-        done.acquire()
+        while not done.acquire(timeout=PATIENCE_S):
+            self._apply()
 
     def wait_for_all(self) -> None:
         """Block until nothing is pending; raise every failure that no wait has raised, the first in push order.
@@ -109,8 +110,12 @@ class Waiting(Combining):
             # What ended meanwhile may have told the others before this one was there.
             if not self._requests and not self._pending:
                 continue
-            if not done.acquire(timeout=timeout):
-                return False
+            if timeout >= 0:
+                if not done.acquire(timeout=timeout):
+                    return False
+            else:
+                while not done.acquire(timeout=PATIENCE_S):
+                    self._apply()
 
     def throw(self, var: Var) -> None:
         """Raise the failure of ``var`` if it has one, without waiting."""
