@@ -189,6 +189,21 @@ def test_backward_twice_is_right_or_an_error():
     executor.backward(mx.nd.ones((4, 8)))
 
 
+def test_gradients_of_the_first_outputs_alone():
+    """Outputs whose gradient nobody needs may be left out at the end; one that is needed is asked for by name."""
+    x, y = sym.Variable("x"), sym.Variable("y")
+    executor = sym.Group([x + y, sym.BlockGrad(x * y)]).simple_bind(mx.cpu(), x=(2,), y=(2,))
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.ones((2,)))
+    assert executor.grad_dict["y"].asnumpy().tolist() == [1, 1]
+    executor = sym.Group([x + y, sym.exp(x * y, name="e")]).simple_bind(mx.cpu(), x=(2,), y=(2,))
+    executor.forward(is_train=True)
+    with pytest.raises(MXNetError, match="the gradient of output 'e_output' is needed"):
+        executor.backward([mx.nd.ones((2,))])
+    with pytest.raises(BindError, match="3 gradients for 2 outputs"):
+        executor.backward([mx.nd.ones((2,))] * 3)
+
+
 def test_the_symbol_as_it_runs():
     """Equal expressions are one; the copy computes the same and shares no node with what is bound."""
     x = sym.Variable("x")

@@ -122,8 +122,13 @@ def test_automatic_names_follow_the_spelling() -> None:
         "_greater0",
     ]
     assert (sym.pow(2, a).name, sym.linalg.gemm2(a, a).name) == ("_rpowerscalar0", "gemm20")
-    outputs = [sym.split(a, num_outputs=1), sym.make_loss(a), sym.sort(a)]
-    assert [x.list_outputs() for x in outputs] == [["split0_output0"], ["make_loss0_loss"], ["sort0_output0"]]
+    outputs = [sym.split(a, num_outputs=1), sym.make_loss(a), sym.sort(a), sym.topk(a, k=2, ret_typ="both")]
+    assert [x.list_outputs() for x in outputs] == [
+        ["split0_output0"],
+        ["make_loss0_loss"],
+        ["sort0_output0"],
+        ["topk0_output0", "topk0_output1"],
+    ]
 
 
 def test_prefix_and_threads() -> None:

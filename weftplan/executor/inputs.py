@@ -38,8 +38,10 @@ def copy_in(value: Any, target: NDArray) -> None:
 def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
     """``out_grads`` as backward takes it (an array, a list or a dictionary), one item per output, None where missing.
 
+    A list may end before the outputs do, as in MXNet.
+
     Raises:
-        BindError: none of these, unknown names, or the wrong number of gradients.
+        BindError: none of these, unknown names, or more gradients than outputs.
     """
     count = len(names)
     if out_grads is None:
@@ -53,9 +55,9 @@ def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
         return [out_grads.get(name) for name in names]
     if not isinstance(out_grads, (list, tuple)):
         raise BindError(f"backward: out_grads must be an array, a list or a dictionary, got {type(out_grads).__name__}")
-    if len(out_grads) != count:
+    if len(out_grads) > count:
         raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {listed(names)}")
-    return list(out_grads)
+    return [*out_grads, *[None] * (count - len(out_grads))]
 
 
 def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:

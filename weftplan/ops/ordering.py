@@ -189,7 +189,7 @@ register(
         infer_shape=_topk_shape,
         infer_dtype=_topk_dtype,
         params=_TOPK,
-        outputs=lambda params: ("value", "indices") if _gives_values(params) else ("output",),
+        outputs=lambda params: ("output0", "output1") if _gives_values(params) else ("output",),
         visible_outputs=lambda params: 2 if params["ret_typ"] == "both" else 1,
         gradient=_topk_gradient,
         workspace=_workspace,
