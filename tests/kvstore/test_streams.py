@@ -38,6 +38,20 @@ def test_devices_with_streams_give_what_the_host_gives(kind: str, count: int) ->
         assert weight.tobytes() == expected[0].tobytes()
 
 
+def test_what_a_device_cannot_read_is_copied_to_it() -> None:
+    """A key that is summed on a device: host arrays, and those of another device, reach it through staging copies."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros((8,)))
+    kv.push("w", mx.nd.ones((8,), ctx=mx.sim(0)))
+    assert kv.statistics()["staging_bytes"] == 0
+    places = [mx.cpu(0), mx.sim(1), mx.sim(0), mx.cpu_pinned(0)]
+    kv.push("w", [mx.nd.full((8,), number, ctx=place) for number, place in enumerate(places)])
+    out = mx.nd.empty((8,))
+    kv.pull("w", out=out)
+    assert out.tolist() == [6.0] * 8
+    assert kv.statistics()["staging_bytes"] == 3 * 32
+
+
 @pytest.mark.parametrize("kind", ["local", "device"])
 def test_priorities_reach_the_copies_between_devices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """push and pull hand their priority to every operation that they push, copies to and from devices included."""

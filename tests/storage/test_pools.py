@@ -78,6 +78,28 @@ def test_cached_blocks_go_back_before_the_reserve_is_touched():
     assert place.used == 97 * 4096
 
 
+@pytest.mark.parametrize("kind", [NaivePool, RoundPool])
+@pytest.mark.parametrize(("free", "emptied"), [(13, False), (12, True)])
+def test_the_reserve_to_the_page(kind, free, emptied):
+    """5 of 100 pages stay free by default: 8 more may be taken while 13 are free, with 12 the cache goes first."""
+    place = Tight(100 * 4096)
+    pool = kind(place)
+    pool.free(pool.allocate(4096))
+    place.used = (100 - free) * 4096
+    pool.allocate(8 * 4096)
+    assert (pool.statistics().system_frees == 1) is emptied
+
+
+def test_a_pool_does_not_grow_with_the_sizes_it_has_seen():
+    """What it remembers of sizes is bounded, and what it remembers is true."""
+    pool = NaivePool(device.get(device.cpu()), page=32)
+    for nbytes in (*range(1, 9000), 5, 4096, 8999):
+        allocation = pool.allocate(nbytes)
+        assert allocation.size == pool.rounded(nbytes)
+        pool.free(allocation)
+    assert 0 < len(pool._rounded) <= 4096
+
+
 def test_a_refusal_empties_the_cache_and_tries_once_more():
     """The device is full of cached blocks of another size: they make room, and nobody sees an error."""
     place = Tight(10 * 4096)
@@ -229,6 +251,24 @@ def test_a_limit_counts_each_byte_once_at_every_moment():
     assert visits[0] == 0, "before the bytes are there"
     assert visits[-1] == 50, "and afterwards"
     assert resource.statistics().failures == 0
+
+
+def test_a_limit_holds_while_others_are_being_served():
+    """Bytes that another thread is just getting are counted before they are there."""
+    place = device.get(device.cpu())
+    upstream = RawResource(place)
+    resource, inner = LimitResource(upstream, 100), upstream.allocate
+
+    def allocate(nbytes, *, name=None):
+        upstream.allocate = inner
+        with pytest.raises(OutOfMemoryError, match="limit of this resource is 100 bytes"):
+            resource.allocate(41)
+        resource.allocate(40)
+        return inner(nbytes, name=name)
+
+    upstream.allocate = allocate
+    resource.allocate(60)
+    assert resource.statistics().peak_requested_bytes == 100
 
 
 def test_a_limit_forgets_what_its_upstream_refused():
