@@ -112,9 +112,9 @@ def test_a_borrowed_optimizer():
     for module in (one, first):
         module.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9}, force_init=True)
     second = mx.mod.Module(network())
+    second.bind(batches().provide_data, batches().provide_label, shared_module=first)
     with pytest.raises(MXNetError, match="no optimizer"):
         second.borrow_optimizer(mx.mod.Module(network()))
-    second.bind(batches().provide_data, batches().provide_label, shared_module=first)
     second.borrow_optimizer(first)
     assert second.optimizer_initialized
     for number, batch in enumerate(batches()):
@@ -126,6 +126,34 @@ def test_a_borrowed_optimizer():
     for name, value in one.get_params()[0].items():
         for module in (first, second):
             np.testing.assert_array_equal(module.get_params()[0][name].asnumpy(), value.asnumpy(), err_msg=name)
+
+
+def test_a_borrowed_optimizer_knows_parameters_by_name():
+    """In another order of arguments each parameter still has its own momentum; an unknown parameter is refused."""
+
+    def branches(names):
+        data = mx.sym.Variable("data")
+        layers = [mx.sym.FullyConnected(data, num_hidden=3, name=name) for name in names]
+        return mx.sym.SoftmaxOutput(mx.sym.add_n(*layers), name="softmax")
+
+    first, second = mx.mod.Module(branches("ab")), mx.mod.Module(branches("ba"))
+    first.fit(batches(), num_epoch=1, optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    shapes = batches().provide_data, batches().provide_label
+    second.bind(*shapes, shared_module=first)
+    second.borrow_optimizer(first)
+    number = first.param_names.index("a_weight")
+    assert second.param_names.index("a_weight") != number
+    before = {key: first._updater.states[key].asnumpy() for key in first._updater.states}
+    second.forward_backward(next(batches()))
+    gradient = second.group.grad_arrays[second.param_names.index("a_weight")][0].asnumpy()
+    second.update()
+    after = first._updater.states[number].asnumpy()
+    np.testing.assert_allclose(after, 0.9 * before[number] - 0.1 * gradient / 4, rtol=1e-5, atol=1e-7)
+    assert set(first._updater.states) == set(before)
+    other = mx.mod.Module(branches("abc"))
+    other.bind(*shapes)
+    with pytest.raises(MXNetError, match=r"\['c_weight', 'c_bias'\] are trained here"):
+        other.borrow_optimizer(first)
 
 
 def test_what_a_module_tells_of_itself():

@@ -49,9 +49,10 @@ class DataDesc(_NameAndShape):
 
 
 class DataBatch:
-    """One batch: lists of data and label arrays, and how many samples at its end are padding."""
+    """One batch: lists of data and label arrays, and how many samples at its end are padding.
 
-    __slots__ = ("data", "index", "label", "pad", "provide_data", "provide_label")
+    ``bucket_key`` says which network of a :class:`~weftplan.training.bucketing_module.BucketingModule` it is for.
+    """
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class DataBatch:
         label: Sequence[NDArray] | None = None,
         pad: int | None = 0,
         index: Host | None = None,
+        bucket_key: Any = None,
         provide_data: Sequence[DataDesc] | None = None,
         provide_label: Sequence[DataDesc] | None = None,
     ) -> None:
@@ -66,6 +68,7 @@ class DataBatch:
         self.label = [] if label is None else list(label)
         self.pad = pad
         self.index = index
+        self.bucket_key = bucket_key
         self.provide_data = provide_data
         self.provide_label = provide_label
 

@@ -86,6 +86,7 @@ class Module(BaseModule):
         unknown = [name for name in self.fixed_param_names if name not in self.param_names]
         if unknown:
             raise BindError(f"fixed_param_names {unknown} are no parameters; the symbol has {self.param_names}")
+        self._numbers = {name: i for i, name in enumerate(self.param_names)}
         self.aux_names = symbol.list_auxiliary_states()
         self.output_names = symbol.list_outputs()
         self._arg_params: dict[str, NDArray] | None = None
@@ -346,8 +347,19 @@ class Module(BaseModule):
             self._pending_states = None
 
     def borrow_optimizer(self, shared_module: Module) -> None:
-        """Update with the optimizer, the states and the kvstore of another module, whose parameters this one shares."""
+        """Update with the optimizer, the states and the kvstore of another module, whose parameters this one shares.
+
+        Raises:
+            MXNetError: it has no optimizer, or not all parameters of this module.
+        """
+        self._need("borrow_optimizer", binded=True)
         shared_module._need("borrow_optimizer", optimizer=True)
+        lent = shared_module._numbers
+        trained = [name for name, grads in zip(self.param_names, self.group.grad_arrays, strict=True) if grads]
+        lost = [name for name in trained if name not in lent]
+        if lost:
+            raise MXNetError(f"borrow_optimizer: {lost} are trained here, and no parameters of the other module")
+        self._numbers = lent
         self._optimizer, self._kvstore = shared_module._optimizer, shared_module._kvstore
         self._updater, self._update_on_kvstore = shared_module._updater, shared_module._update_on_kvstore
         self.optimizer_initialized = True
@@ -356,7 +368,7 @@ class Module(BaseModule):
         if on_store:
             return {name: name for name in self.param_names}
         count = len(self.contexts)
-        return {i * count + k: name for i, name in enumerate(self.param_names) for k in range(count)}
+        return {i * count + k: name for name, i in self._numbers.items() for k in range(count)}
 
     def update(self) -> None:
         """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
@@ -371,7 +383,7 @@ class Module(BaseModule):
                 store.pushpull(name, grads, out=weights if self._update_on_kvstore else grads, priority=-index)
             if self._updater is not None:
                 for k, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
-                    self._updater(index * count + k, grad, weight)
+                    self._updater(self._numbers[name] * count + k, grad, weight)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -469,5 +481,7 @@ class Module(BaseModule):
         self._set_states(read_states(fname))
 
     def _set_states(self, data: bytes) -> None:
-        trained = [i for i, grads in enumerate(self.group.grad_arrays) if grads is not None]
-        adopt(self._states_holder(), data, self.param_names, trained, self._index_names(self._update_on_kvstore))
+        names = sorted(self._numbers, key=self._numbers.__getitem__)
+        pairs = zip(self.param_names, self.group.grad_arrays, strict=True)
+        trained = [self._numbers[name] for name, grads in pairs if grads is not None]
+        adopt(self._states_holder(), data, names, trained, self._index_names(self._update_on_kvstore))
