@@ -108,6 +108,18 @@ def test_joining():
             nothing()
 
 
+def test_arguments_have_the_names_of_mxnet():
+    """By name, and in MXNet's order."""
+    x = nd.array(source_array=[1, 2], dtype="int8")
+    assert nd.power(base=x, exp=2).asnumpy().tolist() == [1, 4]
+    assert nd.from_numpy(ndarray=np.ones(2)).shape == nd.from_dlpack(dlpack=np.ones(2)).shape == (2,)
+    assert nd.arange(0, 4, 1, 1, None, mx.cpu(1), "int64").context == mx.cpu(1)
+    assert nd.empty((2,), mx.cpu(1), "int8", "default").dtype == np.int8
+    for bad in (lambda: nd.arange(0, infer_range=True), lambda: nd.empty(2, stype="csr")):
+        with pytest.raises(ParameterError, match=r"infer_range|dense"):
+            bad()
+
+
 def test_a_context_is_a_context():
     """Its name is not one, wherever a context is given."""
     x = nd.ones(2)

@@ -240,6 +240,8 @@ def test_methods_call_operators():
 def test_every_method_has_its_operator():
     """Nothing is offered as a method that does not exist."""
     assert sorted(name for name in OPERATOR_METHODS if not registry.contains(name)) == []
+    assert set(dir(nd.NDArray)) >= OPERATOR_METHODS
+    assert nd.NDArray.sum(nd.array([1, 2])).asscalar() == 3
 
 
 def test_split_v2():

@@ -164,6 +164,15 @@ def test_multinomial_with_the_logarithms_of_its_probabilities(shape):
     np.testing.assert_allclose(logs.asnumpy().reshape(30, -1), np.log(chosen), rtol=1e-6)
 
 
+def test_multinomial_into_given_arrays():
+    """One, or with get_prob two; they are returned themselves."""
+    weights, places, logs = nd.array([0, 1]), nd.zeros(3), nd.ones(3)
+    assert random.multinomial(weights, 3, out=places, name="ignored") is places
+    assert places.asnumpy().tolist() == [1, 1, 1]
+    assert random.multinomial(weights, 3, True, [places, logs])[1] is logs
+    assert logs.asnumpy().tolist() == [0, 0, 0]
+
+
 def test_shuffle_permutes_rows_in_place_too():
     """Rows stay whole; every row occurs once."""
     x = nd.arange(40).reshape((10, 4))
@@ -192,6 +201,10 @@ def test_shuffle_permutes_rows_in_place_too():
         (lambda: random.shuffle(nd.ones(2), out=nd.ones(3)), ShapeError, "not like data"),
         (lambda: random.shuffle(nd.array(5.0)), ShapeError, "at least one dimension"),
         (lambda: random.multinomial(nd.array(5.0)), ShapeError, "last axis"),
+        (lambda: random.uniform(lo=3), ParameterError, "unknown argument 'lo'"),
+        (lambda: random.shuffle(nd.ones(2), axis=1), ParameterError, "unknown argument 'axis'"),
+        (lambda: random.multinomial(nd.ones(2), 3, out=nd.ones(2)), ShapeError, "out has shape"),
+        (lambda: random.multinomial(nd.ones(2), 2, True, nd.ones(2)), ParameterError, "out must be two arrays, got 1"),
         (lambda: random.randint(0, 2.5), ParameterError, "must be integers, got 2.5"),
         (lambda: random.randint(nd.zeros(1), 2), ParameterError, "must be integers"),
         (lambda: random.negative_binomial(0, 0.5), ParameterError, "k must be above 0"),

@@ -319,13 +319,6 @@ class NDArray:
     # -- operators ------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        if name in OPERATOR_METHODS:
-
-            def method(*args: Any, **kwargs: Any) -> Any:
-                return self._operator(name, args, kwargs)
-
-            method.__name__ = name
-            return method
         hint = ""
         if name in ("attach_grad", "grad", "backward"):
             hint = ": autograd on arrays is absent on purpose; bind a symbol and call executor.backward()"
@@ -449,6 +442,19 @@ class NDArray:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.asnumpy(), self.context)
+
+
+def _method(name: str) -> Any:
+    def method(self: NDArray, *args: Any, **kwargs: Any) -> Any:
+        return self._operator(name, args, kwargs)
+
+    method.__name__, method.__qualname__ = name, f"NDArray.{name}"
+    method.__doc__ = f"``nd.{name}(x, …)``."
+    return method
+
+
+for _name in OPERATOR_METHODS:
+    setattr(NDArray, _name, _method(_name))
 
 
 def empty_like(array: NDArray, context: Context, *, name: str | None = None) -> NDArray:

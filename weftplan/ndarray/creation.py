@@ -20,38 +20,41 @@ from weftplan.ndarray.chunk import Chunk, drain, push
 from weftplan.ndarray.invoke import invoke
 
 
-def array(source: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """An array with a copy of ``source``: numbers, nested lists, NumPy arrays or NDArrays.
+def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """An array with a copy of ``source_array``: numbers, nested lists, NumPy arrays or NDArrays.
 
     ``dtype`` defaults to that of an NDArray, else to float32, also for NumPy arrays of other dtypes (as in MXNet
     1.9.1).
 
     Raises:
-        DTypeError: ``source`` is no array of numbers, or the dtype is not supported.
+        DTypeError: ``source_array`` is no array of numbers, or the dtype is not supported.
     """
     context = check_context(ctx)
-    if isinstance(source, NDArray):
-        wanted = source.dtype if dtype is None else check_dtype(dtype)
-        out = empty(source.shape, context, wanted)
-        return source.copyto(out)
+    if isinstance(source_array, NDArray):
+        wanted = source_array.dtype if dtype is None else check_dtype(dtype)
+        out = empty(source_array.shape, context, wanted)
+        return source_array.copyto(out)
     wanted = check_dtype(dtype)
     try:
-        values = np.asarray(source)
+        values = np.asarray(source_array)
         if values.dtype.kind not in "biuf":
             raise TypeError(f"elements of dtype {values.dtype}")
         with np.errstate(all="ignore"):
             values = values.astype(wanted, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DTypeError(f"array: expected numbers of one shape, got {type(source).__name__}: {error}") from error
+        raise DTypeError(f"array: expected numbers of one shape, got {type(source_array).__name__}: {error}") from error
     return from_host(values, context)
 
 
-def empty(shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
     """An array of undefined values, float32 unless told otherwise.
 
     Raises:
         ShapeError: a dimension is negative or not an integer.
+        ParameterError: ``stype`` is not ``"default"``: only dense arrays exist here.
     """
+    if stype not in (None, "default"):
+        raise ParameterError("empty: only dense arrays (stype='default') are supported")
     dims = check_shape(shape)
     wanted = check_dtype(dtype)
     context = check_context(ctx)
@@ -99,14 +102,19 @@ def arange(
     stop: float | None = None,
     step: float = 1.0,
     repeat: int = 1,
+    infer_range: bool | None = None,
     ctx: Context | None = None,
     dtype: Any = None,
 ) -> NDArray:
     """Numbers from ``start`` (0 when only one bound is given) below ``stop``, each ``repeat`` times.
 
+    ``infer_range`` is accepted for MXNet's sake, as None or False: the length is known here.
+
     Raises:
-        ParameterError: ``step`` is 0 or ``repeat`` below 1.
+        ParameterError: ``step`` is 0, ``repeat`` below 1, or ``infer_range`` is set.
     """
+    if infer_range:
+        raise ParameterError("arange: infer_range belongs to symbols, whose length others may decide: give stop")
     if stop is None:
         start, stop = 0, start
     if step == 0 or repeat < 1:
@@ -251,7 +259,14 @@ multiply = _operator_function(arithmetic.MUL, operator.mul)
 divide = _operator_function(arithmetic.DIV, operator.truediv)
 true_divide = divide
 modulo = _operator_function(arithmetic.MOD, operator.mod)
-power = _operator_function(arithmetic.POW, operator.pow)
+_power = _operator_function(arithmetic.POW, operator.pow)
+
+
+def power(base: Any, exp: Any) -> Any:
+    """``base`` to the power of ``exp``, element by element, with broadcasting; of two numbers a number."""
+    return _power(base, exp)
+
+
 maximum = _operator_function(arithmetic.MAX, max)
 minimum = _operator_function(arithmetic.MIN, min)
 equal = _operator_function(arithmetic.EQ, _truth(operator.eq))

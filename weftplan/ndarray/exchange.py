@@ -98,19 +98,18 @@ def to_dlpack_for_write(data: NDArray) -> Any:
     return data.__dlpack__()
 
 
-def from_dlpack(source: Any) -> NDArray:
-    """An array on the memory of ``source``; copied only where it cannot be shared.
+def from_dlpack(dlpack: Any) -> NDArray:
+    """An array on the memory of ``dlpack``; copied only where it cannot be shared.
 
-    ``source`` is anything with ``__dlpack__``, or a capsule, which can be used once.
+    ``dlpack`` is anything with ``__dlpack__``, or a capsule, which can be used once.
 
     Shared: contiguous, writable memory of a supported dtype on the host or a GPU. The other side must not write to it
     while operations that were pushed here have not finished.
 
     Raises:
-        DTypeError: ``source`` is neither, a capsule that was used already, or of a dtype that is not supported.
+        DTypeError: ``dlpack`` is neither, a capsule that was used already, or of a dtype that is not supported.
     """
-    if type(source).__name__ == "PyCapsule":
-        source = _Capsule(source)
+    source = _Capsule(dlpack) if type(dlpack).__name__ == "PyCapsule" else dlpack
     if not hasattr(source, "__dlpack__"):
         raise DTypeError(f"from_dlpack needs an object with __dlpack__, got {type(source).__name__}")
     kind, index = source.__dlpack_device__()
@@ -127,17 +126,17 @@ def from_dlpack(source: Any) -> NDArray:
     return adopt(foreign, Context("cpu", 0))
 
 
-def from_numpy(values: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
+def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
     """An array on the memory of a NumPy array, or with ``zero_copy=False`` a copy of it.
 
     Raises:
         DTypeError: not a NumPy array, a dtype that is not supported, or memory that cannot be shared.
     """
-    if not isinstance(values, np.ndarray):
-        raise DTypeError(f"from_numpy needs a NumPy array, got {type(values).__name__}")
-    if zero_copy and not (values.flags.c_contiguous and values.flags.writeable):
+    if not isinstance(ndarray, np.ndarray):
+        raise DTypeError(f"from_numpy needs a NumPy array, got {type(ndarray).__name__}")
+    if zero_copy and not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
         raise DTypeError("from_numpy: only contiguous, writable memory can be shared; pass zero_copy=False")
-    return adopt(values if zero_copy else values.copy(), Context("cpu", 0))
+    return adopt(ndarray if zero_copy else ndarray.copy(), Context("cpu", 0))
 
 
 def adopt(foreign: Any, context: Context) -> NDArray:

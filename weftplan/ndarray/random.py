@@ -108,6 +108,13 @@ def _draw(draw: Callable[[Any, Any, Any], None], key: tuple[int, int], xp: Any, 
     draw(OpContext(xp, random_key=key).generator(), target, xp)
 
 
+def _only_name(kwargs: Mapping[str, Any]) -> None:
+    """MXNet's functions take ``name``, which means nothing here; anything else is a mistake."""
+    for key in kwargs:
+        if key != "name":
+            raise ParameterError(f"unknown argument {key!r} of a random draw")
+
+
 _LEAST = {"any": "", "positive": "above 0", "not negative": "at least 0", "probability": "above 0 and at most 1"}
 
 
@@ -192,6 +199,7 @@ def uniform(
         DTypeError: not a float dtype.
         ShapeError: ``out`` and ``shape`` disagree, or two arrays of parameters.
     """
+    _only_name(kwargs)
     parameters = {"low": (low, "any"), "high": (high, "any")}
     return _sample(distributions.uniform, parameters, shape, dtype, ctx, out)
 
@@ -211,6 +219,7 @@ def normal(
         ParameterError: a negative scale.
         DTypeError, ShapeError: as :func:`uniform`.
     """
+    _only_name(kwargs)
     parameters = {"loc": (loc, "any"), "scale": (scale, "not negative")}
     return _sample(distributions.normal, parameters, shape, dtype, ctx, out)
 
@@ -237,6 +246,7 @@ def randint(
         ParameterError: ``low`` is not below ``high``, or they are no integers.
         DTypeError: not an integer dtype.
     """
+    _only_name(kwargs)
     for bound in (low, high):
         if isinstance(bound, bool) or not isinstance(bound, int | np.integer):
             raise ParameterError(f"randint: low and high must be integers, got {bound!r}")
@@ -261,6 +271,7 @@ def exponential(
     **kwargs: Any,
 ) -> NDArray:
     """Exponential with mean ``scale`` > 0."""
+    _only_name(kwargs)
     parameters = {"scale": (scale, "positive")}
     return _sample(distributions.exponential, parameters, shape, dtype, ctx, out)
 
@@ -275,6 +286,7 @@ def gamma(
     **kwargs: Any,
 ) -> NDArray:
     """Gamma with shape ``alpha`` > 0 and scale ``beta`` > 0."""
+    _only_name(kwargs)
     parameters = {"alpha": (alpha, "positive"), "beta": (beta, "positive")}
     return _sample(distributions.gamma, parameters, shape, dtype, ctx, out)
 
@@ -288,6 +300,7 @@ def poisson(
     **kwargs: Any,
 ) -> NDArray:
     """Poisson with mean ``lam`` >= 0, as floats."""
+    _only_name(kwargs)
     parameters = {"lam": (lam, "not negative")}
     return _sample(distributions.poisson, parameters, shape, dtype, ctx, out)
 
@@ -302,6 +315,7 @@ def negative_binomial(
     **kwargs: Any,
 ) -> NDArray:
     """Failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats."""
+    _only_name(kwargs)
     parameters = {"k": (k, "positive"), "p": (p, "probability")}
     return _sample(distributions.negative_binomial, parameters, shape, dtype, ctx, out)
 
@@ -316,12 +330,14 @@ def generalized_negative_binomial(
     **kwargs: Any,
 ) -> NDArray:
     """Negative binomial with mean ``mu`` >= 0 and variance mu + alpha mu², ``alpha`` >= 0, as floats."""
+    _only_name(kwargs)
     parameters = {"mu": (mu, "not negative"), "alpha": (alpha, "not negative")}
     return _sample(distributions.generalized_negative_binomial, parameters, shape, dtype, ctx, out)
 
 
 def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray:
     """``data`` with its rows (axis 0) in random order, in a new array or ``out`` (which may be ``data``)."""
+    _only_name(kwargs)
     if not data.shape:
         raise ShapeError("shuffle: expected at least one dimension, whose rows are put in another order, got shape ()")
     if out is None:
@@ -345,23 +361,33 @@ def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray
 
 
 def multinomial(
-    data: NDArray, shape: Any = _UNSET, get_prob: bool = False, dtype: Any = "int32", **kwargs: Any
+    data: NDArray,
+    shape: Any = _UNSET,
+    get_prob: bool = False,
+    out: NDArray | Sequence[NDArray] | None = None,
+    dtype: Any = "int32",
+    **kwargs: Any,
 ) -> NDArray | list[NDArray]:
     """Indices drawn with the probabilities in the last axis of ``data``: ``shape`` of them per distribution.
 
     With ``get_prob`` a list: the indices, and the logarithm of the probability of each, in the dtype of ``data``.
 
     Raises:
-        ShapeError: ``data`` has no dimension, or no element in the last one.
+        ShapeError: ``data`` has no dimension, or no element in the last one; ``out`` has another shape.
+        ParameterError: ``out`` is not one array, with ``get_prob`` not two.
     """
+    _only_name(kwargs)
     if not data.shape or not data.shape[-1]:
         raise ShapeError(f"multinomial: expected probabilities in the last axis, got shape {data.shape}")
     block = _block(shape)
     dims = (*data.shape[:-1], *block) or (1,)
-    out = _target(dims, check_dtype(dtype), data.context, None, "multinomial")
-    logs = _target(dims, data.dtype, data.context, None, "multinomial") if get_prob else None
+    given = [None] * (1 + get_prob) if out is None else [out] if isinstance(out, NDArray) else list(out)
+    if len(given) != 1 + get_prob:
+        raise ParameterError(f"multinomial: out must be {'two arrays' if get_prob else 'one array'}, got {len(given)}")
+    drawn = _target(dims, check_dtype(dtype), data.context, given[0], "multinomial")
+    logs = _target(dims, data.dtype, data.context, given[1], "multinomial") if get_prob else None
     key, xp = next_key(data.context), device.get(data.context).xp
-    source, target, count = data.raw(), out.raw(), math.prod(block)
+    source, target, count = data.raw(), drawn.raw(), math.prod(block)
     chosen = None if logs is None else logs.raw()
 
     def draw() -> None:
@@ -381,6 +407,6 @@ def multinomial(
             with np.errstate(divide="ignore"):
                 chosen[...] = xp.log(xp.take_along_axis(probability, index, axis=1)).reshape(chosen.shape)
 
-    writes = [out.var] if logs is None else [out.var, logs.var]
+    writes = [drawn.var] if logs is None else [drawn.var, logs.var]
     push(draw, (data.var,), writes, data.context, name="multinomial")
-    return out if logs is None else [out, logs]
+    return drawn if logs is None else [drawn, logs]
