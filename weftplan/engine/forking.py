@@ -213,10 +213,13 @@ def _after_fork_in_parent() -> None:
         error = held_back if error is None else error
     if error is None:  # no call before it: from the end of the shield to here no interrupt can come
         return
-    if not isinstance(error, EngineError):
-        _raise_next(error)
-        for _ in _interrupt:  # the last step: it is raised where the interpreter looks next, which is not in here
-            break
+    if isinstance(error, EngineError):  # the child's engine says it
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise error  # no signal has raised it; the interpreter reports it
+    _raise_next(error)
+    for _ in _interrupt:  # the last step: it is raised where the interpreter looks next, which is not in here
+        break
 
 
 def _raise_next(error: BaseException) -> None:
