@@ -93,7 +93,11 @@ def test_a_source_that_moves_keeps_its_residual():
     """The place in the list counts, not the device; more and fewer sources than before are fine."""
     kv = store((1,), 0.5)
     assert pushed(kv, [np.float32([0.3])], [mx.cpu(0)]).tolist() == [0.0]
+    before = kv._packed["w", 0]
+    assert pushed(kv, [np.float32([0.0])], [mx.cpu(0)]).tolist() == [0.0]
+    assert kv._packed["w", 0] is before, "buffers are kept while nothing moves"
     assert pushed(kv, [np.float32([0.3])], [mx.sim(0)]).tolist() == [0.5]
+    assert kv._residuals["w", 0].context == kv._packed["w", 0].context == mx.sim(0)
     assert pushed(kv, [np.float32([0.4]), np.float32([0.7])], [mx.cpu(1), mx.sim(1)]).tolist() == [1.0]
     assert pushed(kv, [np.float32([0.5])], [mx.cpu(0)]).tolist() == [0.5]
 

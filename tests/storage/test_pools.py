@@ -148,7 +148,9 @@ def test_naive_pool_refuses_bad_options(bad):
         NaivePool(device.get(device.cpu()), **bad)
 
 
-@pytest.mark.parametrize("bad", [{"page": 48}, {"cutoff": 19}, {"cutoff": 35}, {"page": 1 << 21, "cutoff": 20}])
+@pytest.mark.parametrize(
+    "bad", [{"page": 16}, {"page": 48}, {"cutoff": 19}, {"cutoff": 35}, {"page": 1 << 21, "cutoff": 20}]
+)
 def test_round_pool_refuses_bad_options(bad):
     """The page is a power of two, the cutoff 20 to 34 and not below the page."""
     with pytest.raises(ConfigError, match=r"power of two|20 to 34"):
@@ -305,3 +307,13 @@ def test_statistics_of_one_user_leave_out_the_others():
     theirs.allocate(5000)
     assert (ours.statistics().requested_bytes, theirs.statistics().requested_bytes) == (100, 5000)
     assert pool.statistics().requested_bytes == 5100
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(NaivePool, {"large": 1}), (RoundPool, {"cutoff": 20}), (RoundPool, {"cutoff": 34})]
+)
+def test_the_smallest_legal_options(kind, options):
+    """Bounds are themselves legal."""
+    pool = kind(device.get(device.cpu()), page=32, reserve=100, **options)
+    assert pool.rounded(32) == pool.rounded(1) == 32
+    assert pool.rounded(33) == 64
