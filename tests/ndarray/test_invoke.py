@@ -237,6 +237,46 @@ def test_methods_call_operators():
     np.testing.assert_array_equal(x.expand_dims(0).asnumpy(), values[None])
 
 
+def test_operators_without_inputs_run_where_they_are_told():
+    """ctx as a context, as text, or by place; else where out is; else on the current context."""
+    one = mx.cpu(1)
+    for result in (
+        nd._zeros(shape=(2,), ctx=one),
+        nd._zeros(shape=(2,), ctx="cpu(1)"),
+        nd.random_uniform(0, 1, (2,), one),
+        nd.random_normal(shape=(2,), out=nd.ones(2, one)),
+        nd._arange(0, 3, ctx=one),
+    ):
+        assert result.context == one
+        result.wait_to_read()
+    with one:
+        assert nd._ones(shape=2).context == one
+    assert nd._ones(shape=2, ctx="").context == mx.cpu(0)
+    for bad, says in (
+        ("cpu(x)", "ctx must be a context"),
+        (3, "ctx must be a context"),
+        ("moon", "unknown device type"),
+    ):
+        with pytest.raises(DeviceError, match=says):
+            nd._zeros(shape=(2,), ctx=bad)
+
+
+def test_what_stands_in_the_place_of_an_array():
+    """An input or out that is no NDArray is named."""
+    x = nd.array(X)
+    for call, says in (
+        (lambda: nd.take(x, [0, 1]), "take: input indices must be an NDArray, got list"),
+        (lambda: nd.where(x, x, 0), "where: input y must be an NDArray, got int"),
+        (lambda: nd.sum(X), "sum: input data must be an NDArray, got ndarray"),
+        (lambda: nd.exp(x, out=X), "exp: out must be an NDArray or a list of them, got ndarray"),
+        (lambda: nd.exp(x, out=[3]), "exp: out must be an NDArray"),
+    ):
+        with pytest.raises(DTypeError, match=says):
+            call()
+    with pytest.raises(ParameterError, match="depth=-1: expected at least 1"):
+        nd.one_hot(x, depth=-1)
+
+
 def test_every_method_has_its_operator():
     """Nothing is offered as a method that does not exist."""
     assert sorted(name for name in OPERATOR_METHODS if not registry.contains(name)) == []

@@ -7,6 +7,7 @@ and writes the outputs and auxiliary inputs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,8 +71,8 @@ def invoke(
     """
     if not isinstance(op, Op):
         op = registry.get(op)
-    context = _context_of(op, inputs, ctx)
-    targets = [] if out is None else [out] if isinstance(out, NDArray) else list(out)
+    targets = [] if out is None else [out] if isinstance(out, NDArray) else _arrays_of(op, out)
+    context = _context_of(op, inputs, ctx, targets)
     plan = _plan(op, inputs, params or {}, targets)
     if not targets:
         outputs = [
@@ -149,12 +150,20 @@ def read_only(array: Any) -> Any:
     return view
 
 
-def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None) -> Context:
+def _arrays_of(op: Op, out: Any) -> list[NDArray]:
+    if not isinstance(out, list | tuple) or not all(isinstance(target, NDArray) for target in out):
+        raise DTypeError(f"{op.name}: out must be an NDArray or a list of them, got {type(out).__name__}")
+    return list(out)
+
+
+def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets: Sequence[NDArray]) -> Context:
     for position, array in enumerate(inputs):
         if not isinstance(array, NDArray):
             raise DTypeError(f"{op.name}: input {position} must be an NDArray, got {type(array).__name__}")
     if not inputs:
-        return current_context() if ctx is None else ctx
+        if ctx is None:
+            return targets[0].context if targets else current_context()
+        return ctx
     context = inputs[0].context
     for array in inputs:
         if array.context != context:
@@ -296,6 +305,13 @@ def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         inputs.append(rest.pop(0))
     while rest and rest[0] is None and callable(op.inputs) and op.variadic is None:  # an optional input left out
         rest.pop(0)
+    names = () if callable(op.inputs) else op.inputs
+    missing = names[len(inputs) :] if not any(one in named for one in names) else ()
+    # Text and None may be meant for a parameter all the same; that inputs are missing is told later.
+    if rest and missing and rest[0] is not None and not isinstance(rest[0], str):
+        raise DTypeError(
+            f"{op.name}: input {missing[0]} must be an NDArray, got {type(rest[0]).__name__}; make one with mx.nd.array"
+        )
     for parameter in declared:
         if not rest:
             break
@@ -307,9 +323,7 @@ def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     named = {key: value for key, value in named.items() if value is not None or key in declared}
     if given:
         inputs = _named_inputs(op, inputs, given, named)
-    results = invoke(
-        op, inputs, named, out, ctx=Context(*_parse_ctx(ctx)) if isinstance(ctx, str) else ctx, is_train=is_train
-    )
+    results = invoke(op, inputs, named, out, ctx=_as_context(op, named.get("ctx", ctx)), is_train=is_train)
     return results[0] if len(results) == 1 else results
 
 
@@ -330,6 +344,11 @@ def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: 
     return [placed[name] for name in names]
 
 
-def _parse_ctx(text: str) -> tuple[str, int]:
-    kind, _, index = text.rstrip(")").partition("(")
-    return kind, int(index or 0)
+def _as_context(op: Op, ctx: Any) -> Context | None:
+    """``ctx`` given as a context or its text, such as ``cpu(1)``; None and empty text: not given."""
+    if ctx is None or isinstance(ctx, Context):
+        return ctx
+    found = re.fullmatch(r"([a-z_]+)(?:\((\d+)\))?|", ctx.strip()) if isinstance(ctx, str) else None
+    if found is None:
+        raise DeviceError(f"{op.name}: ctx must be a context such as mx.cpu(0) or its text, got {ctx!r}")
+    return Context(found[1], int(found[2] or 0)) if found[1] else None

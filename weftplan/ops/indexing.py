@@ -218,6 +218,13 @@ backward(
 # -------------------------------------------------------------------------------------------------------------- one_hot
 
 
+def _p_depth(value: Any) -> int:
+    depth = p_int(value)
+    if depth < 1:
+        raise ValueError("expected at least 1")
+    return depth
+
+
 def _one_hot_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     index, out = ins[0], outs[0]
     depth = params["depth"]
@@ -267,7 +274,7 @@ register(
         infer_shape=_one_hot_shape,
         infer_dtype=_one_hot_dtype,
         params=(
-            Param("depth", p_int, doc="number of classes"),
+            Param("depth", _p_depth, doc="number of classes"),
             Param("on_value", p_float, 1.0, "value at the index"),
             Param("off_value", p_float, 0.0, "value elsewhere"),
             Param("dtype", p_dtype, np.dtype(np.float32), "dtype of the output"),
