@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from weftplan.symbol import name
     from weftplan.symbol.attribute import AttrScope
     from weftplan.training import callbacks as callback
-    from weftplan.training import initializer, io, lr_scheduler, metric, module, optimizer
+    from weftplan.training import initializer, io, lr_scheduler, metric, mod, optimizer
     from weftplan.training import initializer as init
-    from weftplan.training import module as mod
+    from weftplan.training import mod as module
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,11 +46,11 @@ _LAZY = {
     "kv": "kvstore",
     "lr_scheduler": "training.lr_scheduler",
     "metric": "training.metric",
-    "mod": "training.module",
+    "mod": "training.mod",
     "model": "training.checkpoint",
     "mon": "training.monitor",
     "monitor": "training.monitor",
-    "module": "training.module",
+    "module": "training.mod",
     "name": "symbol.name",
     "nd": "ndarray",
     "optimizer": "training.optimizer",

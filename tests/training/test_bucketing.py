@@ -1,0 +1,162 @@
+"""BucketingModule: sentences of several lengths train one set of parameters, as one module of each length would."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, MXNetError
+
+BATCH, LENGTHS = 4, (2, 3, 5)
+
+
+def network(length):
+    """A recurrent cell over ``length`` words of three numbers; the last state is classified."""
+    data = mx.sym.Variable("data")
+    weights = [mx.sym.Variable(name) for name in ("in_weight", "in_bias", "state_weight")]
+    state = None
+    for t in range(length):
+        word = mx.sym.Reshape(mx.sym.slice_axis(data, axis=1, begin=t, end=t + 1), shape=(-1, 3))
+        new = mx.sym.FullyConnected(word, *weights[:2], num_hidden=4)
+        if state is not None:
+            new = new + mx.sym.FullyConnected(state, weights[2], num_hidden=4, no_bias=True)
+        state = mx.sym.Activation(new, act_type="tanh")
+    return (
+        mx.sym.SoftmaxOutput(mx.sym.FullyConnected(state, num_hidden=3, name="out"), name="softmax"),
+        ["data"],
+        ["softmax_label"],
+    )
+
+
+class Sentences(mx.io.DataIter):
+    """Three batches of each length, the lengths in turn."""
+
+    def __init__(self):
+        super().__init__(BATCH)
+        rng = np.random.default_rng(0)
+        self.batches = [
+            mx.io.DataBatch(
+                [mx.nd.array(rng.normal(size=(BATCH, length, 3)))],
+                [mx.nd.array(rng.integers(0, 3, BATCH))],
+                bucket_key=length,
+                provide_data=[("data", (BATCH, length, 3))],
+                provide_label=[("softmax_label", (BATCH,))],
+            )
+            for length in LENGTHS * 3
+        ]
+        self.reset()
+
+    @property
+    def provide_data(self):
+        return [("data", (BATCH, max(LENGTHS), 3))]
+
+    @property
+    def provide_label(self):
+        return [("softmax_label", (BATCH,))]
+
+    def reset(self):
+        self.left = iter(self.batches)
+
+    def next(self):
+        return next(self.left)
+
+
+def ready(contexts=1, **settings):
+    """A module with parameters and an optimizer with momentum."""
+    module = mx.mod.BucketingModule(network, max(LENGTHS), context=[mx.cpu(i) for i in range(contexts)], **settings)
+    module.bind(Sentences().provide_data, Sentences().provide_label)
+    mx.random.seed(1)
+    module.init_params(mx.init.Uniform(0.5))
+    module.init_optimizer("device", optimizer_params={"learning_rate": 0.2, "momentum": 0.9})
+    return module
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_training_is_that_of_separate_modules(contexts):
+    """Each step equals the step of a module of that length that gets and hands on parameters and states."""
+    module = ready(contexts)
+    args, _ = module.get_params()
+    weights = {name: value.asnumpy().astype("float64") for name, value in args.items()}
+    momentum = {name: np.zeros_like(value) for name, value in weights.items()}
+    for batch in Sentences():
+        alone = mx.mod.Module(network(batch.bucket_key)[0])
+        alone.bind(batch.provide_data, batch.provide_label)
+        alone.init_params(arg_params={n: mx.nd.array(v) for n, v in weights.items() if n in alone.param_names})
+        alone.forward_backward(batch)
+        module.forward_backward(batch)
+        np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), alone.get_outputs()[0].asnumpy(), rtol=1e-4)
+        module.update()
+        for name, grads in zip(alone.param_names, alone.group.grad_arrays, strict=True):
+            momentum[name] = 0.9 * momentum[name] - 0.2 * grads[0].asnumpy() / BATCH
+            weights[name] = weights[name] + momentum[name]
+    for name, value in module.get_params()[0].items():
+        np.testing.assert_allclose(value.asnumpy(), weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_fit_score_and_predict(tmp_path):
+    """The loops of modules; parameters are in every bucket, set_params and files included; memory is shared."""
+    module = mx.mod.BucketingModule(network, max(LENGTHS))
+    data = Sentences()
+    mx.random.seed(1)
+    module.fit(
+        data,
+        eval_metric="ce",
+        num_epoch=30,
+        initializer=mx.init.Uniform(0.5),
+        optimizer_params={"learning_rate": 0.3, "momentum": 0.9},
+    )
+    loss = module.score(data, "ce")[0][1]
+    assert loss < 0.8  # of log(3) = 1.1
+    assert module.predict(data).shape == (BATCH * 9, 3)
+    module.save_params(tmp_path / "net.params")
+    module.set_params({name: value * 0 for name, value in module.get_params()[0].items()}, {})
+    assert module.score(data, "ce")[0][1] == pytest.approx(np.log(3))
+    module.load_params(tmp_path / "net.params")
+    assert module.score(data, "ce")[0][1] == pytest.approx(loss)
+    executors = [bucket.group.executors[0] for bucket in module._buckets.values()]
+    assert len(executors) == 3
+    assert len({id(executor._memory.pool) for executor in executors}) == 1
+
+
+def test_which_bucket():
+    """A batch without a key is for the default one; switch_bucket and the names follow the last batch."""
+    module = ready()
+    assert (module.bucket_key, module.output_names) == (5, ["softmax_output"])
+    module.switch_bucket(2, [("data", (BATCH, 2, 3))], [("softmax_label", (BATCH,))])
+    assert (module.bucket_key, module.data_shapes[0].shape) == (2, (BATCH, 2, 3))
+    module.forward(mx.io.DataBatch([mx.nd.ones((BATCH, 5, 3))]), is_train=False)
+    assert (module.bucket_key, module.output_shapes) == (5, [("softmax_output", (BATCH, 3))])
+    module.forward(
+        mx.io.DataBatch([mx.nd.ones((2, 2, 3))], bucket_key=2), is_train=False
+    )  # fewer samples, known bucket
+    assert module.get_outputs()[0].shape == (2, 3)
+
+
+def test_monitors_watch_buckets_that_come_later():
+    """Installed once, it sees the outputs of a bucket that is bound afterwards."""
+    module, monitor = ready(), mx.mon.Monitor(1, pattern="softmax_output")
+    module.install_monitor(monitor)
+    for batch in Sentences().batches[:3]:
+        monitor.tic()
+        module.forward(batch, is_train=False)
+        assert [name for _, name, _ in monitor.toc()] == ["softmax_output"]
+
+
+def test_misuse():
+    """No default bucket, a bucket with a parameter of its own, a first batch without shapes, steps out of turn."""
+    with pytest.raises(BindError, match="needs default_bucket_key"):
+        mx.mod.BucketingModule(network, None)
+    unbound = mx.mod.BucketingModule(network, 5)
+    for step in (lambda: unbound.forward(Sentences().batches[0]), lambda: unbound.switch_bucket(2, [])):
+        with pytest.raises(MXNetError, match="not bound"):
+            step()
+    module = ready()
+    with pytest.raises(MXNetError, match=r"the first batch of bucket 3 must say its shapes: .*bucket_key=3"):
+        module.forward(mx.io.DataBatch([mx.nd.ones((BATCH, 3, 3))], bucket_key=3))
+    other = mx.mod.BucketingModule(
+        lambda key: (mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name=f"fc{key}"), ["data"], None), 1
+    )
+    other.bind([("data", (2, 3))], for_training=False)
+    other.init_params()
+    with pytest.raises(BindError, match=r"bucket 2 has parameters \['fc2_weight', 'fc2_bias'\]"):
+        other.switch_bucket(2, [("data", (2, 3))])
+    assert other.bucket_key == 1

@@ -1,0 +1,229 @@
+"""``mx.mod.BucketingModule``: one network in several sizes, for sequences of different lengths.
+
+Each bucket is a :class:`~weftplan.training.module.Module`. That of the default bucket owns parameters, optimizer and
+kvstore; the others are bound when their first batch comes, with its arrays and in its memory, so what a bucket computed
+is overwritten by the next one that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weftplan.errors import BindError, MXNetError
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+from weftplan.symbol.name import NameManager
+from weftplan.training.base_module import BaseModule, Params
+from weftplan.training.executor_group import GradReq
+from weftplan.training.initializer import Initializer
+from weftplan.training.io import DataBatch, DataDesc
+from weftplan.training.metric import EvalMetric
+from weftplan.training.module import Module
+from weftplan.training.monitor import Monitor
+
+SymbolGenerator = Callable[[Any], tuple[Symbol, Sequence[str] | None, Sequence[str] | None]]
+
+
+class BucketingModule(BaseModule):
+    """Train networks that share their parameters, one for each bucket key.
+
+    Args:
+        sym_gen: bucket key -> (symbol, names of data, names of labels); names that it leaves to be made are the same
+            for every bucket.
+        default_bucket_key: of the network that has all parameters; choose the largest, whose memory serves all.
+        settings: those of :class:`~weftplan.training.module.Module` that all buckets have: ``context``, ``logger``,
+            ``fixed_param_names``, …
+    """
+
+    def __init__(self, sym_gen: SymbolGenerator, default_bucket_key: Any, logger: Any = None, **settings: Any) -> None:
+        super().__init__(logger)
+        if default_bucket_key is None:
+            raise BindError("BucketingModule needs default_bucket_key: the bucket that has all parameters")
+        self._sym_gen = sym_gen
+        self._settings = {"logger": logger, **settings}
+        self.default_bucket_key = default_bucket_key
+        self._buckets: dict[Any, Module] = {}
+        self._default = self._make(default_bucket_key)
+        self._use(default_bucket_key, self._default)
+        self._bind_options: dict[str, Any] = {}
+        self._monitor: Monitor | None = None
+
+    def _make(self, key: Any) -> Module:
+        with NameManager():
+            symbol, data_names, label_names = self._sym_gen(key)
+        return Module(symbol, data_names, label_names, **self._settings)
+
+    def _use(self, key: Any, module: Module) -> None:
+        self._buckets[key] = module
+        self._current, self.bucket_key, self.symbol = module, key, module.symbol
+
+    # -- binding --------------------------------------------------------------------------------------------------
+
+    @property
+    def data_names(self) -> list[str]:
+        """Data of the current bucket."""
+        return self._current.data_names
+
+    @property
+    def label_names(self) -> list[str]:
+        """Labels of the current bucket."""
+        return self._current.label_names
+
+    @property
+    def output_names(self) -> list[str]:
+        """Outputs of the current bucket."""
+        return self._current.output_names
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        """Data of the current bucket as bound."""
+        return self._current.data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc]:
+        """Labels of the current bucket as bound."""
+        return self._current.label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Outputs of the current bucket."""
+        return self._current.output_shapes
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: None = None,
+        grad_req: GradReq = "write",
+    ) -> None:
+        """Bind the default bucket, for shapes that belong to it; the others follow with their batches.
+
+        Raises:
+            BindError: a ``shared_module``, which is not supported.
+        """
+        if shared_module is not None:
+            raise BindError("BucketingModule.bind: shared_module is not supported")
+        if self.binded and not force_rebind:
+            return
+        self._bind_options = {
+            "for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req,
+        }  # fmt: skip
+        self._buckets = {}
+        self._default.bind(data_shapes, label_shapes, force_rebind=True, **self._bind_options)
+        self._use(self.default_bucket_key, self._default)
+        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
+
+    def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Go on with the network of this key; at its first use it is bound for these shapes.
+
+        Raises:
+            BindError: the network has a parameter that that of the default bucket has not.
+        """
+        self._need("switch_bucket", binded=True)
+        module = self._buckets.get(bucket_key)
+        if module is None:
+            module = self._make(bucket_key)
+            strange = [name for name in module.param_names if name not in self._default.param_names]
+            if strange:
+                raise BindError(
+                    f"bucket {bucket_key!r} has parameters {strange}, which the default bucket "
+                    f"{self.default_bucket_key!r} has not: all buckets share its parameters; give them its names"
+                )
+            module.bind(data_shapes, label_shapes, shared_module=self._default, **self._bind_options)
+            if self._monitor is not None:
+                module.install_monitor(self._monitor)
+        if self.optimizer_initialized and module is not self._default:
+            module.borrow_optimizer(self._default)
+        module.params_initialized = self.params_initialized
+        self._use(bucket_key, module)
+
+    def install_monitor(self, mon: Monitor) -> None:
+        """Let ``mon`` watch every bucket."""
+        self._need("install_monitor", binded=True)
+        self._monitor = mon
+        for module in self._buckets.values():
+            module.install_monitor(mon)
+
+    # -- parameters and optimizer: those of the default bucket ----------------------------------------------------
+
+    def init_params(
+        self, initializer: Initializer | None = None, arg_params: Params | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """As :meth:`Module.init_params <weftplan.training.module.Module.init_params>`."""
+        self._default.init_params(initializer, arg_params, *args, **kwargs)
+        self.params_initialized = True
+        self._current.params_initialized = True
+
+    def set_params(self, arg_params: Params, aux_params: Params | None, *args: Any, **kwargs: Any) -> None:
+        """As :meth:`Module.set_params <weftplan.training.module.Module.set_params>`."""
+        self._default.set_params(arg_params, aux_params, *args, **kwargs)
+        self.params_initialized = True
+        self._current.params_initialized = True
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """(arg_params, aux_params) as copies on the host."""
+        return self._default.get_params()
+
+    def synchronize(self) -> None:
+        self._default.synchronize()
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """As :meth:`Module.init_optimizer <weftplan.training.module.Module.init_optimizer>`."""
+        self._default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        self.optimizer_initialized = True
+        for module in self._buckets.values():
+            if module is not self._default:
+                module.borrow_optimizer(self._default)
+
+    # -- running: the current bucket ------------------------------------------------------------------------------
+
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
+        """Run the network of the batch's ``bucket_key`` (without one: the default bucket), asynchronously.
+
+        Raises:
+            MXNetError: the first batch of a bucket does not say its shapes.
+        """
+        self._need("forward", binded=True, params=True)
+        key = getattr(data_batch, "bucket_key", None)
+        key = self.default_bucket_key if key is None else key
+        shapes: Mapping[str, Any] = {
+            "data_shapes": getattr(data_batch, "provide_data", None),
+            "label_shapes": getattr(data_batch, "provide_label", None),
+        }
+        if key not in self._buckets and not shapes["data_shapes"]:
+            raise MXNetError(
+                f"forward: the first batch of bucket {key!r} must say its shapes: "
+                f"mx.io.DataBatch(…, bucket_key={key!r}, provide_data=[(name, shape)], provide_label=[…])"
+            )
+        self.switch_bucket(key, **shapes)
+        self._current.forward(data_batch, is_train)
+
+    def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
+        """Run backward in the current bucket, asynchronously."""
+        self._current.backward(out_grads)
+
+    def update(self) -> None:
+        """Update the parameters by the current bucket's gradients."""
+        self._need("update", binded=True, params=True, optimizer=True)
+        self._current.update()
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """Outputs of the current bucket's last forward."""
+        return self._current.get_outputs(merge_multi_context)
+
+    def get_input_grads(self) -> list[NDArray]:
+        """Gradients of the current bucket's data."""
+        return self._current.get_input_grads()
+
+    def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
+        self._current.update_metric(eval_metric, labels, pad)
