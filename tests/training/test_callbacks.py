@@ -87,3 +87,51 @@ def test_checkpoints_after_every_second_epoch(kind: str, module: mx.mod.Module, 
         again.init_params()
         np.testing.assert_array_equal(again.get_params()[0]["fc_weight"].asnumpy(), kept[epoch - 1])
     assert not np.array_equal(kept[1], kept[3])
+
+
+def test_the_metric_every_so_many_batches(caplog: pytest.LogCaptureFixture, module: mx.mod.Module) -> None:
+    """log_train_metric: batches 0, 4, 8 of ten; with auto_reset the next line covers the batches since."""
+    seen: list[int] = []
+
+    class Count(mx.metric.EvalMetric):
+        def update(self, labels: object, preds: object) -> None:
+            self.sum_metric += 1
+            self.num_inst = 1
+
+    def lines(auto_reset: bool) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="weftplan"):
+            module.fit(
+                batches(),
+                eval_metric=Count("n"),
+                num_epoch=1,
+                batch_end_callback=[
+                    mx.callback.log_train_metric(4, auto_reset),
+                    lambda param: seen.append(param.nbatch),
+                ],
+            )
+        return re.findall(r"Iter\[0\] (Batch\[\d\] Train-n=\d)", caplog.text)
+
+    assert lines(False) == ["Batch[0] Train-n=1", "Batch[4] Train-n=5", "Batch[8] Train-n=9"]
+    assert lines(True) == ["Batch[0] Train-n=1", "Batch[4] Train-n=4", "Batch[8] Train-n=4"]
+    assert seen == list(range(10)) * 2
+
+
+def test_the_metric_of_a_validation(caplog: pytest.LogCaptureFixture, module: mx.mod.Module) -> None:
+    """LogValidationMetricsCallback logs what score gives, once an epoch; without a metric it is silent."""
+    callback = mx.callback.LogValidationMetricsCallback()
+    callback(callbacks.BatchEndParam(0, 0, None))
+    with caplog.at_level(logging.INFO, logger="weftplan"):
+        module.fit(batches(), num_epoch=1)
+        caplog.clear()
+        (pair,) = module.score(batches(), "acc", score_end_callback=callback, epoch=3)
+    assert caplog.messages == [f"Epoch[3] Validation-accuracy={pair[1]:f}"]
+
+
+def test_the_bar(caplog: pytest.LogCaptureFixture) -> None:
+    """From the first batch to the last, and no further."""
+    bar = mx.callback.ProgressBar(total=4, length=8)
+    with caplog.at_level(logging.INFO, logger="weftplan"):
+        for nbatch in (0, 1, 3, 9):
+            bar(callbacks.BatchEndParam(0, nbatch, None))
+    assert caplog.messages == ["[==------] 25%", "[====----] 50%", "[========] 100%", "[========] 100%"]

@@ -104,6 +104,27 @@ def test_groups_of_nodes_on_other_contexts(contexts):
         assert placed.predict(np.ones((2, 5))).shape == (2, 3)
 
 
+def test_gradients_that_are_compressed():
+    """compression_params reach a device store, which sums gradients of two bits; a host store refuses them."""
+
+    def fit(kvstore="device", **settings):
+        mx.random.seed(2)
+        module = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)], **settings)
+        module.fit(
+            batches(), num_epoch=1, kvstore=kvstore, optimizer_params={"learning_rate": 1.0, "rescale_grad": 1.0}
+        )
+        return module
+
+    params = {"type": "2bit", "threshold": 0.25}
+    plain, compressed = fit(), fit(compression_params=params)
+    assert compressed._kvstore.statistics()["compression_bytes"] > 0
+    moved = compressed.get_params()[0]["fc2_bias"].asnumpy() / 0.25
+    np.testing.assert_allclose(moved, np.round(moved), atol=1e-5)
+    assert not np.array_equal(plain.get_params()[0]["fc2_bias"].asnumpy(), 0.25 * moved)
+    with pytest.raises(MXNetError, match=r"use mx\.kv\.create"):
+        fit("local", compression_params=params)
+
+
 def test_a_borrowed_optimizer():
     """Two modules that share parameters share momentum and counts, too: their steps are those of one."""
     mx.random.seed(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -57,6 +58,47 @@ class Speedometer:
                 param.eval_metric.reset_local()
         log.info("Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, values)
         self._since, self._last_batch = now, param.nbatch
+
+
+def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
+    """A batch-end callback that logs the metric every ``period`` batches; ``auto_reset`` begins it anew each time."""
+    period = max(1, period)
+
+    def callback(param: BatchEndParam) -> None:
+        if param.nbatch % period == 0 and param.eval_metric is not None:
+            for name, value in param.eval_metric.get_name_value():
+                log.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+            if auto_reset:
+                param.eval_metric.reset_local()
+
+    return callback
+
+
+class LogValidationMetricsCallback:
+    """Logs the metric at the end of a validation: an ``eval_end_callback`` of ``fit``."""
+
+    def __call__(self, param: BatchEndParam) -> None:
+        if param.eval_metric is not None:
+            for name, value in param.eval_metric.get_name_value():
+                log.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)
+
+
+class ProgressBar:
+    """Logs after each batch how much of the epoch is done, as a bar and in percent.
+
+    Args:
+        total: batches of an epoch.
+        length: of the bar, in characters.
+    """
+
+    def __init__(self, total: int, length: int = 80) -> None:
+        self.total = max(1, total)
+        self.bar_len = length
+
+    def __call__(self, param: BatchEndParam) -> None:
+        share = min(1.0, (param.nbatch + 1) / self.total)  # batches count from 0
+        filled = round(self.bar_len * share)
+        log.info("[%s%s] %d%%", "=" * filled, "-" * (self.bar_len - filled), math.ceil(100 * share))
 
 
 def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[int, Any, Any, Any], None]:
