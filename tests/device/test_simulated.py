@@ -120,6 +120,9 @@ def test_capacity_is_enforced_and_comes_back():
         place.allocate(500)
     with pytest.raises(DeviceError, match="below the 600 bytes in use"):
         simulated.configure(96, capacity=599)
+    place.free(place.allocate(400))  # exactly what is left
+    simulated.configure(96, capacity=600)
+    simulated.configure(96, capacity=1000)
     place.free(raw)
     assert place.memory_info() == (1000, 1000)
 
@@ -179,6 +182,36 @@ def test_an_exception_is_raised_once_at_synchronisation(place):
         stream.synchronize()
     assert log == ["after"]
     stream.synchronize()
+
+
+def test_an_event_raises_what_its_stream_did(place):
+    """Waiting for an event tells of a failure of the work before it, once; work after it is not looked at."""
+    stream = place.new_stream()
+    stream.enqueue(lambda: 1 // 0)
+    event = stream.record()
+    with pytest.raises(ZeroDivisionError):
+        event.synchronize()
+    event.synchronize()
+    stream.synchronize()
+
+
+def test_a_seed_can_be_set_again():
+    """The same seed gives the same order of work from then on, another seed another one."""
+    place = simulated.configure(86, order="random")
+    streams = [place.new_stream() for _ in range(4)]
+
+    def order(seed):
+        simulated.configure(86, seed=seed)
+        log = []
+        for number, stream in enumerate(streams * 5):
+            stream.enqueue(lambda number=number: log.append(number % 4))
+        place.synchronize()
+        return log
+
+    first = order(1)
+    simulated.configure(86)  # says nothing of seeds
+    assert order(1) == first
+    assert order(2) != first
 
 
 def test_polling_an_event_ends(place):

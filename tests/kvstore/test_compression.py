@@ -77,6 +77,16 @@ def test_blocks_do_not_show(size, monkeypatch):
     np.testing.assert_array_equal(out, np.array(want, np.float32) * 3)
 
 
+def test_exactly_the_threshold_is_sent():
+    """On both sides, and nothing remains of it; a little less is kept."""
+    kv = store((4,), 0.5)
+    less = np.nextafter(np.float32(0.5), np.float32(0))
+    assert pushed(kv, [np.float32([0.5, -0.5, less, -less])], [mx.cpu(0)]).tolist() == [0.5, -0.5, 0, 0]
+    assert pushed(kv, [np.float32([less, -less, 0, 0])], [mx.cpu(0)]).tolist() == [0, 0, 0, 0]
+    tiny = np.float32(1e-7)
+    assert pushed(kv, [np.float32([tiny, -tiny, tiny, -tiny])], [mx.cpu(0)]).tolist() == [0.5, -0.5, 0.5, -0.5]
+
+
 def test_with_an_updater_and_other_keys():
     """The updater sees what was sent; each key has residuals of its own."""
     kv = store((2,), 0.5)
