@@ -142,6 +142,17 @@ def test_a_budget_of_parameters_and_one_operator_less() -> None:
         net.plan(shapes, budget=arguments)
 
 
+def test_a_budget_below_the_callers_bytes_where_nothing_is_planned() -> None:
+    """A network of one variable has no planned memory, yet its array, gradient and head gradient need room."""
+    x = mx.sym.Variable("x")
+    total = x.plan({"x": (3, 4)}).total
+    assert x.plan({"x": (3, 4)}).peak == 0
+    assert x.plan({"x": (3, 4)}, budget=total).total == total
+    with pytest.raises(BudgetError) as refused:
+        x.plan({"x": (3, 4)}, budget=total - 1)
+    assert refused.value.smallest == total
+
+
 def test_a_bound_executor_keeps_the_budget() -> None:
     """simple_bind with the smallest budget: the same bytes as planned, the same gradients as without a budget."""
     net, shapes = _chain(), {"data": (128, 64)}

@@ -36,13 +36,18 @@ def plan_within(
     outside = sum(plain.memory.external_bytes.values()) + besides(plain)
     if plain.memory.peak + outside <= budget:
         return plain
+    cause = None
     try:
-        return make(options.replace(recompute="off", budget=max(budget - outside, 0)))
+        found = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
     except BudgetError as error:
-        peak = plain.memory.peak if error.smallest is None else error.smallest
-        raise BudgetError(
-            f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned "
-            f"peak of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget "
-            f"found that works is {outside + peak}: raise it to that, or use a smaller batch",
-            smallest=outside + peak,
-        ) from error
+        cause, peak = error, plain.memory.peak if error.smallest is None else error.smallest
+    else:
+        if budget >= outside:
+            return found
+        peak = found.memory.peak - found.memory.on_host  # nothing is planned at all, or all of it is on the host
+    raise BudgetError(
+        f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
+        f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "
+        f"that works is {outside + peak}: raise it to that, or use a smaller batch",
+        smallest=outside + peak,
+    ) from cause

@@ -107,6 +107,9 @@ def node_seconds(facts: Facts, measured: Mapping[str, float] | None = None) -> l
 def _arithmetic(name: str, is_backward: bool, facts: Facts, inputs: Sequence[int], outs: Sequence[int]) -> float:
     """Operations of one node. Backward nodes of products have the inputs (outgoing gradient, left, right, …)."""
     elements, shapes = facts.elements, facts.shapes
+    if name == "RNN":  # every parameter meets every step of every sample, twice more for the gradients
+        data, vector = outs[:2] if is_backward else inputs[:2]
+        return (4.0 if is_backward else 2.0) * prod(shapes[data][:2]) * elements[vector]
     if is_backward:
         if len(inputs) < 3 or name not in _PRODUCTS | _CONVOLUTIONS:
             return 0.0
