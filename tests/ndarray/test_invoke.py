@@ -284,6 +284,18 @@ def test_every_method_has_its_operator():
     assert nd.NDArray.sum(nd.array([1, 2])).asscalar() == 3
 
 
+def test_namespaces():
+    """nd.linalg, nd.op, nd.contrib and nd._internal call the operators that have these names in MXNet."""
+    x = nd.array([[1, 2], [3, 4]])
+    assert nd.linalg.gemm2(x, x).asnumpy().tolist() == [[7, 10], [15, 22]]
+    assert nd._internal._plus_scalar(x, scalar=1.0).asnumpy().tolist() == [[2, 3], [4, 5]]
+    assert nd.op.sum(x).asscalar() == 10
+    assert {"gemm2"} <= set(dir(nd.linalg))
+    assert {"linalg", "op", "contrib"} <= set(dir(nd))
+    with pytest.raises(AttributeError, match=r"mx.nd.linalg has no operator 'gem2'; did you mean 'gemm2'\?$"):
+        nd.linalg.gem2(x, x)
+
+
 def test_split_v2():
     """Equal sections, or pieces between places, as a function and as a method."""
     values = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -281,3 +281,14 @@ def test_creation_functions() -> None:
     assert sym.maximum(2, 3) == 3
     with pytest.raises(TypeError, match="symbols or numbers"):
         sym.maximum("a", 1)
+
+
+def test_split_v2() -> None:
+    """Equal sections, or pieces between places; named and shaped as MXNet 1.9.1 does."""
+    x = sym.Variable("x")
+    pieces = sym.split_v2(x, (1, 3), axis=1, name="cut")
+    assert pieces.list_outputs() == ["cut_output0", "cut_output1", "cut_output2"]
+    assert pieces.infer_shape(x=(2, 4))[1] == [(2, 1), (2, 2), (2, 1)]
+    assert sym.split_v2(x, 2, squeeze_axis=True).infer_shape(x=(2, 4))[1] == [(4,), (4,)]
+    with pytest.raises(ParameterError, match=r"split_v2.*got float"):
+        sym.split_v2(x, 2.5)

@@ -98,9 +98,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    from weftplan.ndarray.operators import function
+    from weftplan.ndarray.operators import NAMESPACES, function
 
-    value = function(name)
+    value = NAMESPACES.get(name) or function(name)
     if name == "sparse":
         raise AttributeError("mx.nd.sparse is absent on purpose: every array is dense; use mx.nd.array and mx.nd.zeros")
     if value is None:
@@ -111,6 +111,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from weftplan.ndarray.operators import names
+    from weftplan.ndarray.operators import NAMESPACES, names
 
-    return sorted({*globals(), *names()})
+    return sorted({*globals(), *names(), *NAMESPACES})

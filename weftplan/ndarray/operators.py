@@ -1,9 +1,13 @@
-"""``nd.<name>`` for registered operators: a function per operator, made at first use."""
+"""``nd.<name>`` for registered operators: a function per operator, made at first use.
+
+``nd.op``, ``nd.linalg``, ``nd.contrib`` and ``nd._internal`` hold the same functions under MXNet's names.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from weftplan.errors import did_you_mean
 from weftplan.ndarray.invoke import call
 from weftplan.ops import registry
 
@@ -25,3 +29,30 @@ def function(name: str) -> Any:
 def names() -> list[str]:
     """Names of all operators that do not begin with an underscore."""
     return [name for name in registry.names() if not name.startswith("_")]
+
+
+class Namespace:
+    """Operators whose registered names are one of ``prefixes`` and the name asked for."""
+
+    def __init__(self, name: str, *prefixes: str) -> None:
+        self._name = name
+        self._prefixes = prefixes
+
+    def __getattr__(self, name: str) -> Any:
+        for prefix in () if name.startswith("__") else self._prefixes:
+            found = function(prefix + name)
+            if found is not None:
+                return found
+        near = "" if name.startswith("__") else did_you_mean(name, self.__dir__())
+        raise AttributeError(f"mx.nd.{self._name} has no operator {name!r}" + (near and f"; {near.rstrip()}"))
+
+    def __dir__(self) -> list[str]:
+        return sorted({n.removeprefix(p) for n in registry.names() for p in self._prefixes if n.startswith(p)})
+
+
+NAMESPACES = {
+    "_internal": Namespace("_internal", ""),
+    "contrib": Namespace("contrib", "_contrib_", "contrib_"),
+    "linalg": Namespace("linalg", "linalg_", "_linalg_"),
+    "op": Namespace("op", ""),
+}

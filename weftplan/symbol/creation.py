@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from weftplan.errors import ParameterError
 from weftplan.symbol import operators
 from weftplan.symbol.functions import function
 from weftplan.symbol.node import Entry
@@ -38,6 +40,29 @@ def arange(
     return function("_arange")(
         start=start, stop=stop, step=step, repeat=repeat, infer_range=infer_range, name=name, dtype=dtype or "float32"
     )
+
+
+def split_v2(
+    ary: Symbol,
+    indices_or_sections: int | Sequence[int],
+    axis: int = 0,
+    squeeze_axis: bool = False,
+    name: str | None = None,
+) -> Symbol:
+    """Pieces of ``ary`` along ``axis``: so many equal ones, or, given places, those between neighbouring places.
+
+    Raises:
+        ParameterError: neither a number nor places.
+    """
+    if isinstance(indices_or_sections, list | tuple):
+        how: dict[str, Any] = {"indices": (0, *indices_or_sections)}
+    elif isinstance(indices_or_sections, int):
+        how = {"indices": (), "sections": indices_or_sections}
+    else:
+        raise ParameterError(
+            f"split_v2: expected the number of sections or a tuple of places, got {type(indices_or_sections).__name__}"
+        )
+    return function("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, name=name, **how)
 
 
 def maximum(left: Any, right: Any) -> Any:
