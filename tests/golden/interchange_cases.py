@@ -102,6 +102,20 @@ def layers(mx):
     return sym.Group([x[1], x[2], y[0], y[1]])
 
 
+def matrices(mx):
+    """Factors, systems, determinants and triangles of one positive definite matrix."""
+    sym = mx.sym
+    a = sym.Variable("a", shape=(2, 3, 3))
+    spd = sym.linalg_gemm2(a, a, transpose_b=True) + sym.linalg_makediag(sym.Variable("d", shape=(2, 3)))
+    factor = sym.linalg_potrf(spd, name="factor")
+    x = sym.linalg_trsm(factor, sym.Variable("b", shape=(2, 3, 2)), alpha=2.0, name="solved")
+    y = sym.linalg_gemm(sym.linalg_inverse(spd), x, x, beta=-0.5, name="product")
+    z = sym.linalg_syrk(sym.linalg_trmm(factor, y, transpose=True), transpose=True)
+    lower = sym.linalg_extracttrian(sym.linalg_potri(factor))
+    back = sym.linalg_extractdiag(sym.linalg_maketrian(lower), offset=-1)
+    return sym.Group([z, back, sym.linalg_slogdet(spd)[1], sym.linalg_det(spd), sym.linalg_sumlogdiag(factor)])
+
+
 CASES = {
     "arithmetic": (arithmetic, {"a": (2, 3), "b": (2, 3)}),
     "shapes": (shapes, {}),
@@ -109,6 +123,7 @@ CASES = {
     "convnet": (convnet, {"data": (2, 3, 6, 6)}),
     "recurrent": (recurrent, {"data": (2, 12, 4)}),
     "layers": (layers, {"data": (5, 3, 4)}),
+    "matrices": (matrices, {}),
 }
 """Name -> (builder, shapes that inference needs)."""
 

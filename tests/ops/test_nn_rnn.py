@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ops_harness import check_hidden, differentiate, gradients, prepare, run
+from ops_harness import check_contract, check_gradient, check_hidden, differentiate, gradients, prepare, run
 from ops_nn_cases import _rnn
 
 import weftplan as mx
@@ -162,3 +162,16 @@ def test_the_error_of_a_wrong_array_names_the_operator():
     """Imperative calls say which operator got what."""
     with pytest.raises(MXNetError, match="RNN"):
         mx.nd.RNN(mx.nd.ones((2, 3)), mx.nd.ones((4,)), mx.nd.ones((1, 1, 1)), mode="gru", state_size=1, num_layers=1)
+
+
+def test_joined_parameters():
+    """_rnn_param_concat joins along dim, and finds the one size that is unknown."""
+    pieces = [np.arange(3.0), np.arange(4.0), np.arange(2.0)]
+    np.testing.assert_array_equal(
+        run("_rnn_param_concat", pieces, {"num_args": 3, "dim": 0})[0], np.concatenate(pieces)
+    )
+    check_gradient("_rnn_param_concat", pieces, {"num_args": 3, "dim": 0})
+    check_contract("_rnn_param_concat", pieces, {"num_args": 3, "dim": 0})
+    op = registry.get("_rnn_param_concat")
+    shapes, _ = op.infer_shape(registry.parse_params(op, {"num_args": 3, "dim": 0}), [(3,), (0,), (2,)], [(9,)])
+    assert list(shapes) == [(3,), (4,), (2,)]

@@ -32,7 +32,8 @@ def test_every_tensor_operator_has_a_case():
             neural = name in ("BlockGrad", "MakeLoss", "make_loss") or name.endswith(
                 "Output"
             )  # tested with the nn package
-            if not covered and not neural and not name.startswith(("_lesser", "argm")):
+            elsewhere = name.startswith("_linalg_") or name == "_rnn_param_concat"  # test_linalg.py, test_nn_rnn.py
+            if not covered and not neural and not elsewhere and not name.startswith(("_lesser", "argm")):
                 missing.add(name)
     assert not missing
 

@@ -14,6 +14,10 @@ import weftplan.ops.expand
 import weftplan.ops.filling
 import weftplan.ops.indexing
 import weftplan.ops.join
+import weftplan.ops.linalg_diagonals
+import weftplan.ops.linalg_lu
+import weftplan.ops.linalg_products
+import weftplan.ops.linalg_solve
 import weftplan.ops.matrix
 import weftplan.ops.nan_reduce
 import weftplan.ops.nn

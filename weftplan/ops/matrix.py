@@ -1,4 +1,4 @@
-"""Axis permutations and matrix products: transpose, SwapAxis, dot, batch_dot, linalg_gemm2."""
+"""Axis permutations and matrix products: transpose, SwapAxis, dot, batch_dot."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_shape
+from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
     Shapes,
     backward,
-    floats_only,
     grad,
     merge_dim,
     merge_shape,
     normalize_axis,
     same_dtype,
 )
-from weftplan.ops.schema import DTypeRule, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
 
 # ------------------------------------------------------------------------------------------------------------ transpose
 
@@ -201,10 +200,11 @@ register(
 backward("dot", _backward_dot, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), params=_PRODUCT)
 
 
-# ------------------------------------------------------------------------------------------------- batch_dot, gemm2
+# -------------------------------------------------------------------------------------------------------- batch_dot
 
 
-def _batch_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+def batch_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """Two stacks of matrices, each to be transposed or not, and their products."""
     lhs, rhs = ins
     if lhs is None or rhs is None:
         return ins, outs
@@ -228,7 +228,7 @@ def _batch_dot_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     for shape in ins:
         if shape is not None and len(shape) < 3:
             raise ShapeError(f"batch_dot expects at least 3 dimensions, got {shape}")
-    return _batch_shape(params, ins, outs)
+    return batch_shape(params, ins, outs)
 
 
 def _flipped(x: Any, transpose: bool) -> Any:
@@ -241,7 +241,6 @@ def _batch_product(ctx: OpContext, params: Params, inputs: Sequence[Any], output
         return
     a, b = (_flipped(x, params[flag]) for x, flag in zip(inputs, ("transpose_a", "transpose_b"), strict=True))
     ctx.xp.matmul(a, b, out=out)
-    _scale(ctx, params, out)
 
 
 def _backward_batch(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -252,54 +251,23 @@ def _backward_batch(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
             ctx.xp.matmul(b, g.swapaxes(-1, -2), out=outputs[0])
         else:
             ctx.xp.matmul(g, b.swapaxes(-1, -2), out=outputs[0])
-        _scale(ctx, params, outputs[0])
     if outputs[1] is not None:
         if params["transpose_b"]:
             ctx.xp.matmul(g.swapaxes(-1, -2), a, out=outputs[1])
         else:
             ctx.xp.matmul(a.swapaxes(-1, -2), g, out=outputs[1])
-        _scale(ctx, params, outputs[1])
 
 
-def _scale(ctx: OpContext, params: Params, out: Any) -> None:
-    alpha = params.get("alpha", 1.0)
-    if alpha != 1.0:
-        ctx.xp.multiply(out, alpha, out=out)
-
-
-def _gemm_axis(value: Any) -> int:
-    if p_int(value) != -2:
-        raise ValueError("expected -2: matrices are the last two axes")
-    return -2
-
-
-_GEMM2 = (
-    *_PRODUCT[:2],
-    Param("alpha", p_float, 1.0, "factor of the product"),
-    Param("axis", _gemm_axis, -2, "axis of the rows"),
-)
-
-
-def _products_dtype(name: str) -> DTypeRule:
-    """alpha is no integer, so linalg_gemm2 takes floats alone."""
-    return same_dtype if name == "batch_dot" else floats_only(name)
-
-
-for _name, _infer, _params, _inputs, _aliases in (
-    ("batch_dot", _batch_dot_shape, _PRODUCT, ("lhs", "rhs"), ()),
-    ("_linalg_gemm2", _batch_shape, _GEMM2, ("A", "B"), ("linalg_gemm2",)),
-):
-    register(
-        Op(
-            name=_name,
-            forward=_batch_product,
-            infer_shape=_infer,
-            infer_dtype=_products_dtype(_name),
-            params=_params,
-            inputs=_inputs,
-            gradient=grad(f"_backward_{_name.lstrip('_')}", "g0", "x0", "x1"),
-            aliases=_aliases,
-            doc="Products of the matrices in the last two axes, one for each index of the leading axes.",
-        )
+register(
+    Op(
+        name="batch_dot",
+        forward=_batch_product,
+        infer_shape=_batch_dot_shape,
+        infer_dtype=same_dtype,
+        params=_PRODUCT,
+        inputs=("lhs", "rhs"),
+        gradient=grad("_backward_batch_dot", "g0", "x0", "x1"),
+        doc="Products of the matrices in the last two axes, one for each index of the leading axes.",
     )
-    backward(_name, _backward_batch, ("ograd", *_inputs), grad_inputs=(0, 1), params=_params)
+)
+backward("batch_dot", _backward_batch, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), params=_PRODUCT)

@@ -1,0 +1,209 @@
+"""Linear algebra on stacks of matrices: contract, numeric gradients, panels, inference, wrong inputs."""
+
+import numpy as np
+import pytest
+from ops_harness import check_contract, check_gradient, check_hidden, gradients, prepare, run
+
+import weftplan as mx
+from weftplan.errors import DTypeError, MXNetError, ShapeError
+from weftplan.ops import linalg_core, registry
+
+
+def uniform(*shape, seed=0):
+    """float64 in [-1, 1)."""
+    return np.random.RandomState(seed + sum(shape)).uniform(-1, 1, shape)
+
+
+def heavy(*shape, seed=0):
+    """Matrices whose diagonal dominates: every factorization is well-conditioned."""
+    n = shape[-1]
+    return uniform(*shape, seed=seed) / n + 2 * np.eye(n)
+
+
+def symmetric(*shape):
+    """Positive definite matrices."""
+    x = heavy(*shape)
+    return x @ x.swapaxes(-1, -2)
+
+
+FLAGS = [
+    {"transpose": t, "rightside": r, "lower": low, "alpha": 1.5}
+    for t in (False, True)
+    for r in (False, True)
+    for low in (False, True)
+]
+CASES = [
+    ("linalg_gemm", [uniform(2, 3, 4), uniform(2, 4, 2), uniform(2, 3, 2)], {"alpha": 0.5, "beta": 2.0}),
+    ("linalg_gemm", [uniform(4, 3), uniform(2, 4), uniform(3, 2)], {"transpose_a": True, "transpose_b": True}),
+    ("linalg_gemm", [uniform(3, 2, 4), uniform(4, 2, 5), uniform(3, 2, 5)], {"axis": 0}),
+    ("linalg_gemm2", [uniform(3, 2, 4), uniform(4, 2, 5)], {"axis": -3, "alpha": 2.0}),
+    ("linalg_syrk", [uniform(2, 3, 2)], {"alpha": 0.5}),
+    ("linalg_syrk", [uniform(3, 2)], {"transpose": True}),
+    *(
+        (op, [heavy(2, 3, 3), uniform(*((2, 2, 3) if flags["rightside"] else (2, 3, 2)))], flags)
+        for op in ("linalg_trmm", "linalg_trsm")
+        for flags in FLAGS
+    ),
+    ("linalg_potri", [heavy(2, 3, 3)], {}),
+    ("linalg_sumlogdiag", [heavy(2, 3, 3)], {}),
+    ("linalg_sumlogdiag", [heavy(3, 3)], {}),
+    *(("linalg_extractdiag", [uniform(2, 4, 4)], {"offset": k}) for k in (0, 1, -2)),
+    *(("linalg_extracttrian", [uniform(2, 4, 4)], {"offset": k}) for k in (0, 1, -2)),
+    *(("linalg_makediag", [uniform(2, 3)], {"offset": k}) for k in (0, 1, -2)),
+    *(("linalg_maketrian", [uniform(2, 6)], {"offset": k, "lower": False}) for k in (0, 1, -2)),
+    ("linalg_inverse", [heavy(2, 3, 3)[:, ::-1].copy()], {}),
+    ("linalg_det", [heavy(2, 3, 3)[:, ::-1].copy()], {}),
+    ("linalg_slogdet", [heavy(4, 4)[::-1].copy()], {}),
+]
+
+
+def ident(case):
+    """The name of a case."""
+    return f"{case[0]}{[x.shape for x in case[1]]}{case[2]}"
+
+
+def test_every_operator_has_a_case():
+    """No operator of the family is left out of the cases."""
+    family = {name for name in registry.names(aliases=False) if name.startswith("_linalg_")}
+    assert family == {registry.get(op).name for op, _, _ in CASES} | {"_linalg_potrf"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=ident)
+def test_gradient(case):
+    """The gradient rule agrees with central differences."""
+    check_gradient(*case)
+
+
+def test_gradient_of_the_factor():
+    """potrf reads the lower triangle alone but its gradient is symmetric: that of a symmetric change of the matrix."""
+    a = symmetric(2, 4, 4)
+    weights = np.tril(uniform(2, 4, 4, seed=3))
+    found = gradients("linalg_potrf", [a], [weights])[0]
+    np.testing.assert_allclose(found, found.swapaxes(-1, -2), atol=1e-14)
+    change = uniform(2, 4, 4, seed=4)
+    change = change + change.swapaxes(-1, -2)
+    above, below = ((weights * run("linalg_potrf", [a + s * change])[0]).sum() for s in (1e-6, -1e-6))
+    assert (found * change).sum() == pytest.approx((above - below) / 2e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("case", [*CASES, ("linalg_potrf", [symmetric(2, 4, 4)], {})], ids=ident)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_contract(case, dtype):
+    """In-place pairs, unwanted outputs, exact workspace."""
+    op, arrays, params = case
+    check_contract(op, [x.astype(dtype) for x in arrays], params)
+
+
+@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 70])
+@pytest.mark.parametrize("panel", [5, 32])
+def test_sizes_around_panels(n, panel, monkeypatch):
+    """Matrices of less than, exactly and more than whole panels: what NumPy's LAPACK gives, forward and backward."""
+    monkeypatch.setattr(linalg_core, "PANEL", panel)
+    a, spd, b = heavy(2, n, n), symmetric(2, n, n), uniform(2, n, 3)
+    near = {"rtol": 1e-9, "atol": 1e-9}
+    factor = np.linalg.cholesky(spd)
+    np.testing.assert_allclose(run("linalg_potrf", [spd])[0], factor, **near)
+    np.testing.assert_allclose(run("linalg_potri", [factor])[0], np.linalg.inv(spd), **near)
+    np.testing.assert_allclose(run("linalg_inverse", [a[:, ::-1].copy()])[0], np.linalg.inv(a[:, ::-1]), **near)
+    np.testing.assert_allclose(run("linalg_det", [a / 2])[0], np.linalg.det(a / 2), **near)
+    for ours, theirs in zip(run("linalg_slogdet", [a])[:2], np.linalg.slogdet(a), strict=True):
+        np.testing.assert_allclose(ours, theirs, **near)
+    for lower in (False, True):
+        clean = np.tril(a) if lower else np.triu(a)
+        np.testing.assert_allclose(run("linalg_trsm", [a, b], {"lower": lower})[0], np.linalg.solve(clean, b), **near)
+    check_contract("linalg_potrf", [spd])
+    check_contract("linalg_trsm", [a, b])
+
+
+def test_rows_are_swapped():
+    """Zeros on the diagonal do no harm: the largest element of a column is the pivot."""
+    a = np.array([[0.0, 1e-20, 1.0], [1e-20, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    np.testing.assert_allclose(run("linalg_inverse", [a])[0] @ a, np.eye(3), atol=1e-12)
+    assert run("linalg_det", [np.eye(4)[[1, 0, 2, 3]]])[0] == -1
+
+
+LARGE = [
+    ("linalg_gemm", 3, {}),
+    ("linalg_trmm", 2, {}),
+    ("linalg_trsm", 2, {"rightside": True}),
+    ("linalg_potrf", 1, {}),
+    ("linalg_potri", 1, {}),
+    ("linalg_inverse", 1, {}),
+    ("linalg_slogdet", 1, {}),
+    ("linalg_extracttrian", 1, {}),
+]
+
+
+@pytest.mark.parametrize(("op", "count", "params"), LARGE, ids=[case[0] for case in LARGE])
+def test_memory(op, count, params):
+    """Besides NumPy's buffers (8192 elements an operand) nothing is allocated outside the workspace."""
+    check_hidden(prepare(op, [symmetric(4, 150, 150)] * count, params), 3 * 8192 * 8 + 20_000)
+
+
+@pytest.mark.parametrize(
+    ("op", "ins", "out", "params", "expected"),
+    [
+        ("linalg_gemm", [(2, 3, 4), (2, 4, 0), None], (2, 3, 5), {}, ([(2, 3, 4), (2, 4, 5), (2, 3, 5)], (2, 3, 5))),
+        ("linalg_gemm2", [(3, 2, 4), (4, 2, 5)], None, {"axis": 0}, ([(3, 2, 4), (4, 2, 5)], (3, 2, 5))),
+        ("linalg_trsm", [None, (2, 3, 4)], None, {"rightside": True}, ([(2, 4, 4), (2, 3, 4)], (2, 3, 4))),
+        ("linalg_potrf", [(0, 0)], (3, 0), {}, ([(3, 3)], (3, 3))),
+        ("linalg_syrk", [(2, 0, 4)], (2, 0, 3), {}, ([(2, 3, 4)], (2, 3, 3))),
+        ("linalg_makediag", [None], (2, 5, 5), {"offset": -2}, ([(2, 3)], (2, 5, 5))),
+        ("linalg_extracttrian", [None], (2, 6), {"offset": 1}, ([(2, 4, 4)], (2, 6))),
+        ("linalg_sumlogdiag", [(2, 3, 3)], None, {}, ([(2, 3, 3)], (2,))),
+    ],
+)
+def test_inference(op, ins, out, params, expected):
+    """Shapes are known from either side."""
+    found = registry.get(op)
+    new_ins, new_outs = found.infer_shape(registry.parse_params(found, params), ins, [out])
+    assert (list(new_ins), list(new_outs)) == (expected[0], [expected[1]])
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "params", "words"),
+    [
+        ("linalg_potrf", [(3, 4)], {}, "rows and columns"),
+        ("linalg_potrf", [(3,)], {}, "at least 2 dimensions"),
+        ("linalg_gemm", [(2, 3), (4, 2), (2, 2)], {}, "summed over"),
+        ("linalg_gemm2", [(2, 3), (3, 2)], {"axis": -1}, "columns"),
+        ("linalg_trmm", [(3, 3), (2, 3)], {}, "beside B"),
+        ("linalg_trsm", [(3, 4), (3, 2)], {}, "triangular"),
+        ("linalg_maketrian", [(5,)], {}, "no triangle"),
+        ("linalg_extractdiag", [(3, 3)], {"offset": 3}, "no diagonal 3"),
+        ("linalg_syrk", [(3,)], {}, "at least 2"),
+    ],
+)
+def test_wrong_shapes(op, shapes, params, words):
+    """Shapes that do not fit are refused, with the reason."""
+    with pytest.raises(ShapeError, match=words):
+        run(op, [np.ones(shape) for shape in shapes], params)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int32"])
+def test_wrong_dtypes(dtype):
+    """Only float32 and float64, as in MXNet."""
+    with pytest.raises(DTypeError, match="float32 and float64"):
+        run("linalg_potrf", [np.eye(2, dtype=dtype)])
+
+
+def test_what_has_no_result():
+    """Matrices that are not positive definite, or singular, raise when the result is waited for."""
+    with pytest.raises(MXNetError, match="positive definite"):
+        mx.nd.linalg_potrf(mx.nd.array([[1.0, 2.0], [2.0, 1.0]])).asnumpy()
+    with pytest.raises(MXNetError, match="singular"):
+        mx.nd.linalg_inverse(mx.nd.array([[1.0, 2.0], [2.0, 4.0]])).asnumpy()
+
+
+def test_in_a_bound_graph():
+    """The likelihood of a Gaussian by its factor: gradients added to what is there, under the planner's sharing."""
+    a = symmetric(3, 3)
+    x = mx.sym.Variable("x")
+    factor = mx.sym.linalg_potrf(x)
+    out = mx.sym.linalg_sumlogdiag(factor) * 2
+    start = mx.nd.ones((3, 3), dtype="float64")
+    given = {"x": mx.nd.array(a, dtype="float64")}
+    executor = out.bind(mx.cpu(), given, args_grad={"x": start}, grad_req="add")
+    assert executor.forward(is_train=True)[0].asnumpy() == pytest.approx(np.linalg.slogdet(a)[1])
+    executor.backward([mx.nd.ones((1,), dtype="float64")])
+    np.testing.assert_allclose(start.asnumpy(), 1 + np.linalg.inv(a), rtol=1e-10)

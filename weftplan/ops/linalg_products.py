@@ -1,0 +1,283 @@
+"""Products of stacks of matrices: linalg_gemm, linalg_gemm2, linalg_syrk, linalg_trmm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import block_bytes, blocks
+from weftplan.ops.linalg_core import batched, flip, triangle, wide_floats
+from weftplan.ops.matrix import batch_shape
+from weftplan.ops.params import p_bool, p_float, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, normalize_axis, take_bytes
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+
+_ALPHA = Param("alpha", p_float, 1.0, "factor of the product")
+
+# ------------------------------------------------------------------------------------------------------- gemm and gemm2
+
+_GEMM2 = (
+    Param("transpose_a", p_bool, False, "use the transpose of A"),
+    Param("transpose_b", p_bool, False, "use the transpose of B"),
+    _ALPHA,
+    Param("axis", p_int, -2, "axis of the rows; the columns are the last axis"),
+)
+_GEMM = (*_GEMM2[:3], Param("beta", p_float, 1.0, "factor of C"), _GEMM2[3])
+
+
+def _rows_last(shape: Shape | None, params: Params) -> Shape | None:
+    """``shape`` with the axis of the rows exchanged with the last but one: its own inverse."""
+    if shape is None:
+        return None
+    if len(shape) < 2:
+        raise ShapeError(f"linalg_gemm expects at least 2 dimensions, got shape {shape}")
+    axis = normalize_axis(params["axis"], len(shape), "axis of linalg_gemm")
+    if axis == len(shape) - 1:
+        raise ShapeError(f"linalg_gemm: axis {params['axis']} is that of the columns, expected another one")
+    dims = list(shape)
+    dims[axis], dims[-2] = dims[-2], dims[axis]
+    return tuple(dims)
+
+
+def _gemm_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    out = outs[0]
+    for shape in ins[2:]:
+        out = merge_shape(out, shape, "linalg_gemm: C and output")
+    found, made = batch_shape(params, [_rows_last(s, params) for s in ins[:2]], [_rows_last(out, params)])
+    out = _rows_last(made[0], params)
+    return [*(_rows_last(s, params) for s in found), *[out] * len(ins[2:])], [out]
+
+
+def _matrices(x: Any, params: Params) -> Any:
+    return x.swapaxes(params["axis"], -2)
+
+
+def _product(xp: Any, params: Params, a: Any, b: Any, out: Any) -> None:
+    a, b = flip(_matrices(a, params), params["transpose_a"]), flip(_matrices(b, params), params["transpose_b"])
+    xp.matmul(a, b, out=_matrices(out, params))
+    if params["alpha"] != 1.0:
+        xp.multiply(out, params["alpha"], out=out)
+
+
+def _gemm2(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        _product(ctx.xp, params, inputs[0], inputs[1], outputs[0])
+
+
+def _gemm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp, out = ctx.xp, outputs[0]
+    if out is None:
+        return
+    _product(xp, params, inputs[0], inputs[1], out)
+    for summand, target, spare in blocks(ctx, (inputs[2], out), (out.dtype,)):
+        xp.multiply(summand, params["beta"], out=spare)
+        xp.add(target, spare, out=target)
+
+
+def _gemm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return block_bytes(math.prod(outputs[0].shape), [outputs[0].dtype])
+
+
+def _backward_gemm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    g, a, b = (_matrices(x, params) for x in inputs)
+    a, b = flip(a, params["transpose_a"]), flip(b, params["transpose_b"])
+    for out, left, right, transpose in (
+        (outputs[0], g, flip(b), params["transpose_a"]),
+        (outputs[1], flip(a), g, params["transpose_b"]),
+    ):
+        if out is None:
+            continue
+        if transpose:
+            left, right = flip(right), flip(left)
+        xp.matmul(left, right, out=_matrices(out, params))
+        if params["alpha"] != 1.0:
+            xp.multiply(out, params["alpha"], out=out)
+    if len(outputs) > 2 and outputs[2] is not None:
+        xp.multiply(inputs[0], params["beta"], out=outputs[2])
+
+
+for _name, _kernel, _names, _params, _doc in (
+    ("gemm", _gemm, ("A", "B", "C"), _GEMM, "alpha · A · B + beta · C, for each pair of matrices."),
+    ("gemm2", _gemm2, ("A", "B"), _GEMM2, "alpha · A · B, for each pair of matrices."),
+):
+    register(
+        Op(
+            name=f"_linalg_{_name}",
+            forward=_kernel,
+            infer_shape=_gemm_shape,
+            infer_dtype=floats_only(f"_linalg_{_name}"),
+            params=_params,
+            inputs=_names,
+            gradient=grad(f"_backward_linalg_{_name}", "g0", "x0", "x1"),
+            workspace=_gemm_workspace if _name == "gemm" else None,
+            aliases=(f"linalg_{_name}",),
+            doc=_doc,
+        )
+    )
+    backward(
+        f"_linalg_{_name}",
+        _backward_gemm,
+        ("ograd", "A", "B"),
+        grad_inputs=tuple(range(len(_names))),
+        params=_params,
+    )
+
+# ----------------------------------------------------------------------------------------------------------------- syrk
+
+_SYRK = (Param("transpose", p_bool, False, "Aᵀ · A instead of A · Aᵀ"), _ALPHA)
+
+
+def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    a, out = ins[0], outs[0]
+    for shape in (a, out):
+        if shape is not None and len(shape) < 2:
+            raise ShapeError(f"linalg_syrk expects at least 2 dimensions, got shape {shape}")
+    if a is None and out is None:
+        return ins, outs
+    kept = -1 if params["transpose"] else -2
+    if a is None:
+        assert out is not None
+        a = (*out[:-2], 0, 0)
+    out = merge_shape((*a[:-2], a[kept], a[kept]), out, f"output of linalg_syrk of {a}")
+    assert out is not None
+    side = merge_dim(out[-2], out[-1], "linalg_syrk: rows and columns of the output")
+    a = (*out[:-2], a[-2], side) if params["transpose"] else (*out[:-2], side, a[-1])
+    return [a], [(*out[:-2], side, side)]
+
+
+def _syrk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is not None:
+        a = flip(inputs[0], params["transpose"])
+        ctx.xp.matmul(a, flip(a), out=out)
+        ctx.xp.multiply(out, params["alpha"], out=out)
+
+
+def _backward_syrk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp, out = ctx.xp, outputs[0]
+    if out is None:
+        return
+    g, a = inputs
+    spare = ctx.take(a.shape, a.dtype)
+    if params["transpose"]:
+        xp.matmul(a, g, out=out)
+        xp.matmul(a, flip(g), out=spare)
+    else:
+        xp.matmul(g, a, out=out)
+        xp.matmul(flip(g), a, out=spare)
+    xp.add(out, spare, out=out)
+    xp.multiply(out, params["alpha"], out=out)
+
+
+register(
+    Op(
+        name="_linalg_syrk",
+        forward=_syrk,
+        infer_shape=_syrk_shape,
+        infer_dtype=wide_floats("linalg_syrk"),
+        params=_SYRK,
+        inputs=("A",),
+        gradient=grad("_backward_linalg_syrk", "g0", "x0"),
+        aliases=("linalg_syrk",),
+        doc="alpha times the product of each matrix and its transpose.",
+    )
+)
+backward(
+    "_linalg_syrk",
+    _backward_syrk,
+    ("ograd", "A"),
+    params=_SYRK,
+    workspace=lambda params, inputs, outputs: take_bytes(inputs[1]),
+)
+
+# ----------------------------------------------------------------------------------------------------------------- trmm
+
+TRIANGULAR = (
+    Param("transpose", p_bool, False, "use the transpose of A"),
+    Param("rightside", p_bool, False, "A stands on the right of B"),
+    Param("lower", p_bool, True, "A is its lower triangle, else its upper one"),
+    _ALPHA,
+)
+
+
+def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """A square, and as wide or as high as B; the output has B's shape."""
+    a, b = ins[0], merge_shape(ins[1], outs[0], "B and output beside a triangular matrix")
+    for shape in (a, b):
+        if shape is not None and len(shape) < 2:
+            raise ShapeError(f"a triangular product expects at least 2 dimensions, got shape {shape}")
+    side = -1 if params["rightside"] else -2
+    if a is not None:
+        rows = merge_dim(a[-2], a[-1], f"rows and columns of the triangular matrix {a}")
+        a = (*a[:-2], rows, rows)
+    if b is not None:
+        a = merge_shape((*b[:-2], b[side], b[side]), a, f"A beside B of shape {b} (rightside={params['rightside']})")
+        assert a is not None
+        b = (*a[:-2], b[-2], a[-1]) if params["rightside"] else (*a[:-2], a[-1], b[-1])
+    return [a, b], [b]
+
+
+def _trmm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp, out = ctx.xp, outputs[0]
+    if out is None:
+        return
+    a, b = inputs
+    clean = batched(ctx.take(a.shape, a.dtype))
+    triangle(xp, batched(a), clean, params["lower"])
+    clean = flip(clean, params["transpose"])
+    if params["rightside"]:
+        xp.matmul(batched(b), clean, out=batched(out))
+    else:
+        xp.matmul(clean, batched(b), out=batched(out))
+    xp.multiply(out, params["alpha"], out=out)
+
+
+def _backward_trmm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    g, a, b = (batched(x) for x in inputs)
+    clean = ctx.take(a.shape, a.dtype)
+    if outputs[0] is not None:
+        out = batched(outputs[0])
+        left, right = (flip(b), g) if params["rightside"] else (g, flip(b))
+        if params["transpose"]:
+            left, right = flip(right), flip(left)
+        xp.matmul(left, right, out=out)
+        triangle(xp, out, out, params["lower"])
+        xp.multiply(out, params["alpha"], out=out)
+    if outputs[1] is not None:
+        out = batched(outputs[1])
+        triangle(xp, a, clean, params["lower"])
+        clean = flip(clean, not params["transpose"])
+        if params["rightside"]:
+            xp.matmul(g, clean, out=out)
+        else:
+            xp.matmul(clean, g, out=out)
+        xp.multiply(out, params["alpha"], out=out)
+
+
+register(
+    Op(
+        name="_linalg_trmm",
+        forward=_trmm,
+        infer_shape=triangular_shape,
+        infer_dtype=wide_floats("linalg_trmm"),
+        params=TRIANGULAR,
+        inputs=("A", "B"),
+        gradient=grad("_backward_linalg_trmm", "g0", "x0", "x1"),
+        workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
+        aliases=("linalg_trmm",),
+        doc="alpha times the product of a triangular matrix and B.",
+    )
+)
+backward(
+    "_linalg_trmm",
+    _backward_trmm,
+    ("ograd", "A", "B"),
+    grad_inputs=(0, 1),
+    params=TRIANGULAR,
+    workspace=lambda params, inputs, outputs: take_bytes(inputs[1]),
+)

@@ -1,0 +1,200 @@
+"""Triangular systems and Cholesky factors: linalg_trsm, linalg_potrf, linalg_potri. Other triangles are never read.
+
+The gradient of the factor is Murray's (2016), that of the others follows from d(A⁻¹) = -A⁻¹ dA A⁻¹.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.ops.linalg_core import (
+    batch_of,
+    batched,
+    cholesky,
+    cholesky_scratch,
+    flip,
+    identity,
+    mirror,
+    solve,
+    solve_scratch,
+    square_shape,
+    triangle,
+    wide_floats,
+)
+from weftplan.ops.linalg_products import TRIANGULAR, triangular_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, backward, grad, take_bytes
+from weftplan.ops.schema import InplacePair, Op, OpContext, Params, TensorSpec
+
+
+def _one_solve(spec: TensorSpec, rows: int, columns: int) -> tuple[tuple[int, ...], Any]:
+    return (solve_scratch(batch_of(spec.shape), rows, columns),), spec.dtype
+
+
+# ----------------------------------------------------------------------------------------------------------------- trsm
+
+
+def _solved(xp: Any, params: Params, a: Any, b: Any, scratch: Any, adjoint: bool = False) -> None:
+    """``b`` becomes the solution; ``adjoint``: of the transposed system. A right side is a left one, transposed."""
+    transpose = params["transpose"] != adjoint
+    right = params["rightside"]
+    a = flip(a, transpose != right)
+    solve(xp, a, flip(b, right), scratch, lower=params["lower"] != (transpose != right))
+
+
+def _trsm_scratch(params: Params, b: TensorSpec) -> tuple[tuple[int, ...], Any]:
+    rows, columns = b.shape[-2:]
+    return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
+
+
+def _trsm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp, out = ctx.xp, outputs[0]
+    if out is not None:
+        xp.multiply(inputs[1], params["alpha"], out=out)
+        scratch = ctx.take(*_trsm_scratch(params, TensorSpec(out.shape, out.dtype)))
+        _solved(xp, params, batched(inputs[0]), batched(out), scratch)
+
+
+def _backward_trsm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    g, a, x = inputs
+    inner = ctx.take(g.shape, g.dtype)
+    scratch = ctx.take(*_trsm_scratch(params, TensorSpec(g.shape, g.dtype)))
+    xp.copyto(inner, g)
+    _solved(xp, params, batched(a), batched(inner), scratch, adjoint=True)
+    if outputs[0] is not None:
+        out = batched(outputs[0])
+        left, right = batched(inner), flip(batched(x))
+        if params["rightside"]:
+            left, right = right, left
+        if params["transpose"]:
+            left, right = flip(right), flip(left)
+        xp.matmul(left, right, out=out)
+        triangle(xp, out, out, params["lower"])
+        xp.negative(out, out=out)
+    if outputs[1] is not None:
+        xp.multiply(inner, params["alpha"], out=outputs[1])
+
+
+register(
+    Op(
+        name="_linalg_trsm",
+        forward=_trsm,
+        infer_shape=triangular_shape,
+        infer_dtype=wide_floats("linalg_trsm"),
+        params=TRIANGULAR,
+        inputs=("A", "B"),
+        gradient=grad("_backward_linalg_trsm", "g0", "x0", "y0"),
+        inplace=(InplacePair(1, 0),),
+        workspace=lambda params, inputs, outputs: take_bytes(_trsm_scratch(params, outputs[0])),
+        aliases=("linalg_trsm",),
+        doc="X with A · X = alpha · B (X · A on the right side), A triangular.",
+    )
+)
+backward(
+    "_linalg_trsm",
+    _backward_trsm,
+    ("ograd", "A", "output"),
+    grad_inputs=(0, 1),
+    params=TRIANGULAR,
+    workspace=lambda params, inputs, outputs: take_bytes(inputs[0], _trsm_scratch(params, inputs[0])),
+)
+
+# ------------------------------------------------------------------------------------------------------ potrf and potri
+
+
+def _square_scratch(spec: TensorSpec) -> tuple[tuple[int, ...], Any]:
+    n = spec.shape[-1]
+    return _one_solve(spec, n, n)
+
+
+def _potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is not None:
+        if out is not inputs[0]:
+            ctx.xp.copyto(out, inputs[0])
+        scratch = ctx.take((cholesky_scratch(batch_of(out.shape), out.shape[-1]),), out.dtype)
+        cholesky(ctx.xp, batched(out), scratch)
+
+
+def _backward_potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    if outputs[0] is None:
+        return
+    g, factor = (batched(x) for x in inputs)
+    out = batched(outputs[0])
+    scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
+    xp.matmul(flip(factor), g, out=out)
+    mirror(xp, out)
+    solve(xp, flip(factor), out, scratch, lower=False)
+    solve(xp, flip(factor), flip(out), scratch, lower=False)
+    xp.multiply(out, 0.5, out=out)
+
+
+def _potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        factor, out = batched(inputs[0]), batched(outputs[0])
+        scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
+        identity(ctx.xp, out)
+        solve(ctx.xp, factor, out, scratch, lower=True)
+        solve(ctx.xp, flip(factor), out, scratch, lower=False)
+
+
+def _backward_potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output."""
+    xp = ctx.xp
+    if outputs[0] is None:
+        return
+    g, factor, inverse = (batched(x) for x in inputs)
+    out = batched(outputs[0])
+    both = ctx.take(g.shape, g.dtype)
+    scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
+    xp.add(g, flip(g), out=both)
+    xp.matmul(inverse, both, out=out)
+    solve(xp, factor, flip(out), scratch, lower=True)
+    triangle(xp, out, out)
+    xp.negative(out, out=out)
+
+
+register(
+    Op(
+        name="_linalg_potrf",
+        forward=_potrf,
+        infer_shape=square_shape("linalg_potrf"),
+        infer_dtype=wide_floats("linalg_potrf"),
+        inputs=("A",),
+        gradient=grad("_backward_linalg_potrf", "g0", "y0"),
+        inplace=UNARY_INPLACE,
+        workspace=lambda params, inputs, outputs: take_bytes(
+            ((cholesky_scratch(batch_of(inputs[0].shape), inputs[0].shape[-1]),), inputs[0].dtype)
+        ),
+        aliases=("linalg_potrf",),
+        doc="The Cholesky factor L of each positive definite matrix L · Lᵀ, of which the lower triangle is read.",
+    )
+)
+backward(
+    "_linalg_potrf",
+    _backward_potrf,
+    ("ograd", "output"),
+    workspace=lambda params, inputs, outputs: take_bytes(_square_scratch(inputs[0])),
+)
+register(
+    Op(
+        name="_linalg_potri",
+        forward=_potri,
+        infer_shape=square_shape("linalg_potri"),
+        infer_dtype=wide_floats("linalg_potri"),
+        inputs=("A",),
+        gradient=grad("_backward_linalg_potri", "g0", "x0", "y0"),
+        workspace=lambda params, inputs, outputs: take_bytes(_square_scratch(inputs[0])),
+        aliases=("linalg_potri",),
+        doc="The inverse of L · Lᵀ for each lower triangular matrix L.",
+    )
+)
+backward(
+    "_linalg_potri",
+    _backward_potri,
+    ("ograd", "A", "output"),
+    workspace=lambda params, inputs, outputs: take_bytes(inputs[0], _square_scratch(inputs[0])),
+)
