@@ -134,7 +134,8 @@ class NDArrayIter(DataIter):
 
     Args:
         data: one array, a list (named ``data_0``, ``data_1``, …; one alone: ``data``) or a dictionary of arrays, NumPy
-            or NDArray, samples first. NumPy arrays of float64 or integers become float32; NDArrays keep their dtype.
+            or NDArray, samples first. NumPy arrays of float64 or integers become float32, others are used as they lie,
+            without a copy (a ``numpy.memmap`` stays one); NDArrays keep their dtype.
         label: the same for labels (default name ``softmax_label``), or None.
         batch_size: samples per batch.
         shuffle: take the samples in a new random order each epoch, from the seeded sequence of ``mx.random``.

@@ -58,5 +58,6 @@ def number(value: Any, what: str, *, low: float = -math.inf, below: float = math
         raise ParameterError(f"{what} must be a number, got {type(value).__name__}: {value!r}")
     if not (math.isfinite(value) and low <= value < below):
         limits = f">= {low:g}" if below == math.inf else f"in [{low:g}, {below:g})"
-        raise ParameterError(f"{what} must be {limits if low > -math.inf else 'finite'}, got {value!r}")
+        told = f"{limits if low > -math.inf else 'finite'}, got {value!r}"
+        raise ParameterError(f"{what} must be {told}" + ("" if math.isfinite(value) else ", which is not finite"))
     return value if isinstance(value, (int, float)) else value.item()
