@@ -97,10 +97,10 @@ def test_half_precision_weights(name):
 
 KINDS = [
     ("sgd", {}),
-    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "lazy_update": False}),
     ("nag", {}),
     ("nag", {"momentum": 0.9}),
-    ("adam", {}),
+    ("adam", {"lazy_update": False}),
     ("adagrad", {}),
     ("rmsprop", {}),
     ("rmsprop", {"centered": True}),
@@ -133,6 +133,46 @@ def test_every_kind(name, settings):
         plain = run(mx.cpu(), dtype, cut=-1)
         for other in (run(mx.cpu(), dtype, cut=7), run(mx.sim(0), dtype, cut=-1), run(mx.cpu(1), dtype, cut=12)):
             np.testing.assert_array_equal(other, plain)
+
+
+def test_one_of_ones_own():
+    """An optimizer as they are written for MXNet, registered and used by name: multipliers, decay, counts, states."""
+
+    @mx.optimizer.register
+    class Decaying(mx.optimizer.Optimizer):
+        def __init__(self, power=1.0, **kwargs):
+            super().__init__(**kwargs)
+            self.power = power
+
+        def create_state(self, index, weight):
+            return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            lr, wd, t = self._get_lr(index), self._get_wd(index), self._index_update_count[index]
+            grad = grad * self.rescale_grad
+            if self.clip_gradient is not None:
+                grad = mx.nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+            state[:] += grad
+            weight[:] -= lr / t**self.power * (state + wd * weight)
+
+    try:
+        module = ready("decaying", learning_rate=0.5, power=2.0, wd=0.1, clip_gradient=0.25)
+        module._optimizer.set_lr_mult({"fc_bias": 0.5})
+        start = {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+        batch = mx.io.DataBatch([mx.nd.array(np.random.default_rng(0).random((4, 5)))], [mx.nd.array([0, 1, 2, 1])])
+        sums = dict.fromkeys(start, 0.0)
+        for t in (1, 2):
+            module.forward_backward(batch)
+            for name, (grad,) in zip(module.param_names, module.group.grad_arrays, strict=True):
+                lr, wd = (0.5, 0.1) if name == "fc_weight" else (0.25, 0.0)
+                sums[name] = sums[name] + np.clip(grad.asnumpy() / 4, -0.25, 0.25)
+                start[name] = start[name] - lr / t**2 * (sums[name] + wd * start[name])
+            module.update()
+        for name, value in module.get_params()[0].items():
+            np.testing.assert_allclose(value.asnumpy(), start[name], rtol=1e-5, err_msg=name)
+    finally:
+        del mx.optimizer.Optimizer.opt_registry["decaying"]
 
 
 def test_nesterov_with_decay():

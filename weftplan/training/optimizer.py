@@ -39,9 +39,14 @@ __all__ = [
 
 @Optimizer.register
 class SGD(Optimizer):
-    """Stochastic gradient descent: ``m = momentum*m - lr*(g + wd*w); w += m`` (``w -= lr*(g + wd*w)`` without)."""
+    """Stochastic gradient descent: ``m = momentum*m - lr*(g + wd*w); w += m`` (``w -= lr*(g + wd*w)`` without).
 
-    def __init__(self, learning_rate: float | None = None, momentum: float = 0.0, **kwargs: Any) -> None:
+    ``lazy_update`` is accepted: it matters to sparse gradients alone.
+    """
+
+    def __init__(
+        self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.momentum = number(momentum, "SGD: momentum", low=0)
 
@@ -64,7 +69,10 @@ class SGD(Optimizer):
 
 @Optimizer.register
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015), weight decay added to the gradient; the rate carries the bias correction."""
+    """Adam (Kingma and Ba, 2015), weight decay added to the gradient; the rate carries the bias correction.
+
+    ``lazy_update`` is accepted: it matters to sparse gradients alone.
+    """
 
     default_rate: ClassVar[float] = 0.001
 
@@ -74,6 +82,7 @@ class Adam(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        lazy_update: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)

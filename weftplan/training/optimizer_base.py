@@ -117,10 +117,15 @@ class Optimizer:
 
     def _rates(self, index: Any) -> tuple[float, float]:
         """(learning rate, weight decay) of one parameter, multipliers included."""
-        return (
-            self.learning_rate * self._multiplier(self.lr_mult, index),
-            self.wd * self._multiplier(self.wd_mult, index),
-        )
+        return self._get_lr(index), self._get_wd(index)
+
+    def _get_lr(self, index: Any) -> float:
+        """Learning rate of one parameter; what optimizers written for MXNet ask for."""
+        return self.learning_rate * self._multiplier(self.lr_mult, index)
+
+    def _get_wd(self, index: Any) -> float:
+        """Weight decay of one parameter; what optimizers written for MXNet ask for."""
+        return self.wd * self._multiplier(self.wd_mult, index)
 
     def _common(self) -> dict[str, float]:
         return {"rescale_grad": self.rescale_grad, "clip_gradient": self.clip_gradient or -1.0}
