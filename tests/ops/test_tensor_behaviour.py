@@ -155,6 +155,18 @@ def test_argmax_takes_the_first():
     assert y.dtype == np.float32
 
 
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_norm_of_huge_and_tiny_numbers(size):
+    """Squares that float32 and integers cannot hold do not matter: the root can be held, as in MXNet 1.9.1."""
+    for scale in (1e-25, 1e25, 3e30):
+        x = np.full(size, scale, np.float32)
+        np.testing.assert_allclose(run("norm", [x], {})[0], [scale * math.sqrt(size)], rtol=1e-6)
+        rows = run("norm", [x.reshape(1, -1).repeat(2, 0)], {"axis": 1})[0]
+        np.testing.assert_allclose(rows, [scale * math.sqrt(size)] * 2, rtol=1e-6)
+        np.testing.assert_allclose(gradients("norm", [x], [np.ones(1, np.float32)])[0], 1 / math.sqrt(size), rtol=1e-5)
+    assert run("norm", [np.full(4, 100, np.int32) * 1000], {})[0].tolist() == [200_000]
+
+
 def test_half_sums_run_in_single():
     """Sums of float16 do not stop growing at 2048, on any axis, and means do not overflow."""
     x = np.ones((4096, 3), np.float16)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan.ops.kernels import accumulator, collapse, reduce_to, rows_per_block
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
@@ -18,6 +20,7 @@ from weftplan.ops.rules import (
     take_bytes,
 )
 from weftplan.ops.schema import (
+    DType,
     InplacePair,
     Op,
     OpContext,
@@ -57,6 +60,13 @@ def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
     return shape, small, rows_per_block(shape)
 
 
+def _working(params: Params, dtype: DType) -> DType:
+    """In which sums run: squares leave the range of float32 and of integers long before their root does."""
+    if params["ord"] == 1 or dtype == np.float16:
+        return accumulator(dtype)
+    return np.dtype(np.float64)
+
+
 def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
     if out is None:
@@ -64,7 +74,7 @@ def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
     xp = ctx.xp
     shape, small, rows = _norm_plan(inputs[0].shape, params)
     x, y = inputs[0].reshape(shape), out.reshape(small)
-    work = accumulator(out.dtype)
+    work = _working(params, out.dtype)
     powers = ctx.take((rows, *shape[1:]), work)
     total = ctx.take(small, work)
     part = ctx.take(small if rows < shape[0] and small[0] == 1 else (0,), work)
@@ -83,13 +93,13 @@ def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
             reduce_to(xp, term, part)
             xp.add(total, part, out=total)
     if params["ord"] == 2:
-        xp.sqrt(total, out=total, casting="unsafe")
+        xp.sqrt(total, out=total)
     xp.copyto(y, total, casting="unsafe")
 
 
 def _norm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, small, rows = _norm_plan(inputs[0].shape, params)
-    work = accumulator(outputs[0].dtype)
+    work = _working(params, outputs[0].dtype)
     part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
     return take_bytes(((rows, *shape[1:]), work), (small, work), (part, work))
 
