@@ -1,6 +1,7 @@
 """Optimizers in a Module's hands: multipliers by name, half precision, clipping, files of states, warnings."""
 
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -252,6 +253,35 @@ def test_training_goes_on_elsewhere(before, now, tmp_path, monkeypatch):
         step(second)
     for name, value in whole.get_params()[0].items():
         np.testing.assert_allclose(second.get_params()[0][name].asnumpy(), value.asnumpy(), rtol=1e-4, err_msg=name)
+
+
+def test_states_that_mxnet_has_written(tmp_path):
+    """Pickles are refused by their first byte, never opened; the module stays without an optimizer until told."""
+
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "sprung"), "w")
+
+    ready().save_checkpoint(tmp_path / "net", 1)
+    (tmp_path / "net-0001.states").write_bytes(pickle.dumps({0: Trap()}))
+    module = mx.mod.Module.load(tmp_path / "net", 1, load_optimizer_states=True)
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    for _ in range(2):
+        with pytest.raises(FormatError, match=r"a pickle, as MXNet writes them.*load_optimizer_states=False"):
+            module.init_optimizer()
+        assert not module.optimizer_initialized
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_states_of_another_optimizer(tmp_path):
+    """Momentum for Adam: the next update tells, whatever devices the states came from."""
+    module = ready("sgd", 2, "device", momentum=0.9)
+    step(module)
+    module.save_optimizer_states(tmp_path / "net.states")
+    other = ready("adam")
+    other.load_optimizer_states(tmp_path / "net.states")
+    with pytest.raises(MXNetError, match="state"):
+        step(other)
 
 
 def test_states_of_another_network(tmp_path):

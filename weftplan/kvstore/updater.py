@@ -80,8 +80,18 @@ class Updater:
         np.savez(buffer, __layout__=_as_bytes(layout), __counts__=_as_bytes(counts), **arrays)
         return buffer.getvalue()
 
+    def replace_states(self, states: dict[Any, State]) -> None:
+        """Go on from these states; each is compared with its weight and the optimizer when it is first used."""
+        self.states = states
+        self._unchecked = set(states)
+
     def set_states(self, data: bytes) -> None:
         """Replace all states by those of :meth:`get_states`; raises FormatError and changes nothing if damaged."""
+        if data[:1] == b"\x80":
+            raise FormatError(
+                "these optimizer states are a pickle, as MXNet writes them; pickles can run code and are not read: go "
+                "on without them (load_optimizer_states=False)"
+            )
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 layout = json.loads(bytes(archive["__layout__"]))
@@ -91,8 +101,7 @@ class Updater:
                     counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
         except Exception as error:
             raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
-        self.states = states
-        self._unchecked = set(states)
+        self.replace_states(states)
         if counts and hasattr(self.optimizer, _COUNTS):
             setattr(self.optimizer, _COUNTS, counts)
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.errors import BindError, FormatError, MXNetError, ShapeError
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.kvstore.local import write_atomically
 from weftplan.ndarray import NDArray
@@ -343,7 +343,11 @@ class Module(BaseModule):
             self._updater = Updater(chosen)
         self.optimizer_initialized = True
         if self._pending_states is not None:
-            self._set_states(self._pending_states)
+            try:
+                self._set_states(self._pending_states)
+            except FormatError:
+                self.optimizer_initialized = False  # one without the states that were asked for is none
+                raise
             self._pending_states = None
 
     def borrow_optimizer(self, shared_module: Module) -> None:
