@@ -5,6 +5,7 @@ The golden files were written, or checked by reading, by MXNet 1.9.1 (``tests/go
 
 import os
 import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,29 @@ def test_files_that_are_missing_or_empty(tmp_path):
         nd.load(tmp_path / "empty")
     with pytest.raises(DTypeError, match="needs bytes"):
         nd.load_frombuffer("text")
+    with pytest.raises(DTypeError, match="needs contiguous bytes"):
+        nd.load_frombuffer(memoryview(b"abcdefgh")[::2])
+
+
+def test_a_number_is_no_path(tmp_path):
+    """It would be taken for an open file and closed."""
+    with open(tmp_path / "open", "w+b") as file:
+        for bad in (file.fileno(), True, None, b"bytes", ["a"]):
+            with pytest.raises(DTypeError, match="load needs the path of a file"):
+                nd.load(bad)
+        file.write(b"still open")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_read_to_its_end(tmp_path):
+    """What another process writes can be loaded without a file between."""
+    nd.save(tmp_path / "x", {"w": nd.arange(50_000)})
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes((tmp_path / "x").read_bytes()))
+    writer.start()
+    loaded = nd.load(tmp_path / "pipe")
+    writer.join()
+    np.testing.assert_array_equal(loaded["w"].asnumpy(), np.arange(50_000))
 
 
 @pytest.mark.parametrize("bad", [5, {"a": 1}, {1: 2}, [1], "text", None])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import stat
 import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,13 +100,20 @@ def load(fname: str | os.PathLike[str]) -> list[NDArray] | dict[str, NDArray]:
     warning.
 
     Raises:
+        DTypeError: ``fname`` is no path.
         FormatError: truncated, no ``.params`` file, or with sparse arrays (the message names them).
         OSError: the file cannot be read.
     """
+    if not isinstance(fname, str | os.PathLike):  # open() would take a number for a file descriptor, and close it
+        raise DTypeError(f"load needs the path of a file, got {type(fname).__name__}; use load_frombuffer for bytes")
+    where = os.fspath(fname)
     with open(fname, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise FormatError(f"{os.fspath(fname)}: the file is empty")
-        return _read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), os.fspath(fname))
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):  # a pipe has no size and cannot be mapped
+            return _read(memoryview(file.read()), where)
+        if facts.st_size == 0:
+            raise FormatError(f"{where}: the file is empty")
+        return _read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), where)
 
 
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict[str, NDArray]:
@@ -117,7 +125,10 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict
     """
     if not isinstance(buf, bytes | bytearray | memoryview):
         raise DTypeError(f"load_frombuffer needs bytes, got {type(buf).__name__}")
-    return _read(memoryview(buf).cast("B"), "buffer")
+    view = memoryview(buf)
+    if not view.c_contiguous:
+        raise DTypeError("load_frombuffer needs contiguous bytes; pass bytes(buf)")
+    return _read(view.cast("B"), "buffer")
 
 
 def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:
