@@ -63,12 +63,17 @@ class Lock(_Safe):
 
 
 class ReentrantLock(_Safe):
-    """As ``threading.RLock``: its thread may take it again, and releases it as often."""
+    """As ``threading.RLock``: its thread may take it again, and releases it as often.
 
-    __slots__ = ()
+    ``owned()`` is true on the thread that has it: in a signal handler or finalizer that runs in the middle of a change.
+    """
+
+    __slots__ = ("owned",)
 
     def __init__(self) -> None:
-        super().__init__(threading.RLock())
+        lock: Any = threading.RLock()
+        super().__init__(lock)
+        self.owned = lock._is_owned
 
 
 def free_in_children(lock: AnySafe) -> AnySafe:

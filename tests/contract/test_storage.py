@@ -170,6 +170,70 @@ def test_a_finalizer_inside_allocate_may_free(make):
     assert resource.statistics().live == 0
 
 
+def interrupted(place, call):
+    """Let ``call`` run once inside the device's next allocate, as a signal handler would, on the same thread."""
+    inner = place.allocate
+
+    def allocate(nbytes):
+        place.allocate = inner
+        call()
+        return inner(nbytes)
+
+    place.allocate = allocate
+
+
+def test_a_signal_handler_inside_allocate_may_use_the_resource(make):
+    """It allocates, frees, asks and empties in the middle of another allocation: nobody waits, all is counted."""
+    place = FailingDevice()
+    resource = make(place)
+    cached, old = resource.allocate(5000), resource.allocate(100)
+    resource.free(cached)
+    kept = []
+
+    def handler():
+        kept.append(resource.allocate(5000, name="kept"))
+        kept[0].raw.fill(7)
+        kept.append(resource.allocate(0))
+        gone = resource.allocate(300)
+        gone.raw.fill(8)
+        resource.free(gone)
+        resource.free(old)
+        resource.empty_cache()
+        assert resource.statistics().allocations >= 2
+
+    interrupted(place, handler)
+    new = resource.allocate(50_000_000)
+    new.raw.fill(9)
+    assert (kept[0].raw == 7).all()
+    now = resource.statistics()
+    assert (now.live, now.requested_bytes, now.allocations) == (3, 50_005_000, 6)
+    assert now.requested_bytes <= now.allocated_bytes <= now.reserved_bytes
+    for allocation in (*kept, new):
+        resource.free(allocation)
+    resource.empty_cache()
+    now = resource.statistics()
+    assert (now.live, now.requested_bytes, now.allocated_bytes, now.reserved_bytes, place.out) == (0, 0, 0, 0, 0)
+    with pytest.raises(MXNetError, match="freed before"):
+        resource.free(kept[0])
+
+
+def test_a_signal_handler_that_finds_no_memory(make):
+    """It gets the report, and the allocation that it broke into goes on."""
+    place = FailingDevice()
+    resource = make(place)
+
+    def handler():
+        inner, place.allowed = place.allowed, 0
+        with pytest.raises(OutOfMemoryError, match="60,000 bytes requested"):
+            resource.allocate(60_000)
+        place.allowed = inner
+
+    interrupted(place, handler)
+    resource.free(resource.allocate(70_000))
+    assert resource.statistics().failures == 1
+    assert resource.statistics().live == 0
+
+
 def test_memory_that_comes_back_during_a_refusal_is_used(make):
     """A free that finds the lock taken, while the device says no, makes room: the request fits and is served.
 

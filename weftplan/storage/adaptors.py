@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, report
 
 
@@ -76,7 +76,7 @@ class StatisticsResource(Adaptor):
 
     def __init__(self, upstream: Resource) -> None:
         super().__init__(upstream)
-        self._lock = whole_in_children(Lock())
+        self._lock = whole_in_children(ReentrantLock())
         self._live: dict[int, Allocation] = {}
         self._freed: deque[tuple[int, int]] = deque()
         zeros = dict.fromkeys(Statistics.__dataclass_fields__, 0)

@@ -3,9 +3,10 @@
 A resource hands out :class:`Allocation` objects and takes each back exactly once. Rules that every one keeps:
 
 * ``free`` never waits. It appends to a deque, then empties the deque only if the lock happens to be free; otherwise
-whoever
-  allocates next does. So it may be called from any thread, and even from a finalizer that runs inside ``allocate``.
-* ``allocate`` either returns memory or raises with nothing changed.
+  whoever allocates next does. So it may be called from any thread, and even from a finalizer that runs inside
+  ``allocate``.
+* ``allocate`` either returns memory or raises with nothing changed. A signal handler or finalizer may call it: inside
+  another call of the same thread it takes memory past the cache, which is counted when that call goes on.
 * Nobody's code but the device's runs under the lock.
 """
 
@@ -19,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.locks import Lock, whole_in_children
+from weftplan.locks import ReentrantLock, whole_in_children
 
 _LISTED_HOLDERS = 5
 
@@ -134,10 +136,14 @@ class Ledger(Resource):
     ``_take`` and ``_give`` run under the lock and keep ``_reserved``, ``_hits`` and the two system counts.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self._lock = whole_in_children(Lock())
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.context = device.context
+        self._lock = whole_in_children(ReentrantLock())
         self._returned: deque[Allocation] = deque()
+        self._aside: deque[Allocation] = deque()
+        """Made while this very thread was in the middle of a change, and not yet counted. Invariant: what is in both is
+        in this one first."""
         # Invariant: holds exactly the allocations that nobody freed. dict.pop decides, atomically, who frees first.
         self._live: dict[int, Allocation] = {}
         self._requested = self._allocated = self._reserved = 0
@@ -160,8 +166,10 @@ class Ledger(Resource):
     def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
         if nbytes.__class__ is not int or nbytes < 0:
             nbytes = checked_size(nbytes, self.context)
+        if self._lock.owned():
+            return self._allocate_aside(nbytes, name)
         with self._lock:
-            if self._returned:
+            if self._returned or self._aside:
                 self._drain()
             if nbytes:
                 try:
@@ -174,14 +182,37 @@ class Ledger(Resource):
                 block, raw, size = None, self._empty(), 0
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
             self._live[id(allocation)] = allocation
-            self._allocations += 1
-            total = self._requested = self._requested + nbytes
-            if total > self._peak_requested:
-                self._peak_requested = total
-            total = self._allocated = self._allocated + size
-            if total > self._peak_allocated:
-                self._peak_allocated = total
+            self._count(nbytes, size)
             return allocation
+
+    def _count(self, nbytes: int, size: int) -> None:
+        self._allocations += 1
+        total = self._requested = self._requested + nbytes
+        if total > self._peak_requested:
+            self._peak_requested = total
+        total = self._allocated = self._allocated + size
+        if total > self._peak_allocated:
+            self._peak_allocated = total
+
+    def _allocate_aside(self, nbytes: int, name: str | None) -> Allocation:
+        """As ``allocate``, under the lock in the middle of a change: touches nothing that the change may touch."""
+        block, raw, size = None, self._empty(), 0
+        if nbytes:
+            size = self._size(nbytes)
+            try:
+                block = self.device.allocate(size)
+            except OutOfMemoryError as error:
+                self._failures += 1
+                raise OutOfMemoryError(self._report(nbytes, error)) from error
+            raw = block[:nbytes]
+        allocation = Allocation(raw, nbytes, self.context, name, block, size)
+        self._live[id(allocation)] = allocation
+        self._aside.append(allocation)
+        return allocation
+
+    def _size(self, nbytes: int) -> int:
+        """Bytes of a block for ``nbytes`` > 0."""
+        return nbytes
 
     def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[Any, Any, int]:
         """As ``_take``, which raised ``cause``: memory that came back meanwhile may make it fit.
@@ -203,17 +234,23 @@ class Ledger(Resource):
                 f"{allocation!r} was freed before, or does not belong to {self!r}: free it once, where it came from"
             )
         self._returned.append(allocation)
-        if self._lock.acquire(blocking=False):
-            # Not the lock holder's finalizer, or the lock would be taken: nothing to fear from draining here.
+        if not self._lock.owned() and self._lock.acquire(blocking=False):
+            # Not in the middle of a change of this thread: nothing to fear from draining here.
             try:
                 self._drain()
             finally:
                 self._lock.release()
 
     def _drain(self) -> None:
-        """Take back everything returned; under the lock."""
-        returned = self._returned
-        while returned:
+        """Count what was made aside and take back everything returned; under the lock."""
+        returned, aside = self._returned, self._aside
+        while aside or returned:
+            if aside:
+                allocation = aside.popleft()
+                self._count(allocation.nbytes, allocation.size)
+                if allocation.size:
+                    self._reserve(allocation.size)
+                continue
             allocation = returned.popleft()
             self._requested -= allocation.nbytes
             self._allocated -= allocation.size
@@ -242,24 +279,31 @@ class Ledger(Resource):
         return self._nothing
 
     def statistics(self) -> Statistics:
+        if self._lock.owned():  # in the middle of a change: as far as it has got
+            return self._figures()
         with self._lock:
             self._drain()
-            return Statistics(
-                requested_bytes=self._requested,
-                allocated_bytes=self._allocated,
-                reserved_bytes=self._reserved,
-                peak_requested_bytes=self._peak_requested,
-                peak_allocated_bytes=self._peak_allocated,
-                peak_reserved_bytes=self._peak_reserved,
-                live=len(self._live),
-                allocations=self._allocations,
-                hits=self._hits,
-                system_allocations=self._system_allocations,
-                system_frees=self._system_frees,
-                failures=self._failures,
-            )
+            return self._figures()
+
+    def _figures(self) -> Statistics:
+        return Statistics(
+            requested_bytes=self._requested,
+            allocated_bytes=self._allocated,
+            reserved_bytes=self._reserved,
+            peak_requested_bytes=self._peak_requested,
+            peak_allocated_bytes=self._peak_allocated,
+            peak_reserved_bytes=self._peak_reserved,
+            live=len(self._live),
+            allocations=self._allocations,
+            hits=self._hits,
+            system_allocations=self._system_allocations,
+            system_frees=self._system_frees,
+            failures=self._failures,
+        )
 
     def empty_cache(self) -> int:
+        if self._lock.owned():
+            return 0
         with self._lock:
             self._drain()
             return self._release_all()

@@ -16,10 +16,9 @@ from weftplan.storage.base import Ledger
 
 class _Pool(Ledger):
     def __init__(self, device: Device, *, reserve: float) -> None:
-        super().__init__(device.context)
+        super().__init__(device)
         if not 0 <= reserve <= 100:
             raise ConfigError(f"{device.context}: the pool's reserve must be 0 to 100 percent, got {reserve!r}")
-        self.device = device
         self.reserve = reserve
         self._free: dict[int, list[Any]] = {}
         self._rounded: dict[int, int] = {}
@@ -28,6 +27,9 @@ class _Pool(Ledger):
     @abstractmethod
     def rounded(self, nbytes: int) -> int:
         """Bytes of the block that serves a request of ``nbytes`` > 0."""
+
+    def _size(self, nbytes: int) -> int:
+        return self.rounded(nbytes)
 
     def _take(self, nbytes: int) -> tuple[Any, Any, int]:
         size = self._rounded.get(nbytes)

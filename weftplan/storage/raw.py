@@ -16,8 +16,7 @@ class RawResource(Ledger):
     """
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device.context)
-        self.device = device
+        super().__init__(device)
 
     def _take(self, nbytes: int) -> tuple[Any, Any, int]:
         raw = self.device.allocate(nbytes)
