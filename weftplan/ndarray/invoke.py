@@ -305,13 +305,15 @@ def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         inputs.append(rest.pop(0))
     while rest and rest[0] is None and callable(op.inputs) and op.variadic is None:  # an optional input left out
         rest.pop(0)
-    names = () if callable(op.inputs) else op.inputs
-    missing = names[len(inputs) :] if not any(one in named for one in names) else ()
-    # Text and None may be meant for a parameter all the same; that inputs are missing is told later.
-    if rest and missing and rest[0] is not None and not isinstance(rest[0], str):
-        raise DTypeError(
-            f"{op.name}: input {missing[0]} must be an NDArray, got {type(rest[0]).__name__}; make one with mx.nd.array"
-        )
+    if rest and rest[0] is not None and not isinstance(rest[0], str):
+        # Text and None may be meant for a parameter all the same; that inputs are missing is told later.
+        names = () if callable(op.inputs) else op.inputs
+        missing = names[len(inputs) :] if not any(one in named for one in names) else ()
+        if missing:
+            raise DTypeError(
+                f"{op.name}: input {missing[0]} must be an NDArray, got {type(rest[0]).__name__}; make one with "
+                f"mx.nd.array"
+            )
     for parameter in declared:
         if not rest:
             break
