@@ -184,6 +184,17 @@ def test_an_exception_is_raised_once_at_synchronisation(place):
     stream.synchronize()
 
 
+def test_a_host_stream_waits_for_a_device(place):
+    """Everything of a host stream happens at once, so its wait for an event of a device ends when that is complete."""
+    x, stream = np.zeros(1), place.new_stream()
+    with stream:
+        place.launch(lambda: x.fill(1))
+    event = stream.record()
+    device.get(device.cpu()).new_stream().wait(event)
+    assert event.done
+    assert x[0] == 1
+
+
 def test_an_event_raises_what_its_stream_did(place):
     """Waiting for an event tells of a failure of the work before it, once; work after it is not looked at."""
     stream = place.new_stream()

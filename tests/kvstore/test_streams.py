@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,25 @@ def test_devices_with_streams_give_what_the_host_gives(kind: str, count: int) ->
     got = exchanged(kind, [mx.sim(i) for i in range(count)], 40)
     for weight in got:
         assert weight.tobytes() == expected[0].tobytes()
+
+
+def test_loaded_states_follow_the_weight(tmp_path: Path) -> None:
+    """States come from a file to the host, and move at their first use to the device where the weight is."""
+    outs = []
+    for place in (mx.cpu(0), mx.sim(0)):
+        kv = mx.kv.create("device")
+        kv.init("w", mx.nd.ones((4,), ctx=place))
+        kv.set_optimizer(mx.optimizer.create("adam", learning_rate=0.1))
+        for number in range(3):
+            kv.push("w", mx.nd.full((4,), number, ctx=place))
+            if number == 1:
+                kv.save_optimizer_states(tmp_path / "states")
+                kv.load_optimizer_states(tmp_path / "states")
+                assert [state.context for state in kv._states().states["w"]] == [mx.cpu(0)] * 2
+        assert [state.context for state in kv._states().states["w"]] == [place] * 2
+        outs.append(mx.nd.empty((4,)))
+        kv.pull("w", out=outs[-1])
+    assert outs[0].asnumpy().tobytes() == outs[1].asnumpy().tobytes()
 
 
 def test_what_a_device_cannot_read_is_copied_to_it() -> None:
