@@ -211,6 +211,7 @@ def test_shape_clash(op, ins, params, message):
         ("Pooling", [(1, 1, 1)], {"kernel": (1,), "pool_type": "mean"}, "pool_type='mean'.*max, avg, sum, lp"),
         ("SoftmaxOutput", [(1, 1), None], {"normalization": "sum"}, "normalization='sum'"),
         ("FullyConnected", [(1, 1), None, None], {}, "'num_hidden' is missing"),
+        ("FullyConnected", [(1, 1), None, None], {"num_hidden": -3}, "num_hidden='-3': expected at least 1"),
         ("BatchNorm", [(1, 1), *[None] * 4], {"epsilon": 1}, "unknown parameter 'epsilon'.*'eps'"),
     ],
 )

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.add_n import p_count
 from weftplan.ops.kernels import accumulator
-from weftplan.ops.params import p_bool, p_int
+from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_dim, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
-    Param("num_hidden", p_int, doc="Columns of the output."),
+    Param("num_hidden", p_count, doc="Columns of the output."),
     Param("no_bias", p_bool, False, "True: no bias input."),
     Param("flatten", p_bool, True, "True: all axes but the first form the row; False: only the last one."),
 )
