@@ -60,7 +60,10 @@ def run_case(mx, case, inputs):
 def run_imperative(mx, case, arrays):
     """The same for operators that only NDArrays have (optimizer steps); aux<k>: inputs that the operator changed."""
     given = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
-    outputs = getattr(mx.nd, case["op"])(*given, **case.get("params", {}))
+    params = dict(case.get("params", {}))
+    if "out" in case:  # MXNet cannot infer the outputs of some: they are made like these inputs
+        params["out"] = [mx.nd.zeros(given[k].shape, dtype=given[k].dtype) for k in case["out"]]
+    outputs = getattr(mx.nd, case["op"])(*given, **params)
     result = {f"out{k}": y.asnumpy() for k, y in enumerate(outputs if isinstance(outputs, list) else [outputs])}
     for k, (before, after) in enumerate(zip(arrays, given)):  # noqa: B905  (MXNet's Python may be 3.8)
         if not np.array_equal(before, after.asnumpy()):

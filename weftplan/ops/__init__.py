@@ -32,4 +32,7 @@ import weftplan.ops.slicing
 import weftplan.ops.split_v2
 import weftplan.ops.unary
 import weftplan.ops.update
+import weftplan.ops.update_many
+import weftplan.ops.update_mixed
+import weftplan.ops.update_more
 import weftplan.ops.where  # noqa: F401

@@ -14,8 +14,8 @@ from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, same_dtype, same_shape
 from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params
 
-_LR = Param("lr", p_float, doc="learning rate")
-_COMMON = (
+LR = Param("lr", p_float, doc="learning rate")
+COMMON = (
     Param("wd", p_float, 0.0, "weight decay: times the weight, added to the gradient"),
     Param("rescale_grad", p_float, 1.0, "factor of the gradient"),
     Param("clip_gradient", p_float, -1.0, "limit of the rescaled gradient's absolute values; negative: none"),
@@ -23,7 +23,7 @@ _COMMON = (
 )
 
 
-def _rescaled(xp: Any, params: Params, gradient: Any, out: Any, decayed: Any = None) -> None:
+def rescaled(xp: Any, params: Params, gradient: Any, out: Any, decayed: Any = None) -> None:
     """``out`` = gradient · rescale_grad (+ wd · decayed), clipped."""
     xp.multiply(gradient, params["rescale_grad"], out=out)
     if decayed is not None:
@@ -37,15 +37,17 @@ Step = Callable[..., None]
 """``step(xp, params, weight, grad, *states, out, scratch, scratch)`` on one block; ``out`` may be ``weight``."""
 
 
-def _sgd(xp: Any, p: Params, w: Any, g: Any, out: Any, t: Any, u: Any) -> None:
-    _rescaled(xp, p, g, t)
+def sgd_step(xp: Any, p: Params, w: Any, g: Any, out: Any, t: Any, u: Any) -> None:
+    """Plain descent."""
+    rescaled(xp, p, g, t)
     xp.multiply(t, -p["lr"], out=t)
     xp.multiply(w, 1.0 - p["lr"] * p["wd"], out=out)
     xp.add(out, t, out=out)
 
 
-def _sgd_mom(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
-    _rescaled(xp, p, g, t)
+def sgd_mom_step(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
+    """Descent with a velocity."""
+    rescaled(xp, p, g, t)
     if p["wd"] != 0.0:
         xp.multiply(w, p["wd"], out=u)
         xp.add(t, u, out=t)
@@ -57,7 +59,7 @@ def _sgd_mom(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: 
 
 def _adam(xp: Any, p: Params, w: Any, g: Any, mean: Any, var: Any, out: Any, t: Any, u: Any) -> None:
     xp.multiply(w, p["wd"], out=u)
-    _rescaled(xp, p, g, t, u)
+    rescaled(xp, p, g, t, u)
     xp.multiply(mean, p["beta1"], out=mean)
     xp.multiply(t, 1.0 - p["beta1"], out=u)
     xp.add(mean, u, out=mean)
@@ -72,7 +74,9 @@ def _adam(xp: Any, p: Params, w: Any, g: Any, mean: Any, var: Any, out: Any, t: 
     xp.subtract(w, t, out=out)
 
 
-def _kernel(step: Step) -> Kernel:
+def step_kernel(step: Step) -> Kernel:
+    """The kernel that makes ``step`` block by block."""
+
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
         if out is not None:
@@ -83,10 +87,10 @@ def _kernel(step: Step) -> Kernel:
 
 
 for _name, _step, _states, _params, _doc in (
-    ("sgd_update", _sgd, (), (), "weight - lr · (gradient + wd · weight)."),
+    ("sgd_update", sgd_step, (), (), "weight - lr · (gradient + wd · weight)."),
     (
         "sgd_mom_update",
-        _sgd_mom,
+        sgd_mom_step,
         ("mom",),
         (Param("momentum", p_float, 0.0, "factor of the velocity"),),
         "mom = momentum · mom - lr · (gradient + wd · weight); weight + mom.",
@@ -106,10 +110,10 @@ for _name, _step, _states, _params, _doc in (
     register(
         Op(
             name=_name,
-            forward=_kernel(_step),
+            forward=step_kernel(_step),
             infer_shape=same_shape,
             infer_dtype=same_dtype,
-            params=(_LR, *_params, *_COMMON),
+            params=(LR, *_params, *COMMON),
             inputs=("weight", "grad", *_states),
             aux=tuple(range(2, 2 + len(_states))),
             inplace=UNARY_INPLACE,

@@ -1,0 +1,63 @@
+"""Golden cases of optimizer steps and of what training loops count over many arrays (pure data)."""
+
+from itertools import product
+
+CASES = []
+POSITIVE = {"shape": (3, 4), "low": 0.1, "high": 1.0}
+
+
+def _add(op, *inputs, dtypes=("float32", "float64"), **params):
+    for dtype in dtypes:
+        given = [x if "dtype" in x else {**x, "dtype": dtype} for x in inputs]
+        CASES.append({"op": op, "inputs": given, "params": params, "imperative": True})
+        if op == "lamb_update_phase2":
+            CASES[-1]["name"] = f"{op} {[x['value'] for x in given[2:]]} {sorted(params.items())} {dtype}"
+        if dtype == "float16":
+            CASES[-1].update(rtol=2e-3, atol=2e-3)  # rounded once here, at each operation there
+
+
+W = {"shape": (3, 4)}
+WIDE = {"shape": (3, 4), "dtype": "float32"}
+for _extra in ({}, {"wd": 0.1, "rescale_grad": 0.5}, {"wd": 0.2, "rescale_grad": 2.0, "clip_gradient": 0.4}):
+    _lr = {"lr": 0.1, **_extra}
+    _add("signsgd_update", W, W, **_lr)
+    _add("signum_update", W, W, W, momentum=0.9, **_lr)
+    _add("signum_update", W, W, W, momentum=0.9, wd_lh=0.05, **_lr)
+    _add("nag_mom_update", W, W, W, momentum=0.9, **_lr)
+    _add("rmsprop_update", W, W, POSITIVE, **_lr)
+    _add("rmsprop_update", W, W, POSITIVE, gamma1=0.5, epsilon=1e-3, clip_weights=0.3, **_lr)
+    _add("rmspropalex_update", W, W, {"shape": (3, 4), "low": 1.0, "high": 2.0}, POSITIVE, W, **_lr)
+    _add("rmspropalex_update", W, W, {"shape": (3, 4), "low": 1.0, "high": 2.0}, POSITIVE, W, gamma1=0.8, gamma2=0.5,
+         epsilon=1e-3, clip_weights=0.3, **_lr)  # fmt: skip
+    _add("ftrl_update", W, W, W, POSITIVE, **_lr)
+    _add("ftrl_update", W, W, W, POSITIVE, lamda1=0.5, beta=2.0, **_lr)
+    _ftml = {("clip_grad" if key == "clip_gradient" else key): value for key, value in _lr.items()}
+    _add("ftml_update", W, W, POSITIVE, POSITIVE, W, t=1, **_ftml)
+    _add("ftml_update", W, W, POSITIVE, POSITIVE, W, t=7, beta1=0.8, beta2=0.9, epsilon=1e-4, **_ftml)
+    for _t, _correct in product((1, 5), (True, False)):
+        _phase = {"wd": 0.1, **_extra, "t": _t, "bias_correction": _correct}
+        _add("lamb_update_phase1", W, W, W, POSITIVE, **_phase)
+    _half = ("float16", "float32")
+    _add("mp_sgd_update", W, W, WIDE, dtypes=_half, **_lr)
+    _add("mp_sgd_mom_update", W, W, WIDE, WIDE, dtypes=_half, momentum=0.9, **_lr)
+    _add("mp_nag_mom_update", W, W, WIDE, WIDE, dtypes=_half, momentum=0.9, **_lr)
+for _bounds in ({}, {"lower_bound": 3.0}, {"upper_bound": 1.5}, {"lower_bound": 0.5, "upper_bound": 1.0}):
+    _add("lamb_update_phase2", W, W, {"value": [2.0]}, {"value": [3.0]}, lr=0.1, **_bounds)
+_add("lamb_update_phase2", W, W, {"value": [0.0]}, {"value": [3.0]}, lr=0.1)
+_add("lamb_update_phase2", W, W, {"value": [2.0]}, {"value": [0.0]}, lr=0.1)
+
+V = {"shape": (5,)}
+for _extra in ({}, {"rescale_grad": 0.5, "clip_gradient": 0.2}):
+    _add("multi_sgd_update", W, W, V, V, lrs=(0.1, 0.3), wds=(0.0, 0.2), num_weights=2, **_extra)
+    for _case in CASES[-2:]:
+        _case["out"] = [0, 2]
+for _dtype in ("float16", "float32", "float64"):
+    _add("multi_sum_sq", W, V, dtypes=[_dtype], num_arrays=2)
+    _add("multi_all_finite", W, V, dtypes=[_dtype], num_arrays=2)
+    _add("all_finite", W, dtypes=[_dtype])
+for _k, _bad in enumerate((float("nan"), float("inf"), -float("inf"))):
+    for _case in (
+        {"op": "all_finite", "inputs": [{"value": [1.0, _bad]}], "params": {}},
+        {"op": "multi_all_finite", "inputs": [V, {"value": [1.0, _bad]}], "params": {"num_arrays": 2}},
+    ):
+        CASES.append({**_case, "imperative": True, "name": f"{_case['op']} of a number that is not finite, {_k}"})

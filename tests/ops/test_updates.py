@@ -1,0 +1,165 @@
+"""Optimizer steps and counts over arrays: contract, blocks, memory, precision, states, wrong inputs."""
+
+import numpy as np
+import pytest
+from ops_harness import check_contract, check_hidden, prepare, run
+
+import weftplan as mx
+from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
+from weftplan.ops import kernels, registry
+
+
+def uniform(*shape, low=-1.0, high=1.0, seed=0):
+    """float64."""
+    return np.random.RandomState(seed).uniform(low, high, shape)
+
+
+W, G, S, T = (uniform(3, 4, seed=k) for k in range(4))
+P, Q = (uniform(3, 4, low=0.1, seed=k) for k in (5, 6))
+COMMON = {"lr": 0.1, "wd": 0.05, "rescale_grad": 0.5, "clip_gradient": 0.3}
+SAME = [
+    ("signsgd_update", [W, G], COMMON),
+    ("signum_update", [W, G, S], {**COMMON, "momentum": 0.9, "wd_lh": 0.1}),
+    ("nag_mom_update", [W, G, S], {**COMMON, "momentum": 0.9}),
+    ("rmsprop_update", [W, G, P], {**COMMON, "clip_weights": 0.5}),
+    ("rmspropalex_update", [W, G, P + 1, Q, S], COMMON),
+    ("ftrl_update", [W, G, S, P], COMMON),
+    ("ftml_update", [W, G, P, Q, S], {"lr": 0.1, "wd": 0.05, "t": 3, "clip_grad": 0.3}),
+    ("lamb_update_phase1", [W, G, S, P], {"wd": 0.05, "t": 3}),
+    ("lamb_update_phase2", [W, G, np.array([2.0]), np.array([3.0])], {"lr": 0.1}),
+]
+MIXED = [
+    ("mp_sgd_update", [W, G, W.astype("float32")], COMMON),
+    ("mp_sgd_mom_update", [W, G, S.astype("float32"), W.astype("float32")], {**COMMON, "momentum": 0.9}),
+    ("mp_nag_mom_update", [W, G, S.astype("float32"), W.astype("float32")], {**COMMON, "momentum": 0.9}),
+]
+MANY = [
+    ("multi_sgd_update", [W, G, S[0], T[0]], {"lrs": (0.1, 0.2), "wds": (0.0, 0.1), "num_weights": 2}),
+    ("all_finite", [W], {}),
+    ("multi_all_finite", [W, S[0]], {"num_arrays": 2}),
+    ("multi_sum_sq", [W, S[0]], {"num_arrays": 2}),
+]
+CASES = [*SAME, *MIXED, *MANY]
+
+
+def narrowed(case, dtype):
+    """The case with its float64 arrays in ``dtype``."""
+    op, arrays, params = case
+    return op, [x.astype(dtype) if x.dtype == np.float64 else x.copy() for x in arrays], params
+
+
+def test_every_operator_has_a_case():
+    """No operator of these files is left out."""
+    listed = {op for op, _, _ in CASES}
+    for name in registry.names(aliases=False):
+        if registry.get(name).forward.__module__.startswith("weftplan.ops.update_"):
+            assert name in listed
+    assert {name for name in registry.names() if name.endswith("_update")} <= listed | {
+        "sgd_update",
+        "sgd_mom_update",
+        "adam_update",
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("elements", [4, 1 << 16])
+def test_contract(case, dtype, elements, monkeypatch):
+    """In-place pairs, unwanted outputs, exact workspace; in blocks of 4 elements, too."""
+    monkeypatch.setattr(kernels, "BLOCK", elements)
+    check_contract(*narrowed(case, dtype))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_blocks_change_nothing(case, monkeypatch):
+    """Outputs and states are the same however the arrays are cut."""
+    found = []
+    for elements in (1 << 16, 5):
+        monkeypatch.setattr(kernels, "BLOCK", elements)
+        op, arrays, params = narrowed(case, "float64")
+        found.append([y.copy() for y in run(op, arrays, params)] + arrays)
+    for whole, cut in zip(*found, strict=True):
+        np.testing.assert_allclose(cut, whole, rtol=1e-6 if case[0] == "multi_sum_sq" else 1e-14)
+
+
+@pytest.mark.parametrize("case", SAME, ids=lambda case: case[0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("float16", 2e-2)])
+def test_precision(case, dtype, tolerance):
+    """Narrow dtypes give the float64 result within their precision."""
+    op, arrays, params = narrowed(case, dtype)
+    exact = run(op, [x.astype(np.float64) for x in arrays], params)[0]
+    np.testing.assert_allclose(run(op, arrays, params)[0], exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_memory(case):
+    """Besides NumPy's buffers nothing is allocated outside the workspace."""
+    op, arrays, params = case
+    large = [x.astype("float32") if x.shape == (1,) else np.tile(x.astype("float32"), (500, 100)) for x in arrays]
+    check_hidden(prepare(op, large, params), 3 * 8192 * 4 + 20_000)
+
+
+@pytest.mark.parametrize("case", [*SAME[:-1], *MIXED], ids=lambda case: case[0])
+def test_states_change_where_they_lie(case):
+    """Called on arrays, with the weight as output: weight and states change, the gradient stays."""
+    op, arrays, params = narrowed(case, "float32")
+    given = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
+    expected = [x.copy() for x in arrays]
+    new = run(op, expected, params)[0]
+    getattr(mx.nd, op)(*given, out=given[0], **params)
+    np.testing.assert_array_equal(given[0].asnumpy(), new)
+    np.testing.assert_array_equal(given[1].asnumpy(), arrays[1])
+    for ours, theirs in zip(given[2:], expected[2:], strict=True):
+        np.testing.assert_array_equal(ours.asnumpy(), theirs)
+
+
+def test_a_mixed_step_is_the_plain_step_of_the_copy():
+    """The copy moves as a float32 weight does; the narrow weight is its rounding, whatever it was before."""
+    op, arrays, params = narrowed(MIXED[1], "float16")
+    plain = [arrays[3].copy(), arrays[1].astype(np.float32), arrays[2].copy()]
+    expected = run("sgd_mom_update", plain, params)[0]
+    found = run(op, arrays, params)[0]
+    np.testing.assert_allclose(arrays[3], expected, rtol=1e-6)
+    np.testing.assert_array_equal(found, arrays[3].astype(np.float16))
+
+
+def test_many_is_one_after_the_other():
+    """multi_sgd_update does what sgd_update does to each, with its own rate and decay."""
+    op, arrays, params = MANY[0]
+    found = run(op, arrays, params)
+    for k in range(2):
+        one = run("sgd_update", arrays[2 * k : 2 * k + 2], {"lr": params["lrs"][k], "wd": params["wds"][k]})[0]
+        np.testing.assert_array_equal(found[k], one)
+
+
+def test_in_a_graph():
+    """A step is an operator like others: a symbol with the gradient computed from the weight."""
+    w, n = mx.sym.Variable("w"), mx.sym.Variable("n")
+    out = mx.sym.rmsprop_update(w, mx.sym.square(w), n, lr=0.1, name="step")
+    assert out.list_auxiliary_states() == ["n"]
+    weight, state = W.astype(np.float32), P.astype(np.float32)
+    executor = out.bind(mx.cpu(), {"w": mx.nd.array(weight)}, aux_states={"n": mx.nd.array(state)})
+    expected = run("rmsprop_update", [weight, weight**2, state], {"lr": 0.1})[0]
+    np.testing.assert_allclose(executor.forward()[0].asnumpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(executor.aux_dict["n"].asnumpy(), state, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "arrays", "params", "error", "words"),
+    [
+        ("nag_mom_update", [W, G[:2], S], {"lr": 0.1}, ShapeError, "input 1"),
+        ("mp_sgd_update", [W, G, W], {"lr": 0.1}, DTypeError, "state of a mixed-precision step"),
+        ("mp_sgd_update", [W.astype(int)] * 2 + [W.astype("f")], {"lr": 0.1}, DTypeError, "expects floats"),
+        ("multi_sgd_update", [W, G], {"lrs": (0.1, 0.2), "wds": (0.0,), "num_weights": 1}, ParameterError, "lrs has 2"),
+        ("multi_sgd_update", [W, G[0]], {"lrs": (0.1,), "wds": (0.0,)}, ShapeError, "gradient 0"),
+        ("all_finite", [W], {"init_output": False}, ParameterError, "init_output"),
+        ("multi_sum_sq", [W, G.astype("f")], {"num_arrays": 2}, DTypeError, "differ"),
+        ("lamb_update_phase2", [W, G, P, P], {"lr": 0.1}, ShapeError, "norms"),
+        ("ftml_update", [W, G, P, Q, S], {"lr": 0.1}, ParameterError, "'t'"),
+    ],
+)
+def test_wrong_inputs(op, arrays, params, error, words):
+    """What does not fit is refused by name."""
+    with pytest.raises(error, match=words):
+        prepare(op, arrays, params)
+    assert issubclass(error, MXNetError)

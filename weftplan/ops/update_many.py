@@ -1,0 +1,186 @@
+"""What training loops ask of many arrays at once: multi_sgd_update, all_finite, multi_all_finite, multi_sum_sq."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError
+from weftplan.ops.add_n import p_count
+from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
+from weftplan.ops.params import p_bool, p_float, p_tuple
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, take_bytes
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.update import COMMON, sgd_step
+
+_SINGLE = np.dtype(np.float32)
+_FLOATS = p_tuple(p_float)
+
+# ----------------------------------------------------------------------------------------------------- multi_sgd_update
+
+
+def _rates(params: Params) -> list[tuple[float, float]]:
+    """(lr, wd) of each weight."""
+    count = params["num_weights"]
+    for name in ("lrs", "wds"):
+        if len(params[name]) != count:
+            raise ParameterError(
+                f"multi_sgd_update: {name} has {len(params[name])} items, expected num_weights={count}"
+            )
+    return list(zip(params["lrs"], params["wds"], strict=True))
+
+
+def _pairs_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    _rates(params)
+    found: Shapes = []
+    for k, out in enumerate(outs):
+        pair = merge_shape(ins[2 * k], ins[2 * k + 1], f"multi_sgd_update: weight and gradient {k}")
+        found.append(merge_shape(pair, out, f"multi_sgd_update: weight and output {k}"))
+    return [shape for shape in found for _ in range(2)], found
+
+
+def _pairs_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    found: DTypes = []
+    for k, out in enumerate(outs):
+        pair = merge_dtype(ins[2 * k], ins[2 * k + 1], f"multi_sgd_update: weight and gradient {k}")
+        found.append(merge_dtype(pair, out, f"multi_sgd_update: weight and output {k}"))
+    return [dtype for dtype in found for _ in range(2)], found
+
+
+def _multi_sgd(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for k, (rate, decay) in enumerate(_rates(params)):
+        here = {**params, "lr": rate, "wd": decay}
+        out = outputs[k]
+        # The scratch of every weight is taken, whoever is wanted: the sum is what was declared.
+        target = inputs[2 * k] if out is None else out
+        for w, g, y, t, u in blocks(ctx, (inputs[2 * k], inputs[2 * k + 1], target), (target.dtype, target.dtype)):
+            if out is not None:
+                sgd_step(ctx.xp, here, w, g, y, t, u)
+
+
+def _multi_sgd_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return sum(block_bytes(math.prod(shape), [dtype, dtype]) for shape, dtype in outputs)
+
+
+register(
+    Op(
+        name="multi_sgd_update",
+        forward=_multi_sgd,
+        infer_shape=_pairs_shape,
+        infer_dtype=_pairs_dtype,
+        params=(
+            Param("lrs", _FLOATS, doc="learning rate of each weight"),
+            Param("wds", _FLOATS, doc="weight decay of each weight"),
+            *COMMON[1:3],
+            Param("num_weights", p_count, 1, "number of weights"),
+        ),
+        inputs=lambda params: tuple(f"{what}_{k}" for k in range(params["num_weights"]) for what in ("weight", "grad")),
+        outputs=lambda params: tuple(f"output{k}" for k in range(params["num_weights"])),
+        inplace=lambda params: tuple(InplacePair(2 * k, k) for k in range(params["num_weights"])),
+        workspace=_multi_sgd_workspace,
+        doc="sgd_update of several weights; inputs are weight, gradient, weight, gradient, …",
+    )
+)
+
+# ----------------------------------------------------------------------------------------------------- counts of arrays
+
+
+def _p_true(value: Any) -> bool:
+    if not p_bool(value):
+        raise ValueError("expected True: an output is written, its old value is never read")
+    return True
+
+
+def _reduced(length: Callable[[Params], int]) -> Any:
+    def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        return ins, [merge_shape((length(params),), outs[0], "output of a count over arrays")]
+
+    return rule
+
+
+def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    new_ins, _ = same_dtype(params, ins, [])
+    return list(new_ins), [merge_dtype(_SINGLE, outs[0], "output of a count over arrays")]
+
+
+def _all_finite(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is None:
+        return
+    xp = ctx.xp
+    outputs[0].fill(1)
+    one = ctx.take((1,), BOOL)
+    for array in inputs:
+        for part, finite in blocks(ctx, (array,), (BOOL,)):
+            xp.isfinite(part, out=finite)
+            xp.all(finite, keepdims=True, out=one)
+            xp.multiply(outputs[0], one, out=outputs[0])
+
+
+def _finite_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(((1,), BOOL)) + sum(block_bytes(math.prod(shape), [BOOL]) for shape, _ in inputs)
+
+
+def _sum_sq(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is None:
+        return
+    xp = ctx.xp
+    outputs[0].fill(0)
+    for k, array in enumerate(inputs):
+        wide = accumulator(array.dtype)
+        total = outputs[0][k : k + 1]
+        part_sum = ctx.take((1,), wide)
+        for part, square in blocks(ctx, (array,), (wide,)):
+            xp.copyto(square, part)
+            xp.multiply(square, square, out=square)
+            xp.sum(square, keepdims=True, out=part_sum)
+            xp.add(total, part_sum, out=total, casting="same_kind")
+
+
+def _sum_sq_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    wide = [accumulator(dtype) for _, dtype in inputs]
+    return sum(
+        take_bytes(((1,), dtype)) + block_bytes(math.prod(spec.shape), [dtype])
+        for spec, dtype in zip(inputs, wide, strict=True)
+    )
+
+
+_INIT = Param("init_output", _p_true, True, "True: the answer does not depend on what the output held")
+register(
+    Op(
+        name="all_finite",
+        forward=_all_finite,
+        infer_shape=_reduced(lambda params: 1),
+        infer_dtype=floats_only("all_finite", _to_single),
+        params=(_INIT,),
+        workspace=_finite_workspace,
+        doc="1 if all elements are finite, else 0.",
+    )
+)
+register(
+    Op(
+        name="multi_all_finite",
+        forward=_all_finite,
+        infer_shape=_reduced(lambda params: 1),
+        infer_dtype=floats_only("multi_all_finite", _to_single),
+        params=(Param("num_arrays", p_count, 1, "number of arrays"), _INIT),
+        inputs=lambda params: tuple(f"array_{k}" for k in range(params["num_arrays"])),
+        workspace=_finite_workspace,
+        doc="1 if all elements of all arrays are finite, else 0.",
+    )
+)
+register(
+    Op(
+        name="multi_sum_sq",
+        forward=_sum_sq,
+        infer_shape=_reduced(lambda params: int(params["num_arrays"])),
+        infer_dtype=floats_only("multi_sum_sq", _to_single),
+        params=(Param("num_arrays", p_count, doc="number of arrays"),),
+        inputs=lambda params: tuple(f"array_{k}" for k in range(params["num_arrays"])),
+        workspace=_sum_sq_workspace,
+        doc="The sum of squares of each array, in float32.",
+    )
+)

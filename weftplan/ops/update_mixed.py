@@ -1,0 +1,83 @@
+"""Optimizer steps of narrow weights that keep a float32 copy: mp_sgd_update, mp_sgd_mom_update, mp_nag_mom_update.
+
+All arithmetic is done on the copy, the last input; the output is the new copy, rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DTypeError
+from weftplan.ops.kernels import block_workspace, blocks
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, merge_dtype, same_shape
+from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params
+from weftplan.ops.update import COMMON, LR, Step, rescaled, sgd_mom_step, sgd_step
+from weftplan.ops.update_more import MOMENTUM
+
+_WIDE = np.dtype(np.float32)
+
+
+def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    """Weight, gradient and output share a float dtype; states and the copy are float32."""
+    narrow = merge_dtype(ins[0], ins[1], "weight and gradient of a mixed-precision step")
+    narrow = merge_dtype(narrow, outs[0], "weight and output of a mixed-precision step")
+    if narrow is not None and narrow.kind != "f":
+        raise DTypeError(f"a mixed-precision step expects floats, got {narrow}: cast the weight first (Cast, astype)")
+    wide = [merge_dtype(_WIDE, dtype, "state of a mixed-precision step") for dtype in ins[2:]]
+    return [narrow, narrow, *wide], [narrow]
+
+
+def _mixed(step: Step) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        xp, out = ctx.xp, outputs[0]
+        if out is None:
+            return
+        for gradient, *states, target, wide, t, u in blocks(ctx, (*inputs[1:], out), (_WIDE, _WIDE, _WIDE)):
+            *others, weight = states
+            xp.copyto(wide, gradient)
+            step(xp, params, weight, wide, *others, weight, t, u)
+            xp.copyto(target, weight, casting="same_kind")
+
+    return kernel
+
+
+def _nag_mom(xp: Any, p: Params, w: Any, g: Any, mom: Any, out: Any, t: Any, u: Any) -> None:
+    """nag_mom_update, but the velocity is decayed by the new weight: so does MXNet 1.9.1, whose states must go on."""
+    rescaled(xp, p, g, g)
+    xp.multiply(mom, p["momentum"], out=mom)
+    xp.multiply(g, p["lr"], out=g)
+    xp.subtract(mom, g, out=mom)
+    xp.multiply(w, p["lr"] * p["wd"], out=t)
+    xp.subtract(mom, t, out=u)
+    xp.multiply(u, p["momentum"], out=u)
+    xp.subtract(u, t, out=u)
+    xp.subtract(u, g, out=u)
+    xp.add(w, u, out=out)
+    xp.multiply(out, p["lr"] * p["wd"], out=t)
+    xp.subtract(mom, t, out=mom)
+
+
+for _name, _step, _states, _params, _doc in (
+    ("mp_sgd_update", sgd_step, (), (LR, *COMMON), "sgd_update on a float32 copy of the weight."),
+    ("mp_sgd_mom_update", sgd_mom_step, ("mom",), (LR, MOMENTUM, *COMMON), "sgd_mom_update on a float32 copy."),
+    ("mp_nag_mom_update", _nag_mom, ("mom",), (LR, MOMENTUM, *COMMON[:3]), "nag_mom_update on a float32 copy."),
+):
+    register(
+        Op(
+            name=_name,
+            forward=_mixed(_step),
+            infer_shape=same_shape,
+            infer_dtype=mixed_dtype,
+            params=_params,
+            inputs=("weight", "grad", *_states, "weight32"),
+            aux=tuple(range(2, 3 + len(_states))),
+            inplace=(InplacePair(0, 0),),
+            ignored_inputs=(0,),
+            workspace=block_workspace(_WIDE, _WIDE, _WIDE),
+            doc=_doc,
+        )
+    )
