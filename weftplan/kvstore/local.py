@@ -164,7 +164,11 @@ class KVStoreLocal(KVStoreBase):
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     def set_updater(self, updater: UpdaterFunction | None) -> None:
-        """Let ``updater(key, merged, stored)`` turn each pushed sum into a change of the stored value."""
+        """Let ``updater(key, merged, stored)`` turn each pushed sum into a change of the stored value.
+
+        It runs on the pushing thread, one at a time for the whole store, and may use the store. It should not wait for
+        an operation that itself pushes to this store, which waits for the updater to return.
+        """
         if updater is not None and not callable(updater):
             raise KVStoreError(f"an updater must be callable (key, merged, stored), got {type(updater).__name__}")
         self._updater = updater
