@@ -135,8 +135,28 @@ CASES += [
 for _op in ("nansum", "nanprod"):
     for _params in AXES:
         CASES.append((_op, [distinct(2, 3, 4) + 1.5], _params))
+CASES += [
+    ("gather_nd", [uniform(3, 4), np.array([[0, 2, 2, -3], [1, -1, 3, 1]])], {}),
+    ("gather_nd", [uniform(3, 4, 2), np.array([[[1, 0], [1, 2]]], "float64")], {}),
+    ("scatter_nd", [uniform(3), np.array([[0, 2, 1], [1, 0, 3]])], {"shape": (3, 4)}),
+    ("scatter_nd", [uniform(2, 4, 2), np.array([[2, 0]], "float64")], {"shape": (3, 4, 2)}),
+    ("batch_take", [uniform(4, 3), np.array([0, 2, 7, -3], "int32")], {}),
+    *(("moments", [uniform(2, 3, 4)], {"axes": axes}) for axes in ((0,), (1,), (0, 2), (-1,), (0, 1, 2))),
+    ("moments", [uniform(5, 3)], {"axes": (0,), "keepdims": True}),
+    *((op, [uniform(3, 4, low=-0.9, high=2.5)], {}) for op in ("gamma", "gammaln")),
+    ("gamma", [uniform(3, 4, low=7.0, high=8.9)], {}),  # within the range of float16
+    ("gammaln", [uniform(3, 4, low=9.5, high=99.0)], {}),
+    ("erfinv", [uniform(3, 4, low=-0.8, high=0.8)], {}),
+    ("erfinv", [uniform(3, 4, low=0.8, high=0.97)], {}),
+]
 
 NO_GRADIENT = [
+    ("_ravel_multi_index", [np.array([[1, 5, 2], [2, 0, 3]])], {"shape": (6, 4)}),
+    ("_unravel_index", [np.array([1.0, 5, 11, -3])], {"shape": (3, 2, 2)}),
+    ("_eye", [], {"N": 3, "M": 5, "k": 1}),
+    ("_eye", [], {"N": 3, "M": 2, "k": -7}),
+    ("_linspace", [], {"start": 0.5, "stop": 7.0, "num": 9}),
+    ("_linspace", [], {"start": 0.5, "stop": 7.0, "num": 9, "endpoint": False, "dtype": "int32"}),
     ("argsort", [distinct(3, 5)], {}),
     ("argsort", [distinct(3, 5, 2)], {"axis": 1, "is_ascend": False, "dtype": "int32"}),
     ("argsort", [distinct(3, 5)], {"axis": None, "dtype": "float64"}),

@@ -9,7 +9,15 @@ from ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
 
 from weftplan.ops import kernels, registry
 
-CONSTANT = {"take": (0,), "pick": (0,), "where": (1, 2), "reshape_like": (0,), "_identity_with_attr_like_rhs": (0,)}
+CONSTANT = {
+    "take": (0,),
+    "pick": (0,),
+    "where": (1, 2),
+    "reshape_like": (0,),
+    "gather_nd": (0,),
+    "scatter_nd": (0,),
+    "_identity_with_attr_like_rhs": (0,),
+}
 
 UNSTEADY = re.compile("Cast|mod")
 """Not comparable across dtypes: rounding moves values over the steps of a remainder."""

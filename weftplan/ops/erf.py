@@ -16,7 +16,7 @@ _SPLIT = 1.0
 _END = 6.5
 
 
-def _fit(function: Any, low: float, high: float, degree: int) -> tuple[float, ...]:
+def fit(function: Any, low: float, high: float, degree: int) -> tuple[float, ...]:
     """Chebyshev coefficients of ``function`` on [low, high] by interpolation."""
 
     def stretched(t: Any) -> Any:
@@ -39,11 +39,11 @@ def _map(x: float) -> float:
     return (x - 2.0) / (x + 2.0)
 
 
-_SMALL = _fit(_small, 0.0, _SPLIT * _SPLIT, 13)
-_LARGE = _fit(_large, _map(_SPLIT), _map(_END), 20)
+_SMALL = fit(_small, 0.0, _SPLIT * _SPLIT, 13)
+_LARGE = fit(_large, _map(_SPLIT), _map(_END), 20)
 
 
-def _clenshaw(xp: ModuleType, coefficients: tuple[float, ...], t: Any, a: Any, b: Any, c: Any) -> Any:
+def clenshaw(xp: ModuleType, coefficients: tuple[float, ...], t: Any, a: Any, b: Any, c: Any) -> Any:
     """The series at ``t`` by Clenshaw's recurrence in the buffers a, b, c; returns the buffer that holds it."""
     a.fill(0.0)
     b.fill(0.0)
@@ -74,7 +74,7 @@ def erf(xp: ModuleType, x: Any, out: Any, t: Any, u: Any, a: Any, b: Any, c: Any
     low, high = _map(_SPLIT), _map(_END)
     xp.subtract(t, 0.5 * (high + low), out=t)
     xp.multiply(t, 2.0 / (high - low), out=t)
-    series = _clenshaw(xp, _LARGE, t, a, b, c)
+    series = clenshaw(xp, _LARGE, t, a, b, c)
     xp.multiply(u, u, out=u)
     xp.negative(u, out=u)
     xp.exp(u, out=u)
@@ -86,7 +86,7 @@ def erf(xp: ModuleType, x: Any, out: Any, t: Any, u: Any, a: Any, b: Any, c: Any
     xp.clip(t, 0.0, _SPLIT * _SPLIT, out=t)
     xp.multiply(t, 2.0 / (_SPLIT * _SPLIT), out=t)
     xp.subtract(t, 1.0, out=t)
-    series = _clenshaw(xp, _SMALL, t, a, b, c)
+    series = clenshaw(xp, _SMALL, t, a, b, c)
     xp.multiply(series, x, out=series, casting="same_kind")
     xp.copyto(u, series, where=near)
     xp.isnan(x, out=near)

@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from weftplan.errors import ShapeError
 from weftplan.ops.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float
@@ -21,7 +19,6 @@ from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
-_BOOL = np.dtype(bool)
 _PARAMS = (
     Param("margin", p_float, 1.0, "Scores should exceed it for the label, and lie below its negative elsewhere."),
     Param("regularization_coefficient", p_float, 1.0, "Factor of the gradient."),
@@ -53,7 +50,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
     scores, out = inputs[0].reshape(shape), outputs[0].reshape(shape)
     label = inputs[1].reshape(-1)
     step = rows_per_block(shape)
-    room, whole = ctx.take((step, shape[1]), _BOOL), ctx.take((step, 1), INDEX)
+    sign_room, whole = ctx.take((step, shape[1]), out.dtype), ctx.take((step, 1), INDEX)
     classes = ctx.take((shape[1],), INDEX)
     classes.fill(1)
     xp.cumsum(classes, out=classes)
@@ -61,12 +58,12 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
     margin, factor = params["margin"], params["regularization_coefficient"]
     for here in row_blocks(shape):
         s, y = scores[here], out[here]
-        right, index = room[: s.shape[0]], whole[: s.shape[0]]
+        sign, index = sign_room[: s.shape[0]], whole[: s.shape[0]]
         xp.copyto(index[:, 0], label[here], casting="unsafe")
-        xp.equal(index, classes, out=right)
-        xp.negative(s, out=y, where=right)  # y: s, with the other sign for the label
-        xp.logical_not(right, out=right)
-        xp.copyto(y, s, where=right)
+        xp.not_equal(index, classes, out=sign, casting="unsafe")
+        xp.multiply(sign, 2.0, out=sign)
+        xp.subtract(sign, 1.0, out=sign)  # -1 for the label, 1 for the other classes
+        xp.multiply(s, sign, out=y)
         xp.add(y, margin, out=y)
         if params["use_linear"]:
             xp.greater(y, 0, out=y, casting="unsafe")
@@ -74,14 +71,13 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
         else:
             xp.maximum(y, 0, out=y)
             xp.multiply(y, 2.0 * factor, out=y)
-        xp.logical_not(right, out=right)
-        xp.negative(y, out=y, where=right)
+        xp.multiply(y, sign, out=y)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape = _rows(inputs[0].shape)
     step = rows_per_block(shape)
-    return take_bytes(((step, shape[1]), _BOOL), ((step, 1), INDEX), ((shape[1],), INDEX))
+    return take_bytes(((step, shape[1]), inputs[0].dtype), ((step, 1), INDEX), ((shape[1],), INDEX))
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
