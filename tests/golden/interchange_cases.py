@@ -116,7 +116,41 @@ def matrices(mx):
     return sym.Group([z, back, sym.linalg_slogdet(spd)[1], sym.linalg_det(spd), sym.linalg_sumlogdiag(factor)])
 
 
+def places(mx):
+    """Coordinates, grids of numbers, moments, cuts and special functions."""
+    sym = mx.sym
+    a = sym.Variable("a", shape=(4, 3, 2))
+    where = sym.Variable("where", shape=(2, 5), init="zeros")
+    x = sym.gather_nd(a, where, name="gathered")
+    y = sym.scatter_nd(sym.Variable("b", shape=(5, 2)), where * 0 + 1, shape=(4, 3, 2))
+    grids = [sym.eye(3, 4, k=1), sym.linspace(0, 3, 5, endpoint=False, name="line"), sym.arange(4), sym.full((2,), 3)]
+    moments = sym.moments(a, axes=(0, 2), keepdims=True, name="m")
+    parts = sym.split_v2(a, (1, 3), axis=0)
+    halves = sym.split_v2(a, 2, axis=2, squeeze_axis=True)
+    z = sym.gamma(a) + sym.gammaln(a) * sym.erfinv(a * 0.5) - sym.hypot(a, 3) + sym.hypot(a, a)
+    index = sym.unravel_index(sym.ravel_multi_index(where, shape=(4, 3)), shape=(2, 6))
+    return sym.Group([x, y, *grids, moments[0], moments[1], parts[1], halves[1], z, index])
+
+
+def sequences(mx):
+    """Layers over sequences, groups of channels and images, and losses."""
+    sym = mx.sym
+    data = sym.Variable("data")
+    x = sym.SequenceMask(data, use_sequence_length=True, value=-1.0, name="mask")
+    y = sym.SequenceReverse(data, sym.Variable("lengths"), use_sequence_length=True, name="reverse")
+    last = sym.SequenceLast(x + y, axis=1, name="last")
+    image = sym.Variable("image", shape=(2, 4, 4, 6))
+    normal = sym.GroupNorm(image, num_groups=2, eps=1e-3, name="groups")
+    large = sym.UpSampling(normal, scale=2, sample_type="bilinear", num_filter=4, name="smooth")
+    both = sym.UpSampling(image, sym.Crop(image, h_w=(2, 3), num_args=1), scale=2, sample_type="nearest", num_args=2)
+    crop = sym.Crop(large, normal, num_args=2, center_crop=True)
+    loss = sym.softmax_cross_entropy(last, sym.Variable("label", shape=(5,)))
+    return sym.Group([sym.SVMOutput(last, name="svm", margin=0.5), crop, both, loss])
+
+
 CASES = {
+    "places": (places, {}),
+    "sequences": (sequences, {"data": (5, 3, 4)}),
     "arithmetic": (arithmetic, {"a": (2, 3), "b": (2, 3)}),
     "shapes": (shapes, {}),
     "mlp": (mlp, {"data": (5, 7)}),

@@ -1,7 +1,8 @@
-"""Symbols without inputs (zeros, ones, arange, full) and functions of symbols or numbers (maximum, …)."""
+"""Symbols without inputs (zeros, arange, eye, …), functions of symbols or numbers (maximum, …), and split_v2."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +66,20 @@ def split_v2(
     return function("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, name=name, **how)
 
 
+def linspace(
+    start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: Any = None
+) -> Symbol:
+    """``num`` numbers at equal distances from ``start`` to ``stop``, which is left out unless ``endpoint``."""
+    return function("_linspace")(
+        start=start, stop=stop, num=num, endpoint=endpoint, name=name, dtype=dtype or "float32"
+    )
+
+
+def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Symbol:
+    """``N`` rows and ``M`` columns (0: N) with ones on the diagonal ``k`` places above the main one, else zeros."""
+    return function("_eye")(N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
+
+
 def maximum(left: Any, right: Any) -> Any:
     """The larger of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
     return _either("maximum", left, right, max)
@@ -78,6 +93,11 @@ def minimum(left: Any, right: Any) -> Any:
 def power(base: Any, exp: Any) -> Any:
     """``base ** exp`` for symbols and numbers."""
     return _either("power", base, exp, pow)
+
+
+def hypot(left: Any, right: Any) -> Any:
+    """The square root of the sum of both squares, for symbols and numbers."""
+    return _either("hypot", left, right, math.hypot)
 
 
 def modulo(dividend: Any, divisor: Any) -> Any:

@@ -25,7 +25,7 @@ _BINARY: dict[str, tuple[_Choice, _Choice, _Choice]] = {
 }
 # The function has another automatic name than the operator where the number is on the left.
 _BINARY["power"] = (*_BINARY["pow"][:2], ("_rpower_scalar", "_rpowerscalar"))
-for _kind in ("maximum", "minimum"):
+for _kind in ("maximum", "minimum", "hypot"):
     _with_number = (f"_{_kind}_scalar", f"_{_kind}scalar")
     _BINARY[_kind] = ((f"_{_kind}", f"_{_kind}"), _with_number, _with_number)
 for _kind, _word, _mirror in (
