@@ -8,7 +8,20 @@ import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops import registry
 from weftplan.symbol.attribute import AttrScope
-from weftplan.symbol.creation import arange, full, maximum, minimum, modulo, ones, power, split_v2, zeros
+from weftplan.symbol.creation import (
+    arange,
+    eye,
+    full,
+    hypot,
+    linspace,
+    maximum,
+    minimum,
+    modulo,
+    ones,
+    power,
+    split_v2,
+    zeros,
+)
 from weftplan.symbol.functions import function
 from weftplan.symbol.hooks import set_binder, set_planner
 from weftplan.symbol.name import NameManager, Prefix

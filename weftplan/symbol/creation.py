@@ -56,14 +56,16 @@ def split_v2(
         ParameterError: neither a number nor places.
     """
     if isinstance(indices_or_sections, list | tuple):
-        how: dict[str, Any] = {"indices": (0, *indices_or_sections)}
+        sections, places = 0, [0, *indices_or_sections]  # a list, since MXNet writes one
     elif isinstance(indices_or_sections, int):
-        how = {"indices": (), "sections": indices_or_sections}
+        sections, places = indices_or_sections, []
     else:
         raise ParameterError(
             f"split_v2: expected the number of sections or a tuple of places, got {type(indices_or_sections).__name__}"
         )
-    return function("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, name=name, **how)
+    return function("_split_v2")(
+        ary, indices=places, axis=axis, squeeze_axis=squeeze_axis, sections=sections, name=name
+    )
 
 
 def linspace(
