@@ -29,7 +29,9 @@ def run_case(mx, case, inputs):
     if case.get("imperative"):
         return run_imperative(mx, case, arrays)
     variables = [mx.sym.Variable(f"in{k}") for k in range(len(arrays))]
-    symbol = operator_of(mx, case["op"])(*variables, **case.get("params", {}), name="op")
+    named = dict(zip(case["names"], variables)) if "names" in case else {}  # noqa: B905
+    given = [] if named else variables
+    symbol = operator_of(mx, case["op"])(*given, **named, **case.get("params", {}), name="op")
     auxiliary = symbol.list_auxiliary_states()
     named = {f"in{k}": mx.nd.array(x, dtype=x.dtype) for k, x in enumerate(arrays)}
     arguments = {key: value for key, value in named.items() if key not in auxiliary}

@@ -148,6 +148,19 @@ def sequences(mx):
     return sym.Group([sym.SVMOutput(last, name="svm", margin=0.5), crop, both, loss])
 
 
+def speech(mx):
+    """Logits of a recurrent layer under CTC, with label lengths in one loss and padding in the other."""
+    sym = mx.sym
+    x = sym.RNN(sym.Variable("data"), sym.Variable("vector") * 0.3 - 0.2, state_size=4, num_layers=1, mode="lstm")
+    label = sym.Variable("label", shape=(3, 2)) * 0 + 2
+    lengths = sym.Variable("lengths", shape=(3,)) * 0 + 2
+    padded = sym.CTCLoss(x, label, name="padded")
+    given = sym.CTCLoss(
+        data=x, label=label, label_lengths=lengths, use_label_lengths=True, blank_label="last", name="g"
+    )
+    return sym.Group([padded, sym.MakeLoss(given)])
+
+
 CASES = {
     "places": (places, {}),
     "sequences": (sequences, {"data": (5, 3, 4)}),
@@ -158,6 +171,7 @@ CASES = {
     "recurrent": (recurrent, {"data": (2, 12, 4)}),
     "layers": (layers, {"data": (5, 3, 4)}),
     "matrices": (matrices, {}),
+    "speech": (speech, {"data": (6, 3, 5)}),
 }
 """Name -> (builder, shapes that inference needs)."""
 

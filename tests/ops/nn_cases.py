@@ -168,6 +168,17 @@ RNN = [
     *(_rnn(mode, 2, True, lengths=[1, 3], state_outputs=True) for mode in ("rnn_relu", "lstm", "gru")),
     _rnn("gru", 1, False, steps=1, batch=1, inputs=1, size=1),
 ]
+_WORDS = np.array([[1, 2, 1], [2, 2, 0]])
+CTC = [
+    ("CTCLoss", [uniform(6, 2, 4), _WORDS], {}),
+    ("CTCLoss", [uniform(4, 2, 3), np.array([[0, 1, -1], [-1, -1, -1]])], {"blank_label": "last"}),
+    (
+        "CTCLoss",
+        [uniform(7, 2, 4), _WORDS, np.array([4, 7]), np.array([3, 2])],
+        {"use_data_lengths": True, "use_label_lengths": True},
+    ),
+    ("CTCLoss", [uniform(3, 2, 3), np.array([[1, 1, 1], [2, 0, 0]])], {}),
+]
 
 _ENDS = np.array([4, 1, 3])
 SEQUENCES = [
@@ -203,6 +214,18 @@ IMAGES = [
         for n in (1, 2, 3)
     ),
 ]
+_AFFINE = np.array([[0.9, 0.13, 0.07, -0.21, 0.83, 0.04], [1.2, -0.3, 0.11, 0.17, 1.1, -0.36]])
+SAMPLING = [
+    ("GridGenerator", [_AFFINE], {"transform_type": "affine", "target_shape": (3, 4)}),
+    ("GridGenerator", [uniform(2, 2, 3, 4)], {"transform_type": "warp"}),
+    ("BilinearSampler", [uniform(2, 3, 4, 5), uniform(2, 2, 3, 2, low=-1.3, high=1.3)], {}),
+    ("BilinearSampler", [uniform(1, 1, 4, 4), uniform(1, 2, 1, 5, seed=3)], {}),
+    (
+        "SpatialTransformer",
+        [uniform(2, 3, 4, 5), _AFFINE],
+        {"target_shape": (3, 2), "transform_type": "affine", "sampler_type": "bilinear"},
+    ),
+]
 CROSS_ENTROPY = [("softmax_cross_entropy", [uniform(4, 3), np.array([0, 2, 1, 1], "float64")], {})]
 
 DIFFERENTIABLE = [
@@ -217,9 +240,11 @@ DIFFERENTIABLE = [
     *RANDOM,
     *EMBEDDING,
     *RNN,
+    *CTC,
     *SEQUENCES,
     *GROUPS,
     *IMAGES,
+    *SAMPLING,
     *CROSS_ENTROPY,
 ]
 """Operators whose rule gives the derivative of their output."""

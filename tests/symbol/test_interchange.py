@@ -15,7 +15,7 @@ from weftplan import models
 from weftplan import symbol as sym
 
 FOLDER = Path(__file__).parent.parent / "golden" / "interchange"
-CASES = ("arithmetic", "shapes", "mlp", "convnet", "recurrent", "layers", "matrices", "places", "sequences")
+CASES = ("arithmetic", "shapes", "mlp", "convnet", "recurrent", "layers", "matrices", "speech", "places", "sequences")
 OURS = ("lenet", "resnet", "mlp")
 Interpreter = Callable[..., list[np.ndarray]]
 

@@ -4,6 +4,7 @@ import weftplan.ops.nn.activation
 import weftplan.ops.nn.batch_norm
 import weftplan.ops.nn.convolution
 import weftplan.ops.nn.crop
+import weftplan.ops.nn.ctc_loss
 import weftplan.ops.nn.deconvolution
 import weftplan.ops.nn.dropout
 import weftplan.ops.nn.embedding

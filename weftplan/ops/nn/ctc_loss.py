@@ -1,0 +1,285 @@
+"""CTCLoss: minus the logarithm of the probability of a label sequence, over all its alignments (Graves et al. 2006).
+
+Labels are spread with blanks around them, 2 · labels + 1 places; ``alpha`` (steps, batch, places), a hidden output,
+holds the logarithm of the probability of the steps so far that end in each place. Backward carries its counterpart back
+through time, one row at a time. A label sequence that no alignment fits has loss and gradient 0, as in MXNet 1.9.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from weftplan.errors import DTypeError, ShapeError
+from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
+from weftplan.ops.params import p_bool, p_enum
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, backward, merge_dim, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_NEVER = -1e30
+"""The logarithm of a probability of 0, as a number that can be multiplied by 0."""
+_PARAMS = (
+    Param("use_data_lengths", p_bool, False, "True: an input holds the number of steps of each sample."),
+    Param("use_label_lengths", p_bool, False, "True: an input holds the number of labels; else padding ends them."),
+    Param("blank_label", p_enum("first", "last"), "first", "The blank's channel; labels are padded with 0, or -1."),
+)
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    lengths = (("use_data_lengths", "data_lengths"), ("use_label_lengths", "label_lengths"))
+    return ("data", "label", *(name for flag, name in lengths if params[flag]))
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], (0, 0, 0), "CTCLoss: data (steps, batch, channels)")
+    label = merge_shape(ins[1], (0, 0), "CTCLoss: label (batch, labels)")
+    out = merge_shape(outs[0], (0,), "CTCLoss: output (batch,)")
+    assert data is not None
+    assert label is not None
+    assert out is not None
+    batch = merge_dim(merge_dim(data[1], label[0], "CTCLoss: batch of data and label"), out[0], "CTCLoss: batch")
+    for shape in ins[2:]:
+        if shape is not None and len(shape) == 1:
+            batch = merge_dim(batch, shape[0], "CTCLoss: batch of data and lengths")
+    if data[0] and label[1] > data[0]:
+        raise ShapeError(f"CTCLoss: {label[1]} labels do not fit into {data[0]} steps; expected at most one a step")
+    alpha: Shape | None = outs[1]
+    if label[1]:
+        alpha = merge_shape(alpha, (data[0], batch, 2 * label[1] + 1), "CTCLoss: alpha")
+    lengths = [merge_shape(shape, (batch,), "CTCLoss: lengths") for shape in ins[2:]]
+    return [(data[0], batch, data[2]), (batch, label[1]), *lengths], [(batch,), alpha]
+
+
+def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "CTCLoss: data and output")
+    if data is None:
+        return ins, outs
+    if data.kind != "f":
+        raise DTypeError(f"CTCLoss expects floats, got {data}: cast the data first (Cast, astype)")
+    others = [data if dtype is None else dtype for dtype in ins[1:]]
+    return [data, *others], [data, merge_dtype(accumulator(data), outs[1], "CTCLoss: alpha (float32 for float16)")]
+
+
+class _Plan(NamedTuple):
+    """What both passes know of the labels, in scratch."""
+
+    places: Any
+    """(batch, places) int64: the channel of each place."""
+    cells: Any
+    """(batch, places) int64: the same, counted over all samples."""
+    skips: Any
+    """(batch, places) bool: the place may follow the one two before it."""
+    steps: Any
+    """(batch, 1) int64: steps of each sample."""
+    ends: Any
+    """(batch,) int64: the last place of each sample."""
+    misfit: Any
+    """(batch,) bool: no alignment exists."""
+
+
+def _plan_scratch(batch: int, labels: int) -> list[tuple[Shape, DType]]:
+    wide = (batch, 2 * labels + 1)
+    return [(wide, INDEX), (wide, INDEX), (wide, BOOL), ((batch, 1), INDEX), ((batch,), INDEX), ((batch,), BOOL)]
+
+
+def _plan(ctx: OpContext, params: Params, data: Shape, label: Any, lengths: Sequence[Any]) -> _Plan:
+    xp = ctx.xp
+    steps, batch, channels = data
+    count = label.shape[1]
+    plan = _Plan(*(ctx.take(*spec) for spec in _plan_scratch(batch, count)))
+    given = dict(zip(_inputs(params)[2:], lengths, strict=True))
+    first = params["blank_label"] == "first"
+    plan.places.fill(0 if first else channels - 1)
+    labels = plan.places[:, 1::2]
+    xp.copyto(labels, label, casting="unsafe")
+    if "data_lengths" in given:
+        xp.copyto(plan.steps[:, 0], given["data_lengths"], casting="unsafe")
+    else:
+        plan.steps.fill(steps)
+    if "label_lengths" in given:
+        xp.copyto(plan.ends, given["label_lengths"], casting="unsafe")
+    else:  # the padding, and all that follows it, does not count
+        counted = plan.skips[:, 1::2]
+        xp.not_equal(labels, 0 if first else -1, out=counted)
+        for k in range(1, count):
+            xp.logical_and(counted[:, k], counted[:, k - 1], out=counted[:, k])
+        xp.sum(counted, axis=1, out=plan.ends)
+    xp.clip(labels, 0, channels - 1, out=labels)
+    plan.skips.fill(False)
+    xp.not_equal(labels[:, 1:], labels[:, :-1], out=plan.skips[:, 3::2])
+    for item in range(batch):
+        last = int(plan.ends[item])
+        skips = int(xp.count_nonzero(plan.skips[item, 3 : 2 * last : 2]))
+        needed = last + max(last - 1 - skips, 0)  # a blank stands between equal labels
+        plan.misfit[item] = needed > int(plan.steps[item, 0])
+        xp.add(plan.places[item], item * channels, out=plan.cells[item])
+    xp.multiply(plan.ends, 2, out=plan.ends)
+    return plan
+
+
+def _row_scratch(batch: int, channels: int, labels: int, acc: DType) -> list[tuple[Shape, DType]]:
+    wide, padded = (batch, 2 * labels + 1), (batch, 2 * labels + 3)
+    every = (batch, channels)
+    return [
+        *[(every, acc)] * 2,
+        ((batch, 1), acc),
+        *[(wide, acc)] * 4,
+        (padded, acc),
+        ((batch, 1), BOOL),
+        ((batch,), acc),
+    ]
+
+
+class _Rows:
+    """The recursion in time, one row (batch, places) of logarithms at a time."""
+
+    def __init__(self, ctx: OpContext, plan: _Plan, channels: int, acc: DType) -> None:
+        self.xp = ctx.xp
+        self.plan = plan
+        batch, places = plan.places.shape
+        taken = [ctx.take(*spec) for spec in _row_scratch(batch, channels, places // 2, acc)]
+        self.logs, self.shares, self.norm, self.emitted, self.row, self.next, self.spare, self.padded = taken[:8]
+        self.active, self.total = taken[8:]
+
+    def emit(self, logits: Any) -> None:
+        """:attr:`shares` = softmax of ``logits`` (batch, channels); :attr:`emitted` = its logarithm at each place."""
+        xp = self.xp
+        xp.copyto(self.logs, logits)
+        xp.max(self.logs, axis=1, keepdims=True, out=self.norm)
+        xp.subtract(self.logs, self.norm, out=self.logs)
+        xp.exp(self.logs, out=self.shares)
+        xp.sum(self.shares, axis=1, keepdims=True, out=self.norm)
+        xp.divide(self.shares, self.norm, out=self.shares)
+        xp.log(self.norm, out=self.norm)
+        xp.subtract(self.logs, self.norm, out=self.logs)
+        gather(xp, self.logs.reshape(-1), self.plan.cells, 0, self.emitted)
+
+    def advance(self, source: Any, *, ahead: bool) -> None:
+        """:attr:`next` = sums of ``source`` over the places that lead to each: itself, its neighbour, a skip.
+
+        ``ahead``: over the places to which each leads.
+        """
+        xp, count, skips = self.xp, source.shape[1], self.plan.skips[:, 2:]
+        self.padded.fill(_NEVER)
+        self.spare.fill(_NEVER)
+        if ahead:
+            xp.copyto(self.padded[:, :count], source)
+            xp.copyto(self.spare[:, :-2], source[:, 2:], where=skips)
+        else:
+            xp.copyto(self.padded[:, 2:], source)
+            xp.copyto(self.spare[:, 2:], source[:, :-2], where=skips)
+        xp.logaddexp(source, self.padded[:, 1 : count + 1], out=self.next)
+        xp.logaddexp(self.next, self.spare, out=self.next)
+
+    def sum_ends(self, row: Any) -> None:
+        """:attr:`total` = the sum of ``row`` over the last two places of each sample."""
+        for item in range(row.shape[0]):
+            last = int(self.plan.ends[item])
+            here = self.total[item : item + 1]
+            self.xp.copyto(here, row[item, last : last + 1])
+            if last:
+                self.xp.logaddexp(here, row[item, last - 1 : last], out=here)
+
+    def begin_at_ends(self) -> None:
+        """:attr:`row` = certainty at the last two places of each sample."""
+        self.row.fill(_NEVER)
+        for item in range(self.row.shape[0]):
+            last = int(self.plan.ends[item])
+            self.row[item, max(last - 1, 0) : last + 1] = 0
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp, data = ctx.xp, inputs[0]
+    out, alpha = outputs
+    plan = _plan(ctx, params, data.shape, inputs[1], inputs[2:])
+    rows = _Rows(ctx, plan, data.shape[2], accumulator(data.dtype))
+    row = rows.row
+    row.fill(_NEVER)
+    for t in range(data.shape[0]):
+        rows.emit(data[t])
+        if t == 0:
+            xp.copyto(row[:, :2], rows.emitted[:, :2])
+        else:
+            rows.advance(row, ahead=False)
+            xp.add(rows.next, rows.emitted, out=rows.next)
+            xp.greater(plan.steps, t, out=rows.active)
+            xp.copyto(row, rows.next, where=rows.active)
+        if alpha is not None:
+            xp.copyto(alpha[t], row)
+    if out is not None:
+        rows.sum_ends(row)
+        xp.negative(rows.total, out=rows.total)
+        xp.copyto(rows.total, 0, where=plan.misfit)
+        xp.copyto(out, rows.total, casting="same_kind")
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    (_, batch, channels), dtype = inputs[0]
+    labels = inputs[1].shape[1]
+    return take_bytes(*_plan_scratch(batch, labels), *_row_scratch(batch, channels, labels, accumulator(dtype)))
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """ograd · (softmax - the probability of each channel, given the labels)."""
+    target = outputs[0]
+    if target is None:
+        return
+    xp = ctx.xp
+    ograd, alpha, data, label, *lengths = inputs
+    plan = _plan(ctx, params, data.shape, label, lengths)
+    rows = _Rows(ctx, plan, data.shape[2], accumulator(data.dtype))
+    rows.sum_ends(alpha[-1])
+    rows.begin_at_ends()
+    steps = data.shape[0]
+    for t in range(steps - 1, -1, -1):
+        if t + 1 < steps:  # what step t + 1 emitted is still there
+            xp.greater(plan.steps, t + 1, out=rows.active)
+            xp.add(rows.row, rows.emitted, out=rows.next)
+            xp.copyto(rows.emitted, rows.next)
+            rows.advance(rows.emitted, ahead=True)
+            xp.copyto(rows.row, rows.next, where=rows.active)
+        rows.emit(data[t])
+        xp.add(alpha[t], rows.row, out=rows.spare)
+        xp.subtract(rows.spare, rows.total[:, None], out=rows.spare)
+        xp.exp(rows.spare, out=rows.spare)
+        xp.subtract.at(rows.shares.reshape(-1), plan.cells, rows.spare)
+        xp.less_equal(plan.steps, t, out=rows.active)
+        xp.logical_or(rows.active, plan.misfit[:, None], out=rows.active)
+        xp.copyto(rows.shares, 0, where=rows.active)
+        xp.multiply(rows.shares, ograd[:, None], out=target[t], casting="same_kind")
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    lengths = range(1, builder.num_inputs)
+    uses = [builder.ograd(), builder.output(1), builder.input(0), *(builder.input(k) for k in lengths)]
+    return [builder.node("_backward_CTCLoss", uses)[0], *[None] * len(lengths)]
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return _workspace(params, inputs[2:], outputs)
+
+
+register(
+    Op(
+        name="CTCLoss",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=_infer_dtype,
+        params=_PARAMS,
+        inputs=_inputs,
+        outputs=("output", "alpha"),
+        visible_outputs=1,
+        gradient=_gradient,
+        workspace=_workspace,
+        aliases=("ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss"),
+        doc="Minus the log probability of each label sequence, data (steps, batch, channels) being logits.",
+    )
+)
+backward(
+    "CTCLoss",
+    _backward,
+    lambda params: ("ograd", "alpha", *_inputs(params)),
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)
