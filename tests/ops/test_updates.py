@@ -54,7 +54,7 @@ def test_every_operator_has_a_case():
     for name in registry.names(aliases=False):
         if registry.get(name).forward.__module__.startswith("weftplan.ops.update_"):
             assert name in listed
-    assert {name for name in registry.names() if name.endswith("_update")} <= listed | {
+    assert {name for name in registry.names() if "_update" in name} <= listed | {
         "sgd_update",
         "sgd_mom_update",
         "adam_update",
