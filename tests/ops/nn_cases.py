@@ -214,7 +214,7 @@ IMAGES = [
         for n in (1, 2, 3)
     ),
 ]
-_AFFINE = np.array([[0.9, 0.13, 0.07, -0.21, 0.83, 0.04], [1.2, -0.3, 0.11, 0.17, 1.1, -0.36]])
+_AFFINE = np.array([[0.9, 0.13, 0.07, -0.27, 0.83, 0.04], [1.2, -0.3, 0.11, 0.17, 1.1, -0.36]])
 SAMPLING = [
     ("GridGenerator", [_AFFINE], {"transform_type": "affine", "target_shape": (3, 4)}),
     ("GridGenerator", [uniform(2, 2, 3, 4)], {"transform_type": "warp"}),

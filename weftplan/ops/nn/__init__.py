@@ -21,5 +21,6 @@ import weftplan.ops.nn.sequence
 import weftplan.ops.nn.softmax
 import weftplan.ops.nn.softmax_cross_entropy
 import weftplan.ops.nn.softmax_output
+import weftplan.ops.nn.spatial_transformer
 import weftplan.ops.nn.svm_output
 import weftplan.ops.nn.upsampling  # noqa: F401

@@ -1,0 +1,120 @@
+"""Bilinear sampling of images at given points, forward and backward, and the grids of points of affine maps.
+
+Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last one); outside of the image everything is 0.
+A sample is a point's four neighbours, weighted by nearness: Jaderberg et al., "Spatial Transformer Networks" (2015).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
+from weftplan.ops.rules import take_bytes
+from weftplan.ops.schema import DType, OpContext, Shape
+
+
+def _room(channels: int, places: int, dtype: DType) -> list[tuple[Shape, DType]]:
+    row, acc = (places,), accumulator(dtype)
+    return [*[(row, acc)] * 8, (row, INDEX), (row, BOOL), (row, BOOL), ((channels, places), dtype)]
+
+
+def sampler_bytes(channels: int, places: int, dtype: DType) -> int:
+    """Workspace of one :class:`Sampler`."""
+    return take_bytes(*_room(channels, places, dtype))
+
+
+class Sampler:
+    """Scratch for sampling ``channels`` channels at ``places`` points of one image after the other."""
+
+    def __init__(self, ctx: OpContext, channels: int, places: int, dtype: DType) -> None:
+        self._xp = ctx.xp
+        *rows, index, bad, other, values = (ctx.take(*spec) for spec in _room(channels, places, dtype))
+        self._x, self._y, self._fx, self._fy, self._near_x, self._near_y, self._weight, self._row = rows
+        self._index, self._bad, self._other, self._values = index, bad, other, values
+
+    def _corners(self, grid: Any, height: int, width: int) -> Iterator[tuple[int, int]]:
+        """Which side each corner lies on (x, y: -1 or 1); index, bad, near and weight hold what belongs to it."""
+        xp = self._xp
+        for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
+            xp.add(points, 1.0, out=place, casting="same_kind")
+            xp.multiply(place, 0.5 * (extent - 1), out=place)
+        for row in (0, 1):
+            for column in (0, 1):
+                self._bad.fill(False)
+                for place, whole, near, extent, step in (
+                    (self._x, self._fx, self._near_x, width, column),
+                    (self._y, self._fy, self._near_y, height, row),
+                ):
+                    xp.floor(place, out=whole)
+                    xp.subtract(place, whole, out=near)  # the weight of the farther neighbour
+                    if step:
+                        xp.add(whole, 1.0, out=whole)
+                    else:
+                        xp.subtract(1.0, near, out=near)
+                    xp.greater_equal(whole, 0, out=self._other)  # so that no number is outside, too
+                    xp.logical_not(self._other, out=self._other)
+                    xp.logical_or(self._bad, self._other, out=self._bad)
+                    xp.greater(whole, extent - 1, out=self._other)
+                    xp.logical_or(self._bad, self._other, out=self._bad)
+                for array in (self._fx, self._fy, self._near_x, self._near_y):
+                    xp.copyto(array, 0, where=self._bad)
+                xp.multiply(self._fy, width, out=self._fy)
+                xp.copyto(self._index, self._fy, casting="unsafe")
+                xp.add(self._index, self._fx, out=self._index, casting="unsafe")
+                xp.multiply(self._near_x, self._near_y, out=self._weight)
+                yield 2 * column - 1, 2 * row - 1
+
+    def forward(self, image: Any, grid: Any, out: Any) -> None:
+        """``out`` (channels, places) = samples of ``image`` (channels, height, width) at ``grid`` (2, places)."""
+        xp = self._xp
+        flat = image.reshape(image.shape[0], -1)
+        out.fill(0)
+        for _ in self._corners(grid, *image.shape[1:]):
+            gather(xp, flat, self._index, 1, self._values)
+            xp.multiply(self._values, self._weight, out=self._values, casting="same_kind")
+            xp.add(out, self._values, out=out)
+
+    def backward(self, ograd: Any, image: Any, grid: Any, of_image: Any, of_grid: Any) -> None:
+        """Gradients of the image and of the grid's (2, places), each unless None, overwritten."""
+        xp = self._xp
+        channels, height, width = image.shape
+        flat = image.reshape(channels, -1)
+        for target in (of_image, of_grid):
+            if target is not None:
+                target.fill(0)
+        for side_x, side_y in self._corners(grid, height, width):
+            if of_image is not None:
+                xp.multiply(ograd, self._weight, out=self._values, casting="same_kind")
+                rows = of_image.reshape(channels, -1)
+                for channel in range(channels):  # in order of the places: one fixed order of sums
+                    xp.add.at(rows[channel], self._index, self._values[channel])
+            if of_grid is not None:
+                gather(xp, flat, self._index, 1, self._values)
+                xp.multiply(self._values, ograd, out=self._values)
+                xp.sum(self._values, axis=0, dtype=self._row.dtype, out=self._row)
+                for target, near, factor in (
+                    (of_grid[0], self._near_y, 0.5 * (width - 1) * side_x),
+                    (of_grid[1], self._near_x, 0.5 * (height - 1) * side_y),
+                ):
+                    xp.multiply(self._row, near, out=self._weight)
+                    xp.copyto(self._weight, 0, where=self._bad)
+                    xp.multiply(self._weight, factor, out=self._weight)
+                    xp.add(target, self._weight, out=target, casting="same_kind")
+
+
+def base_bytes(height: int, width: int, dtype: DType) -> int:
+    """Workspace of :func:`base_grid`."""
+    return take_bytes(((3, height, width), dtype))
+
+
+def base_grid(ctx: OpContext, height: int, width: int, dtype: DType) -> Any:
+    """(3, height · width): x, y and 1 of every pixel, which an affine map (2 by 3) is multiplied by."""
+    xp = ctx.xp
+    base = ctx.take((3, height, width), dtype)
+    line = xp.arange(max(height, width))
+    base[0] = line[:width] * (2.0 / (width - 1) if width > 1 else math.nan) - 1.0
+    base[1] = (line[:height] * (2.0 / (height - 1) if height > 1 else math.nan) - 1.0).reshape(-1, 1)
+    base[2] = 1.0
+    return base.reshape(3, height * width)

@@ -1,0 +1,285 @@
+"""GridGenerator, BilinearSampler, SpatialTransformer: points of an affine map or a flow, and images sampled at them.
+
+A grid is (batch, 2, height, width), x before y, in coordinates from -1 to 1 (:mod:`weftplan.ops.nn.sampling`). As in
+MXNet 1.9.1, a grid of one row or column has no coordinate along it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_bytes
+from weftplan.ops.params import p_bool, p_enum, p_optional, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted; there is one way to compute it.")
+_TARGET = Param("target_shape", p_shape, (0, 0), "Height and width of the output.")
+
+
+def _target(name: str, params: Params) -> Shape:
+    shape: Shape = params["target_shape"]
+    if len(shape) != 2 or min(shape) < 1:
+        raise ParameterError(f"{name}: target_shape={shape}: expected a positive height and width")
+    return shape
+
+
+def _four(name: str, shape: Shape | None, what: str) -> Shape | None:
+    return None if shape is None else merge_shape((0, 0, 0, 0), shape, f"{name}: {what} of 4 axes")
+
+
+def _points(grid: Any) -> Any:
+    """A grid as (batch, 2, places)."""
+    return grid.reshape(grid.shape[0], 2, -1)
+
+
+def _rows(images: Any) -> Any:
+    """Images as (batch, channels, places)."""
+    return images.reshape(*images.shape[:2], -1)
+
+
+# -------------------------------------------------------------------------------------------------------- GridGenerator
+
+_GRID = (Param("transform_type", p_enum("affine", "warp"), doc="What data holds: affine maps, or a flow."), _TARGET)
+
+
+def _affine(params: Params) -> bool:
+    return bool(params["transform_type"] == "affine")
+
+
+def _grid_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    if not _affine(params):
+        flow = merge_shape((0, 2, 0, 0), ins[0], "GridGenerator: flow (batch, 2, height, width), and data")
+        flow = merge_shape(flow, outs[0], "GridGenerator: flow and output")
+        return [flow], [flow]
+    out = merge_shape((0, 2, *_target("GridGenerator", params)), outs[0], "GridGenerator: output for target_shape")
+    assert out is not None
+    maps = merge_shape((out[0], 6), ins[0], "GridGenerator: affine maps (batch, 6), and data")
+    assert maps is not None
+    return [maps], [(maps[0], *out[1:])]
+
+
+def _grid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out, xp = outputs[0], ctx.xp
+    if out is None:
+        return
+    height, width = out.shape[2:]
+    base = base_grid(ctx, height, width, out.dtype)
+    if _affine(params):
+        xp.matmul(inputs[0].reshape(-1, 3), base, out=out.reshape(-1, height * width))
+        return
+    for axis, extent in ((0, width), (1, height)):
+        here = out[:, axis]
+        xp.multiply(inputs[0][:, axis], 2.0 / (extent - 1) if extent > 1 else math.inf, out=here)
+        xp.add(here, base[axis].reshape(height, width), out=here)
+
+
+def _grid_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out, xp, ograd = outputs[0], ctx.xp, inputs[0]
+    if out is None:
+        return
+    height, width = ograd.shape[2:]
+    if _affine(params):
+        base = base_grid(ctx, height, width, out.dtype)
+        xp.matmul(ograd.reshape(-1, height * width), base.T, out=out.reshape(-1, 3))
+        return
+    for axis, extent in ((0, width), (1, height)):
+        xp.multiply(ograd[:, axis], 2.0 / (extent - 1) if extent > 1 else math.inf, out=out[:, axis])
+
+
+def _grid_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return base_bytes(outputs[0].shape[2], outputs[0].shape[3], outputs[0].dtype)
+
+
+def _grid_backward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return base_bytes(inputs[0].shape[2], inputs[0].shape[3], inputs[0].dtype) if _affine(params) else 0
+
+
+def _warp_inplace(params: Params) -> tuple[InplacePair, ...]:
+    return () if _affine(params) else (InplacePair(0, 0),)
+
+
+register(
+    Op(
+        name="GridGenerator",
+        forward=_grid,
+        infer_shape=_grid_shape,
+        infer_dtype=floats_only("GridGenerator"),
+        params=_GRID,
+        gradient=grad("_backward_GridGenerator", "g0"),
+        inplace=_warp_inplace,
+        workspace=_grid_bytes,
+        doc="The points of affine maps (batch, 6), or of the pixels moved by a flow (batch, 2, height, width).",
+    )
+)
+backward(
+    "GridGenerator", _grid_backward, ("ograd",), params=_GRID, inplace=_warp_inplace, workspace=_grid_backward_bytes
+)
+
+
+# ------------------------------------------------------------------------------------------------------ BilinearSampler
+
+
+def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data, out = _four("BilinearSampler", ins[0], "data"), _four("BilinearSampler", outs[0], "output")
+    grid = merge_shape((0, 2, 0, 0), ins[1], "BilinearSampler: grid (batch, 2, height, width)")
+    assert grid is not None
+    batch = [shape[0] for shape in (data, grid, out) if shape is not None and shape[0]]
+    for other in batch[1:]:
+        if other != batch[0]:
+            raise ShapeError(f"BilinearSampler: data {data} and grid {grid} differ in batch")
+    first = batch[0] if batch else 0
+    grid = (first, *grid[1:])
+    if out is not None:
+        grid = merge_shape(grid, (0, 0, *out[2:]), "BilinearSampler: grid and output")
+        assert grid is not None
+    if data is not None:
+        data = (first, *data[1:])
+        out = merge_shape((first, data[1], *grid[2:]), out, "BilinearSampler: output for data and grid, and given")
+    return [data, grid], [out]
+
+
+def _sample(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        _sample_all(ctx, inputs[0], _points(inputs[1]), outputs[0])
+
+
+def _sample_all(ctx: OpContext, data: Any, points: Any, out: Any) -> None:
+    sampler = Sampler(ctx, data.shape[1], points.shape[2], data.dtype)
+    for image, grid, target in zip(data, points, _rows(out), strict=True):
+        sampler.forward(image, grid, target)
+
+
+def _sample_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    ograd, data, grid = inputs
+    _backward_all(ctx, ograd, data, _points(grid), outputs[0], None if outputs[1] is None else _points(outputs[1]))
+
+
+def _backward_all(ctx: OpContext, ograd: Any, data: Any, points: Any, of_data: Any, of_points: Any) -> None:
+    sampler = Sampler(ctx, data.shape[1], points.shape[2], data.dtype)
+    if of_data is None and of_points is None:
+        return
+    for n, (g, image, grid) in enumerate(zip(_rows(ograd), data, points, strict=True)):
+        targets = (None if array is None else array[n] for array in (of_data, of_points))
+        sampler.backward(g, image, grid, *targets)
+
+
+def _sample_bytes(position: int) -> Any:
+    """Of the input with the sampled extents: the grid (1) forward, the incoming gradient (0) backward."""
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        data = inputs[1 - position]
+        return sampler_bytes(data.shape[1], math.prod(inputs[position].shape[2:]), data.dtype)
+
+    return workspace
+
+
+register(
+    Op(
+        name="BilinearSampler",
+        forward=_sample,
+        infer_shape=_sample_shape,
+        infer_dtype=floats_only("BilinearSampler"),
+        params=(_CUDNN,),
+        inputs=("data", "grid"),
+        gradient=grad("_backward_BilinearSampler", "g0", "x0", "x1"),
+        workspace=_sample_bytes(1),
+        doc="Images sampled at the points of a grid, between pixels by bilinear interpolation.",
+    )
+)
+backward(
+    "BilinearSampler",
+    _sample_backward,
+    ("ograd", "data", "grid"),
+    grad_inputs=(0, 1),
+    params=(_CUDNN,),
+    workspace=_sample_bytes(0),
+)
+
+
+# --------------------------------------------------------------------------------------------------- SpatialTransformer
+
+_SPATIAL = (
+    _TARGET,
+    Param("transform_type", p_enum("affine"), doc="What loc holds: affine maps."),
+    Param("sampler_type", p_enum("bilinear"), doc="How pixels are interpolated."),
+    _CUDNN,
+)
+
+
+def _spatial_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    target = _target("SpatialTransformer", params)
+    data = _four("SpatialTransformer", ins[0], "data")
+    out = merge_shape((0, 0, *target), outs[0], f"SpatialTransformer: output for target_shape={target}")
+    maps = merge_shape((0, 6), ins[1], "SpatialTransformer: loc, affine maps (batch, 6)")
+    assert out is not None
+    assert maps is not None
+    if data is not None:
+        out = merge_shape((*data[:2], 0, 0), out, "SpatialTransformer: data and output")
+        assert out is not None
+    maps = merge_shape((out[0], 0), maps, "SpatialTransformer: batch of data, and loc")
+    assert maps is not None
+    out = (maps[0], *out[1:])
+    return [None if data is None else (*out[:2], *data[2:]), maps], [out]
+
+
+def _map_points(ctx: OpContext, loc: Any, base: Any) -> Any:
+    points = ctx.take((loc.shape[0], 2, base.shape[1]), loc.dtype)
+    ctx.xp.matmul(loc.reshape(-1, 3), base, out=points.reshape(-1, base.shape[1]))
+    return points
+
+
+def _spatial(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        height, width = params["target_shape"]
+        base = base_grid(ctx, height, width, inputs[1].dtype)
+        _sample_all(ctx, inputs[0], _map_points(ctx, inputs[1], base), outputs[0])
+
+
+def _spatial_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    ograd, data, loc = inputs
+    height, width = params["target_shape"]
+    base = base_grid(ctx, height, width, loc.dtype)
+    points = _map_points(ctx, loc, base)
+    of_points = ctx.take(points.shape, loc.dtype)
+    _backward_all(ctx, ograd, data, points, outputs[0], None if outputs[1] is None else of_points)
+    if outputs[1] is not None:
+        ctx.xp.matmul(of_points.reshape(-1, base.shape[1]), base.T, out=outputs[1].reshape(-1, 3))
+
+
+def _spatial_bytes(params: Params, data: TensorSpec, grids: int) -> int:
+    height, width = params["target_shape"]
+    batch, channels = data.shape[:2]
+    whole = ((batch, 2, height * width), data.dtype)
+    return (
+        base_bytes(height, width, data.dtype)
+        + take_bytes(*[whole] * grids)
+        + sampler_bytes(channels, height * width, data.dtype)
+    )
+
+
+register(
+    Op(
+        name="SpatialTransformer",
+        forward=_spatial,
+        infer_shape=_spatial_shape,
+        infer_dtype=floats_only("SpatialTransformer"),
+        params=_SPATIAL,
+        inputs=("data", "loc"),
+        gradient=grad("_backward_SpatialTransformer", "g0", "x0", "x1"),
+        workspace=lambda params, inputs, outputs: _spatial_bytes(params, inputs[0], 1),
+        doc="Images under an affine map of each (batch, 6), sampled by bilinear interpolation.",
+    )
+)
+backward(
+    "SpatialTransformer",
+    _spatial_backward,
+    ("ograd", "data", "loc"),
+    grad_inputs=(0, 1),
+    params=_SPATIAL,
+    workspace=lambda params, inputs, outputs: _spatial_bytes(params, inputs[1], 2),
+)
