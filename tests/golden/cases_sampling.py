@@ -30,3 +30,7 @@ _add(
     {"value": [[0.9, 0.1, 0.05, -0.1, 0.8, 0.0]]},
     params={"target_shape": (6, 5), "transform_type": "affine", "sampler_type": "bilinear"},
 )
+
+REGIONS = {"value": [[0, 0, 0, 8, 8], [1, 2.5, 1, 9, 3], [1, 3, 5, 1, 1], [0, 20, 20, 30, 30], [-1, 0, 0, 4, 4]]}
+for _size, _scale in (((2, 2), 0.5), ((3, 2), 1.0), ((1, 4), 0.3), ((7, 7), 0.7)):
+    _add("ROIPooling", (2, 3, 5, 6), REGIONS, params={"pooled_size": _size, "spatial_scale": _scale})

@@ -215,7 +215,10 @@ IMAGES = [
     ),
 ]
 _AFFINE = np.array([[0.9, 0.13, 0.07, -0.27, 0.83, 0.04], [1.2, -0.3, 0.11, 0.17, 1.1, -0.36]])
+_REGIONS = np.array([[0, 0, 0, 4.0, 4], [1, 2, 1, 9, 3], [1, 3, 3, 1, 1], [0, 20, 20, 30, 30], [-1, 0, 0, 2, 2]])
 SAMPLING = [
+    ("ROIPooling", [distinct(2, 3, 5, 6), _REGIONS], {"pooled_size": (2, 2), "spatial_scale": 1.0}),
+    ("ROIPooling", [distinct(2, 2, 4, 6), _REGIONS], {"pooled_size": (1, 3), "spatial_scale": 0.5}),
     ("GridGenerator", [_AFFINE], {"transform_type": "affine", "target_shape": (3, 4)}),
     ("GridGenerator", [uniform(2, 2, 3, 4)], {"transform_type": "warp"}),
     ("BilinearSampler", [uniform(2, 3, 4, 5), uniform(2, 2, 3, 2, low=-1.3, high=1.3)], {}),

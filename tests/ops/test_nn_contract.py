@@ -20,7 +20,7 @@ MODULES = [
 def wrt(case):
     """Inputs that a case is differentiated by: what is float and no statistic or label; no gamma when that is fixed."""
     op, _, params = case
-    if op in ("Crop", "softmax_cross_entropy"):
+    if op in ("Crop", "softmax_cross_entropy", "ROIPooling"):
         return (0,)
     if op == "BatchNorm":
         return (0, 1, 2) if params.get("fix_gamma") is False else (0, 2)

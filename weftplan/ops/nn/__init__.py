@@ -17,6 +17,7 @@ import weftplan.ops.nn.losses
 import weftplan.ops.nn.lrn
 import weftplan.ops.nn.pooling
 import weftplan.ops.nn.rnn
+import weftplan.ops.nn.roi_pooling
 import weftplan.ops.nn.sequence
 import weftplan.ops.nn.softmax
 import weftplan.ops.nn.softmax_cross_entropy

@@ -1,0 +1,150 @@
+"""ROIPooling: the maxima over a grid of cells of each region of interest.
+
+A region is (image, x1, y1, x2, y2), corners included, in units of which ``spatial_scale`` makes pixels; it is rounded
+to whole pixels, at least one each way, and cut into cells that may overlap by a pixel. Cells outside of the image, and
+regions of an image that is not there, give 0. The first of equal values is the maximum. Girshick, "Fast R-CNN" (2015).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError
+from weftplan.ops.kernels import INDEX
+from weftplan.ops.params import p_float, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+
+_PARAMS = (
+    Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
+    Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions."),
+)
+
+
+def _size(params: Params) -> tuple[int, int]:
+    size: Shape = params["pooled_size"]
+    if len(size) != 2 or min(size) < 1:
+        raise ParameterError(f"ROIPooling: pooled_size={size}: expected a positive height and width")
+    return size[0], size[1]
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = None if ins[0] is None else merge_shape((0, 0, 0, 0), ins[0], "ROIPooling: data of 4 axes")
+    out = merge_shape((0, 0, *_size(params)), outs[0], "ROIPooling: output for pooled_size, and given")
+    out = merge_shape(out, outs[1], "ROIPooling: output and places of the maxima")
+    rois = merge_shape((0, 5), ins[1], "ROIPooling: rois (regions, 5)")
+    assert out is not None
+    assert rois is not None
+    rois = merge_shape((out[0], 5), rois, "ROIPooling: regions in output and rois")
+    assert rois is not None
+    if data is not None:
+        out = merge_shape((0, data[1], 0, 0), out, "ROIPooling: channels of data and output")
+        assert out is not None
+        data = (data[0], out[1], *data[2:])
+    out = (rois[0], *out[1:])
+    return [data, rois], [out, out]
+
+
+def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(merge_dtype(ins[0], ins[1], "ROIPooling: data and rois"), outs[0], "ROIPooling: data and output")
+    return [data, data], [data, merge_dtype(INDEX, outs[1], "ROIPooling: places of the maxima")]
+
+
+def _away(value: Any) -> int:
+    """Nearest integer, halves away from 0."""
+    return int(math.copysign(math.floor(abs(value) + 0.5), value))
+
+
+def _cells(start: int, end: int, cells: int, extent: int, kind: Any) -> list[tuple[int, int]]:
+    """Where the cells of a region from pixel ``start`` to ``end`` begin and end within ``extent``.
+
+    Sizes of cells are divided in the data's float dtype, as MXNet 1.9.1 does, since it decides about borders.
+    """
+    size = kind(max(end - start + 1, 1)) / kind(cells)
+    found = []
+    for cell in range(cells):
+        first = math.floor(kind(cell) * size) + start
+        last = math.ceil(kind(cell + 1) * size) + start
+        found.append((min(max(first, 0), extent), min(max(last, 0), extent)))
+    return found
+
+
+def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tuple[int, int, int, int, slice, slice]]:
+    """(region, image, cell row, cell column, rows, columns) of every cell that is not empty."""
+    height, width = _size(params)
+    scale = kind(params["spatial_scale"])
+    for region, (image, *corners) in enumerate(rois.tolist()):
+        if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
+            continue
+        x1, y1, x2, y2 = (_away(kind(corner) * scale) for corner in corners)
+        rows = _cells(y1, y2, height, data[2], kind)
+        columns = _cells(x1, x2, width, data[3], kind)
+        for i, (top, bottom) in enumerate(rows):
+            for j, (left, right) in enumerate(columns):
+                if top < bottom and left < right:
+                    yield region, int(image), i, j, slice(top, bottom), slice(left, right)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Output 1: the place (row · width + column) of each maximum, -1 where there is none."""
+    xp = ctx.xp
+    data, rois = inputs
+    out, places = outputs
+    if out is not None:
+        out.fill(0)
+    if places is not None:
+        places.fill(-1)
+    channels = xp.arange(data.shape[1])
+    for region, image, i, j, rows, columns in _regions(params, rois, data.shape, data.dtype.type):
+        window = data[image, :, rows, columns]
+        if out is not None:
+            xp.max(window, axis=(1, 2), out=out[region, :, i, j])
+        if places is not None:
+            # The first row with the maximum, and its first column: temporaries of one row or column of each channel.
+            row = window.max(axis=2).argmax(axis=1)
+            column = window[channels, row].argmax(axis=1)
+            places[region, :, i, j] = (row + rows.start) * data.shape[3] + column + columns.start
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Every maximum gets its gradient, in the order of the regions; the regions themselves get none."""
+    ograd, rois, places = inputs
+    of_data, of_rois = outputs
+    if of_rois is not None:
+        of_rois.fill(0)
+    if of_data is None:
+        return
+    of_data.fill(0)
+    channels = of_data.shape[1]
+    flat = of_data.reshape(of_data.shape[0], channels, -1)
+    for region, image in enumerate(rois[:, 0].tolist()):
+        if not 0 <= image < of_data.shape[0]:
+            continue
+        for channel in range(channels):
+            where, g = places[region, channel].reshape(-1), ograd[region, channel].reshape(-1)
+            kept = where >= 0
+            ctx.xp.add.at(flat[int(image), channel], where[kept], g[kept])
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_ROIPooling", [builder.ograd(), builder.input(1), builder.output(1)])
+
+
+register(
+    Op(
+        name="ROIPooling",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=floats_only("ROIPooling", _dtypes),
+        params=_PARAMS,
+        inputs=("data", "rois"),
+        outputs=("output", "maxidx"),
+        visible_outputs=1,
+        gradient=_gradient,
+        doc="Maxima over the cells of regions (image, x1, y1, x2, y2): (regions, channels, *pooled_size).",
+    )
+)
+backward("ROIPooling", _backward, ("ograd", "rois", "maxidx"), grad_inputs=(0, 1), params=_PARAMS)
