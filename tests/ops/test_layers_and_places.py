@@ -80,6 +80,54 @@ def test_refused(op, shapes, params, error, message):
     assert op.strip("_").split("_")[-1] in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("op", "ins", "outs", "params", "expected"),
+    [
+        ("SequenceMask", [None, None], [(4, 3)], LENGTHS, ([(4, 3), (3,)], [(4, 3)])),
+        ("SequenceMask", [(4, 0), (3,)], [None], LENGTHS, ([(4, 3), (3,)], [(4, 3)])),
+        ("SequenceMask", [(0, 4, 2), (3,)], [None], {**LENGTHS, "axis": 1}, ([(3, 4, 2), (3,)], [(3, 4, 2)])),
+        ("SequenceLast", [(4, 0, 2)], [(3, 0)], {}, ([(4, 3, 2)], [(3, 2)])),
+        ("SequenceLast", [(0, 4), None], [(3,)], {**LENGTHS, "axis": 1}, ([(3, 4), (3,)], [(3,)])),
+        (
+            "GroupNorm",
+            [None] * 3,
+            [(2, 4, 3), None, None],
+            {"num_groups": 2},
+            ([(2, 4, 3), (2,), (2,)], [(2, 4, 3), (2, 2), (2, 2)]),
+        ),
+        ("SVMOutput", [(0, 3), (5,)], [None], {}, ([(5, 3), (5,)], [(5, 3)])),
+        ("softmax_cross_entropy", [(0, 3), (5,)], [None], {}, ([(5, 3), (5,)], [(1,)])),
+        (
+            "Crop",
+            [(2, 0, 5, 6), (1, 1, 2, 3)],
+            [(0, 3, 0, 0)],
+            {"num_args": 2},
+            ([(2, 3, 5, 6), (1, 1, 2, 3)], [(2, 3, 2, 3)]),
+        ),
+        (
+            "UpSampling",
+            [(2, 3, 0, 5), None],
+            [(2, 3, 8, 10)],
+            {"scale": 2, "num_filter": 3, "sample_type": "bilinear", "num_args": 2},
+            ([(2, 3, 0, 5), (3, 1, 4, 4)], [(2, 3, 8, 10)]),
+        ),
+        ("GridGenerator", [None], [(5, 0, 0, 0)], {**AFFINE, "target_shape": (3, 4)}, ([(5, 6)], [(5, 2, 3, 4)])),
+        ("BilinearSampler", [(0, 3, 5, 6), None], [(2, 0, 3, 4)], {}, ([(2, 3, 5, 6), (2, 2, 3, 4)], [(2, 3, 3, 4)])),
+        ("scatter_nd", [None, (2, 5)], [None], {"shape": (4, 3, 2)}, ([(5, 2), (2, 5)], [(4, 3, 2)])),
+        ("scatter_nd", [(5, 2), (2, 0)], [None], {"shape": (4, 3, 2)}, ([(5, 2), (2, 5)], [(4, 3, 2)])),
+        ("batch_take", [(0, 3), None], [(5,)], {}, ([(5, 3), (5,)], [(5,)])),
+        ("ravel_multi_index", [None], [(5,)], {"shape": (4, 3)}, ([(2, 5)], [(5,)])),
+        ("unravel_index", [None], [(2, 5)], {"shape": (4, 3)}, ([(5,)], [(2, 5)])),
+    ],
+)
+def test_inference_goes_both_ways(op, ins, outs, params, expected):
+    """What one side knows of the shapes fills the holes of the other."""
+    found = registry.get(op)
+    parsed = registry.parse_params(found, params)
+    new = found.infer_shape(parsed, list(ins), list(outs))
+    assert (list(new[0]), list(new[1])) == expected
+
+
 @pytest.mark.parametrize("op", ["GridGenerator", "BilinearSampler", "ROIPooling", "moments"])
 def test_integers_are_refused(op):
     """Operators that compute floats take no integers."""
