@@ -82,7 +82,7 @@ register(
         outputs=lambda params: tuple(f"output{k}" for k in range(params["num_weights"])),
         inplace=lambda params: tuple(InplacePair(2 * k, k) for k in range(params["num_weights"])),
         workspace=_multi_sgd_workspace,
-        doc="sgd_update of several weights; inputs are weight, gradient, weight, gradient, …",
+        doc="sgd_update of several weights; inputs are the pairs of weight and gradient, one after the other.",
     )
 )
 
