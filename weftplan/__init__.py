@@ -14,11 +14,11 @@ from weftplan.device.context import Context, cpu, cpu_pinned, current_context, g
 from weftplan.errors import MXNetError, did_you_mean
 
 if TYPE_CHECKING:
+    from weftplan import device as context
     from weftplan import engine, executor, kvstore, models, ndarray, planner, profiler, storage, symbol
     from weftplan import kvstore as kv
     from weftplan import ndarray as nd
     from weftplan import symbol as sym
-    from weftplan.device import context
     from weftplan.ndarray import random
     from weftplan.symbol import name
     from weftplan.symbol.attribute import AttrScope
@@ -39,7 +39,7 @@ _LAZY = {
     "attribute": "symbol.attribute",
     "base": "errors",
     "callback": "training.callbacks",
-    "context": "device.context",
+    "context": "device",
     "init": "training.initializer",
     "initializer": "training.initializer",
     "io": "training.io",

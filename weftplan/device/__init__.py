@@ -1,16 +1,8 @@
 """Devices: contexts, raw memory, copies, streams and events; NumPy, CuPy and simulated."""
 
 from weftplan.device.base import Device, Event, Stream
-from weftplan.device.context import (
-    Context,
-    cpu,
-    cpu_pinned,
-    current_context,
-    gpu,
-    gpu_memory_info,
-    num_gpus,
-    sim,
-)
+from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
+from weftplan.device.gpus import gpu_memory_info, num_gpus
 from weftplan.device.registry import get
 from weftplan.device.stream import current_stream
 

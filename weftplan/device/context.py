@@ -7,14 +7,23 @@ The current context is kept per thread.
 
 from __future__ import annotations
 
-import importlib
 import operator
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar, SupportsIndex
 
 from weftplan.errors import DeviceError
 
 _DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6}
+
+_empty: Callable[[Context], int] | None = None
+"""What empties a context's pool; None until storage is imported: then there are none."""
+
+
+def set_pools(empty: Callable[[Context], int]) -> None:
+    """Called once by :mod:`weftplan.storage`, so that imports only go down."""
+    global _empty
+    _empty = empty
 
 
 class Context:
@@ -59,8 +68,7 @@ class Context:
 
     def empty_cache(self) -> int:
         """Give unused memory that the pool of this context keeps back to the system; returns the bytes."""
-        freed: int = importlib.import_module("weftplan.storage").empty_cache(self)
-        return freed
+        return 0 if _empty is None else _empty(self)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -118,21 +126,3 @@ def gpu(device_id: SupportsIndex = 0) -> Context:
 def sim(device_id: SupportsIndex = 0) -> Context:
     """A simulated device in host memory, with streams, a capacity and a cost model."""
     return Context("sim", device_id)
-
-
-def num_gpus() -> int:
-    """How many GPUs there are for ``gpu(0)``, ``gpu(1)``, …; 0 where CuPy, the driver or the hardware is missing."""
-    from weftplan.device.cupy_device import count_gpus
-
-    return count_gpus()
-
-
-def gpu_memory_info(device_id: SupportsIndex = 0) -> tuple[int, int]:
-    """(free, total) bytes of the memory of ``gpu(device_id)``.
-
-    Raises:
-        DeviceError: there is no such GPU, or CuPy or the driver is missing; says what to install.
-    """
-    from weftplan.device.registry import get
-
-    return get(gpu(device_id)).memory_info()

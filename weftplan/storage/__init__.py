@@ -1,10 +1,13 @@
 """Storage: who owns bytes. ``storage.get(ctx)`` is the process-wide resource of a context."""
 
+from weftplan.device.context import set_pools
 from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsResource
 from weftplan.storage.base import Allocation, Resource, Statistics
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.raw import RawResource
 from weftplan.storage.registry import empty_cache, get, in_use, using
+
+set_pools(empty_cache)
 
 __all__ = [
     "Allocation",
