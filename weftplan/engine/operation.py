@@ -7,7 +7,7 @@ from contextlib import suppress
 from enum import IntEnum
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.sites import Site, site_text
@@ -154,6 +154,10 @@ def label_of(fn: Any, name: str | None) -> str:
 
     Never raises: this runs on workers, where nobody would catch it, and what it asks may be the user's code.
     """
+    if name is None and type(fn) is FunctionType:  # nothing of the user's: a trace asks this of each operation
+        own = fn.__qualname__
+        if type(own) is str and own:
+            return own
     with suppress(BaseException):
         if name:
             return str.__str__(str(name))
