@@ -97,7 +97,7 @@ def test_engines_leave_no_byte():
         PYTHON_TLBC="0",  # without the GIL CPython 3.14 keeps a copy of the bytecode for as many threads as there were
     )
     assert code == 0, err
-    assert int(out) < (20 if GIL else 100)  # bytes an engine; tables that grow by doubling are larger without the GIL
+    assert int(out) < (20 if GIL else 200)  # bytes an engine; tables that grow by doubling are larger without the GIL
 
 
 def test_an_engine_that_is_dropped_while_busy_finishes():

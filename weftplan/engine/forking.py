@@ -167,6 +167,17 @@ def engines() -> list[Any]:
             continue
 
 
+def _enter_all(held: list[Forking]) -> None:
+    """A loop of its own: the interpreter (3.14) looks for signals at its end, which no ``try`` around it covers."""
+    new = engines()
+    while new:
+        for engine in new:
+            held.append(engine)
+            engine._hold_pushes()
+            engine._quiet()
+        new = [engine for engine in engines() if engine not in held]  # another thread has made some meanwhile
+
+
 def _before_fork() -> None:
     """Finish all work and be inside every engine's region, so that the child sees no half-made change."""
     held = _fork.held
@@ -175,13 +186,7 @@ def _before_fork() -> None:
         _fork.shield = shielded()
         _fork.shield.__enter__()
         clock.since = 0  # while it waits, an interrupt comes at once
-        new = engines()
-        while new:
-            for engine in new:
-                held.append(engine)
-                engine._hold_pushes()
-                engine._quiet()
-            new = [engine for engine in engines() if engine not in held]  # another thread has made some meanwhile
+        _enter_all(held)
         clock.since = NEVER
     except BaseException as error:  # Ctrl-C; or this thread is inside, interrupted by a destructor that forks
         _fork.error = error
