@@ -1,8 +1,10 @@
-"""Engines for the contract."""
+"""Engines and stores for the contract."""
 
 import pytest
 
+import weftplan as mx
 from tests.contract.engines import DRIVERS
+from tests.contract.stores import STORES
 
 
 @pytest.fixture(params=DRIVERS)
@@ -21,3 +23,9 @@ def deferred(request):
     yield made
     made.stop()
     made.wait_for_all()
+
+
+@pytest.fixture(params=STORES)
+def kv(request):
+    """A fresh store of each kind."""
+    return mx.kv.create(request.param)

@@ -1,4 +1,4 @@
-"""The contract of every store of one process: keys, values, order, errors, updaters, states."""
+"""The contract of every store of one process: keys, values, order, errors, updaters."""
 
 import sys
 import threading
@@ -9,18 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weftplan as mx
+from tests.contract.stores import STORES
 from weftplan import device, engine, storage
-from weftplan.errors import FormatError, KVStoreError, OutOfMemoryError
+from weftplan.errors import KVStoreError, OutOfMemoryError
 from weftplan.storage import LimitResource, RawResource
-from weftplan.training import optimizer as optimizers
-
-KINDS = ["local", "device", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"]
-
-
-@pytest.fixture(params=KINDS)
-def kv(request):
-    """A fresh store of each kind."""
-    return mx.kv.create(request.param)
 
 
 def arrays(values, shape=(3, 4)):
@@ -148,115 +140,6 @@ def test_updater_that_raises_reaches_the_caller(kv):
     assert out.asnumpy().tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_optimizer_on_the_store_and_its_states(kv, name, tmp_path):
-    """States saved and loaded continue exactly as if nothing had happened."""
-    rng = np.random.default_rng(0)
-    gradients = [rng.standard_normal((3, 4)).astype("float32") for _ in range(6)]
-    settings_ = {"sgd": {"momentum": 0.9}, "adam": {}}[name]
-
-    def run(store, some, stop=None):
-        for g in some:
-            store.push("w_weight", [mx.nd.array(g), mx.nd.array(g, ctx=mx.cpu(1))])
-
-    def fresh():
-        store = mx.kv.create(kv.type)
-        store.init("w_weight", mx.nd.ones((3, 4)))
-        store.set_optimizer(optimizers.create(name, learning_rate=0.1, **settings_))
-        return store
-
-    whole = fresh()
-    run(whole, gradients)
-    first = fresh()
-    run(first, gradients[:3])
-    first.save_optimizer_states(tmp_path / "states")
-    half = mx.nd.empty((3, 4))
-    first.pull("w_weight", out=half)
-    second = fresh()
-    second.set_updater(None)
-    second.push("w_weight", half)
-    optimizer = optimizers.create(name, learning_rate=0.1, begin_num_update=3, **settings_)
-    second.set_optimizer(optimizer)
-    second.load_optimizer_states(tmp_path / "states")
-    run(second, gradients[3:])
-    results = []
-    for store in (whole, second):
-        out = mx.nd.empty((3, 4))
-        store.pull("w_weight", out=out)
-        results.append(out.asnumpy())
-    assert np.array_equal(*results)
-
-
-def test_damaged_states_change_nothing(kv, tmp_path):
-    """A truncated states file is an error that names the problem; the states stay."""
-    kv.init("w", mx.nd.ones((2,)))
-    kv.set_optimizer(optimizers.create("sgd", momentum=0.9))
-    kv.push("w", mx.nd.ones((2,)))
-    kv.save_optimizer_states(tmp_path / "s")
-    data = (tmp_path / "s").read_bytes()
-    (tmp_path / "s").write_bytes(data[: len(data) // 2])
-    before = kv._states().get_states()
-    with pytest.raises(FormatError, match="truncated"):
-        kv.load_optimizer_states(tmp_path / "s")
-    assert kv._states().get_states() == before
-    with pytest.raises(FormatError, match="cannot read"):
-        kv.load_optimizer_states(tmp_path / "absent")
-
-
-SETTINGS = {"plain": ("sgd", {}), "momentum": ("sgd", {"momentum": 0.9}), "adam": ("adam", {})}
-
-
-@pytest.mark.parametrize(
-    ("saved", "shape", "loaded"),
-    [
-        ("plain", (2,), "momentum"),
-        ("momentum", (2,), "adam"),
-        ("adam", (2,), "momentum"),
-        ("momentum", (3,), "momentum"),
-        ("adam", (2, 1), "adam"),
-    ],
-)
-def test_states_of_another_optimizer_or_network(kv, tmp_path, saved, shape, loaded):
-    """They are refused at their first use, by name and with what was wanted; the weight keeps its value."""
-    other = mx.kv.create("local")
-    for store, of, how in ((other, shape, saved), (kv, (2,), loaded)):
-        store.init("w", mx.nd.ones(of))
-        name, settings_ = SETTINGS[how]
-        store.set_optimizer(optimizers.create(name, **settings_))
-    other.push("w", mx.nd.ones(shape))
-    other.save_optimizer_states(tmp_path / "s")
-    kv.load_optimizer_states(tmp_path / "s")
-    for _ in range(2):
-        with pytest.raises(KVStoreError, match=r"state of 'w' is .* needs .* for a weight \(2,\) float32"):
-            kv.push("w", mx.nd.ones((2,)))
-    out = mx.nd.empty((2,))
-    kv.pull("w", out=out)
-    assert out.asnumpy().tolist() == [1, 1]
-    kv.set_optimizer(optimizers.create(name, **settings_))
-    kv.push("w", mx.nd.ones((2,)))
-
-
-@pytest.mark.parametrize("state", [{"mean": 0}, 1.5, "text", (None, [np.ones(2)])], ids=repr)
-def test_states_that_cannot_be_saved(kv, tmp_path, state):
-    """An optimizer of the user's may have any state; saving says what can be saved and leaves no file."""
-
-    class Own:
-        """Keeps something."""
-
-        def create_state_multi_precision(self, index, weight):
-            return state
-
-        def update_multi_precision(self, index, weight, grad, state):
-            weight -= grad
-
-    kv.init("w", mx.nd.ones((2,)))
-    kv.set_optimizer(Own())
-    kv.push("w", mx.nd.ones((2,)))
-    with pytest.raises(KVStoreError, match="to be saved is None, an NDArray, or a tuple"):
-        kv.save_optimizer_states(tmp_path / "s")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -325,7 +208,7 @@ def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("engine_kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORES)
 def test_push_then_pull_needs_no_barrier_on_any_engine(kind, engine_kind):
     """Fifty rounds of push, update on the store and pull, read once at the end, equal the serial sum."""
     with engine.using(engine.create(engine_kind)) as chosen:

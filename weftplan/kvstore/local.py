@@ -197,7 +197,9 @@ class KVStoreLocal(KVStoreBase):
         """Write the optimizer's states to ``fname`` (whole or not at all)."""
         if dump_optimizer:
             raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
-        write_atomically(Path(fname), self._states().get_states())
+        states = self._states().get_states()
+        with replacing(fname) as file:
+            file.write(states)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read the optimizer's states from ``fname``; raises FormatError and changes nothing if damaged."""
@@ -376,9 +378,3 @@ def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
         priority=priority,
         name="KVStoreReduce",
     )
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole or not at all."""
-    with replacing(path) as file:
-        file.write(data)

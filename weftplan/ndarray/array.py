@@ -3,6 +3,8 @@
 An operation on arrays is pushed and returns at once; whoever looks at values (``asnumpy``, ``print``, ``bool``, …)
 waits. Arrays are contiguous. Several may share a chunk, and with it the var: views made by ``reshape``, by integers and
 by slices that leave the selected bytes contiguous.
+
+Longer than other files: one class, of some eighty methods of a few lines each; what they do stands in files beside it.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ class CallPlan:
     """Everything about a call that depends only on operator, parameters, shapes and dtypes."""
 
     params: Mapping[str, Any]
-    outputs: tuple[TensorSpec, ...]
-    makes: tuple[tuple[int, Shape, DType], ...]
+    outputs: tuple[tuple[int, Shape, DType], ...]
     """Bytes, shape and dtype of each output."""
     visible: int
     ignored: frozenset[int]
@@ -77,7 +76,7 @@ def invoke(
     if not targets:
         outputs = [
             NDArray(Chunk(context, nbytes, name=op.name, prompt=False), shape, dtype)
-            for nbytes, shape, dtype in plan.makes
+            for nbytes, shape, dtype in plan.outputs
         ]
         final: list[tuple[Any, Any]] = []
     else:
@@ -238,8 +237,7 @@ def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], target
     sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
     return CallPlan(
         params=parsed,
-        outputs=tuple(specs),
-        makes=tuple((spec.nbytes, spec.shape, spec.dtype) for spec in specs),
+        outputs=tuple((spec.nbytes, spec.shape, spec.dtype) for spec in specs),
         visible=visible,
         ignored=frozenset(op.ignored(parsed)),
         inplace=tuple(op.inplace_pairs(parsed)),
@@ -257,9 +255,9 @@ def _outputs_into(
     """
     outputs: list[NDArray] = []
     final: list[tuple[Any, Any]] = []
-    for k, spec in enumerate(plan.outputs):
+    for k, (nbytes, shape, dtype) in enumerate(plan.outputs):
         if k >= len(targets):
-            outputs.append(NDArray(Chunk(context, spec.nbytes, name=op.name), spec.shape, spec.dtype))
+            outputs.append(NDArray(Chunk(context, nbytes, name=op.name), shape, dtype))
             continue
         target = targets[k]
         if target.context != context:
@@ -267,7 +265,7 @@ def _outputs_into(
         if all(_may_share(plan, i, k, array, target) for i, array in enumerate(inputs)):
             outputs.append(target)
         else:
-            made = NDArray(Chunk(context, spec.nbytes, name=op.name), spec.shape, spec.dtype)
+            made = NDArray(Chunk(context, nbytes, name=op.name), shape, dtype)
             outputs.append(made)
             final.append((target.raw(), made.raw()))
     return outputs, final

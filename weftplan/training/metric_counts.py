@@ -84,6 +84,18 @@ def _sum(left: Host, right: Host) -> Host:
 class _Binary(_Confusion):
     """For two classes, 1 being the positive one; predictions are scores (samples, 2)."""
 
+    called = ""
+    """The name it has unless told otherwise."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        output_names: Names = None,
+        label_names: Names = None,
+        average: str = "macro",
+    ) -> None:
+        super().__init__(self.called if name is None else name, output_names, label_names, average)
+
     def count(self, label: Host, pred: Host) -> Host:
         if pred.ndim != 2 or label.size != len(pred):
             raise ShapeError(
@@ -101,14 +113,7 @@ class _Binary(_Confusion):
 class F1(_Binary):
     """Harmonic mean of precision and recall; 0 where both are."""
 
-    def __init__(
-        self,
-        name: str = "f1",
-        output_names: Names = None,
-        label_names: Names = None,
-        average: str = "macro",
-    ) -> None:
-        super().__init__(name, output_names, label_names, average)
+    called = "f1"
 
     def score(self, matrix: Host) -> float:
         right, guessed, positive = matrix[1, 1], matrix[1].sum(), matrix[:, 1].sum()
@@ -119,14 +124,7 @@ class F1(_Binary):
 class MCC(_Binary):
     """Matthews' correlation coefficient (1975); of its four sums those that are 0 are left out."""
 
-    def __init__(
-        self,
-        name: str = "mcc",
-        output_names: Names = None,
-        label_names: Names = None,
-        average: str = "macro",
-    ) -> None:
-        super().__init__(name, output_names, label_names, average)
+    called = "mcc"
 
     def score(self, matrix: Host) -> float:
         sums = [int(n) for n in (*matrix.sum(axis=0), *matrix.sum(axis=1))]

@@ -13,8 +13,8 @@ from typing import Any
 
 from weftplan.device.context import Context
 from weftplan.errors import BindError, FormatError, MXNetError, ShapeError
+from weftplan.files import replacing
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
-from weftplan.kvstore.local import write_atomically
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import initializer as initializers
@@ -474,7 +474,9 @@ class Module(BaseModule):
 
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's states to a file, whole or not at all."""
-        write_atomically(Path(fname), self._states_holder().get_states())
+        states = self._states_holder().get_states()
+        with replacing(fname) as file:
+            file.write(states)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what :meth:`save_optimizer_states` has written, on these devices or others, with a kvstore or without.
