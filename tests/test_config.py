@@ -142,8 +142,17 @@ class TestGet:
         with pytest.raises(ConfigError, match=f"MXNET_BACKWARD_DO_MIRROR='{text}'.*expected true, false, 1 or 0"):
             config.get("MXNET_BACKWARD_DO_MIRROR")
 
+    @pytest.mark.parametrize(
+        ("text", "value"), [("1e6", 1_000_000), ("1E6", 1_000_000), ("2.5e+3", 2500), ("+1e0", 1), ("1.0e1", 10)]
+    )
+    def test_integers_with_exponents(self, monkeypatch: pytest.MonkeyPatch, text: str, value: int):
+        """MXNet's documents write the bound of large arrays as 1e6: that is a million, and an int."""
+        monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", text)
+        got = config.get("MXNET_KVSTORE_BIGARRAY_BOUND")
+        assert (got, type(got)) == (value, int)
+
     @pytest.mark.parametrize("name", THREAD_COUNTS)
-    @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1e3", "1_000", "1025", "0x2", "٣"])
+    @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1e-3", "1_000", "1025", "0x2", "٣"])
     def test_bad_thread_count(self, monkeypatch: pytest.MonkeyPatch, name: str, text: str):
         """A thread count of 0, below 0 or that is no decimal integer names variable, value, range and default."""
         monkeypatch.setenv(name, text)

@@ -21,6 +21,7 @@ import os
 import re
 import warnings
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
@@ -213,8 +214,7 @@ def _parse(variable: Variable, source: str, text: str) -> bool | int | float | s
         near = difflib.get_close_matches(text.lower(), {c.lower(): c for c in variable.choices}, n=1)
         hint = "".join(f"; did you mean {c}?" for c in variable.choices if near and c.lower() == near[0])
     elif variable.kind is int:
-        # int() would also take "1_000"; MXNet's own parser silently reads "1e6" as 1, which must not pass either.
-        value = int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None
+        value = _integer(text)
     else:
         try:
             value = float(text)
@@ -227,6 +227,23 @@ def _parse(variable: Variable, source: str, text: str) -> bool | int | float | s
             f"{source}={text!r} is not legal: expected {variable.legal} (default {variable.default}){hint}"
         )
     return value
+
+
+def _integer(text: str) -> int | None:
+    """The integer that ``text`` spells, ``1e6`` included, None where it is not one.
+
+    MXNet documents ``MXNET_KVSTORE_BIGARRAY_BOUND`` as ``1e6``, and reads that as 1.
+
+    >>> _integer("1e6"), _integer("2.5e3"), _integer("1.5e0"), _integer("1_000")
+    (1000000, 2500, None, None)
+    """
+    # int() would also take "1_000", and digits of other scripts.
+    if re.fullmatch(r"[+-]?[0-9]+", text):
+        return int(text)
+    if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}", text):
+        return None
+    number = Decimal(text)
+    return int(number) if number == number.to_integral_value() else None
 
 
 def _in_range(variable: Variable, value: bool | int | float | str) -> bool:
