@@ -1,8 +1,7 @@
-"""Rules of the whole repository: layers, root links, README and CI, public names, and words that must not appear."""
+"""Rules of the whole repository: root links, README and CI, public names, and words that must not appear."""
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -16,115 +15,6 @@ import weftplan
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "weftplan"
-
-LAYERS = (
-    {"cli"},
-    {"report"},
-    {"training"},
-    {"kvstore"},
-    {"models"},
-    {"executor"},
-    {"planner"},
-    {"symbol"},
-    {"profiler"},
-    {"ndarray"},
-    {"ops"},
-    {"storage", "engine"},
-    {"device"},
-    {"config"},
-    {"_variables"},
-    {"errors", "files", "locks"},
-)
-"""From top to bottom, as ARCHITECTURE.md lists them: a module imports only from further down, or from its own part."""
-
-NEVER = {
-    "planner": {"ndarray", "engine", "storage"},
-    "kvstore": {"planner"},
-    "ops": {"ndarray", "engine", "storage", "device", "config"},
-}
-"""Imports that would go down, and are still forbidden."""
-
-LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-
-
-def modules() -> list[Path]:
-    """Every module but the root's ``__init__`` (imports everything lazily) and ``__main__`` (runs the cli)."""
-    return sorted(p for p in PACKAGE.rglob("*.py") if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py"))
-
-
-def part_of(path: Path) -> str:
-    """The layer of a module: its folder below the package, or its own name."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, part) for each import of weftplan in a module, wherever it stands; the whole package's part is empty."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            names = [f"weftplan.{alias.name}" for alias in node.names] if module == "weftplan" else [module]
-        else:
-            continue
-        for name in names:
-            head, _, rest = name.partition(".")
-            part = rest.split(".")[0]
-            if head == "weftplan" and not part.startswith("__"):
-                yield node.lineno, part
-
-
-def violations(part: str, imported: Iterator[tuple[int, str]]) -> list[str]:
-    """What is wrong with the imports of one module of ``part``."""
-    wrong = []
-    for line, other in imported:
-        if other == part:
-            continue
-        if not other:
-            wrong.append(f"line {line}: import the parts that are needed, not the whole of weftplan")
-        elif other not in LEVEL:
-            wrong.append(f"line {line}: weftplan.{other} has no place in LAYERS")
-        elif LEVEL[other] <= LEVEL[part] or other in NEVER.get(part, set()):
-            wrong.append(f"line {line}: {part} must not import {other}")
-    return wrong
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_imports_go_down(path: Path):
-    """No module imports a layer beside or above its own."""
-    part = part_of(path)
-    assert part in LEVEL, f"{part} has no place in LAYERS: add it there and to ARCHITECTURE.md"
-    assert violations(part, imports(path)) == []
-
-
-def test_the_layer_rule_can_fail(tmp_path: Path):
-    """The check sees imports upward, sideways, by ``from weftplan import``, in a function, of unknown parts, of all."""
-    path = tmp_path / "module.py"
-    path.write_text(
-        "import weftplan.executor\nfrom weftplan import storage, __version__\nfrom weftplan.errors import MXNetError\n"
-        "def f():\n    from weftplan.ndarray.array import NDArray\nimport weftplan.nonsense\nimport numpy\n"
-        "import weftplan\n"
-    )
-    assert violations("engine", imports(path)) == [
-        "line 1: engine must not import executor",
-        "line 2: engine must not import storage",
-        "line 6: weftplan.nonsense has no place in LAYERS",
-        "line 8: import the parts that are needed, not the whole of weftplan",
-        "line 5: engine must not import ndarray",
-    ]
-    assert violations("planner", imports(path))[1:3] == [
-        "line 2: planner must not import storage",
-        "line 6: weftplan.nonsense has no place in LAYERS",
-    ]
-
-
-def test_layers_are_those_of_the_architecture():
-    """Each layer stands in ARCHITECTURE.md's list, in the same order."""
-    text = (ROOT / "ARCHITECTURE.md").read_text().split("```")[0]
-    listed = re.findall(r"^    ([a-z]+)(?:[ |]+([a-z]+))?  ", text, re.MULTILINE)
-    order = [part for row in listed for part in row if part in LEVEL]
-    assert len(order) >= 15
-    assert [LEVEL[part] for part in order] == sorted(LEVEL[part] for part in order)
 
 
 @pytest.mark.parametrize("name", ["engine", "planner", "kvstore"])

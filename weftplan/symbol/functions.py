@@ -10,6 +10,7 @@ from weftplan.ops import registry
 from weftplan.ops.schema import REQUIRED, Op
 from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
+from weftplan.symbol.hooks import set_functions
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Symbol, single
 
@@ -135,3 +136,6 @@ def _document(op: Op) -> str:
             default = "required" if param.default is REQUIRED else f"default {param.default!r}"
             lines.append(f"    {param.name}: {param.doc or 'see MXNet 1.9.1'} ({default})")
     return "\n".join(lines)
+
+
+set_functions(function)

@@ -1,4 +1,7 @@
-"""What higher layers fill in, so that ``symbol.bind`` and ``symbol.plan`` work while imports only go down."""
+"""Verbs of symbols that modules further up provide, so that imports only go down.
+
+``symbol.bind`` comes from the executor, ``symbol.plan`` from the planner, operators as methods from ``functions.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,11 @@ def set_binder(bind: Callable[..., Any], simple_bind: Callable[..., Any]) -> Non
 def set_planner(plan: Callable[..., Any]) -> None:
     """Called once by :mod:`weftplan.planner`; ``plan`` takes the symbol first."""
     _hooks["plan"] = plan
+
+
+def set_functions(function: Callable[..., Any]) -> None:
+    """Called once by :mod:`weftplan.symbol.functions`; ``function`` takes the name of an operator."""
+    _hooks["function"] = function
 
 
 def hook(name: str, package: str) -> Callable[..., Any]:

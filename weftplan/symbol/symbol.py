@@ -213,9 +213,7 @@ class Symbol(Inference, Arithmetic):
         if name in _NDARRAY_ONLY:
             return _not_for_symbols(name)
         if not name.startswith("__") and registry.contains(name):
-            from weftplan.symbol.functions import function  # functions make symbols, so they are above this module
-
-            return partial(function(name), self)
+            return partial(hook("function", "weftplan.symbol.functions")(name), self)
         raise AttributeError(f"Symbol has no attribute {name!r}, and no operator is called so")
 
     def __dir__(self) -> list[str]:
@@ -223,9 +221,7 @@ class Symbol(Inference, Arithmetic):
 
     def astype(self, dtype: Any) -> Symbol:
         """The ``Cast`` of this symbol."""
-        from weftplan.symbol.functions import function
-
-        result: Symbol = function("cast")(self, dtype=dtype)
+        result: Symbol = hook("function", "weftplan.symbol.functions")("cast")(self, dtype=dtype)
         return result
 
     # ------------------------------------------------------------------------------------------------------- files

@@ -1,0 +1,160 @@
+"""Draws the layers of the package from its real imports.
+
+``python docs/draw_layers.py`` writes ``docs/images/layers.svg``.
+
+The order of the rooms and what each is for come from the list in ``ARCHITECTURE.md``; the arrows come from the import
+statements of every module, those for types included. A test compares the stored picture's arrows with the imports of
+today, so the picture cannot grow old.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs/images/layers.svg"
+
+Graph = Mapping[str, frozenset[str]]
+"""A module's dotted name -> the modules of the package that it imports."""
+
+
+def read_imports(package: Path) -> Graph:
+    """The imports between the modules of ``package``, wherever in a module they stand, those for types included."""
+    files = {}
+    for path in package.rglob("*.py"):
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        files[name.removesuffix(".__init__")] = path
+    return {name: frozenset(_imported(path, files) - {name}) for name, path in files.items()}
+
+
+def _imported(path: Path, files: Mapping[str, Path]) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in files else node.module)
+    return found & files.keys()
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The groups of modules that import each other, directly or through others; empty where imports only go down.
+
+    Tarjan's algorithm, with a stack of its own.
+    """
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    on_path: set[str] = set()
+    found = []
+    for root in sorted(graph):
+        if root in order:
+            continue
+        work: list[tuple[str, Iterator[str]]] = [(root, iter(sorted(graph[root])))]
+        order[root] = lowest[root] = len(order)
+        path.append(root)
+        on_path.add(root)
+        while work:
+            name, rest = work[-1]
+            for other in rest:
+                if other not in order:
+                    order[other] = lowest[other] = len(order)
+                    path.append(other)
+                    on_path.add(other)
+                    work.append((other, iter(sorted(graph[other]))))
+                    break
+                if other in on_path:
+                    lowest[name] = min(lowest[name], order[other])
+            else:
+                work.pop()
+                if work:
+                    lowest[work[-1][0]] = min(lowest[work[-1][0]], lowest[name])
+                if lowest[name] == order[name]:
+                    start = path.index(name)
+                    group, path[start:] = path[start:], []
+                    on_path -= set(group)
+                    if len(group) > 1:
+                        found.append(sorted(group))
+    return found
+
+
+def rooms(text: str) -> dict[str, str]:
+    """Room -> what it is for, from top to bottom, as the list at the head of ``ARCHITECTURE.md`` has them."""
+    found = {}
+    for line in text.split("```")[0].splitlines():
+        match = re.fullmatch(r" {4}(\w+(?: +\| +\w+)*)  +(\S.*)", line)
+        if match:
+            names = re.split(r" +\| +", match[1])
+            purposes = re.split(r" +\| +", match[2])
+            found.update(zip(names, purposes, strict=False))
+    return found
+
+
+def arrows(graph: Graph, names: Mapping[str, str]) -> Counter[tuple[str, str]]:
+    """(importing room, imported room) -> how many modules of the first import from the second."""
+    found: Counter[tuple[str, str]] = Counter()
+    for name, imported in graph.items():
+        room = _room(name)
+        targets = {_room(other) for other in imported} - {room}
+        found.update((room, other) for other in targets if room in names and other in names)
+    return found
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1].removeprefix("_") if len(parts) > 1 else ""
+
+
+def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int]) -> str:
+    """An SVG: a square of layers by layers, with a dot where the row's layer imports the column's.
+
+    Rows and columns have the same order, so that imports that only go down fill one triangle.
+    """
+    step, left, top = 30, 560, 110
+    place = {name: (row + 0.5) * step for row, name in enumerate(names)}
+    side = step * len(names)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 16} {top + side + 12}" '
+        'font-family="system-ui, sans-serif">',
+        "<title>The layers of weftplan and what imports what; every import goes down</title>",
+        "<style>.n{font-weight:600;fill:#1b3a4b}.p{fill:#555}.a{fill:#1f77b4}.u{fill:#d62728}.b{fill:#eef3f7}"
+        ".g{stroke:#c9d3da;stroke-width:.5}@media(prefers-color-scheme:dark){.n{fill:#d6e6f2}.p{fill:#aaa}"
+        ".b{fill:#22303a}.a{fill:#6cb4ee}.g{stroke:#44525c}}</style>",
+        '<text class="p" x="14" y="26" font-size="14">A dot: some module of the layer on the left imports</text>',
+        '<text class="p" x="14" y="46" font-size="14">the layer above. The larger the dot, the more modules do.</text>',
+        '<text class="p" x="14" y="66" font-size="14">Imports only go down, so all dots lie above the diagonal.</text>',
+    ]
+    for row, (name, at) in enumerate(place.items()):
+        if row % 2 == 0:
+            lines.append(f'<rect class="b" x="8" y="{top + at - step / 2}" width="{left + side}" height="{step}"/>')
+        lines += [
+            f'<text class="n" x="14" y="{top + at + 5}" font-size="14">{name}</text>',
+            f'<text class="p" x="92" y="{top + at + 5}" font-size="11.5">{html.escape(names[name])}</text>',
+            f'<text class="n" font-size="13" transform="translate({left + at + 4} {top - 8}) rotate(-60)">'
+            f"{name}</text>",
+        ]
+    lines.append(f'<path class="g" d="M{left} {top}L{left + side} {top + side}"/>')
+    for (importer, imported), count in sorted(edges.items()):
+        kind = "a" if place[importer] < place[imported] else "u"
+        radius = min(2.5 + count**0.5, step / 2 - 1)
+        lines.append(
+            f'<circle class="{kind}" data-from="{importer}" data-to="{imported}" cx="{left + place[imported]}" '
+            f'cy="{top + place[importer]}" r="{radius:.1f}"/>'
+        )
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def main() -> None:
+    names = rooms((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    PICTURE.write_text(draw(names, arrows(read_imports(ROOT / "weftplan"), names)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
