@@ -17,6 +17,8 @@ import statistics
 import subprocess
 import sys
 
+import blas_setting
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = os.path.join(HERE, "peers")
 PLACEMENTS = {
@@ -89,6 +91,7 @@ def main():
     if args.profiler:
         raise SystemExit(subprocess.call([sys.executable, os.path.join(HERE, "profiler_cost.py")]))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}")
+    print(blas_setting.describe())
     for placement in PLACEMENTS:
         no_ops(args, placement)
     del os.environ["BENCH_PLACEMENT"]

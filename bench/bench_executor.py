@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 
+import blas_setting
 import numpy as np
 
 import weftplan as mx
@@ -25,6 +26,7 @@ def main():
     parser.add_argument("--repeat", type=int, default=30)
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(blas_setting.describe())
     print("| engine | µs a node, executor | µs a node, NumPy loop | ratio (median of pairs) |\n|---|---|---|---|")
     for kind in ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"):
         with mx.engine.using(mx.engine.create(kind)):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 
+import blas_setting
 import numpy as np
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers")
@@ -76,6 +77,7 @@ def main():
     if args.mxnet_python:
         runs["MXNet 1.9.1"] = lambda n: peer(args.mxnet_python, "mxnet", args.store, n)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(blas_setting.describe())
     print(f"store {args.store!r}, {CONTEXTS} contexts, {args.rounds} rounds; GB/s (microseconds)\n")
     print("| elements | | " + " | ".join(STEPS) + " |\n|---|---|" + "---|" * len(STEPS))
     for elements in REPEAT:

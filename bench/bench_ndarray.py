@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 
+import blas_setting
 import numpy as np
 
 PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "array_calls.py")
@@ -34,6 +35,7 @@ def main():
     parser.add_argument("--mxnet-python", required=True, help="interpreter of an environment with mxnet==1.9.1")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(blas_setting.describe())
     print(f"{args.rounds} rounds; microseconds a call\n")
     rounds = [(run(sys.executable, "weftplan"), run(args.mxnet_python, "mxnet")) for _ in range(args.rounds)]
     print("| call | weftplan | MXNet 1.9.1 | MXNet / weftplan |\n|---|---|---|---|")

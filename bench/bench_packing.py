@@ -16,6 +16,7 @@ import platform
 import time
 from pathlib import Path
 
+import blas_setting
 import numpy as np
 
 from weftplan.planner.packing import check_packing, compiled, greedy, large, pack
@@ -86,6 +87,7 @@ def main():
         compiled.search()
         pack(*read_csv(DATA / "minimalloc" / "G.1048576.csv")[1:], effort="max")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(blas_setting.describe())
     print(f"effort {args.effort}; ratio = peak / most live bytes; seconds of processor time; one thread\n")
     print("| set | instance | buffers | size first fit | birth best fit | plain: ratio | s | compiled: ratio | s |")
     print("|---|---|---|---|---|---|---|---|---|")

@@ -34,6 +34,7 @@ import sys
 import time
 from pathlib import Path
 
+import blas_setting
 import deep_networks
 import numpy as np
 from mxnet_networks import batch_of, load, symbol_file
@@ -340,6 +341,7 @@ def main():
     args = parser.parse_args()
     measured = json.loads((HERE / "data" / "mxnet_plans.json").read_text())["networks"]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(blas_setting.describe())
     for name in args.only or SECTIONS:
         print(f"\n## {name}\n")
         seconds, _ = timed(SECTIONS[name], args, measured)

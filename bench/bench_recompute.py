@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 
+import blas_setting
 import deep_networks
 import numpy as np
 
@@ -93,6 +94,7 @@ def main():
     parser.add_argument("--deep", action="store_true", help="very deep networks, under sqrt")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(blas_setting.describe())
     print("| network | policy | planned bytes, off | with policy | ratio | step off, ms | speed kept | by CPU time |")
     print("|---|---|---|---|---|---|---|---|")
     for name, make in (DEEP if args.deep else NETWORKS).items():

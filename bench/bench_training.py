@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 
+import blas_setting
+
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers")
 STEPS = {"mlp": 40, "lenet": 10, "resnet18": 2}
 
@@ -59,6 +61,7 @@ def main():
             me, args.threads, "torch_training.py", n, STEPS[n], args.threads
         )
     print(f"{platform.machine()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}")
+    print(blas_setting.describe())
     print(f"{args.rounds} rounds; milliseconds a training step (time / weftplan's, median of pairs)\n")
     print("| network | " + " | ".join(runs) + " |")
     print("|---|" + "---|" * len(runs))

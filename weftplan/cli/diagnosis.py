@@ -18,6 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from weftplan import __version__, config
+from weftplan.cli import blas_speed
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
 from weftplan.engine import blas as engine_blas
 from weftplan.errors import ConfigError, MXNetError
@@ -48,6 +49,7 @@ def diagnose() -> dict[str, Any]:
         "load": _load(cpus, blas),
         "variables": variables,
         "unknown_variables": [{"name": name, "nearest": config.nearest(name)} for name in config.strangers()],
+        "warnings": blas_speed.warnings(),
         "problems": problems,
     }
 
@@ -101,6 +103,7 @@ def _blas() -> list[dict[str, Any]]:
             "library": pool["internal_api"],
             "version": pool["version"],
             "threads": pool["num_threads"],
+            "architecture": pool.get("architecture"),
         }
         for pool in threadpool_info()
     ]

@@ -91,6 +91,8 @@ def _print(found: dict[str, Any], console: Console) -> None:
     for unknown in found["unknown_variables"]:
         hint = f": did you mean {unknown['nearest']}?" if unknown["nearest"] else ""
         console.print(f"unknown variable {unknown['name']}, ignored{hint}", style="yellow", markup=False)
+    for warning in found["warnings"]:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
     for problem in found["problems"]:
         console.print(f"problem: {problem}", style="red", markup=False)
 
@@ -102,7 +104,8 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
     yield "platform", f"{found['platform']}, {found['cpus']} usable CPUs"
     yield "NumPy", found["numpy"]["version"]
     for pool in found["numpy"]["blas"]:
-        yield f"  {pool['api']}", f"{pool['library']} {pool['version'] or ''}, {pool['threads']} threads"
+        runs = f", runs as {pool['architecture']}" if pool["architecture"] else ""
+        yield f"  {pool['api']}", f"{pool['library']} {pool['version'] or ''}, {pool['threads']} threads{runs}"
     if cupy["version"]:
         yield "CuPy", f"{cupy['version']}, CUDA {cupy['cuda_runtime']}, {cupy['gpus']} GPUs {cupy['note']}"
     else:

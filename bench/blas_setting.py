@@ -1,0 +1,26 @@
+"""Import this before NumPy: a bench measures BLAS as the processor runs it, not as a variable pins it.
+
+OPENBLAS_CORETYPE makes OpenBLAS run as on an older processor (``Haswell`` on a processor with AVX-512 halves NumPy's
+products) and OPENBLAS_L2_SIZE shrinks its blocks. Both touch NumPy alone and none of the frameworks beside it, so they
+are taken out of the environment of the bench and hence of its children.
+"""
+
+import os
+import sys
+
+PINS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+if "numpy" in sys.modules and any(name in os.environ for name in PINS):
+    raise SystemExit("import blas_setting before NumPy: BLAS has read its variables already")
+taken = {name: os.environ.pop(name) for name in PINS if name in os.environ}
+
+
+def describe():
+    """One line: which BLAS NumPy has, as which processor it runs, and what was taken out of the environment."""
+    import numpy  # noqa: F401 - loads the library that is asked below
+    from threadpoolctl import threadpool_info
+
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    runs = ", ".join(f"{p['internal_api']} {p['version']} as {p.get('architecture', 'unknown')}" for p in pools)
+    undone = f" ({', '.join(f'{name}={value}' for name, value in taken.items())} not obeyed)" if taken else ""
+    return f"BLAS: {runs or 'none found'}{undone}"

@@ -1,0 +1,70 @@
+"""What the doctor says of a BLAS that runs below the processor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from weftplan.cli import blas_speed
+
+AVX2 = {"AVX2": True, "FMA3": True}
+AVX512 = {**AVX2, "AVX512F": True, "AVX512VL": True, "AVX512BW": True, "AVX512DQ": True}
+
+
+def pool(architecture: str | None, api: str = "openblas"):
+    """One library as threadpoolctl describes it."""
+    return {"user_api": "blas", "internal_api": api, "version": "0.3.31", "architecture": architecture}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "features", "offered"),
+    [
+        ("Haswell", AVX512, "AVX-512"),
+        ("Zen", AVX512, "AVX-512"),
+        ("Prescott", AVX2, "AVX2"),
+        ("Prescott", AVX512, "AVX-512"),
+        ("SkylakeX", AVX512, None),
+        ("Cooperlake", AVX512, None),
+        ("Haswell", AVX2, None),
+        ("Zen", AVX2, None),
+        ("Haswell", {**AVX512, "AVX512VL": False}, None),
+        ("Zen", {"X86_V4": True}, "AVX-512"),
+        ("Prescott", {}, None),
+        ("NEOVERSEN1", {"NEON": True}, None),
+        (None, AVX512, None),
+    ],
+)
+def test_what_is_below_the_processor(architecture: str | None, features: dict[str, bool], offered: str | None):
+    """A warning names what runs and what the processor offers; a library that uses all of it gives none."""
+    found = blas_speed.warnings([pool(architecture)], features, {})
+    if offered is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert f"its kernels for {architecture}, and the processor offers {offered}:" in found[0]
+
+
+def test_other_libraries_are_left_alone():
+    """What MKL calls its architecture is no name of OpenBLAS's."""
+    assert blas_speed.warnings([pool("Haswell", "mkl")], AVX512, {}) == []
+
+
+def test_variables_are_named():
+    """A variable that pins OpenBLAS is named, whether or not it does harm on this processor."""
+    (only,) = blas_speed.warnings([pool("Haswell")], AVX2, {"OPENBLAS_CORETYPE": "Haswell"})
+    assert only == ("OPENBLAS_CORETYPE=Haswell is set, which holds OpenBLAS back on newer processors: unset it")
+    both = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}
+    slow, pinned = blas_speed.warnings([pool("Haswell")], AVX512, both)
+    assert "AVX-512" in slow
+    assert pinned == "OPENBLAS_CORETYPE=Haswell and OPENBLAS_L2_SIZE=512 are set, which makes it so: unset it"
+
+
+def test_doctor_prints_them():
+    """The warning reaches the reader, and is no failure."""
+    code = "from weftplan.cli import main; main(['doctor'])"
+    environment = {"OPENBLAS_CORETYPE": "Haswell", "PATH": "", "COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "OPENBLAS_CORETYPE=Haswell is set" in done.stdout

@@ -1,0 +1,70 @@
+"""Whether BLAS runs as fast as the processor allows: what ``weftplan doctor`` warns of.
+
+OpenBLAS chooses its kernels by processor when it is loaded, and variables can make it choose those of an older one.
+Everything that NumPy multiplies then takes twice as long or longer, and nothing says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from threadpoolctl import threadpool_info
+
+PINS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+"""Variables that hold OpenBLAS below the processor."""
+WIDE = frozenset({"skylakex", "cooperlake", "sapphirerapids"})
+"""OpenBLAS's kernels for AVX-512 (AMD's processors run the first two)."""
+MIDDLE = frozenset({"haswell", "zen"})
+"""Those for AVX2."""
+AVX512 = (("AVX512F", "AVX512VL", "AVX512BW", "AVX512DQ"), ("AVX512_SKX",), ("X86_V4",))
+"""How versions of NumPy say that a processor has what the wide kernels need."""
+
+
+def processor_features() -> Mapping[str, bool]:
+    """What the processor offers, as NumPy found it (empty: unknown)."""
+    try:
+        module = importlib.import_module("numpy._core._multiarray_umath")
+    except ImportError:  # a private place of NumPy's
+        return {}
+    found: Mapping[str, bool] = getattr(module, "__cpu_features__", {})
+    return found
+
+
+def warnings(
+    pools: Sequence[Mapping[str, Any]] | None = None,
+    features: Mapping[str, bool] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Sentences about BLAS libraries that run below the processor; empty when all is well.
+
+    Args:
+        pools: libraries as threadpoolctl names them; default: those of this process.
+        features: what the processor offers; default: as NumPy found it.
+        environment: default: that of this process.
+    """
+    pools = threadpool_info() if pools is None else pools
+    features = processor_features() if features is None else features
+    environment = os.environ if environment is None else environment
+    found = []
+    set_pins = [f"{name}={environment[name]}" for name in PINS if environment.get(name)]
+    wide = any(all(features.get(name, False) for name in names) for names in AVX512)
+    middle = features.get("AVX2", False) and features.get("FMA3", False)
+    slow = False
+    for pool in pools:
+        runs = str(pool.get("architecture") or "").lower()
+        if pool.get("internal_api") != "openblas" or not runs:
+            continue
+        offered = "AVX-512" if wide and runs not in WIDE else "AVX2" if middle and runs not in WIDE | MIDDLE else None
+        if offered is not None:
+            slow = True
+            found.append(
+                f"OpenBLAS {pool.get('version')} runs its kernels for {pool['architecture']}, and the processor offers "
+                f"{offered}: matrix products take about twice as long as they need"
+            )
+    if set_pins:
+        effect = "which makes it so" if slow else "which holds OpenBLAS back on newer processors"
+        found.append(f"{' and '.join(set_pins)} {'are' if len(set_pins) > 1 else 'is'} set, {effect}: unset it")
+    return found
