@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weftplan import symbol as sym
@@ -173,3 +174,25 @@ def test_workspace_over_live_data() -> None:
     assert found
     with pytest.raises(PlanError, match=r"scratch of 'c_backward' in storage \d+ is written over entry 'e_output'"):
         validate(_changed(plan, workspace_storage=dict(found[:1])))
+
+
+def test_a_storage_that_nobody_writes_passes_no_order_on() -> None:
+    """a -> (unwritten) -> b: b is kept apart from a only where the storage between them has a writer that runs."""
+    x = sym.Variable("x")
+    for k in range(6):
+        x = sym.FullyConnected(x, num_hidden=16 if k % 2 else 32, no_bias=True, name=f"fc{k}")
+    plan = plan_symbol(x, {"x": (16, 16)}, options=PlanOptions(strategy="arena"))
+    memory = plan.memory
+    later = next(s for s in range(memory.num_storages) if len(memory.after(s)))
+    rows = [memory.after(s).tolist() for s in range(memory.num_storages)]
+    rows = [*rows[:later], [memory.num_storages], *rows[later + 1 :], rows[later]]
+    between = replace(
+        memory,
+        storage_slab=np.append(memory.storage_slab, memory.storage_slab[later]),
+        storage_offset=np.append(memory.storage_offset, memory.storage_offset[later]),
+        storage_nbytes=np.append(memory.storage_nbytes, memory.storage_nbytes[later]),
+        after_ptr=np.cumsum([0, *map(len, rows)]),
+        after_storages=np.array([s for row in rows for s in row], dtype=np.int32),
+    )
+    with pytest.raises(PlanError, match=rf"storage {later} reuses bytes of storage \d+, .* no order edge"):
+        validate(replace(plan, memory=between))

@@ -110,15 +110,18 @@ class StepBuilder:
         writes += [inputs[i].var for i in op.aux if inputs[i] is not None]  # type: ignore[union-attr]
         if workspace is not None:
             writes.append(workspace[0].var)
-        for eid, request in zip(out_ids, requests, strict=True):
-            if request != Req.NULL:
-                writes += self._reused(eid)
-        if workspace is not None:
-            writes += self._reused_storage(int(planned.memory.workspace_storage[nid]))
+        idle = nid in planned.skipped or (workspace is None and _is_noop(op, node, in_ids, out_ids, planned))
+        if not idle:
+            # Invariant: the first writer of a storage runs. It alone makes later ones wait for earlier users.
+            for eid, request in zip(out_ids, requests, strict=True):
+                if request != Req.NULL:
+                    writes += self._reused(eid)
+            if workspace is not None:
+                writes += self._reused_storage(int(planned.memory.workspace_storage[nid]))
         read_list, write_list = engine.dedupe([*reads, self._memory.pool.var], writes)
         context = planned.devices[nid]
         step = Step(node, nid, context, None, read_list, write_list, inputs, outputs)
-        if nid in planned.skipped or _is_noop(op, node, in_ids, out_ids, planned):
+        if idle:
             return step
         shapes = tuple(planned.shapes[e] for e in out_ids)
         if op.name == "_CrossDeviceCopy":

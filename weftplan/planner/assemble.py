@@ -24,7 +24,7 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.plan import Kind, MemoryPlan
 from weftplan.planner.reachability import MOST_STEPS, ancestors
 from weftplan.planner.workspace import with_added_outputs
 
@@ -34,7 +34,13 @@ WORTH_A_SEARCH = 1 << 20
 
 @dataclass(slots=True)
 class Buffers:
-    """Groups and workspaces as buffers with lifetimes: what has to be placed."""
+    """Groups and workspaces as buffers with lifetimes: what has to be placed.
+
+    Invariant: every buffer has a first writer that runs. A buffer without one would stand between an earlier user of
+    its bytes and a later one without making the later one wait, since the order of reuse is passed on from writer to
+    writer. So outputs that nobody reads are no buffers, even where MXNet's walk gave them a block, and neither is the
+    scratch of nodes that do not run.
+    """
 
     facts: Facts
     found: Assignment
@@ -61,6 +67,7 @@ class Buffers:
         self.entry_last = np.array(ends, dtype=np.int64)
         self.entry_nbytes = np.array(facts.nbytes, dtype=np.int64)
         group = np.array(found.group, dtype=np.int64)
+        group[np.frombuffer(found.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
         # Some groups may have lost their entries to partial sums: renumber the rest, keeping their order.
         used, renumbered = np.unique(group[held], return_inverse=True)

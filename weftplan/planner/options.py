@@ -39,9 +39,9 @@ class PlanOptions:
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"
-    """``mxnet`` restores MXNet 1.9.1's plan where ours is better: unused outputs get memory, and so on. ``paddle`` and
-    ``paddle_pir`` decide by Paddle's rules what is computed in place, and with ``paddle`` the strategy ``match_range``
-    hands on blocks of exactly one size (:mod:`weftplan.planner.paddle`)."""
+    """``mxnet`` restores MXNet 1.9.1's plan where ours is better: unused outputs get whole blocks, and so on.
+    ``paddle`` and ``paddle_pir`` decide by Paddle's rules what is computed in place, and with ``paddle`` the strategy
+    ``match_range`` hands on blocks of exactly one size (:mod:`weftplan.planner.paddle`)."""
     inplace_blacklist: tuple[str, ...] = ()
     """Operators that compute nothing in place (Paddle: FLAGS_ir_inplace_kernel_blacklist)."""
     workspaces: bool = True

@@ -52,7 +52,8 @@ class Kind(IntEnum):
     ADDTO = 4
     """Added into the memory of the partial gradient sum it belongs to (request ADD)."""
     UNUSED = 5
-    """Nobody reads it: the request is NULL and it has no memory (except where ``compat="mxnet"`` gives it some)."""
+    """Nobody reads it: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
+    ``compat="mxnet"`` keep one for it, as MXNet does."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

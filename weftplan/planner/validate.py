@@ -231,12 +231,17 @@ class _Replay(Claims):
                 )
 
     def _ordered(self, earlier: int, later: int) -> bool:
+        """Whether the first writer of ``later``, which is about to run, waits for all users of ``earlier`` so far.
+
+        It waits for the users of each storage that it comes after, and through the first writer of that storage for
+        what this one waited for: a storage that nobody has written passes nothing on.
+        """
         stack, seen = [later], {later}
         while stack:
             for before in self.plan.after(stack.pop()).tolist():
                 if before == earlier:
                     return True
-                if before not in seen:
+                if before not in seen and before in self.started:
                     seen.add(before)
                     stack.append(before)
         return False

@@ -173,7 +173,7 @@ class Claims:
         plan, steps = self.plan, len(self.planned.order)
         in_storage: dict[int, list[tuple[int, int, int]]] = {}
         for eid, storage in enumerate(self.storage_of):
-            if storage >= 0:
+            if storage >= 0 and plan.entry_kind[eid] != Kind.UNUSED:
                 life = (int(plan.entry_first[eid]), int(plan.entry_last[eid]), int(plan.entry_nbytes[eid]))
                 in_storage.setdefault(storage, []).append(life)
         change = [[0] * (steps + 1) for _ in plan.contexts]

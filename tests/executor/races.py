@@ -1,0 +1,87 @@
+"""A judge of executors that shares no code with the planner: which operations touch the same bytes without an order.
+
+What an operation touches is read off the views that its kernels get; what the engine orders is worked out from the vars
+that it is pushed with. An operation follows whoever wrote what it reads, and whoever used what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weftplan.executor.schedule import Step
+
+Range = tuple[int, int]
+"""(address, address behind the last byte)."""
+
+
+def races(executor: Any, runs: int = 2) -> list[str]:
+    """Pairs of operations of ``runs`` runs that touch the same bytes, one of them writing, and are not ordered.
+
+    Every step is taken for an operation of its own, as with bulk off; fewer operations have no fewer orders.
+    """
+    steps = [*executor._forward_steps, *executor._backward_steps]
+    program: list[tuple[str, list[Any], list[Any], list[Range], list[Range]]] = []
+    for _ in range(runs):
+        if executor._overlaps:
+            program.append(("fence", [], executor._fence_vars, [], []))
+        for step in steps:
+            if step.bind is not None:  # others are not pushed
+                reads, writes = _touched(executor, step)
+                program.append((step.node.name, step.reads, step.writes, reads, writes))
+    before: list[int] = []
+    writer: dict[int, int] = {}
+    users: dict[int, int] = {}
+    for number, (_, read_vars, write_vars, _, _) in enumerate(program):
+        waits = 0
+        for var in read_vars:
+            waits |= writer.get(id(var), 0)
+        for var in write_vars:
+            waits |= writer.get(id(var), 0) | users.get(id(var), 0)
+        reached = waits
+        for other in _members(waits):
+            reached |= before[other]
+        before.append(reached)
+        for var in read_vars:
+            users[id(var)] = users.get(id(var), 0) | 1 << number
+        for var in write_vars:
+            writer[id(var)], users[id(var)] = 1 << number, 0
+    found = []
+    for later, (name, _, _, reads, writes) in enumerate(program):
+        for earlier in range(later):
+            if before[later] >> earlier & 1:
+                continue
+            other, _, _, other_reads, other_writes = program[earlier]
+            if _meet(writes, other_writes) or _meet(writes, other_reads) or _meet(reads, other_writes):
+                found.append(f"{other} and {name}")
+    return found
+
+
+def _touched(executor: Any, step: Step) -> tuple[list[Range], list[Range]]:
+    """(bytes that a step may read, bytes that it may write)."""
+    op = step.node.op
+    assert op is not None
+    reads = [_range(array.raw()) for array in step.inputs if array is not None]
+    writes = [_range(array.raw()) for array in step.outputs if array is not None]
+    writes += [_range(array.raw()) for i in op.aux if (array := step.inputs[i]) is not None]
+    scratch = executor._memory.workspace(step.nid)
+    if scratch is not None:
+        start = _range(scratch[0].raw)[0]
+        writes.append((start, start + scratch[1]))
+    return reads, writes
+
+
+def _range(raw: Any) -> Range:
+    start = raw.ctypes.data
+    return start, start + raw.nbytes
+
+
+def _meet(some: list[Range], others: list[Range]) -> bool:
+    return any(a < d and c < b for a, b in some for c, d in others)
+
+
+def _members(numbers: int) -> Iterator[int]:
+    while numbers:
+        lowest = numbers & -numbers
+        yield lowest.bit_length() - 1
+        numbers ^= lowest
