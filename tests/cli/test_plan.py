@@ -61,6 +61,15 @@ def test_a_symbol_file(tmp_path: Path, packed: bool) -> None:
     assert {k: v for k, v in found.items() if k != "model"} == {k: v for k, v in built_in.items() if k != "model"}
 
 
+def test_a_damaged_symbol_file_is_named(tmp_path: Path) -> None:
+    """An error inside a symbol file begins with the file's name."""
+    path = tmp_path / "torn-symbol.json"
+    path.write_text(models.get("lenet").tojson()[:200])
+    result = plan(path, "--shape", "data=32,1,28,28")
+    assert result.exit_code != 0
+    assert f"{path}: not valid JSON" in " ".join(result.output.split())
+
+
 def test_text_for_people() -> None:
     """Peak, what fills it, and what is left out; numbers are not cut where the output is narrow."""
     result = plan("lenet", "--train", "--optimizer", "adam")

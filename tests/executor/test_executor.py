@@ -379,3 +379,40 @@ def test_duplicate_names():
     net = mx.sym.Variable("same") + mx.sym.Variable("same")
     with pytest.raises(BindError, match="Duplicate names detected"):
         net.bind(mx.cpu(), [mx.nd.ones((2,)), mx.nd.ones((2,))])
+
+
+def layers():
+    """Data, a layer, a normalisation, a loss."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+    return mx.sym.SoftmaxOutput(mx.sym.BatchNorm(net, name="bn"), name="softmax")
+
+
+def test_a_parameter_without_a_value_is_an_error():
+    """What copy_params_from left out, and nobody has set since, is listed at forward; zeros would look plausible."""
+    executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
+    given = {name: mx.nd.ones(executor.arg_dict[name].shape) for name in ("fc_weight", "bn_gamma")}
+    executor.copy_params_from(given)
+    lost = r"\['fc_bias', 'bn_beta', 'bn_moving_mean', 'bn_moving_var'\] never got a value"
+    for _ in range(2):  # not only once
+        with pytest.raises(MXNetError, match=lost):
+            executor.forward(data=mx.nd.ones((2, 4)))
+    with pytest.raises(MXNetError, match=lost):
+        executor.reshape(data=(1, 4), softmax_label=(1,)).forward()
+    executor.arg_dict["fc_bias"][:] = 0
+    with pytest.raises(MXNetError, match=r"\['bn_beta', 'bn_moving_mean', 'bn_moving_var'\] never"):
+        executor.forward(data=mx.nd.ones((2, 4)))
+    executor.forward(is_train=True, bn_beta=mx.nd.zeros((3,)))  # moving statistics come from batches
+    executor.copy_params_from({}, {"bn_moving_mean": mx.nd.zeros((3,)), "bn_moving_var": mx.nd.ones((3,))})
+    executor.forward()
+
+
+def test_zeros_may_be_meant():
+    """allow_missing says so; arrays of the caller, inputs whose shape was given and labels are never asked for."""
+    executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
+    executor.copy_params_from({"fc_weight": mx.nd.ones((3, 4))}, allow_missing=True)
+    executor.forward()
+    shapes = dict(zip(layers().list_arguments(), layers().infer_shape(data=(2, 4))[0], strict=True))
+    arrays = {name: mx.nd.zeros(shape) for name, shape in shapes.items()}
+    own = layers().bind(mx.cpu(), arrays, grad_req="null", aux_states=[mx.nd.zeros((3,)), mx.nd.ones((3,))])
+    own.copy_params_from({"fc_weight": mx.nd.ones((3, 4))})
+    own.forward()

@@ -157,6 +157,17 @@ def test_garbage_is_a_format_error_or_loads(data):
         (dense(0, b"12345678", shape=(-2,)), r"shape \(-2,\)"),
         (dense(0, b"12345678") + b"!", "1 bytes follow"),
         (dense(0, b"1234", shape=(1 << 60,)), "truncated"),
+        (dense(0, b"", shape=(0, 1 << 62)), r"shape \(0, 4611686018427387904\)"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+            "pointer of Git LFS.*git lfs pull",
+        ),
+        (b'{"nodes": [], "arg_nodes": [], "heads": []}', "JSON text; a symbol file is opened with mx.sym.load"),
+        (b"<!DOCTYPE html>\n<html><body>404</body></html>", "page of HTML"),
+        (b"0.5 0.25\n", "text, beginning with '0.5 0.25"),
+        (b"hello, this is a text of some length\n", "text, beginning with 'hello, this"),
+        (b"\x1f\x8b\x08\x00" + bytes(40), "gzip file; unpack it first"),
+        (b"\x80\x04\x95" + bytes(40), "pickle"),
     ],
 )
 def test_damage_is_described(data, says):

@@ -206,3 +206,33 @@ def test_correlation_over_batches():
     metric.reset_local()
     assert math.isnan(metric.get()[1])
     assert metric.get_global()[1] == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["f1", "mcc"])
+def test_micro_averages_count_samples(name):
+    """micro: the sum and the count are of samples, as in MXNet, so that whoever adds them up weighs batches by size."""
+    rng = np.random.default_rng(4)
+    metric, whole = (mx.metric.create(name, average="micro") for _ in range(2))
+    labels, preds = rng.integers(0, 2, 17), rng.random((17, 2))
+    for rows in (slice(0, 5), slice(5, 17)):
+        metric.update([labels[rows]], [preds[rows]])
+    whole.update([labels], [preds])
+    assert metric.num_inst == metric.global_num_inst == 17
+    assert metric.sum_metric == metric.global_sum_metric == pytest.approx(17 * whole.get()[1])
+    assert metric.get() == whole.get()
+    metric.reset_local()
+    assert (metric.num_inst, metric.global_num_inst) == (0, 17)
+    macro = mx.metric.create(name)
+    macro.update([labels], [preds])
+    assert macro.num_inst == 1
+
+
+def test_perplexity_of_a_label_that_is_no_class():
+    """A label outside counts as the nearest class (MXNet 1.9.1 picks so); one to be ignored is ignored before that."""
+    pred = np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.7, 0.2, 0.1]])
+    metric = mx.metric.Perplexity(None)
+    metric.update([np.array([0, 3, -2])], [pred])
+    assert metric.get()[1] == pytest.approx(math.exp(-np.log([0.5, 0.8, 0.7]).mean()))
+    metric = mx.metric.Perplexity(3)
+    metric.update([np.array([0, 3, 1])], [pred])
+    assert metric.get()[1] == pytest.approx(math.exp(-np.log([0.5, 0.2]).mean()))

@@ -1,5 +1,6 @@
 """Optimizers in a Module's hands: multipliers by name, half precision, clipping, files of states, warnings."""
 
+import io
 import logging
 import pickle
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.errors import BindError, FormatError, MXNetError
+from weftplan.errors import BindError, FormatError, KVStoreError, MXNetError
 
 
 def network():
@@ -94,6 +95,30 @@ def test_half_precision_weights(name):
     np.testing.assert_array_equal(half.asnumpy(), full.asnumpy().astype(np.float16))
     assert plain.asnumpy().tolist() == [1, 1, 1]
     assert (half.asnumpy() != 1).all()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "nag"])
+def test_order_of_half_precision_states(kind):
+    """SGD and NAG keep (momentum, float32 weight), as MXNet's, Adam (float32 weight, state); old files are refused."""
+    weight = mx.nd.full((2,), 3, dtype="float16")
+    optimizer = mx.optimizer.create(kind, momentum=0.9, multi_precision=True)
+    momentum, master = optimizer.create_state_multi_precision(0, weight)
+    assert (momentum.asnumpy().tolist(), master.asnumpy().tolist()) == ([0, 0], [3, 3])
+    assert momentum.dtype == master.dtype == np.float32
+    adam = mx.optimizer.create("adam", multi_precision=True).create_state_multi_precision(0, weight)
+    assert adam[0].asnumpy().tolist() == [3, 3]
+    assert len(adam[1]) == 2
+    updater = mx.optimizer.get_updater(optimizer)
+    updater(0, mx.nd.ones((2,), dtype="float16"), weight)
+    with np.load(io.BytesIO(updater.get_states())) as archive:
+        old = io.BytesIO()
+        np.savez(old, **{name: archive[name] for name in archive if name != "__version__"})
+    fresh = mx.optimizer.get_updater(optimizer)
+    fresh.set_states(old.getvalue())
+    with pytest.raises(KVStoreError, match="saved when its order was"):
+        fresh(0, mx.nd.ones((2,), dtype="float16"), weight)
+    fresh.set_states(updater.get_states())
+    fresh(0, mx.nd.ones((2,), dtype="float16"), weight)
 
 
 KINDS = [

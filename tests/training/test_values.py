@@ -56,6 +56,32 @@ def test_missing_parameters_of_a_module_that_has_none():
     assert values(module)["fc_bias"].tolist() == [1, 1, 1]
 
 
+def headed(classes, head):
+    """The network with a layer more, whose name and size differ from checkpoint to network."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+    net = mx.sym.FullyConnected(mx.sym.BatchNorm(net, name="bn"), num_hidden=classes, name=head)
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def test_a_checkpoint_with_another_head(caplog):
+    """fit(arg_params=<whole checkpoint>, allow_missing=True): the new head is made, the old one named."""
+    old = mx.mod.Module(headed(3, "old"))
+    old.fit(batches(), num_epoch=1, initializer=mx.init.Xavier())
+    args, aux = old.get_params()
+    new = mx.mod.Module(headed(5, "new"), fixed_param_names=["fc_weight", "fc_bias"])
+    new.fit(
+        batches(), num_epoch=1, arg_params=args, aux_params=aux, allow_missing=True, initializer=mx.init.One(),
+    )  # fmt: skip
+    np.testing.assert_array_equal(values(new)["fc_weight"], args["fc_weight"].asnumpy())
+    assert values(new)["new_weight"].shape == (5, 3)
+    assert "no parameters named ['old_weight', 'old_bias']" in caplog.text
+    with pytest.raises(MXNetError, match=r"unknown names \['old_weight', 'old_bias'\]"):
+        new.init_params(arg_params=args, aux_params=aux, force_init=True)
+    caplog.clear()
+    new.fit(batches(), num_epoch=1, force_init=True)
+    assert "call init_optimizer(…, force_init=True) before fit" in caplog.text
+
+
 def test_force_init_makes_every_parameter_anew():
     """init_params(force_init=True) asks the initializer, whatever the parameters were."""
     module = trained()

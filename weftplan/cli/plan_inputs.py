@@ -82,7 +82,7 @@ def load_network(model: str) -> Network:
         raise FormatError(
             f"{model} holds a plan, as --save writes it, and no network; weftplan.planner.MemoryPlan.from_json reads it"
         )
-    return Network(path.name, load_json(text), built_in=False)
+    return Network(path.name, load_json(text, model), built_in=False)
 
 
 def with_batch(shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:

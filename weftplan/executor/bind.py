@@ -200,7 +200,7 @@ def simple_bind(
             aux.append(shared_array(shared_exec.aux_dict, name, shape, dtype))
         else:
             aux.append(zeros(shape, ctx=places.get(name, ctx), dtype=dtype))
-    return bind(
+    executor = bind(
         symbol,
         ctx,
         args,
@@ -211,6 +211,9 @@ def simple_bind(
         shared_exec=shared_exec,
         plan_options=plan_options,
     )
+    if shared_exec is None and shared_buffer is None:
+        executor._inferred = frozenset((*names, *aux_names)).difference(known)
+    return executor
 
 
 def _options_within(

@@ -12,7 +12,7 @@ from weftplan import config, engine
 from weftplan.device.context import Context
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
 from weftplan.executor.debug import debug_str
-from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradients
+from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradients, unset
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
 from weftplan.executor.pool import SlabPool
@@ -64,6 +64,10 @@ class Executor:
         self.aux_arrays = list(aux)
         self.grad_req = dict(grad_req)
         self._rebind = rebind
+        self._inferred: frozenset[str] = frozenset()
+        """Arrays that simple_bind filled with zeros, and whose shapes nobody gave: parameters, not inputs."""
+        self._unset: list[str] = []
+        """Those of them that the last copy_params_from left as they were made."""
         self._arg_dict: dict[str, NDArray] | None = None
         self._grad_dict: dict[str, NDArray | None] | None = None
         self._aux_dict: dict[str, NDArray] | None = None
@@ -165,8 +169,11 @@ class Executor:
             BindError: an unknown argument name.
             ShapeError: a value of another shape.
             DTypeError: a value that is no array.
+            MXNetError: :meth:`copy_params_from` left out a parameter, and nothing else has given it a value.
         """
         self._check_engine("forward")
+        if self._unset:
+            self._check_values(inputs, is_train)
         if not self._prepared:
             self._prepare()
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
@@ -308,10 +315,12 @@ class Executor:
         arg_params: Mapping[str, NDArray],
         aux_params: Mapping[str, NDArray] | None = None,
         allow_extra_params: bool = False,
+        allow_missing: bool = False,
     ) -> None:
         """Copy values into arguments and auxiliary states by name, cast to their dtypes.
 
-        Values are NDArrays or NumPy arrays.
+        Values are NDArrays or NumPy arrays. A parameter that ``simple_bind`` made and that has no value by the next
+        :meth:`forward` is an error there, unless ``allow_missing``: as zeros it would give plausible, wrong outputs.
 
         Raises:
             BindError: an unknown name, unless ``allow_extra_params``. Nothing is copied then.
@@ -332,6 +341,20 @@ class Executor:
                 work.append((as_array(value, target, f"copy_params_from: {name!r}"), target))
         for value, target in work:
             copy_in(value, target)
+        self._unset = [] if allow_missing else unset(self, {*arg_params, *(aux_params or {})})
+
+    def _check_values(self, inputs: Mapping[str, Any], is_train: bool) -> None:
+        """Raise for parameters that still have no value."""
+        lost = [name for name in unset(self, inputs) if name in self._unset]
+        self._unset = []
+        if is_train:  # moving statistics come from the batches
+            lost = [name for name in lost if name not in self.aux_names]
+        if lost:
+            self._unset = lost
+            raise MXNetError(
+                f"forward: {listed(lost)} never got a value: copy_params_from was not given one; pass the parameters "
+                f"of this network, or allow_missing=True where zeros are meant"
+            )
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any) -> Executor:
         """An executor for other input shapes that shares arrays and planned memory with this one.

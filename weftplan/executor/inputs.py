@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,19 @@ def copy_in(value: Any, target: NDArray) -> None:
         target[:] = value
         return
     (value if value.dtype == target.dtype else value.astype(target.dtype)).copyto(target)
+
+
+def unset(executor: Any, given: Collection[str]) -> list[str]:
+    """Parameters of an executor that are as ``simple_bind`` has made them, those in ``given`` and labels left out."""
+    tables = (executor.arg_dict, executor.aux_dict)
+    arrays = {name: array for table in tables for name, array in table.items() if name in executor._inferred}
+    found = []
+    for name, array in arrays.items():
+        if name not in given and not name.endswith("label"):
+            array.wait_to_read()
+            if array.var.version <= 1:  # the zeros
+                found.append(name)
+    return found
 
 
 def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:

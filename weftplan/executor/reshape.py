@@ -59,4 +59,5 @@ def reshaped(
     aux = [fit(n, a, s) for n, a, s in zip(old.aux_names, old.aux_arrays, aux_shapes, strict=True)]
     new = rebind(args, grads, aux_states=aux, shared_exec=old)
     new._monitor = old._monitor
+    new._inferred, new._unset = old._inferred, old._unset
     return new

@@ -20,6 +20,10 @@ State = Any
 """None, an NDArray, or a (nested) tuple of states."""
 
 
+_VERSION = 2
+"""Of files of states; in version 1 the float32 weight stood first in every multi-precision state."""
+
+
 class OptimizerProtocol(Protocol):
     """What an updater asks of an optimizer."""
 
@@ -36,6 +40,8 @@ class Updater:
         self.states: dict[Any, State] = {}
         self._unchecked: set[Any] = set()
         """Indices whose state came from a file and has not been used."""
+        self.version = _VERSION
+        """Of the file from which states came."""
 
     def __call__(self, index: Any, grad: NDArray | Sequence[NDArray], weight: NDArray | Sequence[NDArray]) -> None:
         if isinstance(index, (list, tuple)):
@@ -57,6 +63,13 @@ class Updater:
 
     def _check(self, index: Any, state: State, weight: NDArray) -> None:
         """Raise unless a loaded state looks like one that the optimizer makes: silence would train something else."""
+        optimizer: Any = self.optimizer
+        halves = getattr(optimizer, "multi_precision", False) and weight.dtype == np.float16
+        if self.version < 2 and halves and getattr(optimizer, "weight_last", False):
+            raise KVStoreError(
+                f"the loaded optimizer state of {index!r} was saved when its order was (float32 weight, state); "
+                f"{type(optimizer).__name__} now has (state, float32 weight), as MXNet: start without the states"
+            )
         wanted = _described(self.optimizer.create_state_multi_precision(index, weight))
         if _described(state) != wanted:
             raise KVStoreError(
@@ -77,11 +90,14 @@ class Updater:
         layout = [[*_tagged(key), _flatten(state, arrays)] for key, state in list(self.states.items())]
         buffer = io.BytesIO()
         counts = [[*_tagged(key), count] for key, count in getattr(self.optimizer, _COUNTS, {}).items()]
-        np.savez(buffer, __layout__=_as_bytes(layout), __counts__=_as_bytes(counts), **arrays)
+        facts = {"__version__": _as_bytes(_VERSION), "__layout__": _as_bytes(layout), "__counts__": _as_bytes(counts)}
+        np.savez(buffer, **facts, **arrays)
         return buffer.getvalue()
 
-    def replace_states(self, states: dict[Any, State]) -> None:
-        """Go on from these states; each is compared with its weight and the optimizer when it is first used."""
+    def replace_states(self, states: dict[Any, State], version: int = _VERSION) -> None:
+        """Go on from these states of a file of that version; each is compared with its weight and the optimizer when it
+        is first used."""
+        self.version = version
         self.states = states
         self._unchecked = set(states)
 
@@ -94,6 +110,7 @@ class Updater:
             )
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
                 layout = json.loads(bytes(archive["__layout__"]))
                 states = {_untagged(key, kind): _unflatten(tree, archive) for key, kind, tree in layout}
                 counts = {}  # files of old have none
@@ -101,7 +118,7 @@ class Updater:
                     counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
         except Exception as error:
             raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
-        self.replace_states(states)
+        self.replace_states(states, version)
         if counts and hasattr(self.optimizer, _COUNTS):
             setattr(self.optimizer, _COUNTS, counts)
             self.optimizer.num_update = max(counts.values())  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import stat
+import string
 import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from weftplan.ndarray.array import NDArray, from_host
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _MAX_DIMS = 32
+_MAX_ELEMENTS = 1 << 59
 _DTYPES = dict(
     enumerate("float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64".split())  # noqa: SIM905
 )
@@ -132,10 +134,12 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict
 
 
 def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:
+    if len(data) < 24 and _text(bytes(data)):
+        raise FormatError(f"{where}: no .params file: {_instead(bytes(data), 0)}")
     reader = _Reader(data, where)
     magic, _, count = reader.unpack("<QQQ", "header")
     if magic != _LIST_MAGIC:
-        raise FormatError(f"{where}: no .params file: it begins with {magic:#x} instead of {_LIST_MAGIC:#x}")
+        raise FormatError(f"{where}: no .params file: {_instead(bytes(data[:512]), magic)}")
     if count > reader.left // 4:
         raise FormatError(f"{where}: truncated or damaged: {count:,} arrays cannot fit in {reader.left:,} bytes")
     records = [reader.record(index) for index in range(count)]
@@ -157,6 +161,33 @@ def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:
             warnings.warn(f"{where}: array {shown} {note}", stacklevel=3)
         arrays.append(from_host(values, context))
     return dict(zip(names, arrays, strict=True)) if names else arrays
+
+
+def _text(start: bytes) -> str:
+    """The beginning of a file as text, empty where it is none."""
+    try:
+        text = start.decode("ascii")
+    except UnicodeDecodeError:
+        return ""
+    return text if text.strip() and (text.isprintable() or set(text) - set(string.printable) == set()) else ""
+
+
+def _instead(start: bytes, magic: int) -> str:
+    """What a file is that begins so."""
+    text = _text(start)
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` there"
+    if text.lstrip().startswith("{"):
+        return "it is JSON text; a symbol file is opened with mx.sym.load"
+    if text.lstrip().lower().startswith(("<!doctype", "<html")):
+        return "it is a page of HTML, as servers send one for a download that failed; fetch the file again"
+    if text:
+        return f"it is text, beginning with {text[:40]!r}"
+    if start[:2] == b"\x1f\x8b" or start[:2] == b"PK":
+        return f"it is a {'gzip file' if start[:1] != b'P' else 'zip archive'}; unpack it first"
+    if start[:1] == b"\x80":
+        return "it is a pickle, such as MXNet writes for optimizer states"
+    return f"it begins with {magic:#x} instead of {_LIST_MAGIC:#x}"
 
 
 class _Reader:
@@ -187,7 +218,9 @@ class _Reader:
         if not 0 <= ndim <= _MAX_DIMS:
             raise FormatError(f"{self._where}: damaged: {what} has {ndim} dimensions")
         dims = self.unpack(f"<{ndim}{form}", f"shape of {what}")
-        if any(dim < 0 for dim in dims):
+        # NumPy makes no array of (0, 2**62): of the other dimensions it wants a product, too.
+        empty = 0 in dims and math.prod(dim for dim in dims if dim) >= _MAX_ELEMENTS
+        if empty or any(dim < 0 for dim in dims):
             raise FormatError(f"{self._where}: damaged: {what} has the shape {dims}")
         return dims
 

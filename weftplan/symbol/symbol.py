@@ -297,8 +297,8 @@ def Group(symbols: Iterable[Symbol]) -> Symbol:
     return Symbol(entry for member in members for entry in member.entries)
 
 
-def load_json(text: str) -> Symbol:
-    """The symbol in a JSON text of any MXNet 1.x release or before.
+def load_json(text: str, where: str = "symbol JSON") -> Symbol:
+    """The symbol in a JSON text of any MXNet 1.x release or before; ``where`` names its source in messages.
 
     Raises:
         FormatError: truncated, malformed or cyclic.
@@ -307,7 +307,7 @@ def load_json(text: str) -> Symbol:
     """
     if not isinstance(text, str):
         raise TypeError(f"load_json expects text, got {type(text).__name__}")
-    return Symbol(json_io.loads(text))
+    return Symbol(json_io.loads(text, where))
 
 
 def load(fname: str | os.PathLike[str]) -> Symbol:

@@ -109,7 +109,8 @@ class Perplexity(EvalMetric):
     """``exp`` of the mean of ``-log p[label]``, labels equal to ``ignore_label`` left out.
 
     Predictions are probabilities, classes along ``axis``; labels have their shape without that axis, or any other of
-    as many elements. Probabilities below 1e-10 count as that.
+    as many elements. Probabilities below 1e-10 count as that. A label that is no class counts as the nearest one, as
+    in MXNet, whose own examples pad sentences with such.
     """
 
     def __init__(
@@ -130,7 +131,8 @@ class Perplexity(EvalMetric):
         rows = np.moveaxis(pred, self.axis, -1).reshape(label.size, -1)
         wanted = _classes(label)
         counted = np.ones(label.size, bool) if self.ignore_label is None else wanted != self.ignore_label
-        chosen = _probabilities(rows[counted], wanted[counted], self.name)
+        classes = np.clip(wanted[counted], 0, rows.shape[1] - 1)
+        chosen = _probabilities(rows[counted], classes, self.name)
         return float(-np.log(np.maximum(chosen, 1e-10)).sum()), int(counted.sum())
 
     def get(self) -> tuple[Any, Any]:

@@ -39,11 +39,18 @@ class _Confusion(EvalMetric):
         for label, pred in self.pairs(labels, preds):
             batch = _sum(batch, self.count(label, pred))
         self._local, self._whole = _sum(self._local, batch), _sum(self._whole, batch)
-        score = self.score(batch)
-        self.sum_metric += score
-        self.num_inst += 1
-        self.global_sum_metric += score
-        self.global_num_inst += 1
+        if self.average == "macro":
+            score = self.score(batch)
+            self.sum_metric += score
+            self.num_inst += 1
+            self.global_sum_metric += score
+            self.global_num_inst += 1
+            return
+        # A mean over samples: where a larger metric adds sums and counts, a small batch must not weigh as a large one.
+        self.num_inst = int(self._local.sum())
+        self.sum_metric = self.score(self._local) * self.num_inst
+        self.global_num_inst = int(self._whole.sum())
+        self.global_sum_metric = self.score(self._whole) * self.global_num_inst
 
     def count(self, label: Host, pred: Host) -> Host:
         """The matrix of one pair of arrays."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, FormatError, MXNetError, ShapeError
+from weftplan.errors import BindError, FormatError, MXNetError, ShapeError, listed
 from weftplan.files import replacing
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.ndarray import NDArray
@@ -27,7 +27,7 @@ from weftplan.training.inputs import check_batch, context_list, name_list, named
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.metric import EvalMetric
 from weftplan.training.monitor import Monitor
-from weftplan.training.parameters import complete, first_values, known_names
+from weftplan.training.parameters import complete, first_values, unknown_names
 from weftplan.training.states import adopt, read_states
 from weftplan.training.store_choice import choose_optimizer, choose_store, compress
 
@@ -223,14 +223,24 @@ class Module(BaseModule):
 
         Raises:
             MXNetError: a parameter is missing from ``arg_params``/``aux_params`` and ``allow_missing`` is False, or an
-                unknown name is given and ``allow_extra`` is False.
+                unknown name is given and neither it nor ``allow_extra`` is True. With ``allow_missing`` unknown names
+                beside known ones are logged: a checkpoint may have another head than the network.
             ShapeError: a given value has another shape.
         """
         if self.params_initialized and not force_init:
             return
         self._need("init_params", binded=True)
         rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
+        if allow_missing and not allow_extra:
+            extra = self._unknown(arg_params, aux_params)
+            allow_extra = len(extra) < len(arg_params or {}) + len(aux_params or {})
+            if extra and allow_extra:
+                self.logger.warning("the network has no parameters named %s: they are not used", listed(extra))
         self._assign(arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
+
+    def _unknown(self, args: Mapping[str, NDArray] | None, aux: Mapping[str, NDArray] | None) -> list[str]:
+        """Names of given values that the network does not have."""
+        return unknown_names(args or {}, self.symbol.list_arguments(), aux or {}, self.aux_names)
 
     def set_params(
         self,
@@ -272,8 +282,12 @@ class Module(BaseModule):
             training=self.for_training,
         )
         if not allow_extra:
-            inputs = self.symbol.list_arguments()
-            known_names(arg_params or {}, self.param_names, inputs, aux_params or {}, self.aux_names, missing=not whole)
+            extra = self._unknown(arg_params, aux_params)
+            if extra and not (
+                whole and {*self.param_names} <= {*(arg_params or {})} and {*self.aux_names} <= {*(aux_params or {})}
+            ):
+                # Where a value is given for each parameter and state, the others belong to a larger network.
+                raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
         args = values(params, arg_params, complete=whole)
@@ -316,7 +330,10 @@ class Module(BaseModule):
         """
         self._need("init_optimizer", binded=True, params=True)
         if self.optimizer_initialized and not force_init:
-            self.logger.warning("the module has an optimizer already, which stays; pass force_init=True to replace it")
+            self.logger.warning(
+                "the module has an optimizer already, which stays; call init_optimizer(…, force_init=True) before fit "
+                "to replace it"
+            )
             return
         largest = max((a[0].size for a in self.group.param_arrays), default=0)
         store, on_store = choose_store(kvstore, contexts=len(self.contexts), largest=largest)

@@ -44,6 +44,8 @@ class SGD(Optimizer):
     ``lazy_update`` is accepted: it matters to sparse gradients alone.
     """
 
+    weight_last = True
+
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
     ) -> None:

@@ -33,6 +33,8 @@ class Optimizer:
     """
 
     default_rate: ClassVar[float] = 0.01
+    weight_last: ClassVar[bool] = False
+    """Order of a multi-precision state: (state, float32 weight) as MXNet's SGD and NAG have it, not (weight, state)."""
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}
 
     def __init__(
@@ -141,18 +143,20 @@ class Optimizer:
         raise NotImplementedError
 
     def create_state_multi_precision(self, index: Any, weight: NDArray) -> State:
-        """As :meth:`create_state`; with ``multi_precision`` (float32 weight, its state) for a float16 weight."""
+        """As :meth:`create_state`; with ``multi_precision`` (float32 weight, its state) for a float16 weight, in the
+        order that :attr:`weight_last` says."""
         if not self._in_float32(weight):
             return self.create_state(index, weight)
         master = weight.astype(np.float32)
-        return master, self.create_state(index, master)
+        own = self.create_state(index, master)
+        return (own, master) if self.weight_last else (master, own)
 
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one."""
         if not self._in_float32(weight):
             self.update(index, weight, grad, state)
             return
-        master, own = state
+        own, master = state if self.weight_last else reversed(state)
         self.update(index, master, grad.astype(np.float32), own)
         weight[:] = master
 

@@ -30,6 +30,8 @@ class NAG(Optimizer):
     In ``m`` MXNet 1.9.1 decays the weight that it has just written, which differs by ``lr * wd`` of a step.
     """
 
+    weight_last = True
+
     def __init__(self, learning_rate: float | None = None, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.momentum = number(momentum, "NAG: momentum", low=0)

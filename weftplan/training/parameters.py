@@ -14,26 +14,9 @@ from weftplan.training.initializer import InitDesc, Initializer
 _HOST = Context("cpu", 0)
 
 
-def known_names(
-    args: Iterable[str],
-    params: Sequence[str],
-    inputs: Sequence[str],
-    aux: Iterable[str],
-    states: Sequence[str],
-    *,
-    missing: bool,
-) -> None:
-    """Raise MXNetError for names of given values that the network does not have, since they may be misspelt.
-
-    Where a value is given for each parameter and state none is: the others belong to a larger network.
-
-    Args:
-        missing: whether values may be missing.
-    """
-    extra = [name for name in args if name not in inputs] + [name for name in aux if name not in states]
-    lost = missing or not {*params} <= {*args} or not {*states} <= {*aux}
-    if extra and lost:
-        raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
+def unknown_names(args: Iterable[str], inputs: Sequence[str], aux: Iterable[str], states: Sequence[str]) -> list[str]:
+    """Names of given values that are neither arguments nor states of the network, and may be misspelt."""
+    return [name for name in args if name not in inputs] + [name for name in aux if name not in states]
 
 
 def complete(

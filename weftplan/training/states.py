@@ -37,7 +37,8 @@ def adopt(updater: Updater, data: bytes, names: Sequence[str], trained: Sequence
     states = {owner[key]: state for key, state in reversed(other.states.items())}  # of several contexts the first
     counts = {owner[key]: count for key, count in told._index_update_count.items()}
     # A copy each: contexts that shared an array would each move it on.
-    updater.replace_states({key: _copy(states[name]) for key, name in keys.items() if name in states})
+    taken = {key: _copy(states[name]) for key, name in keys.items() if name in states}
+    updater.replace_states(taken, other.version)
     optimizer: Any = updater.optimizer
     if counts:
         optimizer._index_update_count = {key: counts[name] for key, name in keys.items() if name in counts}
