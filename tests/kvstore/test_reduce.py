@@ -154,3 +154,16 @@ def test_an_error_of_another_thread_reaches_the_caller(monkeypatch):
     xs = sources(3, 4096)
     with pytest.raises(MemoryError, match="elsewhere"):
         reduce_arrays(xs, np.empty_like(xs[0]), block_sum=block_sum, threads=2, bound=1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_summed_in_float32(dtype):
+    """Small terms are not lost one by one: the sum from left to right is rounded once, at its end."""
+    made = np.dtype(dtype if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16)
+    big = 2048 if dtype == "float16" else 256
+    sources = [np.full(5, big, made)] + [np.ones(5, made) for _ in range(16)]
+    out = np.empty(5, made)
+    reduce_arrays(sources, out, block_sum=sum_sequential_block, threads=1, bound=10)
+    assert out.astype(np.float32).tolist() == [big + 16] * 5
+    reduce_arrays(sources, sources[0], block_sum=sum_sequential_block, threads=1, bound=10)
+    assert sources[0].astype(np.float32).tolist() == [big + 16] * 5

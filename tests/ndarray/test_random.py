@@ -192,10 +192,6 @@ def test_shuffle_permutes_rows_in_place_too():
         (lambda: random.randint(3, 3), ParameterError, "low must be below high"),
         (lambda: random.randint(0, 3, dtype="float32"), DTypeError, "integer"),
         (lambda: random.uniform(dtype="int32"), DTypeError, "float"),
-        (lambda: random.normal(scale=-1), ParameterError, "at least 0"),
-        (lambda: random.exponential(0), ParameterError, "above 0"),
-        (lambda: random.gamma(-1), ParameterError, "above 0"),
-        (lambda: random.poisson(-1), ParameterError, "at least 0"),
         (lambda: random.uniform(shape=(2,), out=nd.ones(3)), ShapeError, "out has shape"),
         (lambda: random.uniform(shape=-1), ShapeError, "negative"),
         (lambda: random.shuffle(nd.ones(2), out=nd.ones(3)), ShapeError, "not like data"),
@@ -207,9 +203,6 @@ def test_shuffle_permutes_rows_in_place_too():
         (lambda: random.multinomial(nd.ones(2), 2, True, nd.ones(2)), ParameterError, "out must be two arrays, got 1"),
         (lambda: random.randint(0, 2.5), ParameterError, "must be integers, got 2.5"),
         (lambda: random.randint(nd.zeros(1), 2), ParameterError, "must be integers"),
-        (lambda: random.negative_binomial(0, 0.5), ParameterError, "k must be above 0"),
-        (lambda: random.negative_binomial(1, 1.5), ParameterError, "p must be above 0 and at most 1"),
-        (lambda: random.generalized_negative_binomial(1, -1), ParameterError, "alpha must be at least 0"),
         (lambda: random.uniform("a"), ParameterError, "low must be a number or an NDArray, got str"),
         (lambda: random.uniform(nd.zeros(2), nd.ones(3)), ShapeError, "one shape"),
         (lambda: random.normal(nd.zeros(2), nd.ones(2, mx.cpu(1))), ShapeError, "context"),
@@ -220,3 +213,26 @@ def test_bad_arguments(call, error, says):
     """Refused at the call, with the reason."""
     with pytest.raises(error, match=says):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: random.normal(scale=-1), "at least 0"),
+        (lambda: random.exponential(0), "above 0"),
+        (lambda: random.gamma(-1), "above 0"),
+        (lambda: random.poisson(-1), "at least 0"),
+        (lambda: random.negative_binomial(0, 0.5), "k must be above 0"),
+        (lambda: random.negative_binomial(1, 1.5), "p must be above 0 and at most 1"),
+        (lambda: random.generalized_negative_binomial(1, -1), "alpha must be at least 0"),
+        (lambda: random.uniform(2, -1), "low must not be above high"),
+        (lambda: random.uniform(float("nan"), 1), "low must not be above high"),
+        (lambda: random.normal(nd.zeros(2), -1), "at least 0"),
+        (lambda: nd.random_normal(0, -1, shape=2), "scale is the standard deviation"),
+        (lambda: nd.random_uniform(2, -1, shape=2), "expected low <= high"),
+    ],
+)
+def test_impossible_distributions(call, says):
+    """What no distribution has for a parameter is reported at the wait; at the call where that runs everything."""
+    with pytest.raises(ParameterError, match=says):
+        call().asnumpy()

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from ops_harness import run
+from ops_harness import check_contract, gradients, run
 
 from weftplan.errors import DTypeError
 from weftplan.ops import kernels, registry
@@ -114,3 +114,109 @@ def test_operators_for_floats_refuse_integers(op, count, params, dtype):
 def test_relu_of_integers():
     """relu needs no fractions."""
     assert run("Activation", [np.array([-2, 3], np.int32)], {"act_type": "relu"})[0].tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "x", "expected"),
+    [
+        ("uint8", 0, 256, [0, 7, 255], [0, 7, 255]),
+        ("uint8", -3, 300, [0, 7, 255], [0, 7, 255]),
+        ("int8", -2.9, 5.7, [-7, -2, 100], [-2, -2, 5]),
+        ("int32", -5, 3e9, [-7, 2**31 - 1], [-5, 2**31 - 1]),
+        ("int64", -1e30, 1e30, [-(2**63), 2**63 - 1], [-(2**63), 2**63 - 1]),
+        ("int64", -math.inf, math.inf, [-(2**63), 2**63 - 1], [-(2**63), 2**63 - 1]),
+        ("int32", math.nan, 3, [-7, 5], [-7, 3]),
+        ("int32", 2, math.nan, [-7, 5], [2, 5]),
+        ("uint8", -9, -3, [0, 7], [0, 0]),
+    ],
+)
+def test_clip_saturates_its_bounds(dtype, low, high, x, expected):
+    """A bound beyond the range of the dtype, infinite or NaN limits nothing; the others lose their fraction."""
+    assert run("clip", [np.array(x, dtype)], {"a_min": low, "a_max": high})[0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"start": 1.3, "stop": 6.6, "step": 1.3}, [1, 2, 3, 4, 5]),
+        ({"start": 0.5, "stop": 5.0}, [0, 1, 2, 3, 4]),
+        ({"start": 5.0, "stop": 0.5, "step": -1.5}, [5, 4, 3]),
+        ({"start": 0.5, "stop": 6.0, "step": 1.5, "repeat": 2}, [0, 0, 1, 1, 2, 2, 3, 3]),
+        ({"start": 0.0, "stop": 2.0, "step": 0.5}, [0, 0, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_arange_of_integers(params, expected, dtype):
+    """Start and step lose their fractions before anything is added up; the length is that of the given numbers."""
+    (y,) = run("_arange", [], {**params, "dtype": dtype})
+    assert y.dtype == dtype
+    assert y.tolist() == expected
+
+
+X, G = [1, 2, 3, -4], [3, 1, 2, 5]
+ONE_INPUT = {
+    "sqrt": [0, 0, 0, None], "square": [6, 4, 12, -40], "tanh": [3, 1, 2, 5], "exp": [6, 7, 40, 0],
+    "expm1": [6, 7, 40, 0], "log": [3, 0, 0, 0], "cosh": [3, 3, 20, -135], "degrees": [171, 57, 114, 285],
+    "reciprocal": [-3, 0, 0, 0], "abs": [3, 1, 2, -5], "relu": [3, 1, 2, 0], "sin": [0, 0, 0, 0],
+    "radians": [0, 0, 0, 0], "cbrt": [0, 0, 0, 0], "erf": [0, 0, 0, 0], "sigmoid": [0, 0, 0, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ONE_INPUT)
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_gradients_through_integers(op, dtype):
+    """The slope loses its fraction, then multiplies the incoming gradient: figures of MXNet 1.9.1."""
+    (found,) = gradients(op, [np.array(X, dtype)], [np.array(G, dtype)])
+    assert found.dtype == dtype
+    for got, want in zip(found.tolist(), ONE_INPUT[op], strict=True):
+        assert want is None or got == want  # None: the slope is NaN, for which C promises nothing
+
+
+TWO_INPUTS = {
+    "elemwise_div": ([0, 0, -2, 0], [0, 0, -6, 0]), "broadcast_div": ([0, 0, -2, 0], [0, 0, -6, 0]),
+    "broadcast_mod": ([0] * 4, [0] * 4), "_mod": ([0] * 4, [0] * 4), "broadcast_hypot": ([0] * 4, [0] * 4),
+    "broadcast_power": ([6, 12, 0, 6400], [0, 5, 0, None]), "elemwise_mul": ([6, 3, -2, 25], [3, 2, 6, -20]),
+    "broadcast_maximum": ([0, 0, 2, 0], [3, 1, 0, 5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", TWO_INPUTS)
+def test_gradients_through_two_integers(op):
+    """The same of operators of two tensors; a remainder of integers has no gradient."""
+    found = gradients(op, [np.array(X, np.int32), np.array([2, 3, -1, 5], np.int32)], [np.array(G, np.int32)])
+    for side, expected in zip(found, TWO_INPUTS[op], strict=True):
+        assert all(want is None or got == want for got, want in zip(side.tolist(), expected, strict=True))
+
+
+SCALARS = {
+    "_div_scalar": [1, 0, 1, 2], "_rdiv_scalar": [-6, 0, 0, 0], "_mod_scalar": [0] * 4, "_rmod_scalar": [0] * 4,
+    "_power_scalar": [6, 4, 12, -40], "_rpower_scalar": [3, 2, 10, 0], "_hypot_scalar": [0] * 4,
+    "_maximum_scalar": [0, 1, 2, 0], "_mul_scalar": [6, 2, 4, 10],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", SCALARS)
+def test_gradients_through_integers_and_numbers(op):
+    """The same of operators of a tensor and a number, which loses its fraction in the gradient, too."""
+    (found,) = gradients(op, [np.array(X, np.int32)], [np.array(G, np.int32)], {"scalar": 2.5})
+    assert found.tolist() == SCALARS[op]
+
+
+@pytest.mark.parametrize(("op", "params"), [("norm", {}), ("norm", {"ord": 1}), ("prod", {}), ("prod", {"axis": 0})])
+def test_gradients_of_reduced_integers(op, params):
+    """Norms and products of integers have gradients of integers."""
+    (found,) = gradients(op, [np.array([1, 2, -4], np.int32)], [np.array([2], np.int32)], params)
+    assert found.tolist() == {"norm": [0, 0, -2] if not params else [2, 2, -2], "prod": [-16, -8, 4]}[op]
+
+
+@pytest.mark.parametrize("op", ["tanh", "square", "_mod", "broadcast_power", "_power_scalar", "_rmod_scalar"])
+@pytest.mark.parametrize("dtype", ["int8", "int64"])
+def test_contract_of_integers(op, dtype, monkeypatch):
+    """Gradients through integers honour in-place pairs and the declared workspace, in one block and in many."""
+    two = op in ("_mod", "broadcast_power")
+    arrays = [np.array([1, 2, 3, 2, 1], dtype)] * (1 + two)
+    for block in (kernels.BLOCK, 2):
+        monkeypatch.setattr(kernels, "BLOCK", block)
+        check_contract(op, arrays, {"scalar": 2.0} if op.endswith("scalar") else {})
+    if op == "broadcast_power":
+        check_contract(op, [arrays[0][None], arrays[0][:, None]], {})

@@ -1,8 +1,11 @@
 """Dropout and the random slopes of LeakyReLU: shares, masks, keys, and what happens outside training."""
 
 import numpy as np
+import pytest
 from ops_harness import differentiate, gradients, prepare, run
-from ops_nn_cases import uniform
+from ops_nn_cases import CASES, uniform
+
+from weftplan.ops.schema import OpContext
 
 F32 = np.float32
 
@@ -17,6 +20,45 @@ def test_dropout_keeps_a_share_and_scales_it():
     np.testing.assert_array_equal(out, mask * F32(1 / 0.7))
     found = differentiate(call, [data, np.zeros_like(mask)])[0][0]
     np.testing.assert_array_equal(found, out)
+
+
+class _Sized:
+    """A generator as strict as it must be for CuPy, which draws one number where it is given no size."""
+
+    def __init__(self, generator):
+        self._generator = generator
+
+    def random(self, size=None, dtype=np.float64, out=None):
+        """Draws, if told how many."""
+        assert size is not None
+        return self._generator.random(size, dtype=dtype, out=out)
+
+    def standard_normal(self, size=None, dtype=np.float64, out=None):
+        """Draws, if told how many."""
+        assert size is not None
+        return self._generator.standard_normal(size, dtype=dtype, out=out)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("Dropout", [uniform(5, 3)], {}),
+        ("Dropout", [uniform(5, 3)], {"axes": (1,)}),
+        ("LeakyReLU", [uniform(5, 3)], {"act_type": "rrelu"}),
+        next(case for case in CASES if case[0] == "RNN" and case[2].get("p")),
+        ("_random_uniform", [], {"shape": (3, 2)}),
+        ("_random_normal", [], {"shape": (3, 2), "dtype": "float16"}),
+    ],
+    ids=lambda case: f"{case[0]}-{case[2].get('act_type', case[2].get('axes', ''))}",
+)
+def test_every_element_has_a_draw_of_its_own(case, monkeypatch):
+    """Generators are told how many numbers to draw: CuPy's would draw one and repeat it."""
+    op, arrays, params = case
+    expected = [y.copy() for y in run(op, arrays, params)]
+    make = OpContext.generator
+    monkeypatch.setattr(OpContext, "generator", lambda self: _Sized(make(self)))
+    for got, want in zip(run(op, arrays, params), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_dropout_outside_training():

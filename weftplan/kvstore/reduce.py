@@ -5,7 +5,7 @@ element is summed by the same sequence of additions. Two orders exist, as in MXN
 
 * :func:`sum_grouped` (store ``local``): ``acc = x0``, then for i = 1, 5, 9, …
   ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])`` with the terms there are;
-* :func:`sum_sequential` (store ``device``): left to right.
+* :func:`sum_sequential` (store ``device``): left to right, half precision in float32 and rounded once.
 
 Both work in blocks that stay in a core's cache, so that every source is read from memory once and the result written
 once; equal shares of the blocks go to the threads of a pool of this module's own. The pool is not the engine's: its
@@ -57,6 +57,12 @@ def sum_sequential_block(sources: Sequence[Array], out: Array, scratch: Array) -
     del scratch
     if len(sources) == 1:
         np.copyto(out, sources[0])
+        return
+    if len(sources) > 2 and out.itemsize == 2 and out.dtype.kind not in "iu":  # float16, bfloat16
+        wide = np.add(sources[0], sources[1], dtype=np.float32)
+        for term in sources[2:]:
+            np.add(wide, term, out=wide, dtype=np.float32)
+        np.copyto(out, wide, casting="unsafe")
         return
     np.add(sources[0], sources[1], out=out)
     for term in sources[2:]:

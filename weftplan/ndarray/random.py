@@ -88,20 +88,24 @@ def _only_name(kwargs: Mapping[str, Any]) -> None:
 _LEAST = {"any": "", "positive": "above 0", "not negative": "at least 0", "probability": "above 0 and at most 1"}
 
 
-def _number(name: str, key: str, value: Any, bounds: str) -> float:
-    """``value`` as a number within ``bounds``, a key of ``_LEAST``."""
+def _number(name: str, key: str, value: Any) -> float:
     if not isinstance(value, numbers.Real):
         raise ParameterError(f"{name}: {key} must be a number or an NDArray, got {type(value).__name__}")
-    number = float(value)
-    fits = {
-        "any": True,
-        "positive": number > 0,
-        "not negative": number >= 0,
-        "probability": 0 < number <= 1,
-    }
-    if not fits[bounds]:
-        raise ParameterError(f"{name}: {key} must be {_LEAST[bounds]}, got {value}")
-    return number
+    return float(value)
+
+
+def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
+    """Raise ParameterError unless each number is within its bounds, a key of ``_LEAST``, and low is not above high."""
+    given = dict(zip(bounds, values, strict=True))
+    for key, value in given.items():
+        if not isinstance(value, float):
+            continue  # an array, whose values the distribution judges
+        fits = {"any": True, "positive": value > 0, "not negative": value >= 0, "probability": 0 < value <= 1}
+        if not fits[bounds[key]]:
+            raise ParameterError(f"{name}: {key} must be {_LEAST[bounds[key]]}, got {value}")
+    low, high = given.get("low"), given.get("high")
+    if isinstance(low, float) and isinstance(high, float) and not low <= high:
+        raise ParameterError(f"{name}: low must not be above high, got [{low}, {high})")
 
 
 def _sample(
@@ -114,21 +118,20 @@ def _sample(
 ) -> NDArray:
     """Push a draw of floats; ``parameters`` are name -> (number or array, bounds of a number).
 
-    Arrays must have one shape and context; each element then gives a block of ``shape``. What an array holds is known
-    only when the operation runs, so a value out of bounds is reported at the next wait.
+    Arrays must have one shape and context; each element then gives a block of ``shape``. A value out of bounds, of a
+    number as of an array, is reported when the operation has run: at the next wait, as in MXNet.
     """
     name = draw.__name__
     wanted = out.dtype if out is not None else check_dtype(None if dtype in (None, "None") else dtype)
     if wanted.kind != "f":
         raise DTypeError(f"{name}: the dtype must be a float, got {wanted}; use randint for integers")
     arrays = [value for value, _ in parameters.values() if isinstance(value, NDArray)]
+    bounds = {key: bound for key, (_, bound) in parameters.items()}
     values = [
-        value if isinstance(value, NDArray) else _number(name, key, value, bounds)
-        for key, (value, bounds) in parameters.items()
+        value if isinstance(value, NDArray) else _number(name, key, value) for key, (value, _) in parameters.items()
     ]
     if not arrays:
-        fixed = partial(_with_numbers, draw, values)
-        return _fill(fixed, (), _target(shape, wanted, ctx, out, name), name)
+        return _fill(partial(_run, draw, bounds, values), (), _target(shape, wanted, ctx, out, name), name)
     first = arrays[0]
     for array in arrays:
         if array.shape != first.shape or array.context != first.context:
@@ -140,15 +143,17 @@ def _sample(
     target = _target((*first.shape, *block), wanted, first.context, out, name)
     ones = (1,) * len(block)
     raws = [value.raw().reshape(*value.shape, *ones) if isinstance(value, NDArray) else value for value in values]
-    return _fill(partial(_with_arrays, draw, raws), [array.var for array in arrays], target, name)
+    return _fill(partial(_run, draw, bounds, raws), [array.var for array in arrays], target, name)
 
 
-def _with_numbers(draw: distributions.Draw, values: Sequence[Any], generator: Any, target: Any, xp: Any) -> None:
+def _run(
+    draw: distributions.Draw, bounds: Mapping[str, str], values: Sequence[Any], generator: Any, target: Any, xp: Any
+) -> None:
+    """Draw with parameters that are all numbers, or of which some are arrays."""
+    _check(draw.__name__, bounds, values)
+    if not all(isinstance(value, float) for value in values):
+        values = [xp.asarray(value, np.float64) for value in values]
     draw(generator, target, xp, *values)
-
-
-def _with_arrays(draw: distributions.Draw, values: Sequence[Any], generator: Any, target: Any, xp: Any) -> None:
-    draw(generator, target, xp, *(xp.asarray(value, np.float64) for value in values))
 
 
 def uniform(
@@ -186,7 +191,7 @@ def normal(
     """Normal with mean ``loc`` and standard deviation ``scale``; arguments as for :func:`uniform`.
 
     Raises:
-        ParameterError: a negative scale.
+        ParameterError: a negative scale, at the next wait.
         DTypeError, ShapeError: as :func:`uniform`.
     """
     _only_name(kwargs)

@@ -205,7 +205,7 @@ register(
 
 _binary(
     UfuncKernel("multiply", 2),
-    Sides(mul_l, mul_r),
+    Sides(mul_l, mul_r, integers="whole"),
     "lhs * rhs.",
     elementwise=("elemwise_mul", "_mul", "_Mul"),
     broadcast=("broadcast_mul",),
@@ -222,7 +222,7 @@ _binary(
 )
 _binary(
     _mod,
-    Sides(mod_l, mod_r, (None,)),
+    Sides(mod_l, mod_r, (None,), "zero"),
     "Remainder of lhs / rhs with the sign of rhs, 0 where rhs is 0.",
     elementwise=("_mod", "_Mod"),
     broadcast=("broadcast_mod",),
@@ -237,14 +237,14 @@ _binary(
 )
 _binary(
     UfuncKernel("maximum", 2),
-    Sides(masked("greater_equal"), masked("less"), (BOOL,)),
+    Sides(masked("greater_equal"), masked("less"), (BOOL,), "whole"),
     "The greater of lhs and rhs; where they are equal the gradient goes to lhs.",
     elementwise=("_maximum", "_Maximum"),
     broadcast=("broadcast_maximum",),
 )
 _binary(
     UfuncKernel("minimum", 2),
-    Sides(masked("less_equal"), masked("greater"), (BOOL,)),
+    Sides(masked("less_equal"), masked("greater"), (BOOL,), "whole"),
     "The smaller of lhs and rhs; where they are equal the gradient goes to lhs.",
     elementwise=("_minimum", "_Minimum"),
     broadcast=("broadcast_minimum",),

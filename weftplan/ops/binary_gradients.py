@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from weftplan.ops.kernels import (
@@ -18,17 +19,18 @@ from weftplan.ops.kernels import (
     collapse,
     reduce_to,
     rows_per_block,
-    scratch_dtype,
 )
 from weftplan.ops.rules import (
     take_bytes,
 )
 from weftplan.ops.schema import (
+    DType,
     Kernel,
     OpContext,
     Params,
     TensorSpec,
 )
+from weftplan.ops.slopes import Integers, apply_slope, slope_scratch
 
 Side = Callable[..., None]
 """``side(xp, ograd, lhs, rhs, out, *scratch)``: the gradient of one input before summing; ``out`` may be ``ograd``."""
@@ -41,10 +43,15 @@ class Sides:
     lhs: Side
     rhs: Side
     scratch: tuple[Kind, ...] = ()
+    integers: Integers = "slope"
 
 
-def _kinds(sides: Sides, dtype: Any) -> list[Any]:
-    return [scratch_dtype(kind, dtype) for kind in sides.scratch]
+def _kinds(sides: Sides, dtype: Any) -> list[DType]:
+    return slope_scratch(sides.scratch, dtype, 2, sides.integers)
+
+
+def _apply(sides: Sides, side: Side, xp: Any, g: Any, a: Any, b: Any, out: Any, scratch: Sequence[Any]) -> None:
+    apply_slope(xp, partial(side, xp), g, (a, b), out, scratch, sides.integers)
 
 
 def _equal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -53,9 +60,9 @@ def _equal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: 
     spare = g if da is None else da, g if db is None else db
     for bg, ba, bb, bda, bdb, *scratch in blocks(ctx, (g, a, b, *spare), _kinds(sides, g.dtype)):
         if da is not None:
-            sides.lhs(ctx.xp, bg, ba, bb, bda, *scratch)
+            _apply(sides, sides.lhs, ctx.xp, bg, ba, bb, bda, scratch)
         if db is not None:
-            sides.rhs(ctx.xp, bg, ba, bb, bdb, *scratch)
+            _apply(sides, sides.rhs, ctx.xp, bg, ba, bb, bdb, scratch)
 
 
 def _unequal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -79,10 +86,10 @@ def _unequal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs
             ba, bb = (x if x.shape[0] == 1 else x[start:stop] for x in operands)
             temporary = [space[: stop - start] for space in scratch]
             if target.shape == shape:
-                side(xp, bg, ba, bb, target[start:stop], *temporary)
+                _apply(sides, side, xp, bg, ba, bb, target[start:stop], temporary)
                 continue
             product = full[: stop - start]
-            side(xp, bg, ba, bb, product, *temporary)
+            _apply(sides, side, xp, bg, ba, bb, product, temporary)
             if target.shape[0] != 1:
                 reduce_to(xp, product, target[start:stop])
             elif start == 0:

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from weftplan.ops.kernels import BOOL, block_workspace, blocks
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape
-from weftplan.ops.scalar import converted
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params
+from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params
+
+
+def saturated(value: float, dtype: DType, nan: float) -> Any:
+    """``value`` as a number of ``dtype``: for integers without its fraction, or their nearest limit; NaN as ``nan``.
+
+    >>> int(saturated(256.0, np.dtype("uint8"), 0.0)), int(saturated(-math.inf, np.dtype("int32"), 0.0))
+    (255, -2147483648)
+    """
+    if dtype.kind == "f":
+        return value
+    if dtype.kind == "b":
+        return bool(value)
+    if math.isnan(value):
+        value = nan
+    limits = np.iinfo(dtype)
+    least, most = int(limits.min), int(limits.max)
+    return dtype.type(least if value < least else most if value > most else int(value))
 
 
 def _clip(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
     if out is not None:
-        low, high = converted(params["a_min"], out.dtype), converted(params["a_max"], out.dtype)
+        low, high = (
+            saturated(params["a_min"], out.dtype, -math.inf),
+            saturated(params["a_max"], out.dtype, math.inf),
+        )
         ctx.xp.clip(inputs[0], low, high, out=out)
 
 
@@ -25,11 +47,12 @@ def _backward_clip(ctx: OpContext, params: Params, inputs: Sequence[Any], output
     if out is None:
         return
     xp = ctx.xp
-    for g, x, y, above, below in blocks(ctx, (*inputs, out), (BOOL, BOOL)):
-        xp.greater_equal(x, params["a_min"], out=above)
-        xp.less_equal(x, params["a_max"], out=below)
-        xp.logical_and(above, below, out=above)
-        xp.multiply(g, above, out=y)
+    for g, x, y, inside, outside in blocks(ctx, (*inputs, out), (BOOL, BOOL)):
+        xp.less(x, params["a_min"], out=inside)
+        xp.greater(x, params["a_max"], out=outside)
+        xp.logical_or(inside, outside, out=outside)
+        xp.logical_not(outside, out=inside)  # NaN counts as inside: what comes in must not vanish there
+        xp.multiply(g, inside, out=y)
 
 
 _CLIP = (Param("a_min", p_float, doc="least value"), Param("a_max", p_float, doc="greatest value"))

@@ -131,9 +131,11 @@ def _arange(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequ
     if out is None:
         return
     xp = ctx.xp
-    start, repeat = params["start"], params["repeat"]
+    start, step, repeat = params["start"], params["step"], params["repeat"]
     if params["stop"] is None and not params["infer_range"]:
         start = 0.0
+    if out.dtype.kind != "f":  # the numbers of the range are integers from the first to the last
+        start, step = float(math.trunc(start)), float(math.trunc(step))
     done = 0
     for y, t in blocks(ctx, (out,), (FLOAT64,)):
         t.fill(1.0)
@@ -142,7 +144,7 @@ def _arange(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequ
         if repeat != 1:
             xp.divide(t, float(repeat), out=t)
             xp.floor(t, out=t)
-        xp.multiply(t, params["step"], out=t)
+        xp.multiply(t, step, out=t)
         xp.add(t, start, out=t)
         xp.copyto(y, t, casting="unsafe")
         done += y.size
@@ -169,6 +171,6 @@ register(
         inputs=(),
         gradient=zero_gradient,
         workspace=_arange_workspace,
-        doc="start, start + step, … below stop.",
+        doc="start, start + step, … below stop; of integers start and step lose their fractions first.",
     )
 )

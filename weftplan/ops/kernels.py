@@ -3,6 +3,10 @@
 An elementwise formula of several steps runs block by block: the scratch stays at :data:`BLOCK` elements however large
 the arrays are, and a block stays in the processor's cache between the steps. All block sizes depend on shapes alone, so
 every sum has one fixed order.
+
+Kernels call ``negative`` on contiguous arrays only: NumPy 2.1 to 2.4.6 computes it wrongly where input and output are
+strided alike, at 16 bytes for elements of 4 and at 64 bytes for elements of 8. A multiplication by -1 gives the same
+bits.
 """
 
 from __future__ import annotations
@@ -204,4 +208,4 @@ class UfuncKernel:
         arrays = inputs[: self.count]
         if out is None or any(a.dtype != out.dtype for a in arrays) or out.dtype.kind != "f":
             return None
-        return partial(getattr(xp, self.name), *arrays, out)
+        return partial(getattr(xp, self.name), *arrays, out=out)

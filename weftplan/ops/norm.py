@@ -110,7 +110,7 @@ def _norm1_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> Non
 
 
 def _norm2_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
-    xp.divide(x, y, out=out)
+    xp.divide(x, y, out=out, casting="unsafe")
     xp.multiply(out, g, out=out)
 
 

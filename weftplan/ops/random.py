@@ -1,13 +1,17 @@
-"""Random tensors. What is drawn depends on the call's random key alone."""
+"""Random tensors. What is drawn depends on the call's random key alone.
+
+Whether the parameters make a distribution is judged when the kernel runs, as in MXNet: the error comes at the wait.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from weftplan.errors import ParameterError
 from weftplan.ops.filling import FLOAT32, declared_shape, placed
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_dtype, p_float, p_optional, p_shape
@@ -32,11 +36,25 @@ def _scratch(dtype: Any) -> list[Any]:
     return [FLOAT32] if dtype == np.float16 else []
 
 
-def _drawing(method: str, shift: str, scale: Any) -> Kernel:
-    """``generator.<method>() * scale(params) + params[shift]``."""
+def _check_uniform(params: Params) -> None:
+    low, high = params["low"], params["high"]
+    if not low <= high:
+        raise ParameterError(f"_random_uniform: expected low <= high, got low={low} and high={high}")
+
+
+def _check_normal(params: Params) -> None:
+    if not params["scale"] >= 0:
+        raise ParameterError(
+            f"_random_normal: scale is the standard deviation, expected at least 0, got {params['scale']}"
+        )
+
+
+def _drawing(method: str, shift: str, scale: Any, check: Callable[[Params], None]) -> Kernel:
+    """``generator.<method>() * scale(params) + params[shift]``; ``check`` raises what no distribution has."""
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
+        check(params)
         if out is None or out.size == 0:
             return
         xp = ctx.xp
@@ -81,14 +99,14 @@ def _random(name: str, kernel: Kernel, params: tuple[Param, ...], aliases: tuple
 
 _random(
     "_random_uniform",
-    _drawing("random", "low", lambda params: params["high"] - params["low"]),
+    _drawing("random", "low", lambda params: params["high"] - params["low"], _check_uniform),
     (Param("low", p_float, 0.0, "least value"), Param("high", p_float, 1.0, "end, not included")),
     ("random_uniform", "uniform"),
     "Uniform random numbers in [low, high).",
 )
 _random(
     "_random_normal",
-    _drawing("standard_normal", "loc", lambda params: params["scale"]),
+    _drawing("standard_normal", "loc", lambda params: params["scale"], _check_normal),
     (Param("loc", p_float, 0.0, "mean"), Param("scale", p_float, 1.0, "standard deviation")),
     ("random_normal", "normal"),
     "Normal random numbers with mean loc and standard deviation scale.",

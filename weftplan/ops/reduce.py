@@ -185,7 +185,7 @@ def _extremum_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> 
 
 
 def _prod_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
-    xp.divide(y, x, out=out)
+    xp.divide(y, x, out=out, casting="unsafe")
     xp.multiply(out, g, out=out)
 
 

@@ -21,8 +21,8 @@ from weftplan.ops.kernels import (
     block_bytes,
     block_workspace,
     blocks,
+    copy_kernel,
     divide_integers,
-    scratch_dtype,
 )
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
@@ -39,6 +39,7 @@ from weftplan.ops.schema import (
     Params,
     TensorSpec,
 )
+from weftplan.ops.slopes import Integers, apply_slope, slope_scratch
 
 SCALAR = (
     Param("scalar", p_float, 1.0, "the number"),
@@ -96,7 +97,7 @@ class _ScalarKernel:
             return None
         value = xp.asarray(params["scalar"], dtype=out.dtype)
         pair = (value, inputs[0]) if self.reverse else (inputs[0], value)
-        return partial(getattr(xp, self.ufunc), *pair, out)
+        return partial(getattr(xp, self.ufunc), *pair, out=out)
 
 
 class _DivisionKernel(_ScalarKernel):
@@ -155,15 +156,28 @@ def _rmod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
         xp.copyto(y, 0, where=zero)
 
 
-def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...]) -> Kernel:
+def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers: Integers) -> tuple[Kernel, Workspace]:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
         if out is not None:
-            kinds = [scratch_dtype(kind, out.dtype) for kind in scratch]
-            for block in blocks(ctx, (*inputs, out), kinds):
-                derivative(ctx.xp, params["scalar"], *block)
+            value = params["scalar"] if out.dtype.kind == "f" else float(converted(params["scalar"], out.dtype))
+            formula = partial(derivative, ctx.xp, value)
+            for g, x, y, *room in blocks(ctx, (*inputs, out), slope_scratch(scratch, out.dtype, 1, integers)):
+                apply_slope(ctx.xp, formula, g, (x,), y, room, integers)
 
-    return kernel
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        shape, dtype = inputs[0]
+        return block_bytes(math.prod(shape), slope_scratch(scratch, dtype, 1, integers))
+
+    return kernel, workspace
+
+
+def _backward_mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """The incoming gradient; of integers none, as of every remainder of integers."""
+    if outputs[0] is not None and outputs[0].dtype.kind != "f":
+        outputs[0].fill(0)
+    else:
+        copy_kernel(ctx, params, inputs, outputs)
 
 
 def _scalar_op(
@@ -175,6 +189,7 @@ def _scalar_op(
     derivative: Derivative | None = None,
     uses: str = "x0",
     scratch: tuple[Kind, ...] = (),
+    integers: Integers = "slope",
     gradient: GradientRule | None = None,
     forward_scratch: tuple[Kind, ...] = (),
     workspace: Workspace | None = None,
@@ -183,13 +198,14 @@ def _scalar_op(
 ) -> None:
     if derivative is not None:
         gradient = grad(f"_backward_{name.lstrip('_')}", "g0", uses)
+        kernel, backward_workspace = _backward_kernel(derivative, scratch, integers)
         backward(
             name,
-            _backward_kernel(derivative, scratch),
+            kernel,
             ("ograd", "data" if uses == "x0" else "output"),
             params=params,
             inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-            workspace=block_workspace(*scratch) if scratch else None,
+            workspace=backward_workspace,
         )
     register(
         Op(
@@ -306,7 +322,14 @@ _scalar_op(
     scratch=_V,
     workspace=_division_workspace,
 )
-_scalar_op("_mod_scalar", "_ModScalar", _mod, "Remainder of data / scalar with the scalar's sign.", gradient=_COPY)
+_scalar_op(
+    "_mod_scalar",
+    "_ModScalar",
+    _mod,
+    "Remainder of data / scalar with the scalar's sign.",
+    gradient=grad("_backward_mod_scalar", "g0"),
+)
+backward("_mod_scalar", _backward_mod, ("ograd",), params=SCALAR, inplace=UNARY_INPLACE)
 _scalar_op(
     "_rmod_scalar",
     "_RModScalar",
@@ -314,6 +337,7 @@ _scalar_op(
     "Remainder of scalar / data with the sign of data, 0 where data is 0.",
     derivative=_rmod_gradient,
     scratch=_V,
+    integers="zero",
     forward_scratch=(BOOL,),
 )
 _scalar_op(
@@ -339,6 +363,7 @@ _scalar_op(
     "The greater of data and scalar.",
     derivative=_masked("greater_equal"),
     scratch=(BOOL,),
+    integers="whole",
 )
 _scalar_op(
     "_minimum_scalar",
@@ -347,6 +372,7 @@ _scalar_op(
     "The smaller of data and scalar.",
     derivative=_masked("less_equal"),
     scratch=(BOOL,),
+    integers="whole",
 )
 _scalar_op(
     "_hypot_scalar",

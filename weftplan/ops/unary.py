@@ -7,30 +7,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from weftplan.ops.erf import erf
-from weftplan.ops.kernels import BOOL, Kind, UfuncKernel, block_workspace, blocks, scratch_dtype
+from weftplan.ops.kernels import (
+    BOOL,
+    Kind,
+    UfuncKernel,
+    Workspace,
+    block_bytes,
+    block_workspace,
+    blocks,
+    scratch_dtype,
+)
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
-from weftplan.ops.schema import DTypeRule, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params
+from weftplan.ops.schema import DTypeRule, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.slopes import apply_slope, slope_scratch
 
 Step = Callable[..., None]
 """``step(xp, params, x, out, *scratch)`` on one block; ``out`` may be ``x``."""
 
 
-def _stepwise(step: Step, scratch: tuple[Kind, ...], count: int) -> Kernel:
-    """A kernel that runs ``step`` on blocks of its ``count`` inputs."""
+def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> Kernel:
+    """A kernel that runs ``step`` on blocks of its input."""
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
         if out is not None:
             kinds = [scratch_dtype(kind, out.dtype) for kind in scratch]
-            for block in blocks(ctx, (*inputs[:count], out), kinds):
+            for block in blocks(ctx, (inputs[0], out), kinds):
                 step(ctx.xp, params, *block)
 
     return kernel
+
+
+def _derivative(step: Step, scratch: tuple[Kind, ...]) -> tuple[Kernel, Workspace]:
+    """The kernel of a derivative of (incoming gradient, data or output), and its workspace."""
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is not None:
+            formula = partial(step, ctx.xp, params)
+            for g, x, y, *room in blocks(ctx, (*inputs, out), slope_scratch(scratch, out.dtype, 1)):
+                apply_slope(ctx.xp, formula, g, (x,), y, room)
+
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        shape, dtype = inputs[0]
+        return block_bytes(math.prod(shape), slope_scratch(scratch, dtype, 1))
+
+    return kernel, workspace
 
 
 def unary(
@@ -53,6 +81,7 @@ def unary(
     Args:
         forward: name of a ufunc, or a :data:`Step`.
         derivative: ``derivative(xp, params, ograd, x_or_y, out, *scratch)``; ``out`` may be either of the two inputs.
+            It is written for floats; :mod:`weftplan.ops.slopes` makes it serve integers.
         uses: what the derivative needs: the input ``"x0"`` or the output ``"y0"``.
         scratch: dtypes of the derivative's scratch blocks (None: the array's).
         gradient: used when there is no ``derivative``.
@@ -62,7 +91,7 @@ def unary(
     register(
         Op(
             name=name,
-            forward=UfuncKernel(forward, 1) if isinstance(forward, str) else _stepwise(forward, forward_scratch, 1),
+            forward=UfuncKernel(forward, 1) if isinstance(forward, str) else _stepwise(forward, forward_scratch),
             infer_shape=same_shape,
             infer_dtype=infer_dtype,
             params=params,
@@ -74,13 +103,14 @@ def unary(
         )
     )
     if derivative is not None:
+        kernel, workspace = _derivative(derivative, scratch)
         backward(
             name,
-            _stepwise(derivative, scratch, 2),
+            kernel,
             ("ograd", "data" if uses == "x0" else "output"),
             params=params,
             inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-            workspace=block_workspace(*scratch) if scratch else None,
+            workspace=workspace,
         )
 
 
@@ -237,7 +267,7 @@ def _relu_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
 
 
 def _relu(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
-    xp.greater(y, 0, out=t)
+    xp.sign(y, out=t)  # NaN stays NaN
     xp.multiply(g, t, out=out)
 
 
@@ -350,7 +380,7 @@ unary("arctanh", "arctanh", _inverse(-1, 1.0, False), scratch=_V, doc="Inverse h
 unary("degrees", _angle(1.0 / _DEGREE), _scaled_by(1.0 / _DEGREE), doc="Radians to degrees.")
 unary("radians", _angle(_DEGREE), _scaled_by(_DEGREE), doc="Degrees to radians.")
 unary("sigmoid", _sigmoid_forward, _sigmoid, "y0", scratch=_V, doc="1 / (1 + exp(-x)).")
-unary("relu", _relu_forward, _relu, "y0", scratch=(BOOL,), doc="max(x, 0).")
+unary("relu", _relu_forward, _relu, "y0", scratch=_V, doc="max(x, 0).")
 unary("softsign", _softsign_forward, _softsign, scratch=_V, forward_scratch=_F, doc="x / (1 + |x|).")
 unary(
     "hard_sigmoid",

@@ -45,7 +45,8 @@ def _softsign(xp: Any, x: Any, out: Any, t: Any) -> None:
 
 
 def _relu_gradient(xp: Any, g: Any, y: Any, out: Any, mask: Any) -> None:
-    xp.greater(y, 0, out=mask)
+    xp.less_equal(y, 0, out=mask)
+    xp.logical_not(mask, out=mask)  # NaN is not below 0 either: what comes in must not vanish there
     xp.multiply(g, mask, out=out)
 
 

@@ -107,7 +107,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 
 def _draw(xp: Any, generator: Any, params: Params, draws: Any, part: Any) -> None:
     numbers = draws[: part.size]
-    generator.random(out=numbers, dtype=_DRAW)
+    generator.random(numbers.shape, dtype=_DRAW, out=numbers)
     xp.greater_equal(numbers, params["p"], out=part)
 
 

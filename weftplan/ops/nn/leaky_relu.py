@@ -188,7 +188,8 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
             _gelu_backward(xp, *block)
     else:
         for g, k, target, slope, mask in blocks(ctx, (ograd, kept, out), _scratch(params, out.dtype, backward=True)):
-            xp.greater(k, 0, out=mask)
+            xp.less_equal(k, 0, out=mask)
+            xp.logical_not(mask, out=mask)  # NaN counts as above 0: what comes in must not vanish there
             _SLOPE[kind](xp, params, k, slope, mask)
             xp.multiply(g, slope, out=target, casting="same_kind")
 
@@ -226,7 +227,7 @@ def _random_forward(ctx: OpContext, params: Params, data: Any, outputs: Sequence
         if generator is None:
             draw.fill((low + high) / 2)
         else:
-            generator.random(out=draw, dtype=np.float32)
+            generator.random(draw.shape, dtype=np.float32, out=draw)
             xp.multiply(draw, high - low, out=draw)
             xp.add(draw, low, out=draw)
         xp.greater(x, 0, out=positive)

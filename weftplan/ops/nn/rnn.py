@@ -183,7 +183,7 @@ def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], sourc
         here = slice(first, min(first + BLOCK, source.size))
         kept = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
         numbers = draws[: kept.size]
-        generator.random(out=numbers, dtype=_DRAW)
+        generator.random(numbers.shape, dtype=_DRAW, out=numbers)
         xp.greater_equal(numbers, params["p"], out=kept)
         _masked(xp, params, source.reshape(-1)[here], kept, out.reshape(-1)[here])
 

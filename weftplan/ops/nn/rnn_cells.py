@@ -13,7 +13,7 @@ from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
 
 
 def _sigmoid(xp: Any, x: Any) -> None:
-    xp.negative(x, out=x)
+    xp.multiply(x, -1.0, out=x)  # not negative: see kernels.py
     xp.exp(x, out=x)
     xp.add(x, 1.0, out=x)
     xp.divide(1.0, x, out=x)

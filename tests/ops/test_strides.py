@@ -1,0 +1,113 @@
+"""Kernels on views: what NumPy computes wrongly is not asked of it, and prepared calls are what they stand for."""
+
+import numpy as np
+import pytest
+from ops_harness import differentiate, gradients, prepare, run
+from ops_nn_cases import CASES as NN_CASES
+from ops_nn_cases import ident, uniform
+from ops_tensor_cases import CASES as TENSOR_CASES
+from ops_tensor_cases import NO_GRADIENT
+
+from weftplan.ops import registry
+
+ALL = TENSOR_CASES + NO_GRADIENT + NN_CASES
+
+
+@pytest.fixture
+def strict_negative(monkeypatch):
+    """NumPy's ``negative`` in place of one that refuses views."""
+    plain = np.negative
+
+    def negative(x, /, out=None, **how):
+        assert x.flags.c_contiguous, "negative of a view"
+        assert out is None or out.flags.c_contiguous, "negative into a view"
+        return plain(x, out=out, **how)
+
+    monkeypatch.setattr(np, "negative", negative)
+
+
+def test_the_strict_negative_refuses_views(strict_negative):
+    """It lets arrays pass and stops columns of arrays."""
+    x = np.ones((3, 4), np.float32)
+    np.negative(x, out=x)
+    with pytest.raises(AssertionError, match="of a view"):
+        np.negative(x[:, 1:2], out=x[:, 1:2])
+
+
+@pytest.mark.parametrize("case", ALL, ids=ident)
+def test_no_kernel_negates_a_view(case, strict_negative):
+    """NumPy 2.1 to 2.4.6 negates some views wrongly (see weftplan/ops/kernels.py), so no kernel asks for it."""
+    op, arrays, params = case
+    call = prepare(op, arrays, params)
+    call()
+    if call.op.gradient is not None:
+        differentiate(call, [np.ones(s.shape, s.dtype) for s in call.out_specs])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("batch", [1, 2, 4, 5])
+@pytest.mark.parametrize("mode", ["rnn_relu", "rnn_tanh", "lstm", "gru"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rnn_of_every_small_size(mode, size, batch, dtype):
+    """Gates are columns of one array, at strides of 1 to 4 times the size: near the float64 result at all of them."""
+    gates = {"lstm": 4, "gru": 3}.get(mode, 1)
+    steps, inputs = 3, 2
+    arrays = [
+        uniform(steps, batch, inputs, seed=1),
+        uniform(gates * size * (inputs + size + 2), seed=2),
+        uniform(1, batch, size, seed=3),
+        *([uniform(1, batch, size, seed=4)] if mode == "lstm" else []),
+    ]
+    arrays = [x.astype(dtype) for x in arrays]
+    params = {"mode": mode, "num_layers": 1, "state_size": size, "state_outputs": True}
+    narrow, exact = (prepare("RNN", [x.astype(t) for x in arrays], params) for t in (dtype, "float64"))
+    pairs = list(zip(narrow(), exact(), strict=True))[: narrow.op.num_visible_outputs(narrow.params)]
+    ograds = [np.full(s.shape, 0.5) for s in exact.out_specs]
+    found = differentiate(narrow, [g.astype(s.dtype) for g, s in zip(ograds, narrow.out_specs, strict=True)])[0]
+    tolerance = 2e-5 if dtype == "float32" else 3e-2
+    for got, want in [*pairs, *zip(found, differentiate(exact, ograds)[0], strict=True)]:
+        scale = max(1.0, float(np.abs(want).max()))
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=tolerance, atol=tolerance * scale)
+
+
+PREPARED = sorted(
+    name
+    for name in registry.names(aliases=False)
+    if hasattr(registry.get(name).forward, "prepare") and registry.get(name).backward_of is None
+)
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_prepared_calls(name):
+    """What a kernel prepares computes the same as the kernel, and NumPy has nothing to say about the call."""
+    op = registry.get(name)
+    params = registry.parse_params(op, {})
+    arrays = [np.linspace(0.1, 0.9, 7, dtype=np.float32)] * len(op.input_names(params))
+    expected = run(name, arrays)[0]
+    out = np.full(7, np.nan, np.float32)
+    call = op.forward.prepare(np, params, arrays, [out])
+    assert call is not None
+    with np.errstate(all="ignore"):
+        call()
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("op", "params", "at_nan"),
+    [
+        ("relu", {}, np.nan),
+        ("Activation", {"act_type": "relu"}, 3.0),
+        ("clip", {"a_min": -0.5, "a_max": 1.5}, 3.0),
+        ("LeakyReLU", {"act_type": "leaky", "slope": 0.0}, 3.0),
+        ("LeakyReLU", {"act_type": "elu", "slope": 0.0}, 3.0),
+        ("LeakyReLU", {"act_type": "selu"}, 3.0 * 1.0507009873554805),
+        ("LeakyReLU", {"act_type": "gelu"}, np.nan),
+        ("abs", {}, np.nan),
+    ],
+)
+def test_gradients_at_nan(op, params, at_nan):
+    """Where the data is NaN, a gradient is NaN or what comes in: it never vanishes, which would hide the NaN."""
+    x = np.array([np.nan, 1.0, np.nan])
+    (found,) = gradients(op, [x], [np.full(3, 3.0)], params)
+    np.testing.assert_allclose(found[[0, 2]], at_nan)
+    assert np.isfinite(found[1])
