@@ -13,6 +13,7 @@ MAKERS = {
     "raw": RawResource,
     "naive": NaivePool,
     "round": RoundPool,
+    "bounded": lambda place: NaivePool(place, slack=0),
     "limit": lambda place: LimitResource(NaivePool(place), 1 << 30),
     "poison": lambda place: PoisonResource(NaivePool(place)),
     "statistics": lambda place: StatisticsResource(RoundPool(place)),

@@ -90,6 +90,51 @@ def test_the_reserve_to_the_page(kind, free, emptied):
     assert (pool.statistics().system_frees == 1) is emptied
 
 
+def test_a_bounded_pool_never_holds_more_than_live_bytes_ever_were():
+    """Arrays of ever other sizes, one at a time: what the pool holds is at most the largest, and the slack."""
+    place = Tight(1 << 30)
+    pool = NaivePool(place, slack=MIB)
+    for count in (*range(1, 30), *range(30, 0, -1)):
+        pool.free(pool.allocate(count * MIB))
+        assert pool.statistics().reserved_bytes == place.used <= 31 * MIB
+    assert NaivePool(place).slack is None
+    unbounded = NaivePool(place)
+    for count in range(1, 30):
+        unbounded.free(unbounded.allocate(count * MIB))
+    assert unbounded.statistics().reserved_bytes > 200 * MIB
+
+
+def test_a_bounded_pool_serves_a_loop_from_its_cache():
+    """Sizes that repeat, as many at a time as before, are asked of the system once."""
+    pool = NaivePool(Tight(1 << 30), slack=0)
+    for _ in range(10):
+        held = [pool.allocate(n) for n in (3 * MIB, 100, 5 * MIB, 8 * MIB)]
+        for allocation in held:
+            pool.free(allocation)
+    assert pool.statistics().system_allocations == 4
+
+
+def test_a_bounded_pool_gives_the_longest_unused_size_back_first():
+    """Of 2, 4 and 6 MiB in the cache, 2 was used again since: the others make room for 8."""
+    pool = NaivePool(Tight(1 << 30), slack=0)
+    for allocation in [pool.allocate(n * MIB) for n in (2, 4, 6)]:
+        pool.free(allocation)
+    pool.free(pool.allocate(2 * MIB))
+    eight = pool.allocate(8 * MIB)
+    assert pool.statistics().cached_bytes == 2 * MIB
+    pool.free(eight)
+    hits = pool.statistics().hits
+    pool.free(pool.allocate(2 * MIB))
+    assert pool.statistics().hits == hits + 1
+
+
+def test_only_pools_of_cpus_are_bounded(fresh_environment):
+    """The host's memory belongs to everybody; a GPU's, and page-locked memory, is too dear to be asked for again."""
+    assert storage_registry.build(device.cpu(3)).slack == 16 * MIB
+    assert storage_registry.build(device.cpu_pinned(3)).slack is None
+    assert storage_registry.build(device.sim(3)).upstream.slack is None
+
+
 def test_a_pool_does_not_grow_with_the_sizes_it_has_seen():
     """What it remembers of sizes is bounded, and what it remembers is true."""
     pool = NaivePool(device.get(device.cpu()), page=32)

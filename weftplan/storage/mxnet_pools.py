@@ -2,6 +2,10 @@
 
 The two differ in how sizes are rounded. Both give everything cached back before a system allocation that would leave
 less than ``reserve`` percent of the device's memory free, and once more when the system refuses.
+
+MXNet's pools keep whatever they ever held. With ``slack`` a pool gives cached blocks back, those of the size unused for
+longest first, before it would hold more than the peak of live bytes and the slack: then it never needs more memory than
+a process without a pool does at its peak, and a loop that repeats its sizes still finds its blocks in the cache.
 """
 
 from __future__ import annotations
@@ -15,12 +19,16 @@ from weftplan.storage.base import Ledger
 
 
 class _Pool(Ledger):
-    def __init__(self, device: Device, *, reserve: float) -> None:
+    def __init__(self, device: Device, *, reserve: float, slack: int | None) -> None:
         super().__init__(device)
+        if slack is not None and slack < 0:
+            raise ConfigError(f"{device.context}: the pool's slack must be at least 0 bytes, got {slack!r}")
         if not 0 <= reserve <= 100:
             raise ConfigError(f"{device.context}: the pool's reserve must be 0 to 100 percent, got {reserve!r}")
         self.reserve = reserve
+        self.slack = slack
         self._free: dict[int, list[Any]] = {}
+        """Blocks by size; the sizes stand in the order in which they were last emptied by a request and came back."""
         self._rounded: dict[int, int] = {}
         """Rounded sizes of the requests seen, bounded; saves the arithmetic on the fast path."""
 
@@ -42,7 +50,12 @@ class _Pool(Ledger):
         if stack:
             self._hits += 1
             raw = stack.pop()
+            if not stack:
+                del self._free[size]
             return raw, raw, size
+        if self.slack is not None:
+            most = max(self._peak_allocated, self._allocated + size) + self.slack
+            self._release(self._reserved + size - most)
         if self._reserved > self._allocated:
             free, total = self.device.memory_info()
             kept = total * self.reserve // 100
@@ -63,18 +76,24 @@ class _Pool(Ledger):
             stack = self._free[size] = []
         stack.append(block)
 
-    def _release_all(self) -> int:
+    def _release(self, nbytes: int) -> int:
+        """Give cached blocks back until it was ``nbytes`` or nothing is cached; returns the bytes. Under the lock."""
         freed = 0
-        for size, stack in self._free.items():
-            while stack:
+        while freed < nbytes and self._free:
+            size, stack = next(iter(self._free.items()))
+            while stack and freed < nbytes:
                 self.device.free(stack.pop())
                 self._unreserve(size)
                 freed += size
-        self._free.clear()
+            if not stack:
+                del self._free[size]
         return freed
 
+    def _release_all(self) -> int:
+        return self._release(self._reserved)
+
     def _largest_cached(self) -> int:
-        return max((size for size, stack in self._free.items() if stack), default=0)
+        return max(self._free, default=0)
 
 
 class NaivePool(_Pool):
@@ -85,6 +104,7 @@ class NaivePool(_Pool):
         page: bytes of a page, at least 32.
         large: bytes beyond which sizes are multiples of it.
         reserve: percent of the device's memory that cached blocks must leave free.
+        slack: bytes beyond the peak of live bytes that the pool may hold; None: as many as there are.
 
     >>> from weftplan.device import cpu, get
     >>> pool = NaivePool(get(cpu()))
@@ -92,8 +112,10 @@ class NaivePool(_Pool):
     (4096, 8192, 4194304)
     """
 
-    def __init__(self, device: Device, *, page: int = 4096, large: int = 2 << 20, reserve: float = 5) -> None:
-        super().__init__(device, reserve=reserve)
+    def __init__(
+        self, device: Device, *, page: int = 4096, large: int = 2 << 20, reserve: float = 5, slack: int | None = None
+    ) -> None:
+        super().__init__(device, reserve=reserve, slack=slack)
         if page < 32:
             raise ConfigError(f"{device.context}: the pool's page size must be at least 32 bytes, got {page!r}")
         if large <= 0:
@@ -116,6 +138,7 @@ class RoundPool(_Pool):
         page: smallest size in bytes, a power of two of at least 32.
         cutoff: 20 to 34, and not below log2 of the page size.
         reserve: percent of the device's memory that cached blocks must leave free.
+        slack: bytes beyond the peak of live bytes that the pool may hold; None: as many as there are.
 
     >>> from weftplan.device import cpu, get
     >>> pool = RoundPool(get(cpu()), cutoff=20)
@@ -123,8 +146,10 @@ class RoundPool(_Pool):
     (4096, 4096, 8192, 3145728, 3145728)
     """
 
-    def __init__(self, device: Device, *, page: int = 4096, cutoff: int = 24, reserve: float = 5) -> None:
-        super().__init__(device, reserve=reserve)
+    def __init__(
+        self, device: Device, *, page: int = 4096, cutoff: int = 24, reserve: float = 5, slack: int | None = None
+    ) -> None:
+        super().__init__(device, reserve=reserve, slack=slack)
         if page < 32 or page & (page - 1):
             raise ConfigError(
                 f"{device.context}: the Round pool's page size must be a power of two >= 32, got {page!r}"

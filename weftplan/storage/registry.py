@@ -16,6 +16,10 @@ from weftplan.storage.raw import RawResource
 _resources: dict[Context, Resource] = {}
 _lock = whole_in_children(Lock())
 
+_HOST_SLACK = 16 << 20
+"""Bytes that the pool of a CPU may hold beyond the peak of live bytes, so that small arrays of changing sizes are found
+in the cache, too. Fresh pages cost a large addition on the host half as much again at most, so memory that nobody uses
+is worth more to others; on a GPU, where a system allocation stops the device, pools keep what they have."""
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Whose variables configure a device type; a simulated device follows the GPU's."""
 
@@ -50,12 +54,13 @@ def build(context: Context) -> Resource:
     else:
         page = config.process(prefix + "POOL_PAGE_SIZE")
         reserve = config.process(prefix + "POOL_RESERVE")
+        slack = _HOST_SLACK if context.device_type == "cpu" else None
         if kind == "Round":
             cutoff = config.process(prefix + "POOL_ROUND_LINEAR_CUTOFF")
-            resource = RoundPool(where, page=page, cutoff=cutoff, reserve=reserve)
+            resource = RoundPool(where, page=page, cutoff=cutoff, reserve=reserve, slack=slack)
         else:
             large = config.process(prefix + "LARGE_ALLOC_ROUND_SIZE")
-            resource = NaivePool(where, page=page, large=large, reserve=reserve)
+            resource = NaivePool(where, page=page, large=large, reserve=reserve, slack=slack)
     return PoisonResource(resource) if context.device_type == "sim" else resource
 
 
