@@ -63,3 +63,15 @@ for _op in ("linalg_inverse", "linalg_det", "linalg_slogdet"):
     _add(_op, SWAPPED, name="rows swapped")
 for _op in ("linalg_det", "linalg_slogdet"):
     _add(_op, {"value": [[[1.0, 2.0], [2.0, 4.0]], [[1.0, 2.0], [3.0, 4.0]]]})
+UPPER = {"value": [[[4.0, -0.3, 0.5], [0.0, 3.0, -0.2], [0.0, 0.0, 5.0]]]}
+_add("linalg_potrf", SYMMETRIC, params={"lower": False})
+_add("linalg_potrf", {"value": SPREAD["value"]}, params={"lower": False}, name="one triangle, upper")
+_add("linalg_potrf", {"value": SPREAD["value"]}, params={"lower": True}, name="one triangle, lower")
+_add("linalg_potri", UPPER, params={"lower": False})
+_add("linalg_potri", PAIR, params={"lower": False})
+for _shape in ((2, 3), (3, 3), (1, 1), (1, 4), (2, 3, 5)):
+    _add("linalg_gelqf", _shape)
+_add("linalg_gelqf", SPREAD, name="spread")
+_add("_linalg_syevd", SYMMETRIC)
+_add("_linalg_syevd", {"value": [[2.0]]})
+_add("_linalg_syevd", {"value": [[1.0, 2.0], [2.0, -3.0]]})

@@ -36,6 +36,8 @@ _add("LeakyReLU", WIDE, params={"act_type": "leaky", "slope": 0.1})
 _add("LeakyReLU", WIDE, params={"act_type": "elu", "slope": 1.5})
 _add("LeakyReLU", WIDE, (4,), params={"act_type": "prelu"})
 _add("LeakyReLU", WIDE, (1,), params={"act_type": "prelu"})
+_add("LeakyReLU", (3, 4), (3, 4), params={"act_type": "prelu"}, name="prelu, gamma like data")
+_add("LeakyReLU", (3, 4), (1, 4), params={"act_type": "prelu"})
 # No rrelu: its second output is memory that MXNet has not written when it is not training.
 
 # ------------------------------------------------------------------------------------------ Convolution

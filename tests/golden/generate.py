@@ -16,8 +16,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 def operator_of(mx, name):
     """The symbol function of an operator, public or internal."""
-    for module in (mx.sym, mx.symbol._internal):
-        function = getattr(module, name, None)
+    places = [(mx.sym, ""), (mx.symbol._internal, "")]
+    places += [(getattr(mx.sym, short), f"_{short}_") for short in ("linalg", "contrib")]
+    for module, prefix in places:
+        function = getattr(module, name[len(prefix) :], None) if name.startswith(prefix) else None
         if function is not None:
             return function
     raise SystemExit(f"MXNet has no operator {name}")

@@ -120,6 +120,10 @@ ACTIVATION = [
     *(("LeakyReLU", [_WIDE], {"act_type": kind, "slope": 0.0}) for kind in ("leaky", "elu")),
     *(("LeakyReLU", [_WIDE, uniform(n)], {"act_type": "prelu"}) for n in (4, 1)),
     ("LeakyReLU", [uniform(4), uniform(4)], {"act_type": "prelu"}),
+    *(
+        ("LeakyReLU", [uniform(2, 3, 4), uniform(*g, seed=1)], {"act_type": "prelu"})
+        for g in ((2, 3, 4), (1, 3, 1), (2, 1, 4), (1, 1, 4), (2, 1, 1))
+    ),
 ]
 SOFTMAX = [
     *(

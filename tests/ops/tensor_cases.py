@@ -122,6 +122,8 @@ CASES += [
     ("cumsum", [X], {}),
     ("cumsum", [uniform(2, 3, 4)], {"axis": 1}),
     ("cumsum", [uniform(2, 3, 4)], {"axis": -1}),
+    ("cumsum", [uniform(9, 2)], {"axis": 0}),
+    ("cumsum", [uniform(2, 9)], {"axis": 1}),
     ("diag", [uniform(4)], {}),
     ("diag", [uniform(4)], {"k": -2}),
     ("diag", [uniform(3, 5)], {"k": 1}),

@@ -45,6 +45,8 @@ CASES = [
         for flags in FLAGS
     ),
     ("linalg_potri", [heavy(2, 3, 3)], {}),
+    ("linalg_potri", [heavy(2, 3, 3)], {"lower": False}),
+    *(("linalg_gelqf", [uniform(*shape)], {}) for shape in ((2, 3), (3, 3), (1, 1), (2, 2, 5))),
     ("linalg_sumlogdiag", [heavy(2, 3, 3)], {}),
     ("linalg_sumlogdiag", [heavy(3, 3)], {}),
     *(("linalg_extractdiag", [uniform(2, 4, 4)], {"offset": k}) for k in (0, 1, -2)),
@@ -65,7 +67,7 @@ def ident(case):
 def test_every_operator_has_a_case():
     """No operator of the family is left out of the cases."""
     family = {name for name in registry.names(aliases=False) if name.startswith("_linalg_")}
-    assert family == {registry.get(op).name for op, _, _ in CASES} | {"_linalg_potrf"}
+    assert family == {registry.get(op).name for op, _, _ in CASES} | {"_linalg_potrf", "_linalg_syevd"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=ident)
@@ -207,3 +209,66 @@ def test_in_a_bound_graph():
     assert executor.forward(is_train=True)[0].asnumpy() == pytest.approx(np.linalg.slogdet(a)[1])
     executor.backward([mx.nd.ones((1,), dtype="float64")])
     np.testing.assert_allclose(start.asnumpy(), 1 + np.linalg.inv(a), rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (3, 33, 50), (1, 5)])
+def test_lq_of_larger_matrices(shape):
+    """L · Q is the input, Q has orthonormal rows, L is lower triangular; signs are those of LAPACK."""
+    a = uniform(*shape)
+    q, factor = run("linalg_gelqf", [a])
+    np.testing.assert_allclose(factor @ q, a, atol=1e-12)
+    np.testing.assert_allclose(q @ q.swapaxes(-1, -2), np.broadcast_to(np.eye(shape[-2]), factor.shape), atol=1e-12)
+    assert not np.triu(factor, 1).any()
+    expected = np.linalg.qr(a.swapaxes(-1, -2))[1].swapaxes(-1, -2)
+    np.testing.assert_allclose(factor, expected, atol=1e-12)
+
+
+def test_lq_of_rows_of_zeros():
+    """They give zeros in L, and no NaN."""
+    q, factor = run("linalg_gelqf", [np.array([[0.0, 0, 0], [1, 2, 2]])])
+    np.testing.assert_allclose(factor @ q, [[0, 0, 0], [1, 2, 2]], atol=1e-15)
+
+
+def test_eigenvalues():
+    """Uᵀ diag(L) U is the input; eigenvalues ascend; of each eigenvector the greatest element is positive."""
+    a = symmetric(2, 5, 5)
+    u, values = run("linalg_syevd", [a])
+    np.testing.assert_allclose(u.swapaxes(-1, -2) @ (values[..., None] * u), a, atol=1e-12)
+    assert (np.diff(values) > 0).all()
+    greatest = np.take_along_axis(u, np.abs(u).argmax(axis=-1)[..., None], axis=-1)
+    assert (greatest > 0).all()
+
+
+@pytest.mark.parametrize("op", ["linalg_syevd", "linalg_potrf"])
+def test_gradients_of_symmetric_matrices(op):
+    """Along symmetric changes the gradient agrees with differences of both outputs, upper factors included."""
+    a, change = symmetric(3, 3) + np.diag([0.0, 1.0, 2.5]), uniform(3, 3)
+    change = change + change.T
+    for params in [{}] if op == "linalg_syevd" else [{}, {"lower": False}]:
+        weights = [uniform(*y.shape, seed=k) for k, y in enumerate(run(op, [a], params))]
+
+        def value(x, weights=weights, params=params):
+            return sum((w * y).sum() for w, y in zip(weights, run(op, [x], params), strict=True))
+
+        found = (gradients(op, [a], weights, params)[0] * change).sum()
+        assert found == pytest.approx((value(a + 1e-6 * change) - value(a - 1e-6 * change)) / 2e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("op", ["linalg_syevd", "linalg_gelqf", "linalg_potrf"])
+def test_contract_of_factorizations(op):
+    """In-place pairs, unwanted outputs and the exact workspace, for one matrix and for two."""
+    for a in (symmetric(3, 3), symmetric(2, 4, 4)):
+        for params in [{"lower": False}, {}] if op == "linalg_potrf" else [{}]:
+            check_contract(op, [a], params)
+
+
+def test_lq_inference():
+    """Shapes of the input and of both factors tell each other."""
+    op = registry.get("linalg_gelqf")
+    assert op.infer_shape({}, [(2, 3, 5)], [None, None]) == ([(2, 3, 5)], [(2, 3, 5), (2, 3, 3)])
+    assert op.infer_shape({}, [None], [(3, 0), (0, 3)]) == ([(3, 0)], [(3, 0), (3, 3)])
+    assert op.infer_shape({}, [None], [None, (3, 0)]) == ([(3, 0)], [(3, 0), (3, 3)])
+    with pytest.raises(ShapeError, match="at least as many columns"):
+        op.infer_shape({}, [(3, 2)], [None, None])
+    with pytest.raises(ShapeError, match="at least 2 dimensions"):
+        op.infer_shape({}, [(3,)], [None, None])

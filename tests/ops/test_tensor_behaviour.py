@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from ops_harness import differentiate, gradients, prepare, run
+from ops_harness import check_hidden, differentiate, gradients, prepare, run
 
 from weftplan.errors import MXNetError, ParameterError, UnknownOperatorError
 from weftplan.ops import kernels, registry
@@ -287,3 +287,35 @@ def test_sgd_matches_its_formula():
     (out,) = call(alias=None)
     np.testing.assert_allclose(out, w + velocity, rtol=1e-12)
     np.testing.assert_allclose(call.inputs[2], velocity, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4000,), 0), ((300, 700), 0), ((300, 700), 1), ((5, 400, 30), 1)])
+def test_cumsum_of_halves(shape, axis):
+    """float16 is summed in float32 over blocks of any size, and in no memory beside the workspace."""
+    x = np.random.RandomState(0).uniform(-1, 1, shape).astype(np.float16)
+    call = prepare("cumsum", [x], {"axis": axis})
+    np.testing.assert_array_equal(call()[0], np.cumsum(x, axis=axis, dtype=np.float32).astype(np.float16))
+    check_hidden(call, 20_000)
+
+
+@pytest.mark.parametrize(("op", "params"), [("sort", {}), ("argsort", {}), ("topk", {"k": 3, "ret_typ": "both"})])
+def test_what_sorting_hides(op, params):
+    """NumPy's temporaries stay far below a megabyte, however large the array."""
+    call = prepare(op, [np.random.RandomState(0).rand(1000, 500).astype(np.float32)], params)
+    check_hidden(call, 200_000)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize(("dtype", "wanted"), [("float16", "float32"), ("float32", "float64"), ("int32", "float32")])
+def test_norm_in_another_dtype(order, dtype, wanted):
+    """out_dtype is that of the norm, and the sums run in what holds both; the gradient has the dtype of data."""
+    x = np.array([[3, 4, 0], [-60, 80, 0]], dtype)
+    params = {"ord": order, "axis": 1, "out_dtype": wanted}
+    (y,) = run("norm", [x], params)
+    assert y.dtype == wanted
+    np.testing.assert_allclose(y, np.linalg.norm(x.astype(float), order, axis=1), rtol=1e-6)
+    (found,) = gradients("norm", [x], [np.full(2, 5, wanted)], params)
+    assert found.dtype == dtype
+    if dtype != "int32":
+        expected = np.sign(x) * 5 if order == 1 else x / y[:, None] * 5
+        np.testing.assert_allclose(found, expected, rtol=2e-3)

@@ -17,6 +17,7 @@ import weftplan.ops.grids
 import weftplan.ops.indexing
 import weftplan.ops.join
 import weftplan.ops.linalg_diagonals
+import weftplan.ops.linalg_lq
 import weftplan.ops.linalg_lu
 import weftplan.ops.linalg_products
 import weftplan.ops.linalg_solve

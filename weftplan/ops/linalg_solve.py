@@ -23,9 +23,10 @@ from weftplan.ops.linalg_core import (
     wide_floats,
 )
 from weftplan.ops.linalg_products import TRIANGULAR, triangular_shape
+from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
 
 
 def _one_solve(spec: TensorSpec, rows: int, columns: int) -> tuple[tuple[int, ...], Any]:
@@ -104,6 +105,9 @@ backward(
 # ------------------------------------------------------------------------------------------------------ potrf and potri
 
 
+_LOWER = (Param("lower", p_bool, True, "False: the factor is upper triangular"),)
+
+
 def _square_scratch(spec: TensorSpec) -> tuple[tuple[int, ...], Any]:
     n = spec.shape[-1]
     return _one_solve(spec, n, n)
@@ -115,15 +119,15 @@ def _potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seque
         if out is not inputs[0]:
             ctx.xp.copyto(out, inputs[0])
         scratch = ctx.take((cholesky_scratch(batch_of(out.shape), out.shape[-1]),), out.dtype)
-        cholesky(ctx.xp, batched(out), scratch)
+        cholesky(ctx.xp, flip(batched(out), not params["lower"]), scratch)
 
 
 def _backward_potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp = ctx.xp
     if outputs[0] is None:
         return
-    g, factor = (batched(x) for x in inputs)
-    out = batched(outputs[0])
+    g, factor = (flip(batched(x), not params["lower"]) for x in inputs)
+    out = batched(outputs[0])  # symmetric, so either way up
     scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     xp.matmul(flip(factor), g, out=out)
     mirror(xp, out)
@@ -134,7 +138,7 @@ def _backward_potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
 
 def _potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     if outputs[0] is not None:
-        factor, out = batched(inputs[0]), batched(outputs[0])
+        factor, out = flip(batched(inputs[0]), not params["lower"]), batched(outputs[0])
         scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
         identity(ctx.xp, out)
         solve(ctx.xp, factor, out, scratch, lower=True)
@@ -142,19 +146,19 @@ def _potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seque
 
 
 def _backward_potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output."""
+    """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
     xp = ctx.xp
     if outputs[0] is None:
         return
     g, factor, inverse = (batched(x) for x in inputs)
-    out = batched(outputs[0])
+    factor, out = (flip(x, not params["lower"]) for x in (factor, batched(outputs[0])))
     both = ctx.take(g.shape, g.dtype)
     scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     xp.add(g, flip(g), out=both)
     xp.matmul(inverse, both, out=out)
     solve(xp, factor, flip(out), scratch, lower=True)
     triangle(xp, out, out)
-    xp.negative(out, out=out)
+    xp.multiply(out, -1.0, out=out)
 
 
 register(
@@ -163,6 +167,7 @@ register(
         forward=_potrf,
         infer_shape=square_shape("linalg_potrf"),
         infer_dtype=wide_floats("linalg_potrf"),
+        params=_LOWER,
         inputs=("A",),
         gradient=grad("_backward_linalg_potrf", "g0", "y0"),
         inplace=UNARY_INPLACE,
@@ -170,13 +175,14 @@ register(
             ((cholesky_scratch(batch_of(inputs[0].shape), inputs[0].shape[-1]),), inputs[0].dtype)
         ),
         aliases=("linalg_potrf",),
-        doc="The Cholesky factor L of each positive definite matrix L · Lᵀ, of which the lower triangle is read.",
+        doc="The Cholesky factor L of each positive definite matrix L · Lᵀ, or the upper one; that triangle is read.",
     )
 )
 backward(
     "_linalg_potrf",
     _backward_potrf,
     ("ograd", "output"),
+    params=_LOWER,
     workspace=lambda params, inputs, outputs: take_bytes(_square_scratch(inputs[0])),
 )
 register(
@@ -185,16 +191,18 @@ register(
         forward=_potri,
         infer_shape=square_shape("linalg_potri"),
         infer_dtype=wide_floats("linalg_potri"),
+        params=_LOWER,
         inputs=("A",),
         gradient=grad("_backward_linalg_potri", "g0", "x0", "y0"),
         workspace=lambda params, inputs, outputs: take_bytes(_square_scratch(inputs[0])),
         aliases=("linalg_potri",),
-        doc="The inverse of L · Lᵀ for each lower triangular matrix L.",
+        doc="The inverse of L · Lᵀ for each lower triangular matrix L, or of Uᵀ · U for each upper one.",
     )
 )
 backward(
     "_linalg_potri",
     _backward_potri,
     ("ograd", "A", "output"),
+    params=_LOWER,
     workspace=lambda params, inputs, outputs: take_bytes(inputs[0], _square_scratch(inputs[0])),
 )

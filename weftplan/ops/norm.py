@@ -41,16 +41,15 @@ def _norm_ord(value: Any) -> int:
 _NORM = (
     Param("ord", _norm_ord, 2, "1: sum of absolute values; 2: root of the sum of squares"),
     Param("axis", p_optional(p_shape), None, "axes to reduce; None: all"),
-    Param("out_dtype", p_optional(p_dtype), None, "accepted when it is the dtype of data"),
+    Param("out_dtype", p_optional(p_dtype), None, "dtype of the output; None: that of data"),
     Param("keepdims", p_bool, False, "keep the reduced axes with size 1"),
 )
 
 
 def _norm_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    merged, out = same_dtype(params, ins, outs)
-    if params["out_dtype"] is not None:
-        out = [merge_dtype(out[0], params["out_dtype"], "data and out_dtype of norm")]
-    return merged, out
+    if params["out_dtype"] is None:
+        return same_dtype(params, ins, outs)
+    return ins, [merge_dtype(outs[0], params["out_dtype"], "output and out_dtype of norm")]
 
 
 def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
@@ -60,10 +59,10 @@ def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
     return shape, small, rows_per_block(shape)
 
 
-def _working(params: Params, dtype: DType) -> DType:
+def _working(params: Params, data: DType, out: DType) -> DType:
     """In which sums run: squares leave the range of float32 and of integers long before their root does."""
-    if params["ord"] == 1 or dtype == np.float16:
-        return accumulator(dtype)
+    if params["ord"] == 1 or data == np.float16:
+        return np.result_type(accumulator(data), accumulator(out))
     return np.dtype(np.float64)
 
 
@@ -74,7 +73,7 @@ def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
     xp = ctx.xp
     shape, small, rows = _norm_plan(inputs[0].shape, params)
     x, y = inputs[0].reshape(shape), out.reshape(small)
-    work = _working(params, out.dtype)
+    work = _working(params, x.dtype, out.dtype)
     powers = ctx.take((rows, *shape[1:]), work)
     total = ctx.take(small, work)
     part = ctx.take(small if rows < shape[0] and small[0] == 1 else (0,), work)
@@ -82,7 +81,7 @@ def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
         stop = min(start + rows, shape[0])
         term = powers[: stop - start]
         if params["ord"] == 1:
-            xp.absolute(x[start:stop], out=term)
+            xp.absolute(x[start:stop], out=term, dtype=work)
         else:
             xp.multiply(x[start:stop], x[start:stop], out=term, dtype=work)
         if small[0] != 1:
@@ -99,19 +98,19 @@ def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
 
 def _norm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, small, rows = _norm_plan(inputs[0].shape, params)
-    work = _working(params, outputs[0].dtype)
+    work = _working(params, inputs[0].dtype, outputs[0].dtype)
     part: Shape = small if rows < shape[0] and small[0] == 1 else (0,)
     return take_bytes(((rows, *shape[1:]), work), (small, work), (part, work))
 
 
 def _norm1_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
     xp.sign(x, out=out)
-    xp.multiply(out, g, out=out)
+    xp.multiply(out, g, out=out, casting="unsafe")
 
 
 def _norm2_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:
     xp.divide(x, y, out=out, casting="unsafe")
-    xp.multiply(out, g, out=out)
+    xp.multiply(out, g, out=out, casting="unsafe")
 
 
 _NORM_BACKWARD = {1: rowwise(_norm1_gradient, False), 2: rowwise(_norm2_gradient, False)}

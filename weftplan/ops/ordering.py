@@ -1,7 +1,8 @@
 """Operators that put elements in order: topk, sort, argsort.
 
-Equal elements keep their order, upwards and downwards. NaN counts as greater than all numbers. NumPy sorts through a
-temporary of one block of rows, which is more than a block where a single row is longer.
+Equal elements keep their order, upwards and downwards. NaN counts as greater than all numbers. NumPy sorts through
+temporaries of its own, which no plan counts. They are those of one block of rows, whose size is :data:`_SORTED`, and
+more where a single row is longer.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import INDEX, rows_per_block
+from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
 from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _INT32 = np.dtype(np.int32)
+_SORTED = 1 << 12
+"""Elements that are sorted at once, unless a single row has more."""
+
+
+def _rows_at_once(rows: int, size: int) -> int:
+    return min(rows, max(1, _SORTED // max(1, size)))
 
 
 def _extents(shape: Shape, axis: int | None) -> tuple[int, int, int]:
@@ -42,7 +49,7 @@ def _orders(ctx: OpContext, data: Any, extents: tuple[int, int, int], ascending:
     """((group, rows), order of the elements in each of these rows), block by block."""
     xp = ctx.xp
     rows = _as_rows(data, extents)
-    count = rows_per_block(rows.shape[1:])
+    count = _rows_at_once(*rows.shape[1:])
     block = ctx.take((count, rows.shape[2]), data.dtype)
     for group in range(rows.shape[0]):
         for first in range(0, rows.shape[1], count):
@@ -59,7 +66,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     shape, dtype = inputs[0]
     outer, size, inner = _extents(shape, params["axis"])
     lines = outer if inner == 1 else inner
-    return take_bytes(((rows_per_block((lines, size)), size), dtype))
+    return take_bytes(((_rows_at_once(lines, size), size), dtype))
 
 
 def _scatter(xp: Any, target: Any, where: Any, order: Any, values: Any) -> None:
@@ -160,7 +167,7 @@ def _backward_order(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
     extents = _extents(out.shape, params["axis"])
     out.fill(0)
     target, g, positions = (_as_rows(array, extents) for array in (out, g, positions))
-    count = rows_per_block(target.shape[1:])
+    count = _rows_at_once(*target.shape[1:])
     for group in range(target.shape[0]):
         for first in range(0, target.shape[1], count):
             where = group, slice(first, first + count)

@@ -12,10 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ParameterError, ShapeError
+from weftplan.errors import ParameterError
 from weftplan.ops.erf import erf
 from weftplan.ops.kernels import BLOCK, BOOL, accumulator, block_bytes, blocks
-from weftplan.ops.nn.prelu import prelu_backward, prelu_block, prelu_forward, prelu_rows
+from weftplan.ops.nn.prelu import (
+    prelu_backward,
+    prelu_block,
+    prelu_forward,
+    prelu_gamma_shape,
+    prelu_part,
+    prelu_rows,
+)
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
@@ -50,16 +57,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         )
     if len(ins) == 1:
         return [data], [data] * len(outs)
-    gamma = ins[1]
-    if data is not None:
-        channels = data[1] if len(data) > 1 else data[-1]
-        if gamma is None:
-            gamma = (channels,)
-        elif gamma != (1,):
-            if len(gamma) != 1:
-                raise ShapeError(f"LeakyReLU: gamma has shape {gamma}, expected ({channels},) or (1,) for data {data}")
-            gamma = merge_shape((channels,), gamma, f"LeakyReLU: gamma needed for data {data}, and given")
-    return [data, gamma], [data]
+    return [data, ins[1] if data is None else prelu_gamma_shape(data, ins[1])], [data]
 
 
 def _leaky(xp: Any, p: Params, x: Any, out: Any, t: Any) -> None:
@@ -129,7 +127,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     (shape, dtype) = inputs[0]
     if params["act_type"] == "prelu":
-        return take_bytes((prelu_block(prelu_rows(shape, inputs[1].shape[0])), dtype))
+        return take_bytes((prelu_block(prelu_rows(shape, inputs[1].shape)[0]), dtype))
     size = math.prod(shape)
     if params["act_type"] == "rrelu":
         return block_bytes(size, [np.dtype(np.float32), BOOL, dtype])
@@ -197,10 +195,9 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     (shape, dtype) = outputs[0]
     if params["act_type"] == "prelu":
-        rows = prelu_rows(shape, inputs[2].shape[0])
-        wide = accumulator(dtype)
-        vector = ((rows[1],), wide)
-        return take_bytes((prelu_block(rows), wide), (prelu_block(rows), BOOL), vector, vector)
+        rows, slopes = prelu_rows(shape, inputs[2].shape)
+        block, wide = prelu_block(rows), accumulator(dtype)
+        return take_bytes((block, wide), (block, BOOL), (prelu_part(rows, slopes), wide), (slopes, wide))
     if params["act_type"] == "rrelu":
         return 0
     return block_bytes(math.prod(shape), _scratch(params, dtype, backward=True))

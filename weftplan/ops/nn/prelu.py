@@ -1,41 +1,66 @@
-"""The kernels of LeakyReLU's prelu: a learned slope below 0, per channel or one for all."""
+"""The kernels of LeakyReLU's prelu: a learned slope below 0, one a channel, one for all, or any that broadcast."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from weftplan.ops.kernels import BOOL, accumulator, row_blocks, rows_per_block
-from weftplan.ops.schema import OpContext
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
+from weftplan.ops.rules import merge_shape
+from weftplan.ops.schema import OpContext, Shape
 
 
-def prelu_rows(shape: Sequence[int], slopes: int) -> tuple[int, int, int]:
-    """(outer, slopes, inner): one slope for each channel, or one for all."""
-    if slopes == 1:
-        return shape[0], 1, math.prod(shape[1:])
-    if len(shape) == 1:
-        return 1, shape[0], 1
-    return shape[0], shape[1], math.prod(shape[2:])
+def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
+    """The shape of gamma for ``data``: one slope for each channel, unless another is given that fits.
+
+    >>> prelu_gamma_shape((2, 3, 4), None), prelu_gamma_shape((2, 3, 4), (1, 3, 0))
+    ((3,), (1, 3, 4))
+    """
+    channels = data[1] if len(data) > 1 else data[-1]
+    if gamma is None:
+        return (channels,)
+    if gamma == (1,):
+        return gamma
+    if len(gamma) == 1:
+        merged = merge_shape((channels,), gamma, f"LeakyReLU: gamma needed for data {data}, and given")
+        return merged or gamma
+    if len(gamma) != len(data) or any(g not in (0, 1, d) for g, d in zip(gamma, data, strict=True) if d):
+        raise ShapeError(
+            f"LeakyReLU: gamma has shape {gamma}, expected ({channels},), (1,) or what broadcasts to data {data}"
+        )
+    return tuple(g or d for g, d in zip(gamma, data, strict=True))
 
 
-def prelu_block(rows: tuple[int, int, int]) -> tuple[int, int, int]:
+def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
+    """Shapes of data and gamma with neighbouring axes joined, gamma broadcasting to data."""
+    if len(gamma) == 1 < len(data):
+        gamma = (1, *gamma, *(1,) * (len(data) - 2))
+    shape, slopes = collapse(data, gamma)
+    return shape, slopes
+
+
+def prelu_block(shape: Shape) -> Shape:
     """Shape of the block that is worked on together."""
-    return rows_per_block(rows), rows[1], rows[2]
+    return rows_per_block(shape), *shape[1:]
+
+
+def prelu_part(shape: Shape, slopes: Shape) -> Shape:
+    """Of one block: the shape of its share in gamma's gradient."""
+    return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
 
 
 def prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
     """``out`` = data above 0, gamma · data below; ``out`` may be ``data``."""
     xp = ctx.xp
-    rows = prelu_rows(data.shape, gamma.size)
-    block = prelu_block(rows)
-    scratch = ctx.take(block, out.dtype)
-    data, out, slope = data.reshape(rows), out.reshape(rows), gamma.reshape(1, -1, 1)
-    for here in row_blocks(rows):
+    shape, slopes = prelu_rows(data.shape, gamma.shape)
+    scratch = ctx.take(prelu_block(shape), out.dtype)
+    data, out, slope = data.reshape(shape), out.reshape(shape), gamma.reshape(slopes)
+    for here in row_blocks(shape):
         x, y = data[here], out[here]
         low = scratch[: x.shape[0]]
         xp.minimum(x, 0, out=low)
-        xp.multiply(low, slope, out=low)
+        xp.multiply(low, slope if slopes[0] == 1 else slope[here], out=low)
         xp.maximum(x, 0, out=y)
         xp.add(y, low, out=y)
 
@@ -45,26 +70,28 @@ def prelu_backward(ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]
     xp = ctx.xp
     ograd, data, gamma = inputs
     dgrad, ggrad = outputs
-    rows = prelu_rows(data.shape, gamma.size)
-    block = prelu_block(rows)
+    shape, slopes = prelu_rows(data.shape, gamma.shape)
+    block = prelu_block(shape)
     wide = accumulator(data.dtype)
     scratch, mask = ctx.take(block, wide), ctx.take(block, BOOL)
-    total, part = ctx.take((rows[1],), wide), ctx.take((rows[1],), wide)
+    part, total = ctx.take(prelu_part(shape, slopes), wide), ctx.take(slopes, wide)
     total.fill(0)
-    ograd, data, slope = ograd.reshape(rows), data.reshape(rows), gamma.reshape(1, -1, 1)
-    target = None if dgrad is None else dgrad.reshape(rows)
-    for here in row_blocks(rows):
+    ograd, data, slope = ograd.reshape(shape), data.reshape(shape), gamma.reshape(slopes)
+    target = None if dgrad is None else dgrad.reshape(shape)
+    for here in row_blocks(shape):
         g, x = ograd[here], data[here]
         t, positive = scratch[: x.shape[0]], mask[: x.shape[0]]
+        rows = slice(None) if slopes[0] == 1 else here
         xp.greater(x, 0, out=positive)
         if ggrad is not None:
             xp.minimum(x, 0, out=t)
             xp.multiply(t, g, out=t)
-            xp.sum(t, axis=(0, 2), out=part)
-            xp.add(total, part, out=total)
+            share = part if slopes[0] == 1 else part[: x.shape[0]]
+            reduce_to(xp, t, share)
+            xp.add(total[rows], share, out=total[rows])
         if target is not None:
-            xp.copyto(t, slope)
+            xp.copyto(t, slope[rows])
             xp.copyto(t, 1, where=positive)
             xp.multiply(g, t, out=target[here], casting="same_kind")
     if ggrad is not None:
-        ggrad[...] = total
+        ggrad.reshape(slopes)[...] = total

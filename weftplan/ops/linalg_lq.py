@@ -1,0 +1,239 @@
+"""linalg_gelqf and linalg_syevd: A = L · Q with orthonormal rows of Q, and A = Uᵀ · diag(Λ) · U of symmetric matrices.
+
+Q comes from Householder's reflections with LAPACK's signs, batched over the matrices. Eigenvectors come from the array
+module's ``eigh``, matrix by matrix: its temporaries, a few times one matrix, are in no plan. The sign of each makes its
+element of greatest magnitude positive, as in MXNet.
+
+Gradients: of LQ as Seeger et al. 2017, "Auto-Differentiating Linear Algebra", have it, which MXNet follows; of the
+eigenvectors by first-order perturbation, where pairs of equal eigenvalues count as not coupled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.kernels import BOOL, INDEX
+from weftplan.ops.linalg_core import (
+    batch_of,
+    batched,
+    diagonal,
+    flip,
+    mirror,
+    solve,
+    solve_scratch,
+    square_shape,
+    triangle,
+    wide_floats,
+)
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, grad, merge_shape, take_bytes
+from weftplan.ops.schema import DType, Op, OpContext, Params, Shape, TensorSpec
+
+# ---------------------------------------------------------------------------------------------------------------- gelqf
+
+
+def _gelqf_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    a = merge_shape(ins[0], outs[0], "linalg_gelqf: input and Q")
+    factor = outs[1]
+    if a is None and factor is not None and len(factor) >= 2:
+        a = (*factor[:-1], 0)
+    if a is None:
+        return ins, outs
+    if len(a) < 2:
+        raise ShapeError(f"linalg_gelqf expects matrices in the last two of at least 2 dimensions, got shape {a}")
+    factor = merge_shape((*a[:-1], a[-2]), factor, f"linalg_gelqf: L of {a}")
+    if factor is not None:
+        a = merge_shape(a, (*factor[:-1], a[-1]), "linalg_gelqf: input and L") or a
+        side = factor[-1] or factor[-2]
+        factor = (*factor[:-2], side, side)
+    if 0 < a[-1] < a[-2]:
+        raise ShapeError(f"linalg_gelqf expects matrices with at least as many columns as rows, got shape {a}")
+    return [a], [a, factor]
+
+
+def _reflector_scratch(batch: int, rows: int, columns: int, dtype: DType) -> list[tuple[Shape, DType]]:
+    """The reflections (their heads stand in ``work``), products with rows, and what each head is scaled by."""
+    return [((batch, rows, columns), dtype), ((batch, rows, columns), dtype), ((batch, rows, 1), dtype),
+            ((batch, rows, 1), dtype), ((batch, 1, 1), dtype), ((batch, 1, 1), dtype)]  # fmt: skip
+
+
+def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any) -> None:
+    """``rows`` (batch, m, k) -= scale · (rows · head) headᵀ, where ``head`` is (batch, 1, k)."""
+    if rows.shape[1] == 0:
+        return
+    dots = product[:, : rows.shape[1]]
+    xp.matmul(rows, flip(head), out=dots)
+    xp.multiply(dots, scale, out=dots)
+    spread = outer.reshape(-1)[: rows.size].reshape(rows.shape)
+    xp.matmul(dots, head, out=spread)
+    xp.subtract(rows, spread, out=rows)
+
+
+def _gelqf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    a = batched(inputs[0])
+    batch, m, n = a.shape
+    work, outer, product, scales, norm, beta = (ctx.take(*s) for s in _reflector_scratch(batch, m, n, a.dtype))
+    xp.copyto(work, a)
+    scales.fill(0)
+    diagonals = ctx.take((batch, m, 1), a.dtype)
+    for k in range(m):
+        row = work[:, k : k + 1, k:]
+        corner = row[:, :, :1]
+        scale = scales[:, k : k + 1]
+        xp.copyto(diagonals[:, k : k + 1], corner)
+        if k + 1 == n:
+            break  # the last reflection of a square matrix is the identity
+        xp.matmul(row, flip(row), out=norm)
+        xp.sqrt(norm, out=norm)
+        xp.copysign(norm, corner, out=beta)
+        xp.multiply(beta, -1.0, out=beta)
+        # The reflection with v = row - beta·e maps the row to beta·e; a row of zeros is left alone.
+        xp.subtract(corner, beta, out=corner)
+        xp.multiply(beta, corner, out=norm)
+        xp.divide(-1.0, norm, out=scale)
+        xp.copyto(scale, 0, where=norm == 0)
+        xp.copyto(diagonals[:, k : k + 1], beta)
+        _reflect(xp, work[:, k + 1 :, k:], row, scale, product, outer)
+    q, factor = (None if out is None else batched(out) for out in outputs)
+    if factor is not None:
+        xp.copyto(factor, work[:, :, :m])
+        diagonal(factor)[...] = diagonals[:, :, 0]
+        triangle(xp, factor, factor)
+    if q is not None:
+        q.fill(0)
+        diagonal_of_rows = q.reshape(batch, m * n)[:, : (m - 1) * (n + 1) + 1 : n + 1]
+        diagonal_of_rows[...] = 1
+        for k in range(m - 1, -1, -1):
+            _reflect(xp, q[:, k:, k:], work[:, k : k + 1, k:], scales[:, k : k + 1], product, outer)
+
+
+def _gelqf_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = inputs[0]
+    batch, (m, n) = batch_of(shape), shape[-2:]
+    return take_bytes(*_reflector_scratch(batch, m, n, dtype), ((batch, m, 1), dtype))
+
+
+def _gelqf_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
+    batch, m, n = batch_of(spec.shape), *spec.shape[-2:]
+    square = (batch, m, m)
+    return [(square, spec.dtype), (square, spec.dtype), ((solve_scratch(batch, m, n),), spec.dtype)]
+
+
+def _backward_gelqf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
+    if outputs[0] is None:
+        return
+    xp = ctx.xp
+    dq, dl, q, factor = (batched(x) for x in inputs)
+    out = batched(outputs[0])
+    both, term, scratch = (ctx.take(*s) for s in _gelqf_backward_scratch(TensorSpec(q.shape, q.dtype)))
+    xp.matmul(flip(factor), dl, out=both)
+    xp.matmul(dq, flip(q), out=term)
+    xp.subtract(both, term, out=both)
+    mirror(xp, both)
+    xp.matmul(both, q, out=out)
+    xp.add(out, dq, out=out)
+    solve(xp, flip(factor), out, scratch, lower=False)
+
+
+register(
+    Op(
+        name="_linalg_gelqf",
+        forward=_gelqf,
+        infer_shape=_gelqf_shape,
+        infer_dtype=wide_floats("linalg_gelqf"),
+        inputs=("A",),
+        outputs=("Q", "L"),
+        gradient=grad("_backward_linalg_gelqf", "g0", "g1", "y0", "y1"),
+        workspace=_gelqf_workspace,
+        aliases=("linalg_gelqf",),
+        doc="Q with orthonormal rows and lower triangular L, A = L · Q, of each matrix with no more rows than columns.",
+    )
+)
+backward(
+    "_linalg_gelqf",
+    _backward_gelqf,
+    ("ograd_Q", "ograd_L", "Q", "L"),
+    workspace=lambda params, inputs, outputs: take_bytes(*_gelqf_backward_scratch(outputs[0])),
+)
+
+# ---------------------------------------------------------------------------------------------------------------- syevd
+
+
+def _syevd_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
+    n = spec.shape[-1]
+    return [((n, n), spec.dtype), ((n,), INDEX), ((n,), BOOL)]
+
+
+def _syevd(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    a = batched(inputs[0])
+    n = a.shape[-1]
+    sizes, greatest, negative = (ctx.take(*s) for s in _syevd_scratch(TensorSpec(a.shape, a.dtype)))
+    vectors = None if outputs[0] is None else batched(outputs[0])
+    values = None if outputs[1] is None else outputs[1].reshape(-1, n)
+    for item in range(a.shape[0]):
+        found, columns = xp.linalg.eigh(a[item], UPLO="L")
+        if values is not None:
+            xp.copyto(values[item], found)
+        if vectors is None:
+            continue
+        rows = vectors[item]
+        xp.copyto(rows, columns.T)
+        xp.absolute(rows, out=sizes)
+        xp.argmax(sizes, axis=1, out=greatest)
+        xp.less(xp.take_along_axis(rows, greatest[:, None], axis=1)[:, 0], 0, out=negative)
+        xp.multiply(rows, -1.0, out=rows, where=negative[:, None])
+
+
+def _syevd_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
+    batch, n = batch_of(spec.shape), spec.shape[-1]
+    square = (batch, n, n)
+    return [(square, spec.dtype), (square, spec.dtype), (square, BOOL)]
+
+
+def _backward_syevd(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
+    if outputs[0] is None:
+        return
+    xp = ctx.xp
+    du, dvalues, u, values = inputs[0], inputs[1], inputs[2], inputs[3]
+    du, u, out = batched(du), batched(u), batched(outputs[0])
+    n = u.shape[-1]
+    inner, gaps, equal = (ctx.take(*s) for s in _syevd_backward_scratch(TensorSpec(u.shape, u.dtype)))
+    rows = values.reshape(-1, n)
+    xp.matmul(du, flip(u), out=inner)
+    xp.subtract(inner, flip(inner), out=out)
+    xp.subtract(rows[:, :, None], rows[:, None, :], out=gaps)
+    xp.equal(gaps, 0, out=equal)
+    xp.divide(out, gaps, out=out)
+    xp.multiply(out, 0.5, out=out)
+    xp.copyto(out, 0, where=equal)
+    diagonal(out)[...] = dvalues.reshape(-1, n)
+    xp.matmul(flip(u), out, out=inner)
+    xp.matmul(inner, u, out=out)
+
+
+register(
+    Op(
+        name="_linalg_syevd",
+        forward=_syevd,
+        infer_shape=square_shape("linalg_syevd", ("same", "row")),
+        infer_dtype=wide_floats("linalg_syevd"),
+        inputs=("A",),
+        outputs=("U", "L"),
+        gradient=grad("_backward_linalg_syevd", "g0", "g1", "y0", "y1"),
+        workspace=lambda params, inputs, outputs: take_bytes(*_syevd_scratch(inputs[0])),
+        aliases=("linalg_syevd",),
+        doc="Eigenvectors, the rows of U, and ascending eigenvalues L of each symmetric matrix.",
+    )
+)
+backward(
+    "_linalg_syevd",
+    _backward_syevd,
+    ("ograd_U", "ograd_L", "U", "L"),
+    workspace=lambda params, inputs, outputs: take_bytes(*_syevd_backward_scratch(outputs[0])),
+)
