@@ -99,7 +99,7 @@ class TestTable:
             "MXNET_ENABLE_GPU_P2P": True,
             "MXNET_BACKWARD_DO_MIRROR": False,
             "MXNET_CUDNN_AUTOTUNE_DEFAULT": 0,
-            "FLAGS_allocator_strategy": "auto_growth",
+            "FLAGS_allocator_strategy": "mxnet",
         }
         assert {name: config.get(name) for name in expected} == expected
 

@@ -69,6 +69,7 @@ class Variable:
 
 
 _THREADS_MAX = 1024
+_MIB_MAX = 2**40
 _BIND_NOW = "in force at every bind"
 _engine = partial(Variable, group="engine", when=When.PROCESS)
 _planner = partial(Variable, group="planner", when=When.BIND)
@@ -272,8 +273,8 @@ def _mxnet_pool(device: str, context: str) -> tuple[Variable, ...]:
             default=5,
             low=0,
             high=100,
-            meaning=f"Percent of the memory of {context} that the pool leaves to others.",
-            effect=applies,
+            meaning=f"Percent of the memory of {context} that cached blocks leave to others.",
+            effect=f"{applies}: cached blocks go back before new memory would touch it; live arrays may use it",
         ),
         _storage(
             name=f"MXNET_{device}_MEM_POOL_PAGE_SIZE",
@@ -311,7 +312,7 @@ def _flag(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
-    effect: str = "no effect yet: Paddle's allocators are to come",
+    effect: str,
     group: str = "storage",
 ) -> Variable:
     """One of Paddle's flags; its type is that of the default."""
@@ -336,19 +337,88 @@ _STORAGE = (
     *_mxnet_pool("CPU_PINNED", "cpu_pinned(i)"),
     _flag(
         "allocator_strategy",
-        "auto_growth",
-        "Reserve a large block first, or grow on demand.",
-        choices=("naive_best_fit", "auto_growth"),
+        "mxnet",
+        "Paddle: reserve large blocks first, or grow on demand. Unset: MXNet's pools.",
+        choices=("mxnet", "naive_best_fit", "auto_growth"),
+        effect="pool of every device whose MXNET_*_MEM_POOL_TYPE is unset",
     ),
-    _flag("fraction_of_gpu_memory_to_use", 0.92, "Share of the free GPU memory per block.", low=0, high=1),
-    _flag("fraction_of_cpu_memory_to_use", 1.0, "Share of the host memory per block.", low=0, high=1),
-    _flag("fraction_of_cuda_pinned_memory_to_use", 0.5, "Share of the host memory for pinned blocks.", low=0, high=1),
-    _flag("initial_cpu_memory_in_mb", 500, "MiB of the first host block.", low=0),
-    _flag("initial_gpu_memory_in_mb", 0, "MiB of the first GPU block; 0 uses the fraction.", low=0),
-    _flag("reallocate_gpu_memory_in_mb", 0, "MiB of each later GPU block; 0 uses the fraction.", low=0),
-    _flag("gpu_memory_limit_mb", 0, "Most MiB used per GPU; 0 is no limit.", low=0),
-    _flag("auto_growth_chunk_size_in_mb", 0, "Least MiB by which a pool grows; 0 grows by the request.", low=0),
-    _flag("init_allocated_mem", False, "Fill fresh memory with a non-zero pattern, to find reads before writes."),
+    _flag(
+        "fraction_of_gpu_memory_to_use",
+        0.92,
+        "Share of the free GPU memory per block; 0 takes no blocks.",
+        low=0,
+        high=1,
+        effect="chunks of gpu(i) and sim(i), with naive_best_fit",
+    ),
+    _flag(
+        "fraction_of_cpu_memory_to_use",
+        1.0,
+        "Largest share of the host memory per block; 0 takes no blocks.",
+        low=0,
+        high=1,
+        effect="chunks of cpu(i), with naive_best_fit",
+    ),
+    _flag(
+        "fraction_of_cuda_pinned_memory_to_use",
+        0.5,
+        "Share of the host memory for pinned blocks.",
+        low=0,
+        high=1,
+        effect="chunks of cpu_pinned(i), with naive_best_fit",
+    ),
+    _flag(
+        "initial_cpu_memory_in_mb",
+        500,
+        "MiB of each host block, if the share is not less.",
+        low=0,
+        high=_MIB_MAX,
+        effect="chunks of cpu(i), with naive_best_fit",
+    ),
+    _flag(
+        "initial_gpu_memory_in_mb",
+        0,
+        "MiB of the first GPU block; 0 uses the fraction.",
+        low=0,
+        high=_MIB_MAX,
+        effect="first chunk of gpu(i) and sim(i), with naive_best_fit",
+    ),
+    _flag(
+        "reallocate_gpu_memory_in_mb",
+        0,
+        "MiB of each later GPU block; 0 uses the fraction.",
+        low=0,
+        high=_MIB_MAX,
+        effect="later chunks of gpu(i) and sim(i), with naive_best_fit",
+    ),
+    _flag(
+        "gpu_memory_limit_mb",
+        0,
+        "Most MiB used per GPU; 0 is no limit.",
+        low=0,
+        high=_MIB_MAX,
+        effect="most that the pool of each gpu(i) and sim(i) holds, cached blocks included",
+    ),
+    _flag(
+        "auto_growth_chunk_size_in_mb",
+        0,
+        "Least MiB by which a pool grows; 0 grows by the request.",
+        low=0,
+        high=_MIB_MAX,
+        effect="chunks of every device, with auto_growth",
+    ),
+    _flag(
+        "init_allocated_mem",
+        False,
+        "Fill fresh memory with a non-zero pattern, to find reads before writes.",
+        effect="memory of every device is filled with bytes 0xEF as it comes and goes",
+    ),
+    _storage(
+        name="WEFTPLAN_STORAGE_COMPAT",
+        default="documents",
+        choices=("documents", "paddle"),
+        meaning="Whether Paddle's strategies follow its documents or its source, where the two differ.",
+        effect="sizes of chunks and headers, with naive_best_fit and auto_growth",
+    ),
     _flag(
         "eager_delete_tensor_gb",
         0.0,

@@ -19,6 +19,7 @@ import difflib
 import math
 import os
 import re
+import sys
 import warnings
 from dataclasses import dataclass
 from decimal import Decimal
@@ -39,6 +40,8 @@ __all__ = [
     "process",
     "strangers",
     "table",
+    "warn_of_late_changes",
+    "warn_once",
 ]
 
 _PREFIXES = ("MXNET_", "NNVM_", "FLAGS_", "WEFTPLAN_")
@@ -68,8 +71,11 @@ class Setting:
 _lock = whole_in_children(Lock())
 _first: dict[str, Setting] = {}
 """The settings that :func:`process` handed out, by canonical name. Guarded by ``_lock``."""
-_warned: set[tuple[str, str | None]] = set()
-"""(canonical name, late text) pairs already warned about. Guarded by ``_lock``."""
+_where: dict[str, str] = {}
+"""The lines outside the package that led to these first readings. Guarded by ``_lock``."""
+_warned: set[tuple[str, str]] = set()
+"""(canonical name, text) pairs already told. Guarded by ``_lock``."""
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def table() -> tuple[Variable, ...]:
@@ -105,20 +111,47 @@ def process(name: str) -> Any:
         now = lookup(name)
         with _lock:
             # Two first callers may race to here; the one that stores first decides for both.
-            return _first.setdefault(variable.name, now).value
+            first = _first.setdefault(variable.name, now)
+            _where.setdefault(variable.name, _caller())
+    _warn_if_late(variable, first)
+    return first.value
+
+
+def warn_of_late_changes(group: str) -> None:
+    """Warn of every variable of a group that :func:`process` has handed out and that has another value now."""
+    with _lock:
+        known = list(_first.values())
+    for first in known:
+        if first.variable.group == group:
+            _warn_if_late(first.variable, first)
+
+
+def _warn_if_late(variable: Variable, first: Setting) -> None:
     _, text = _raw(variable)
     if text != first.text:
-        with _lock:
-            new = (variable.name, text) not in _warned
-            _warned.add((variable.name, text))
-        if new:
-            warnings.warn(
-                f"{variable.name} changed from {_shown(first.text)} to {_shown(text)} too late: it was read when "
-                f"what it shapes was first made, and {first.value} stays in force; set it before the process starts",
-                ConfigWarning,
-                stacklevel=2,
-            )
-    return first.value
+        warn_once(
+            variable.name,
+            f"{variable.name} changed from {_shown(first.text)} to {_shown(text)} too late: it was read when what it "
+            f"shapes was first made ({_where.get(variable.name)}), and {first.value} stays in force; set it before the "
+            f"process starts",
+        )
+
+
+def warn_once(name: str, text: str) -> None:
+    """Warn (:class:`~weftplan.errors.ConfigWarning`) about a variable; the same text is told once in a process."""
+    with _lock:
+        new = (name, text) not in _warned
+        _warned.add((name, text))
+    if new:
+        warnings.warn(text, ConfigWarning, stacklevel=3)
+
+
+def _caller() -> str:
+    """``file:line`` of the innermost frame outside this package."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def lookup(name: str) -> Setting:
@@ -264,4 +297,5 @@ def _reset_for_tests() -> None:
     """Forget what :func:`process` has handed out."""
     with _lock:
         _first.clear()
+        _where.clear()
         _warned.clear()

@@ -7,27 +7,45 @@ import pytest
 
 from weftplan import device
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.storage import LimitResource, NaivePool, PoisonResource, RawResource, RoundPool, StatisticsResource
+from weftplan.storage import (
+    AutoGrowth,
+    LimitResource,
+    NaiveBestFit,
+    NaivePool,
+    PoisonResource,
+    RawResource,
+    RoundPool,
+    StatisticsResource,
+)
 
 MAKERS = {
     "raw": RawResource,
     "naive": NaivePool,
     "round": RoundPool,
     "bounded": lambda place: NaivePool(place, slack=0),
+    "auto growth": AutoGrowth,
+    "best fit": lambda place: NaiveBestFit(place, first=1 << 16),
+    "best fit of paddle": lambda place: NaiveBestFit(place, first=1 << 16, refill=1 << 12, unit=256, header=64),
+    "no chunks": lambda place: NaiveBestFit(place, first=0),
     "limit": lambda place: LimitResource(NaivePool(place), 1 << 30),
     "poison": lambda place: PoisonResource(NaivePool(place)),
     "statistics": lambda place: StatisticsResource(RoundPool(place)),
+    "limited growth": lambda place: LimitResource(PoisonResource(AutoGrowth(place)), 1 << 30),
     "stack": lambda place: LimitResource(PoisonResource(StatisticsResource(RawResource(place))), 1 << 30),
 }
 
 
-class FailingDevice:
-    """The host, but its allocations after the first ``allowed`` fail; counts what is out."""
+DEVICES = {"cpu": device.cpu(0), "cpu_pinned": device.cpu_pinned(0), "sim": device.sim(0)}
 
-    def __init__(self, allowed=None):
-        self._host = device.get(device.cpu())
+
+class FailingDevice:
+    """A device whose allocations after the first ``allowed`` fail; counts what is out."""
+
+    def __init__(self, allowed=None, context=None):
+        self._host = device.get(context or device.cpu())
         self.context = self._host.context
         self.xp = self._host.xp
+        self.alignment = self._host.alignment
         self.allowed = allowed
         self.out = 0
         self.asked = 0
@@ -55,6 +73,28 @@ def make(request):
 @pytest.fixture
 def resource(make):
     return make(FailingDevice())
+
+
+@pytest.mark.parametrize("kind", [*DEVICES, pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_every_resource_on_every_kind_of_device(make, kind):
+    """Contents stay apart, the device gets everything back, and a second free is refused, wherever the memory is."""
+    place = FailingDevice(context=DEVICES.get(kind) or device.gpu(0))
+    resource = make(place)
+    for turn in range(3):
+        held = [resource.allocate(n, name=f"array {n}") for n in (1, 64, 1000, 1000, 70_000, 0, 300_000)]
+        for value, allocation in enumerate(held):
+            allocation.raw.fill(value + turn)
+        for value, allocation in enumerate(held):
+            assert allocation.context == place.context
+            assert bool((allocation.raw == value + turn).all())
+        for allocation in held:
+            resource.free(allocation)
+        with pytest.raises(MXNetError, match=r"array 64.*freed before"):
+            resource.free(held[1])
+    now = resource.statistics()
+    assert (now.live, now.requested_bytes, now.allocations) == (0, 0, 21)
+    resource.empty_cache()
+    assert (place.out, resource.statistics().reserved_bytes) == (0, 0)
 
 
 def test_gives_exactly_the_bytes_and_keeps_them_apart(resource):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import planner
+from weftplan import config, planner
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
 from weftplan.executor.arguments import as_shape, check_context, collect, collect_optional, normalize_grad_req
@@ -59,6 +59,7 @@ def bind(
         ShapeError, DTypeError: an array does not fit the network.
     """
     check_context("bind", ctx)
+    config.warn_of_late_changes("storage")
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
     if twice:

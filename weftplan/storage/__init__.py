@@ -2,8 +2,10 @@
 
 from weftplan.device.context import set_pools
 from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsResource
+from weftplan.storage.auto_growth import AutoGrowth
 from weftplan.storage.base import Allocation, Resource, Statistics
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
+from weftplan.storage.naive_best_fit import NaiveBestFit
 from weftplan.storage.raw import RawResource
 from weftplan.storage.registry import empty_cache, get, in_use, using
 
@@ -11,7 +13,9 @@ set_pools(empty_cache)
 
 __all__ = [
     "Allocation",
+    "AutoGrowth",
     "LimitResource",
+    "NaiveBestFit",
     "NaivePool",
     "PoisonResource",
     "RawResource",

@@ -16,6 +16,8 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 
 _LISTED_HOLDERS = 5
+_MOST_SHELVES, _MOST_ON_A_SHELF = 4096, 64
+_by_order = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,17 +134,39 @@ class Resource(ABC):
         """Live allocations, in no particular order."""
 
 
+class _Shelf(list[tuple[int, int, Any, Any, int]]):
+    """Freed memory of one requested size, ready to be handed out as it is: (order, nbytes, raw, block, size) each."""
+
+    __slots__ = ("listed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = False
+        """True where :attr:`Ledger._touched` names it; it may, when there is nothing on it."""
+
+
 class Ledger(Resource):
     """Base of resources that own memory: subclasses say where a block comes from and where it goes.
 
     ``_take`` and ``_give`` run under the lock and keep ``_reserved``, ``_hits`` and the two system counts.
+
+    What is freed lies on a shelf of its requested size until somebody asks for as many bytes, or until a request that
+    no shelf serves, which first takes all of it back into the ledger. So the pair that programs repeat most, a free and
+    an allocation of one size, takes no lock and counts nothing: what is on a shelf is still counted as live, and
+    whoever takes it from there stands in for whoever put it there. For that reason no peak can be missed either.
     """
+
+    _shelved = 1 << 20
+    """Requests of more bytes never lie on a shelf; 0: none does."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
         self._lock = whole_in_children(ReentrantLock())
-        self._returned: deque[Allocation] = deque()
+        self._shelves: dict[int, _Shelf] = {}
+        # Shelves are never taken away, since another thread may be about to use one.
+        self._touched: deque[_Shelf] = deque()
+        self._returned: deque[tuple[int, int, Any, Any, int]] = deque()
         self._aside: deque[Allocation] = deque()
         """Made while this very thread was in the middle of a change, and not yet counted. Invariant: what is in both is
         in this one first."""
@@ -149,11 +175,15 @@ class Ledger(Resource):
         self._requested = self._allocated = self._reserved = 0
         self._peak_requested = self._peak_allocated = self._peak_reserved = 0
         self._allocations = self._hits = self._system_allocations = self._system_frees = self._failures = 0
+        self._order = count().__next__
+        self._shelf_hits = count().__next__
+        """Counts in one step on every interpreter; :meth:`_drain` reads it, which counts one more."""
+        self._readings = 0
         self._nothing: Any = None
 
     @abstractmethod
     def _take(self, nbytes: int) -> tuple[Any, Any, int]:
-        """(block, its raw bytes, its size >= nbytes) for ``nbytes`` > 0; raises OutOfMemoryError unchanged."""
+        """(block, ``nbytes`` > 0 raw bytes of it, its size >= nbytes); raises OutOfMemoryError unchanged."""
 
     @abstractmethod
     def _give(self, block: Any, size: int) -> None:
@@ -164,20 +194,34 @@ class Ledger(Resource):
         return 0
 
     def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+        if nbytes.__class__ is int:
+            shelf = self._shelves.get(nbytes)
+            if shelf:
+                try:
+                    _, _, raw, block, size = shelf.pop()
+                except IndexError:  # another thread took the last one
+                    pass
+                else:
+                    allocation = Allocation(raw, nbytes, self.context, name, block, size)
+                    self._live[id(allocation)] = allocation
+                    self._shelf_hits()
+                    return allocation
+        return self._allocate(nbytes, name)
+
+    def _allocate(self, nbytes: int, name: str | None) -> Allocation:
+        """As ``allocate``, where no shelf serves."""
         if nbytes.__class__ is not int or nbytes < 0:
             nbytes = checked_size(nbytes, self.context)
         if self._lock.owned():
             return self._allocate_aside(nbytes, name)
         with self._lock:
-            if self._returned or self._aside:
+            if self._touched or self._returned or self._aside:
                 self._drain()
             if nbytes:
                 try:
                     block, raw, size = self._take(nbytes)
                 except OutOfMemoryError as error:
                     block, raw, size = self._take_again(nbytes, error)
-                if size != nbytes:
-                    raw = raw[:nbytes]
             else:
                 block, raw, size = None, self._empty(), 0
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
@@ -211,7 +255,7 @@ class Ledger(Resource):
         return allocation
 
     def _size(self, nbytes: int) -> int:
-        """Bytes of a block for ``nbytes`` > 0."""
+        """Bytes of a block for ``nbytes`` > 0 that comes from the device past the cache."""
         return nbytes
 
     def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[Any, Any, int]:
@@ -219,8 +263,7 @@ class Ledger(Resource):
 
         Finalizers and other threads free while the lock is taken, and a refusal must be true when it is made.
         """
-        while self._returned:
-            self._drain()
+        while self._drain():
             try:
                 return self._take(nbytes)
             except OutOfMemoryError as error:
@@ -233,7 +276,24 @@ class Ledger(Resource):
             raise MXNetError(
                 f"{allocation!r} was freed before, or does not belong to {self!r}: free it once, where it came from"
             )
-        self._returned.append(allocation)
+        raw, allocation.raw = allocation.raw, None
+        nbytes = allocation.nbytes
+        shelf = self._shelves.get(nbytes)
+        if shelf is None or len(shelf) >= _MOST_ON_A_SHELF:
+            self._take_back((self._order(), nbytes, raw, allocation.block, allocation.size))
+            return
+        shelf.append((self._order(), nbytes, raw, allocation.block, allocation.size))
+        if not shelf.listed:
+            # Who drains forgets the shelf first and empties it then, so what lies there is seen now or later.
+            shelf.listed = True
+            self._touched.append(shelf)
+
+    def _take_back(self, entry: tuple[int, int, Any, Any, int]) -> None:
+        """As ``free``, where there is no room on a shelf."""
+        self._returned.append(entry)
+        nbytes = entry[1]
+        if nbytes <= self._shelved and len(self._shelves) < _MOST_SHELVES:
+            self._shelves.setdefault(nbytes, _Shelf())
         if not self._lock.owned() and self._lock.acquire(blocking=False):
             # Not in the middle of a change of this thread: nothing to fear from draining here.
             try:
@@ -241,22 +301,51 @@ class Ledger(Resource):
             finally:
                 self._lock.release()
 
-    def _drain(self) -> None:
-        """Count what was made aside and take back everything returned; under the lock."""
-        returned, aside = self._returned, self._aside
-        while aside or returned:
-            if aside:
-                allocation = aside.popleft()
+    def _drain(self) -> bool:
+        """Count what was made aside and take back everything freed, in its order; True if there was any. Under the
+        lock."""
+        any_returned = False
+        while True:
+            while self._aside:
+                allocation = self._aside.popleft()
                 self._count(allocation.nbytes, allocation.size)
                 if allocation.size:
                     self._reserve(allocation.size)
-                continue
-            allocation = returned.popleft()
-            self._requested -= allocation.nbytes
-            self._allocated -= allocation.size
-            block, allocation.block, allocation.raw = allocation.block, None, None
-            if block is not None:
-                self._give(block, allocation.size)
+            entries = self._freed()
+            if not entries:
+                break
+            any_returned = True
+            try:
+                while entries:
+                    _, nbytes, _, block, size = entries.pop()
+                    self._requested -= nbytes
+                    self._allocated -= size
+                    if block is not None:
+                        self._give(block, size)
+            except BaseException:  # Ctrl-C: the others must not be lost
+                self._returned.extend(entries)
+                raise
+        hits = self._shelf_hits() - self._readings
+        self._readings += 1 + hits
+        self._hits += hits
+        self._allocations += hits
+        return any_returned
+
+    def _freed(self) -> list[tuple[int, int, Any, Any, int]]:
+        """Everything freed that nobody has taken, oldest last."""
+        entries: list[tuple[int, int, Any, Any, int]] = []
+        while self._returned:
+            entries.append(self._returned.popleft())
+        while self._touched:
+            shelf = self._touched.popleft()
+            shelf.listed = False
+            while shelf:
+                try:
+                    entries.append(shelf.pop())
+                except IndexError:  # another thread took the last one
+                    break
+        entries.sort(key=_by_order, reverse=True)
+        return entries
 
     def _reserve(self, nbytes: int) -> None:
         """Count a block that came from the system."""

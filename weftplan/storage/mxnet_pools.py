@@ -52,7 +52,7 @@ class _Pool(Ledger):
             raw = stack.pop()
             if not stack:
                 del self._free[size]
-            return raw, raw, size
+            return raw, raw[:nbytes], size
         if self.slack is not None:
             most = max(self._peak_allocated, self._allocated + size) + self.slack
             self._release(self._reserved + size - most)
@@ -68,7 +68,7 @@ class _Pool(Ledger):
                 raise
             raw = self.device.allocate(size)
         self._reserve(size)
-        return raw, raw, size
+        return raw, raw[:nbytes], size
 
     def _give(self, block: Any, size: int) -> None:
         stack = self._free.get(size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.device.base import Device
 from weftplan.storage.base import Ledger
 
 
@@ -15,8 +14,7 @@ class RawResource(Ledger):
         device: where the memory comes from.
     """
 
-    def __init__(self, device: Device) -> None:
-        super().__init__(device)
+    _shelved = 0
 
     def _take(self, nbytes: int) -> tuple[Any, Any, int]:
         raw = self.device.allocate(nbytes)

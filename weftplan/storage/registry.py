@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from weftplan import config, device
 from weftplan.device.context import Context
 from weftplan.locks import Lock, whole_in_children
+from weftplan.storage import flags
 from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.base import Resource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
@@ -22,12 +23,13 @@ in the cache, too. Fresh pages cost a large addition on the host half as much ag
 is worth more to others; on a GPU, where a system allocation stops the device, pools keep what they have."""
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Whose variables configure a device type; a simulated device follows the GPU's."""
+PADDLE_POISON = 0xEF
+"""What Paddle fills memory with under ``FLAGS_init_allocated_mem``."""
 
 
 def get(context: Context) -> Resource:
-    """The resource of ``context``: the pool that ``MXNET_{CPU,CPU_PINNED,GPU}_MEM_POOL_TYPE`` names.
-
-    A simulated device's memory is poisoned as it comes and goes.
+    """The resource of ``context``: the pool that ``MXNET_{CPU,CPU_PINNED,GPU}_MEM_POOL_TYPE`` names, or the strategy of
+    Paddle that ``FLAGS_allocator_strategy`` names.
 
     Raises:
         ConfigError: a variable of the pool has an illegal value.
@@ -44,24 +46,42 @@ def get(context: Context) -> Resource:
 
 
 def build(context: Context) -> Resource:
-    """A new stack for ``context``, configured as :func:`get` does; nobody else knows of it."""
-    where = device.get(context)
-    prefix = f"MXNET_{_PREFIX[context.device_type]}_MEM_"
-    kind = config.process(prefix + "POOL_TYPE")
-    resource: Resource
-    if kind == "Unpooled":
-        resource = RawResource(where)
+    """A new stack for ``context``, configured as :func:`get` does; nobody else knows of it.
+
+    A simulated device's memory is poisoned as it comes and goes, that of others with ``FLAGS_init_allocated_mem``.
+    """
+    where = flags.limited(device.get(context))
+    strategy = config.process("FLAGS_allocator_strategy")
+    own = config.lookup(f"MXNET_{_PREFIX[context.device_type]}_MEM_POOL_TYPE")
+    if strategy != "mxnet" and own.text is not None:
+        flags.without_effect(where, ("FLAGS_allocator_strategy",), f"{own.variable.name} is set, and nearer to it")
+        strategy = "mxnet"
+    if strategy == "mxnet":
+        flags.warn_of_unused(where)
+        resource = _mxnet(where)
     else:
-        page = config.process(prefix + "POOL_PAGE_SIZE")
-        reserve = config.process(prefix + "POOL_RESERVE")
-        slack = _HOST_SLACK if context.device_type == "cpu" else None
-        if kind == "Round":
-            cutoff = config.process(prefix + "POOL_ROUND_LINEAR_CUTOFF")
-            resource = RoundPool(where, page=page, cutoff=cutoff, reserve=reserve, slack=slack)
-        else:
-            large = config.process(prefix + "LARGE_ALLOC_ROUND_SIZE")
-            resource = NaivePool(where, page=page, large=large, reserve=reserve, slack=slack)
+        resource = flags.build(where, strategy)
+    if config.process("FLAGS_init_allocated_mem"):
+        if strategy == "naive_best_fit" or config.process("WEFTPLAN_STORAGE_COMPAT") != "paddle":
+            return PoisonResource(resource, PADDLE_POISON)
+        flags.without_effect(where, ("FLAGS_init_allocated_mem",), "Paddle fills memory with naive_best_fit alone")
     return PoisonResource(resource) if context.device_type == "sim" else resource
+
+
+def _mxnet(where: device.Device) -> Resource:
+    """The pool of MXNet that is configured for a device."""
+    prefix = f"MXNET_{_PREFIX[where.context.device_type]}_MEM_"
+    kind = config.process(prefix + "POOL_TYPE")
+    if kind == "Unpooled":
+        return RawResource(where)
+    page = config.process(prefix + "POOL_PAGE_SIZE")
+    reserve = config.process(prefix + "POOL_RESERVE")
+    slack = _HOST_SLACK if where.context.device_type == "cpu" else None
+    if kind == "Round":
+        cutoff = config.process(prefix + "POOL_ROUND_LINEAR_CUTOFF")
+        return RoundPool(where, page=page, cutoff=cutoff, reserve=reserve, slack=slack)
+    large = config.process(prefix + "LARGE_ALLOC_ROUND_SIZE")
+    return NaivePool(where, page=page, large=large, reserve=reserve, slack=slack)
 
 
 def in_use() -> dict[Context, Resource]:

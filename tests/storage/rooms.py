@@ -1,0 +1,38 @@
+"""Devices for tests of pools: little memory, truthfully reported, on a context of any kind."""
+
+from weftplan import device
+from weftplan.errors import OutOfMemoryError
+
+MIB = 1 << 20
+
+
+class Room:
+    """A device of ``total`` bytes; ``taken`` lists the sizes that are out, in order."""
+
+    asynchronous = False
+
+    def __init__(self, total=1 << 40, context=None, alignment=64):
+        self._host = device.get(device.cpu())
+        self.context = context or device.cpu()
+        self.xp = self._host.xp
+        self.alignment = alignment
+        self.total = total
+        self.taken = []
+
+    def allocate(self, nbytes):
+        if sum(self.taken) + nbytes > self.total:
+            raise OutOfMemoryError("device full")
+        raw = self._host.allocate(nbytes)
+        self.taken.append(nbytes)
+        return raw
+
+    def free(self, raw):
+        self.taken.remove(raw.nbytes)
+
+    def memory_info(self):
+        return self.total - sum(self.taken), self.total
+
+
+def address(allocation):
+    """Where it begins."""
+    return allocation.raw.__array_interface__["data"][0]

@@ -1,0 +1,305 @@
+"""Every flag of storage acts: each is changed, and what changes is observed, on each kind of device that it is for."""
+
+import warnings
+
+import pytest
+
+import weftplan as mx
+from tests.storage.rooms import MIB, Room
+from weftplan import config, device
+from weftplan.errors import ConfigError, ConfigWarning, OutOfMemoryError
+from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource
+from weftplan.storage import registry as storage_registry
+
+CONTEXTS = {"cpu": device.cpu(7), "cpu_pinned": device.cpu_pinned(7), "sim": device.sim(7), "gpu": device.gpu(7)}
+ALIGNMENT = {"cpu": 64, "cpu_pinned": 64, "sim": 64, "gpu": 256}
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Builds the stack of a kind of device of 1 GiB under flags, given without their prefix."""
+    config._reset_for_tests()
+
+    def build(kind, strategy=None, compat=None, total=1 << 30, **flags):
+        if strategy is not None:
+            flags["allocator_strategy"] = strategy
+        for name, value in flags.items():
+            monkeypatch.setenv(f"FLAGS_{name}" if not name.isupper() else name, str(value))
+        if compat is not None:
+            monkeypatch.setenv("WEFTPLAN_STORAGE_COMPAT", compat)
+        room = Room(total, CONTEXTS[kind], ALIGNMENT[kind])
+        monkeypatch.setattr(device, "get", lambda context: room)
+        resource = storage_registry.build(CONTEXTS[kind])
+        return resource, room
+
+    yield build
+    config._reset_for_tests()
+
+
+def taken_by(resource, room, *sizes):
+    """What the device gave while requests of these sizes were served."""
+    for nbytes in sizes:
+        resource.allocate(nbytes)
+    return room.taken
+
+
+def bottom(resource):
+    while hasattr(resource, "upstream"):
+        resource = resource.upstream
+    return resource
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+@pytest.mark.parametrize(
+    ("strategy", "cls"), [(None, NaivePool), ("naive_best_fit", NaiveBestFit), ("auto_growth", AutoGrowth)]
+)
+def test_allocator_strategy(built, kind, strategy, cls):
+    """Unset means MXNet's pools, on every kind of device."""
+    assert type(bottom(built(kind, strategy)[0])) is cls
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        ("cpu", "fraction_of_cpu_memory_to_use"),
+        ("cpu_pinned", "fraction_of_cuda_pinned_memory_to_use"),
+        ("sim", "fraction_of_gpu_memory_to_use"),
+        ("gpu", "fraction_of_gpu_memory_to_use"),
+    ],
+)
+@pytest.mark.parametrize(("fraction", "chunk"), [(0.25, 256 * MIB), (0.5, 512 * MIB), (0, 10)])
+def test_fractions(built, kind, flag, fraction, chunk):
+    """The first chunk is that share of the memory; 0 takes what is asked for."""
+    more = {"initial_cpu_memory_in_mb": 10_000} if kind == "cpu" else {}
+    assert taken_by(*built(kind, "naive_best_fit", **{flag: fraction}, **more), 10) == [chunk]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "sim", "gpu"])
+def test_default_chunks(built, kind):
+    """500 MiB on a host, half of its memory page-locked, 92 % of what is free on a GPU."""
+    gib = 1 << 30
+    share = int(0.92 * gib)
+    expected = {"cpu": 500 * MIB, "cpu_pinned": gib // 2, "sim": share // 64 * 64, "gpu": share // 256 * 256}
+    assert taken_by(*built(kind, "naive_best_fit"), 10) == [expected[kind]]
+
+
+def test_initial_cpu_memory_in_mb(built):
+    """Each chunk of a host has so many MiB."""
+    found = taken_by(*built("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB)
+    assert found == [100 * MIB, 100 * MIB]
+
+
+def test_initial_cpu_memory_is_at_most_the_share(built):
+    """The smaller of the two is taken."""
+    flags = {"initial_cpu_memory_in_mb": 100, "fraction_of_cpu_memory_to_use": 0.0625}
+    assert taken_by(*built("cpu", "naive_best_fit", **flags), 10) == [64 * MIB]
+
+
+@pytest.mark.parametrize("kind", ["sim", "gpu"])
+def test_initial_and_reallocate_gpu_memory_in_mb(built, kind):
+    """The first chunk has the one size and all others the other; both go before the fraction."""
+    flags = {"initial_gpu_memory_in_mb": 100, "reallocate_gpu_memory_in_mb": 30}
+    found = taken_by(*built(kind, "naive_best_fit", **flags), 60 * MIB, 40 * MIB, 20 * MIB, 20 * MIB)
+    assert found == [100 * MIB, 30 * MIB, 30 * MIB]
+
+
+@pytest.mark.parametrize("kind", ["sim", "gpu"])
+def test_initial_gpu_memory_alone(built, kind):
+    """Later chunks are then a share of what is free."""
+    flags = {"initial_gpu_memory_in_mb": 512, "fraction_of_gpu_memory_to_use": 0.5}
+    assert taken_by(*built(kind, "naive_best_fit", **flags), 512 * MIB, 10) == [512 * MIB, 256 * MIB]
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+def test_auto_growth_chunk_size_in_mb(built, kind):
+    """The pool grows by so much, or by the request if that is more; without it by the request, rounded."""
+    found = taken_by(*built(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
+    assert found == [4 * MIB, 5 * MIB]
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+def test_auto_growth_without_a_chunk_size(built, kind):
+    """The unit is what the device aligns to."""
+    assert taken_by(*built(kind, "auto_growth"), 10) == [ALIGNMENT[kind]]
+
+
+@pytest.mark.parametrize("strategy", [None, "naive_best_fit", "auto_growth"])
+@pytest.mark.parametrize("kind", ["sim", "gpu"])
+def test_gpu_memory_limit_mb(built, kind, strategy):
+    """Under every strategy the pool holds no more, gives its cache back first, and the message names the flag."""
+    flags = {"initial_gpu_memory_in_mb": 8} if strategy == "naive_best_fit" else {}
+    resource, room = built(kind, strategy, gpu_memory_limit_mb=16, **flags)
+    first = resource.allocate(9 * MIB)
+    resource.free(first)
+    second = resource.allocate(10 * MIB)
+    with pytest.raises(OutOfMemoryError, match="FLAGS_gpu_memory_limit_mb=16 allows 16,777,216 bytes"):
+        resource.allocate(9 * MIB)
+    assert sum(room.taken) <= 16 * MIB
+    resource.free(second)
+    resource.empty_cache()
+    assert room.taken == []
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cpu_pinned"])
+def test_gpu_memory_limit_leaves_hosts_alone(built, kind):
+    """It is a limit of GPUs."""
+    built(kind, gpu_memory_limit_mb=1)[0].allocate(5 * MIB)
+
+
+@pytest.mark.parametrize("strategy", [None, "naive_best_fit", "auto_growth"])
+@pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "gpu", "sim"])
+def test_init_allocated_mem(built, kind, strategy):
+    """Fresh memory holds 0xEF under every strategy, also where a simulated device would put its own poison."""
+    resource, _ = built(kind, strategy, init_allocated_mem=1, **_small(kind, strategy))
+    allocation = resource.allocate(100)
+    assert (allocation.raw == 0xEF).all()
+    allocation.raw.fill(1)
+    resource.free(allocation)
+    assert (resource.allocate(100).raw == 0xEF).all()
+
+
+def _small(kind, strategy):
+    """Chunks that are filled quickly."""
+    return {"initial_gpu_memory_in_mb": 1} if strategy == "naive_best_fit" and kind in ("sim", "gpu") else {}
+
+
+def test_memory_is_not_filled_unless_asked(built):
+    """Without the flag what was written stays, which the fill would not leave."""
+    resource, _ = built("cpu")
+    allocation = resource.allocate(100)
+    allocation.raw.fill(7)
+    resource.free(allocation)
+    assert (resource.allocate(100).raw == 7).all()
+
+
+# -- Paddle's source --------------------------------------------------------------------------------------------------
+
+
+def test_compat_share_of_what_is_left_after_five_percent(built):
+    """0.92 of 95 % of what is free: 0.874."""
+    resource, room = built("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB)
+    resource.allocate(1)
+    assert room.taken == [int(0.92 * (950 * MIB)) // 256 * 256]
+
+
+def test_compat_blocks_shrink(built):
+    """Each refill is a share of what is free then."""
+    flags = {"fraction_of_gpu_memory_to_use": 0.5}
+    resource, room = built("gpu", "naive_best_fit", compat="paddle", total=1000 * MIB, **flags)
+    for _ in range(3):
+        resource.allocate(200 * MIB)
+    assert room.taken[0] == 475 * MIB
+    assert room.taken[1] == int(0.5 * (525 * MIB * 95 // 100)) // 256 * 256
+    assert len(room.taken) == 2
+
+
+@pytest.mark.parametrize("strategy", ["naive_best_fit", "auto_growth"])
+def test_compat_hosts_have_no_pool(built, strategy):
+    """Both strategies leave host memory to the system."""
+    assert type(built("cpu", strategy, compat="paddle")[0]) is RawResource
+
+
+@pytest.mark.parametrize("strategy", ["naive_best_fit", "auto_growth"])
+def test_compat_page_locked_memory_is_capped(built, strategy):
+    """The share is a cap, a chunk is the 256th part of it, a unit 64 KiB, under both strategies."""
+    resource, room = built("cpu_pinned", strategy, compat="paddle", fraction_of_cuda_pinned_memory_to_use=0.25)
+    resource.allocate(1)
+    assert room.taken == [MIB]
+    assert bottom(resource).unit == 65536
+    with pytest.raises(OutOfMemoryError, match="allows 268,435,456"):
+        resource.allocate(256 * MIB)
+
+
+def test_compat_auto_growth_rounds_to_256(built):
+    """On every GPU, whatever its alignment."""
+    assert taken_by(*built("sim", "auto_growth", compat="paddle"), 1) == [256]
+
+
+def test_compat_fills_memory_with_naive_best_fit_alone(built):
+    """As Paddle's source: with auto_growth the flag does nothing, and here that is said."""
+    with pytest.warns(ConfigWarning, match="FLAGS_init_allocated_mem=1 has no effect on gpu"):
+        resource, _ = built("gpu", "auto_growth", compat="paddle", init_allocated_mem=1)
+    assert not isinstance(resource, PoisonResource)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+MEBIBYTES = [
+    "initial_cpu_memory_in_mb",
+    "initial_gpu_memory_in_mb",
+    "reallocate_gpu_memory_in_mb",
+    "gpu_memory_limit_mb",
+    "auto_growth_chunk_size_in_mb",
+]
+FRACTIONS = [
+    "fraction_of_gpu_memory_to_use",
+    "fraction_of_cpu_memory_to_use",
+    "fraction_of_cuda_pinned_memory_to_use",
+]
+
+
+@pytest.mark.parametrize("name", MEBIBYTES)
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", "1MB", str(2**41)])
+def test_bad_sizes(monkeypatch, name, text):
+    """A size is an integer number of MiB from 0; the message names the flag, the value and the range."""
+    monkeypatch.setenv(f"FLAGS_{name}", text)
+    with pytest.raises(ConfigError, match=rf"FLAGS_{name}='{text}' is not legal: expected an integer from 0 to"):
+        config.get(f"FLAGS_{name}")
+
+
+@pytest.mark.parametrize("name", FRACTIONS)
+@pytest.mark.parametrize("text", ["-0.1", "1.01", "half", "nan", "inf"])
+def test_bad_fractions(monkeypatch, name, text):
+    """A fraction is a number from 0 to 1."""
+    monkeypatch.setenv(f"FLAGS_{name}", text)
+    with pytest.raises(ConfigError, match=rf"FLAGS_{name}='{text}' is not legal: expected a number from 0 to 1"):
+        config.get(f"FLAGS_{name}")
+
+
+def test_an_unknown_strategy(built):
+    """The candidates are named, and the nearest of them."""
+    with pytest.raises(ConfigError, match=r"one of mxnet, naive_best_fit, auto_growth.*did you mean auto_growth"):
+        built("cpu", "Auto_Growth")
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "flag", "why"),
+    [
+        ("cpu", None, "auto_growth_chunk_size_in_mb", "the pools are MXNet's"),
+        ("gpu", "auto_growth", "initial_gpu_memory_in_mb", "the strategy in force is auto_growth"),
+        ("cpu", "naive_best_fit", "auto_growth_chunk_size_in_mb", "the strategy in force is naive_best_fit"),
+    ],
+)
+def test_a_flag_without_effect_is_told_once(built, kind, strategy, flag, why):
+    """The warning names flag, value, device and reason, and does not come again."""
+    with pytest.warns(ConfigWarning, match=rf"FLAGS_{flag}=1 has no effect on {kind}\(7\): {why}"):
+        built(kind, strategy, **{flag: 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        built(kind, strategy, **{flag: 1})
+
+
+def test_both_sizes_in_mib_leave_the_fraction_nothing(built):
+    """A fraction that is set beside them is told to be idle."""
+    flags = {"initial_gpu_memory_in_mb": 1, "reallocate_gpu_memory_in_mb": 1, "fraction_of_gpu_memory_to_use": 0.5}
+    with pytest.warns(ConfigWarning, match="fraction_of_gpu_memory_to_use=0.5 has no effect.*both sizes"):
+        built("gpu", "naive_best_fit", **flags)
+
+
+def test_the_variable_of_a_device_wins_over_the_strategy(built):
+    """MXNET_CPU_MEM_POOL_TYPE speaks of one kind of device: it holds there, and the flag is told to be idle there."""
+    with pytest.warns(ConfigWarning, match="FLAGS_allocator_strategy=auto_growth has no effect.*POOL_TYPE is set"):
+        resource, _ = built("cpu", "auto_growth", MXNET_CPU_MEM_POOL_TYPE="Unpooled")
+    assert type(resource) is RawResource
+
+
+def test_a_flag_that_changes_after_its_first_use(monkeypatch):
+    """The next bind says that it is too late, which value holds, and which line used it first."""
+    config._reset_for_tests()
+    config.process("FLAGS_init_allocated_mem")
+    line = __file__
+    monkeypatch.setenv("FLAGS_init_allocated_mem", "1")
+    data = mx.sym.Variable("data")
+    with pytest.warns(ConfigWarning, match=rf"(?s)FLAGS_init_allocated_mem changed.*first made \({line}:\d+\).*False"):
+        (data + 1).simple_bind(mx.cpu(), data=(2,))
+    config._reset_for_tests()

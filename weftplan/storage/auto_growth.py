@@ -1,0 +1,55 @@
+"""Paddle's strategy ``auto_growth``: chunks as they are needed, kept when they are free, cut and merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.device.base import Device
+from weftplan.errors import ConfigError, OutOfMemoryError
+from weftplan.storage.chunks import ChunkPool, up
+
+
+class AutoGrowth(ChunkPool):
+    """Grows by what a request needs, or by ``chunk`` bytes if that is more.
+
+    A request takes the high end of the smallest free block that holds it. Chunks in which nothing is in use go back to
+    the device when it refuses a new one, and with ``empty_cache``.
+
+    Args:
+        device: where chunks come from.
+        chunk: least bytes by which the pool grows; 0: by the request.
+        unit: bytes to a multiple of which requests are rounded; default: the alignment of the device.
+
+    >>> from weftplan.device import cpu, get
+    >>> pool = AutoGrowth(get(cpu()), chunk=1 << 20, unit=256)
+    >>> held = pool.allocate(1000)
+    >>> pool.statistics().allocated_bytes, pool.statistics().reserved_bytes
+    (1024, 1048576)
+    """
+
+    def __init__(self, device: Device, *, chunk: int = 0, unit: int | None = None) -> None:
+        unit = device.alignment if unit is None else unit
+        if unit < 1 or chunk < 0:
+            raise ConfigError(
+                f"{device.context}: auto_growth needs a chunk of at least 0 bytes and a unit of at least 1, got "
+                f"{chunk!r} and {unit!r}"
+            )
+        super().__init__(device, unit=unit)
+        self.chunk = max(up(chunk, unit), unit)
+
+    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+        size = up(nbytes, self.unit)
+        block = self._best_fit(size)
+        if block is None:
+            wanted = max(size, self.chunk)
+            try:
+                block = self._grow(wanted)
+            except OutOfMemoryError:
+                if not self._release_all():
+                    raise
+                block = self._grow(wanted)
+        else:
+            self._hits += 1
+        if block.size > size:
+            block = self._split(block, size, high=True)
+        return block, block.chunk.raw[block.offset : block.offset + nbytes], size

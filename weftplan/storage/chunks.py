@@ -1,0 +1,177 @@
+"""Chunks cut into blocks: what Paddle's two strategies share.
+
+A chunk is one allocation of the device. It is cut into blocks that lie one behind the other without a gap; a block is
+handed out or free, and two neighbours are never both free: whoever frees merges. Free blocks of all chunks stand in one
+list, ordered by size and then by place, so the best fit is found by bisection.
+
+Places are numbered by the age of the chunk and not by its address: what an allocation gets depends on the calls before
+it alone, and not on where the system puts things. Everything here happens under the lock of the pool.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Any
+
+from weftplan.device.base import Device
+from weftplan.storage.base import Ledger
+
+_ORDER_SHIFT = 64
+"""Bits of a place within a chunk."""
+
+
+class Chunk:
+    """One allocation of the device."""
+
+    __slots__ = ("first", "nbytes", "number", "raw")
+
+    def __init__(self, raw: Any, nbytes: int, number: int) -> None:
+        self.raw = raw
+        self.nbytes = nbytes
+        self.number = number
+        self.first = Block(self, 0, nbytes)
+
+
+class Block:
+    """A range of a chunk; ``left`` and ``right`` are its neighbours there."""
+
+    __slots__ = ("chunk", "free", "left", "offset", "right", "size")
+
+    def __init__(self, chunk: Chunk, offset: int, size: int) -> None:
+        self.chunk = chunk
+        self.offset = offset
+        self.size = size
+        self.free = False
+        self.left: Block | None = None
+        self.right: Block | None = None
+
+    @property
+    def key(self) -> tuple[int, int, Block]:
+        """Where it stands among free blocks. No two are equal before the third element, which is never compared."""
+        return self.size, (self.chunk.number << _ORDER_SHIFT) | self.offset, self
+
+
+class ChunkPool(Ledger):
+    """Base of pools that cut chunks.
+
+    Args:
+        device: where chunks come from.
+        unit: every block is a multiple of so many bytes.
+    """
+
+    def __init__(self, device: Device, *, unit: int) -> None:
+        super().__init__(device)
+        self.unit = unit
+        self._chunks: dict[int, Chunk] = {}
+        self._free: list[tuple[int, int, Block]] = []
+        self._made = 0
+
+    # -- chunks ---------------------------------------------------------------------------------------------------
+
+    def _grow(self, nbytes: int) -> Block:
+        """A new chunk as one block, neither free nor handed out; raises OutOfMemoryError."""
+        raw = self.device.allocate(nbytes)
+        self._reserve(nbytes)
+        chunk = Chunk(raw, nbytes, self._made)
+        self._made += 1
+        self._chunks[chunk.number] = chunk
+        return chunk.first
+
+    def _release_all(self) -> int:
+        """Give every chunk back in which nothing is in use; returns the bytes."""
+        freed = 0
+        for chunk in [chunk for chunk in self._chunks.values() if chunk.first.free and chunk.first.right is None]:
+            if not self._remove(chunk.first):
+                continue
+            del self._chunks[chunk.number]
+            self.device.free(chunk.raw)
+            self._unreserve(chunk.nbytes)
+            freed += chunk.nbytes
+        return freed
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def _best_fit(self, size: int) -> Block | None:
+        """The smallest free block of at least ``size`` bytes, the oldest place among equals; no longer free."""
+        at = bisect_left(self._free, (size,))
+        if at == len(self._free):
+            return None
+        block = self._free[at][2]
+        block.free = False
+        del self._free[at]
+        return block
+
+    def _split(self, block: Block, size: int, *, high: bool) -> Block:
+        """Cut ``size`` bytes off the high or low end of a block that is not free; the rest becomes free."""
+        rest = block.size - size
+        new = Block(block.chunk, block.offset + (rest if high else size), size if high else rest)
+        block.size -= new.size
+        new.left, new.right, block.right = block, block.right, new
+        if new.right is not None:
+            new.right.left = new
+        taken, left_over = (new, block) if high else (block, new)
+        left_over.free = True
+        insort(self._free, left_over.key)
+        return taken
+
+    def _remove(self, block: Block) -> bool:
+        """Take a free block out of the list; False if it does not stand there, which means that it is lost."""
+        block.free = False
+        at = bisect_left(self._free, block.key[:2])
+        if at == len(self._free) or self._free[at][2] is not block:
+            return False
+        del self._free[at]
+        return True
+
+    def _merge(self, block: Block) -> None:
+        """Make a block free, together with its free neighbours."""
+        right = block.right
+        if right is not None and right.free and self._remove(right):
+            block.size += right.size
+            block.right = right.right
+            if block.right is not None:
+                block.right.left = block
+        left = block.left
+        if left is not None and left.free and self._remove(left):
+            left.size += block.size
+            left.right = block.right
+            if left.right is not None:
+                left.right.left = left
+            block = left
+        block.free = True
+        insort(self._free, block.key)
+
+    def _direct(self, nbytes: int, size: int) -> tuple[Any, Any, int]:
+        """Memory of the device itself, past all chunks."""
+        raw = self.device.allocate(size)
+        self._reserve(size)
+        return raw, raw[:nbytes] if size != nbytes else raw, size
+
+    def _give(self, block: Any, size: int) -> None:
+        if block.__class__ is Block:
+            self._merge(block)
+            return
+        self.device.free(block)
+        self._unreserve(size)
+
+    def _largest_cached(self) -> int:
+        return self._free[-1][0] if self._free else 0
+
+    def blocks(self) -> list[list[tuple[int, int, bool]]]:
+        """Per chunk, the (offset, bytes, free) of its blocks in order of address: for reports, pictures and tests."""
+        with self._lock:
+            self._drain()
+            found = []
+            for chunk in self._chunks.values():
+                row = []
+                block: Block | None = chunk.first
+                while block is not None:
+                    row.append((block.offset, block.size, block.free))
+                    block = block.right
+                found.append(row)
+            return found
+
+
+def up(nbytes: int, unit: int) -> int:
+    """``nbytes`` rounded up to a multiple of ``unit``."""
+    return -(-nbytes // unit) * unit

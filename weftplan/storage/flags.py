@@ -1,0 +1,104 @@
+"""Pools as ``FLAGS_*`` shape them: Paddle's two strategies, their sizes, the limit.
+
+Paddle's documents and its source disagree in places. ``WEFTPLAN_STORAGE_COMPAT=documents`` (the default) does what the
+documents say, ``paddle`` what the source of 2020 to 2025 does:
+
+* a block is a share of what is free after 5 % of that are set aside, and each further block of what is free then;
+* every block has a header of 64 bytes, which counts when a request is compared with the size of a chunk;
+* a chunk that the device refuses is an error;
+* ``cpu(i)`` has no pool; the share of page-locked memory is a cap, and a chunk the 256th part of it;
+* ``init_allocated_mem`` acts with ``naive_best_fit`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from weftplan import config
+from weftplan.device.base import Device
+from weftplan.storage.auto_growth import AutoGrowth
+from weftplan.storage.base import Resource
+from weftplan.storage.limited import LimitedDevice
+from weftplan.storage.naive_best_fit import HEADER, NaiveBestFit
+from weftplan.storage.raw import RawResource
+
+MIB = 1 << 20
+_PADDLE_UNIT = {"cpu": 4096, "cpu_pinned": 65536, "gpu": 256, "sim": 256}
+_SIZES = {
+    "cpu": ("FLAGS_fraction_of_cpu_memory_to_use", "FLAGS_initial_cpu_memory_in_mb"),
+    "cpu_pinned": ("FLAGS_fraction_of_cuda_pinned_memory_to_use",),
+    "gpu": (
+        "FLAGS_fraction_of_gpu_memory_to_use",
+        "FLAGS_initial_gpu_memory_in_mb",
+        "FLAGS_reallocate_gpu_memory_in_mb",
+    ),
+}
+"""What shapes the chunks of ``naive_best_fit``, by type of device; ``sim`` is as ``gpu``."""
+
+
+def limited(device: Device) -> Device:
+    """The device, or as much of it as ``FLAGS_gpu_memory_limit_mb`` allows."""
+    limit = config.process("FLAGS_gpu_memory_limit_mb") if device.context.device_type in ("gpu", "sim") else 0
+    if not limit:
+        return device
+    return LimitedDevice(device, limit * MIB, f"FLAGS_gpu_memory_limit_mb={limit}")
+
+
+def build(device: Device, strategy: str) -> Resource:
+    """The pool of a device under one of Paddle's strategies."""
+    kind = device.context.device_type
+    paddle = config.process("WEFTPLAN_STORAGE_COMPAT") == "paddle"
+    growing = "FLAGS_auto_growth_chunk_size_in_mb"
+    if paddle and kind == "cpu":
+        without_effect(device, (*_sizes(kind), growing), "Paddle has no pool there")
+        return RawResource(device)
+    if strategy == "auto_growth" and not (paddle and kind == "cpu_pinned"):
+        without_effect(device, _sizes(kind), "the strategy in force is auto_growth")
+        unit = _PADDLE_UNIT[kind] if paddle else None
+        return AutoGrowth(device, chunk=config.process(growing) * MIB, unit=unit)
+    without_effect(device, (growing,), f"the strategy in force is {strategy}")
+    if kind == "cpu":
+        share = int(config.process("FLAGS_fraction_of_cpu_memory_to_use") * device.memory_info()[1])
+        return NaiveBestFit(device, first=min(config.process("FLAGS_initial_cpu_memory_in_mb") * MIB, share))
+    if kind == "cpu_pinned":
+        share = int(config.process("FLAGS_fraction_of_cuda_pinned_memory_to_use") * device.memory_info()[1])
+        if paddle:
+            unit = _PADDLE_UNIT[kind]
+            return NaiveBestFit(device, first=share // 256, unit=unit, header=HEADER, insist=True, cap=share)
+        return NaiveBestFit(device, first=share)
+    initial = config.process("FLAGS_initial_gpu_memory_in_mb") * MIB
+    further = config.process("FLAGS_reallocate_gpu_memory_in_mb") * MIB
+    fraction = config.process("FLAGS_fraction_of_gpu_memory_to_use")
+    if initial and further:
+        without_effect(device, ("FLAGS_fraction_of_gpu_memory_to_use",), "both sizes in MiB are given")
+    share_now = partial(_share, device, fraction, 95 if paddle else 100)
+    refill: int | Callable[[], int] | None = further or (share_now if paddle or initial else None)
+    if paddle:
+        unit = _PADDLE_UNIT[kind]
+        return NaiveBestFit(device, first=initial or share_now, refill=refill, unit=unit, header=HEADER, insist=True)
+    return NaiveBestFit(device, first=initial or share_now, refill=refill)
+
+
+def _share(device: Device, fraction: float, percent: int) -> int:
+    """``fraction`` of ``percent`` of what is free now."""
+    return int(fraction * (device.memory_info()[0] * percent // 100))
+
+
+def warn_of_unused(device: Device) -> None:
+    """Warn of flags that shape chunks, where no strategy of Paddle is in force."""
+    kind = device.context.device_type
+    why = "the pools are MXNet's; set FLAGS_allocator_strategy"
+    without_effect(device, (*_sizes(kind), "FLAGS_auto_growth_chunk_size_in_mb"), why)
+
+
+def without_effect(device: Device, names: Iterable[str], why: str) -> None:
+    """Warn, once for each name and reason, of variables that are set and do nothing on this device."""
+    for name in names:
+        found = config.lookup(name)
+        if found.text is not None:
+            config.warn_once(name, f"{name}={found.text} has no effect on {device.context}: {why}")
+
+
+def _sizes(kind: str) -> tuple[str, ...]:
+    return _SIZES["gpu" if kind == "sim" else kind]
