@@ -330,7 +330,6 @@ def _flag(
 
 
 _NO_GC = "no effect yet: the planner frees by plan; collecting at run time is to come"
-_NO_FUSION = "no effect yet: gradients are pushed one by one"
 _STORAGE = (
     *_mxnet_pool("GPU", "gpu(i)"),
     *_mxnet_pool("CPU", "cpu(i)"),
@@ -512,19 +511,33 @@ _KVSTORE = (
         meaning="Factor by which the weight of a link falls with each tree that uses it.",
         effect="no effect yet: there are no trees",
     ),
+    _kvstore(
+        name="WEFTPLAN_KVSTORE_STALL",
+        default=60.0,
+        low=0,
+        meaning="Seconds after which a process that waits for others says for which ranks and what.",
+        effect="one warning for each exchange of a distributed store that is late",
+    ),
+    _kvstore(
+        name="WEFTPLAN_KVSTORE_TIMEOUT",
+        default=600.0,
+        low=0,
+        meaning="Seconds after which a process that waits for others gives up.",
+        effect="WorkerLostError in exchanges of a distributed store",
+    ),
     _flag(
         "fuse_parameter_groups_size",
         3,
-        "Gradients exchanged together; -1 puts all in one group.",
+        "Gradients exchanged together; -1 is no limit.",
         low=-1,
-        effect=_NO_FUSION,
+        effect="gradients that a distributed store joins into one exchange",
         group="kvstore",
     ),
     _flag(
         "fuse_parameter_memory_size",
         -1.0,
         "MiB of gradients exchanged together; below 0 is no limit.",
-        effect=_NO_FUSION,
+        effect="bytes that a distributed store joins into one exchange",
         group="kvstore",
     ),
 )

@@ -110,7 +110,11 @@ class BudgetError(PlanError, ValueError):
 
 
 class KVStoreError(MXNetError):
-    """A key or value given to a kvstore is not acceptable."""
+    """A key or value given to a kvstore is not acceptable, or an exchange between processes failed."""
+
+
+class WorkerLostError(KVStoreError):
+    """A process that shares a distributed kvstore died, or cannot be reached any more."""
 
 
 class NotImplementedForSymbol(MXNetError, NotImplementedError):

@@ -18,12 +18,15 @@ import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import engine, models, storage
 from weftplan.device.context import Context, cpu
 from weftplan.errors import MXNetError
+from weftplan.kvstore import KVStoreBase
+from weftplan.kvstore import create as create_store
 from weftplan.ndarray import NDArray, random
 from weftplan.training.callbacks import LiveDisplay, StopAtBatchEnd, format_bytes
 from weftplan.training.datasets import load_digits
 from weftplan.training.initializer import Xavier
-from weftplan.training.io import NDArrayIter
+from weftplan.training.io import DataIter, NDArrayIter
 from weftplan.training.module import Module
+from weftplan.training.parts import PartOfBatchIter
 
 ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 NETWORKS = ("mlp", "lenet", "resnet")
@@ -91,12 +94,17 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     "--kvstore",
     default="device",
     show_default=True,
-    type=click.Choice(("local", "device", "none")),
-    help="Where gradients are summed: on the host, on a device, or nowhere (one device).",
+    type=click.Choice(("local", "device", "dist_sync", "dist_device_sync", "none")),
+    help="Where gradients are summed: on the host, on a device, over the processes of `weftplan launch`, or nowhere "
+    "(one device).",
 )
 @click.option("--epochs", default=25, show_default=True, type=click.IntRange(min=1), help="Passes over the images.")
 @click.option(
-    "--batch-size", default=64, show_default=True, type=click.IntRange(min=1), help="Images a step, over all devices."
+    "--batch-size",
+    default=64,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Images a step, over all devices and processes.",
 )
 @click.option(
     "--seed",
@@ -144,18 +152,20 @@ def command(
             f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
             f"use --devices 1, or --kvstore device"
         )
-    console = Console(stderr=as_json, quiet=as_json)
+    store = create_store(kvstore) if kvstore != "none" else None
+    first = store is None or store.rank == 0  # of several processes only one speaks
+    console = Console(stderr=as_json, quiet=as_json or not first)
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
         try:
-            result = _run(network, devices, kvstore, epochs, batch_size, seed, lr, report, checkpoint, console)
+            result = _run(network, devices, store, epochs, batch_size, seed, lr, report, checkpoint, console)
         except MXNetError as error:
             raise click.ClickException(str(error)) from error
         finally:
             engine.get().wait_for_all()
     if kind is not None:
         chosen.stop()
-    if as_json:
+    if as_json and first:
         click.echo(json.dumps(result))
     if result.get("interrupted"):
         raise click.exceptions.Exit(INTERRUPTED)
@@ -164,7 +174,7 @@ def command(
 def _run(
     network: str,
     devices: list[Context],
-    kvstore: str,
+    store: KVStoreBase | None,
     epochs: int,
     batch_size: int,
     seed: int,
@@ -175,8 +185,13 @@ def _run(
 ) -> dict[str, Any]:
     random.seed(seed)
     split = load_digits(seed=seed)
-    train = NDArrayIter(split.train_images, split.train_labels, batch_size, shuffle=True, last_batch_handle="discard")
-    test = NDArrayIter(split.test_images, split.test_labels, min(batch_size, len(split.test_labels)))
+    rank, workers = (store.rank, store.num_workers) if store is not None else (0, 1)
+    train: DataIter = NDArrayIter(
+        split.train_images, split.train_labels, batch_size, shuffle=True, last_batch_handle="discard"
+    )
+    if workers > 1:
+        train = PartOfBatchIter(train, rank=rank, num_workers=workers)
+    test = NDArrayIter(split.test_images, split.test_labels, min(batch_size // workers, len(split.test_labels)))
     module = Module(models.digits(network), context=devices)
     module.bind(train.provide_data, train.provide_label)
     module.init_params(Xavier(magnitude=2.24))
@@ -188,14 +203,15 @@ def _run(
     with stop, display:
         # Whoever reads this line may interrupt: from here on Ctrl-C waits for the end of a batch.
         console.print(
-            f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore {kvstore}, "
+            f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore "
+            f"{store.type if store is not None else 'none'}{f' of {workers} processes' * (workers > 1)}, "
             f"{len(split.train_labels)} training and {len(split.test_labels)} test images"
         )
         try:
             module.fit(
                 train,
                 eval_metric=["acc", "ce"],
-                kvstore=None if kvstore == "none" else kvstore,
+                kvstore=store if workers > 1 or len(devices) > 1 else None,
                 optimizer="sgd",
                 optimizer_params={"learning_rate": lr, "momentum": 0.9, "wd": 1e-4},
                 batch_end_callback=[display, stop],
@@ -203,7 +219,9 @@ def _run(
             )
         except KeyboardInterrupt:
             interrupted = True
-    if interrupted:
+    if rank > 0:
+        checkpoint = report = None
+    if interrupted and rank == 0:
         prefix = checkpoint or Path(f"digits-{network}")
         path = module.save_checkpoint(prefix, display.epoch, save_optimizer_states=module.optimizer_initialized)
         console.print(
@@ -218,6 +236,7 @@ def _run(
     plans = [executor.memory_plan for executor in module.group.executors]
     result: dict[str, Any] = {
         "network": network,
+        "workers": workers,
         "devices": [str(ctx) for ctx in devices],
         "engine": type(engine.get()).__name__,
         "test_accuracy": accuracy,

@@ -6,7 +6,9 @@ in lower case, as in MXNet.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from weftplan.ndarray import NDArray
@@ -34,6 +36,10 @@ class KVStoreBase:
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None)."""
         raise NotImplementedError
+
+    def together(self) -> AbstractContextManager[None]:
+        """Pushes of a ``with`` block belong together: a store that exchanges them may choose their order."""
+        return contextlib.nullcontext()
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Let the store apply ``optimizer`` to every push."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from weftplan.errors import KVStoreError, did_you_mean
 from weftplan.kvstore.base import KVStoreBase, registered
 from weftplan.kvstore.local import KVStoreLocal
@@ -9,17 +11,21 @@ from weftplan.kvstore.on_device import KVStoreDevice
 
 LOCAL_TYPES = ("local", "local_update_cpu", "local_allreduce_cpu")
 DEVICE_TYPES = ("device", "local_allreduce_device")
-FUTURE_TYPES = ("nccl", "dist_sync", "dist_async", "dist_device_sync", "dist_device_async", "dist", "p3")
+DIST_TYPES = ("dist_sync", "dist")
+DIST_DEVICE_TYPES = ("dist_device_sync", "dist_sync_device", "dist_device")
+FUTURE_TYPES = ("nccl", "dist_async", "dist_device_async", "dist_async_device", "p3")
 
 
 def create(name: str = "local") -> KVStoreBase:
     """A new store.
 
     ``local`` sums on the CPU in MXNet's ``local`` order; ``device`` sums on the devices of the pushed arrays, each key
-    on the device that has least to sum so far.
+    on the device that has least to sum so far. ``dist_sync`` and ``dist_device_sync`` do the same and go on to sum over
+    the processes of an MPI job (``weftplan launch``).
 
     Raises:
-        KVStoreError: unknown name (the message lists the known ones), or one that this version does not have yet.
+        KVStoreError: unknown name (the message lists the known ones), one that this version does not have yet, or a
+            distributed one without MPI (the message says what to install).
 
     >>> create("local").type
     'local'
@@ -34,8 +40,19 @@ def create(name: str = "local") -> KVStoreBase:
         return KVStoreLocal(lowered)
     if lowered in DEVICE_TYPES:
         return KVStoreDevice(lowered)
+    if lowered in DIST_TYPES:
+        return _dist("KVStoreDistSync", lowered)
+    if lowered in DIST_DEVICE_TYPES:
+        return _dist("KVStoreDistDeviceSync", lowered)
     if lowered in FUTURE_TYPES:
-        raise KVStoreError(f"kvstore {name!r} is not available in this version; use 'local' or 'device'")
-    known = [*LOCAL_TYPES, *DEVICE_TYPES, *plugins]
-    hint = did_you_mean(lowered, known)
-    raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(known)}")
+        known = "'device'" if lowered == "nccl" else "'dist_sync'"
+        raise KVStoreError(f"kvstore {name!r} is not available in this version; use {known}")
+    known_names = [*LOCAL_TYPES, *DEVICE_TYPES, *DIST_TYPES, *DIST_DEVICE_TYPES, *plugins]
+    hint = did_you_mean(lowered, known_names)
+    raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(known_names)}")
+
+
+def _dist(class_name: str, name: str) -> KVStoreBase:
+    """A store of several processes; its modules are imported only now, since one process needs none of them."""
+    store: KVStoreBase = getattr(importlib.import_module("weftplan.kvstore.dist.sync"), class_name)(name)
+    return store

@@ -5,6 +5,7 @@ Longer than other files: one class, whose many methods are MXNet's and short; wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -394,8 +395,11 @@ class Module(BaseModule):
     def update(self) -> None:
         """Exchange gradients through the store and update parameters, first parameter first (priority -index)."""
         self._need("update", binded=True, params=True, optimizer=True)
-        group, store = self.group, self._kvstore
-        count = len(self.contexts)
+        with self._kvstore.together() if self._kvstore is not None else contextlib.nullcontext():
+            self._update_all(self._kvstore)
+
+    def _update_all(self, store: KVStoreBase | None) -> None:
+        group, count = self.group, len(self.contexts)
         for index, (name, grads) in enumerate(zip(self.param_names, group.grad_arrays, strict=True)):
             if grads is None:
                 continue

@@ -1,0 +1,68 @@
+"""`weftplan launch`: the command that it makes, and digits trained over processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.kvstore.ranks import need_mpi
+from weftplan.cli.launch import command, mpiexec_command
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Scripts and weftplan run in this Python; options behind the program are the program's; hosts are passed on."""
+    need_mpi()
+    hosts = tmp_path / "hosts"
+    hosts.write_text("one\ntwo\n")
+    made = mpiexec_command(3, hosts, ("train.py", "-n", "7"))
+    assert made[-6:] == ["-n", "3", sys.executable, "train.py", "-n", "7"]
+    assert made[made.index("--hostfile") + 1] == str(hosts)
+    assert mpiexec_command(1, None, ("weftplan", "doctor"))[-4:] == [sys.executable, "-m", "weftplan", "doctor"]
+    shown = CliRunner().invoke(command, ["-n", "2", "--dry-run", "hostname", "--help"])
+    assert shown.exit_code == 0
+    assert shown.output.endswith("-n 2 hostname --help\n")
+
+
+def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The error says what to install; a missing number of workers is a usage error."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    failed = CliRunner().invoke(command, ["-n", "2", "x.py"])
+    assert failed.exit_code == 1
+    assert "pip install 'weftplan[mpi]'" in failed.output
+    assert CliRunner().invoke(command, ["x.py"]).exit_code == 2
+
+
+def run(*arguments: str) -> dict[str, object]:
+    """The JSON that a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "weftplan", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_digits_over_processes_and_over_devices():
+    """Two processes end with the bits of two devices: same batches, same order of sums."""
+    need_mpi()
+    pytest.importorskip("sklearn")
+    arguments = ("train", "--network", "mlp", "--epochs", "2", "--json")
+    devices = run(*arguments, "--devices", "2", "--kvstore", "device")
+    processes = run(
+        "launch", "-n", "2", "weftplan", *arguments, "--devices", "1", "--kvstore", "dist_sync"
+    )  # fmt: skip
+    assert processes["workers"] == 2
+    assert processes["weights_sha256"] == devices["weights_sha256"]
+    assert processes["test_accuracy"] == devices["test_accuracy"]

@@ -1,0 +1,66 @@
+"""Runs a piece of Python in several real processes under Open MPI, on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from weftplan.cli.launch import mpiexec_command
+from weftplan.kvstore.dist.mpi import environment
+
+PRELUDE = """
+import os, signal, sys, time
+import numpy as np
+import weftplan as mx
+from weftplan.errors import KVStoreError, WorkerLostError
+
+kv = mx.kv.create(os.environ.get("STORE", "dist_sync"))
+rank, size = kv.rank, kv.num_workers
+
+def value(key, shape=(3,), dtype="float32"):
+    out = mx.nd.empty(shape, dtype=dtype)
+    kv.pull(key, out=out)
+    return out.asnumpy()
+
+def says(call, *words):
+    try:
+        call()
+    except KVStoreError as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, (missing, str(error))
+        return error
+    raise AssertionError("no error")
+"""
+
+
+def need_mpi() -> None:
+    """Skip the test where there is no MPI beside this Python; the extra ``test`` installs one."""
+    pytest.importorskip("mpi4py")
+    if shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None:
+        pytest.skip("no mpiexec beside this Python")
+
+
+def run_ranks(
+    folder: Path, count: int, body: str, *, timeout: float = 60, ok: bool = True, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``body`` after :data:`PRELUDE` in ``count`` processes; each must end well, unless ``ok`` is False."""
+    need_mpi()
+    script = folder / "ranks.py"
+    script.write_text(PRELUDE + textwrap.dedent(body))
+    done = subprocess.run(
+        mpiexec_command(count, None, (str(script),)),
+        env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", **variables},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert not ok or done.returncode == 0, done.stdout + done.stderr
+    return done

@@ -1,0 +1,312 @@
+"""``dist_sync`` in several real processes: sums, updates, order, disagreement, failures, uneven ends."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.kvstore.ranks import PRELUDE, need_mpi, run_ranks
+from weftplan.errors import KVStoreError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_everybody_gets_rank_0s_value_and_everybodys_sum(tmp_path: Path):
+    """init takes rank 0's value; a push replaces it by the sum over ranks and devices; lists, pushpull, broadcast."""
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.init("w", mx.nd.zeros((3,)) + 10 + rank)
+        assert value("w").tolist() == [10, 10, 10]
+        kv.push("w", [mx.nd.ones((3,)) * (rank + 1), mx.nd.ones((3,))])
+        assert value("w").tolist() == [9, 9, 9]
+        kv.init(["a", "b"], [mx.nd.zeros((2000, 3)), mx.nd.zeros((3,), dtype="float64")])
+        kv.push(["b", "a"], [mx.nd.ones((3,), dtype="float64") * rank, mx.nd.ones((2000, 3))])
+        assert (value("a", (2000, 3)) == 3).all() and (value("b", dtype="float64") == 3).all()
+        grads = [mx.nd.ones((3,)) * rank]
+        kv.pushpull("w", grads)
+        assert grads[0].tolist() == [3, 3, 3]
+        out = mx.nd.empty((3,))
+        kv.broadcast("c", mx.nd.ones((3,)) * (5 + rank), out)
+        assert out.tolist() == [5, 5, 5]
+        assert (rank, size, kv.type) == (kv.rank, 3, "dist_sync") and f"rank {rank} of 3" in repr(kv)
+        kv.barrier()
+        """,
+    )
+
+
+def test_sums_over_devices_of_every_process(tmp_path: Path):
+    """dist_device_sync sums on simulated devices and goes through host memory; float16 and empty arrays travel, too."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3000,)))
+        for step in range(3):
+            kv.push("w", [mx.nd.ones((3000,), ctx=mx.sim(i)) * (rank + i + step) for i in range(2)])
+            assert (value("w", (3000,)) == 4 + 4 * step).all()
+        assert kv.statistics()["wire_bytes"] == 12000
+        kv.init("h", mx.nd.zeros((5,), dtype="float16"))
+        kv.push("h", mx.nd.ones((5,), dtype="float16") * 0.5)
+        assert (value("h", (5,), "float16") == 1).all()
+        kv.init("e", mx.nd.zeros((0, 3)))
+        kv.push("e", mx.nd.zeros((0, 3)))
+        assert value("e", (0, 3)).shape == (0, 3)
+        """,
+        STORE="dist_device_sync",
+    )
+
+
+ORDERED = """
+    import hashlib
+    rng = np.random.default_rng(rank)
+    shapes = [(7,), (300, 11), (5, 5), (40000,), (1,), (2, 1500)]
+    for i, shape in enumerate(shapes):
+        kv.init(i, mx.nd.zeros(shape))
+    digest = hashlib.sha256()
+    waiting = np.random.default_rng(int(os.environ["ARRIVAL"]) + 100 * rank)
+    for step in range(4):
+        grads = [rng.standard_normal(shape).astype("f4") * 10.0 ** rng.integers(-3, 4, shape) for shape in shapes]
+        arrays = [mx.nd.array(grad) for grad in grads]
+        for array in arrays:  # each is ready at a moment of its own
+            pause = float(waiting.random() * 0.004)
+            mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[array.var])
+        with kv.together():
+            for i, array in enumerate(arrays):
+                kv.push(i, array, priority=int(waiting.integers(-5, 5)))
+        for i, shape in enumerate(shapes):
+            digest.update(value(i, shape).tobytes())
+    print("digest", rank, digest.hexdigest())
+"""
+
+
+def test_same_bits_whatever_comes_first(tmp_path: Path):
+    """Random arrival, priorities, thread counts and buckets change no bit, and sums are those of rank order."""
+    found = set()
+    for arrival, threads, count, mebibytes in ((1, 1, 1, -1), (2, 4, -1, -1), (3, 2, 3, 0.01), (4, 1, -1, 0.05)):
+        done = run_ranks(
+            tmp_path,
+            3,
+            ORDERED,
+            ARRIVAL=str(arrival),
+            MXNET_CPU_WORKER_NTHREADS=str(threads),
+            MXNET_KVSTORE_BIGARRAY_BOUND="1000",
+            FLAGS_fuse_parameter_groups_size=str(count),
+            FLAGS_fuse_parameter_memory_size=str(mebibytes),
+        )
+        found |= set(re.findall(r"digest \d ([0-9a-f]{64})", done.stdout))
+    assert len(found) == 1
+
+
+def test_updates_are_the_same_everywhere(tmp_path: Path):
+    """With an optimizer the weights of all ranks are those of one process that adds in rank order."""
+    done = run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.ones((4000,)))
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9))
+        rng = np.random.default_rng(3 + rank)
+        for _ in range(5):
+            kv.push("w", mx.nd.array(rng.standard_normal(4000).astype("f4")))
+        np.save(f"{os.environ['FOLDER']}/{rank}.npy", value("w", (4000,)))
+        """,
+        FOLDER=str(tmp_path),
+    )
+    assert done.stderr == ""
+    alone = mx.kv.create("device")
+    alone.init("w", mx.nd.ones((4000,)))
+    alone.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9))
+    rngs = [np.random.default_rng(3), np.random.default_rng(4)]
+    for _ in range(5):
+        alone.push("w", [mx.nd.array(rng.standard_normal(4000).astype("f4")) for rng in rngs])
+    out = mx.nd.empty((4000,))
+    alone.pull("w", out=out)
+    for rank in range(2):
+        assert np.load(tmp_path / f"{rank}.npy").tobytes() == out.asnumpy().tobytes()
+
+
+def test_compressed_sums_are_those_of_one_process(tmp_path: Path):
+    """Two bits an element: two processes give what one process with two devices gives."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        settings = {"type": "2bit", "threshold": 0.5}
+        kv.set_gradient_compression(settings)
+        alone = mx.kv.create("device")
+        alone.set_gradient_compression(settings)
+        for store in (kv, alone):
+            store.init("w", mx.nd.zeros((50001,)))
+        rngs = [np.random.default_rng(i) for i in range(2)]
+        for _ in range(3):
+            grads = [mx.nd.array(rng.standard_normal(50001).astype("f4")) for rng in rngs]
+            kv.push("w", grads[rank])
+            alone.push("w", grads)
+            out = mx.nd.empty((50001,))
+            alone.pull("w", out=out)
+            assert value("w", (50001,)).tobytes() == out.asnumpy().tobytes()
+        assert kv.statistics()["residual_bytes"] == 4 * 50001
+        """,
+    )
+
+
+def test_ranks_that_do_different_things_are_told(tmp_path: Path):
+    """Another shape at init, another key, another optimizer: every rank is told both sides, and the store goes on."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        kv.init("bad", mx.nd.zeros((3 + rank,)))
+        says(lambda: value("bad", (3 + rank,)), "do not do the same", "(3,)", "(4,)", "rank 0", "rank 1")
+        kv.init(["x", "y"], [mx.nd.zeros((3,))] * 2)
+        kv.push("xy"[rank], mx.nd.ones((3,)))
+        says(lambda: value("xy"[rank]), "'x'", "'y'", "in the same order")
+        sgd = mx.optimizer.create("sgd", learning_rate=0.1 + rank)
+        says(lambda: kv.set_optimizer(sgd), "0.1", "1.1")
+        kv.set_updater(None)
+        kv.push("w", mx.nd.ones((3,)))
+        assert value("w").tolist() == [2, 2, 2]
+        """,
+    )
+
+
+def test_a_gradient_that_failed_is_everybodys_error(tmp_path: Path):
+    """One rank's gradient fails: all ranks get an error that names it, and the next push works."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        grad = mx.nd.ones((3,))
+        if rank == 1:
+            def broken():
+                raise ValueError("no data left")
+            mx.engine.get().push(broken, mutable_vars=[grad.var])
+        kv.push("w", grad)
+        error = None
+        try:
+            value("w")
+        except Exception as raised:
+            error = raised
+        assert "no data left" in str(error), error
+        if rank == 0:
+            assert "rank 1 has no value" in str(error)
+        kv.push("w", mx.nd.ones((3,)))
+        assert value("w").tolist() == [2, 2, 2]
+        """,
+    )
+
+
+def test_uneven_batches_end_cleanly(tmp_path: Path):
+    """Ranks with more batches go on without those that have closed the store or ended."""
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.init("w", mx.nd.zeros((3000,)))
+        for batch in range(2 + 2 * rank):
+            kv.push("w", mx.nd.ones((3000,)))
+            expected = sum(batch < 2 + 2 * other for other in range(3))
+            assert (value("w", (3000,)) == expected).all(), (rank, batch)
+            assert kv.num_workers == expected
+        if rank == 1:
+            kv.close()
+            says(lambda: kv.barrier(), "closed")
+        """,
+    )
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
+    """Waiting has an end: a warning after the stall time, an error that names the rank after the timeout."""
+    done = run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        kv.barrier()
+        if rank == 0:
+            kv.push("w", mx.nd.ones((3,)))
+            started = time.monotonic()
+            says(lambda: value("w"), "waited", "rank 1", "sum 'w' (3,)", "gave up")
+            assert time.monotonic() - started < 20
+            os._exit(0)
+        time.sleep(4)
+        os._exit(0)
+        """,
+        ok=False,
+        WEFTPLAN_KVSTORE_STALL="0.5",
+        WEFTPLAN_KVSTORE_TIMEOUT="2",
+    )
+    assert "has waited" in done.stderr
+    assert "AssertionError" not in done.stderr
+
+
+def test_a_killed_rank_is_an_error_and_the_others_go_on(tmp_path: Path):
+    """SIGKILL: the others get WorkerLostError that names it; after recover() their values agree and sums are right."""
+    done = run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.init("w", mx.nd.ones((5000,)))
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, momentum=0.5))
+        kv.push("w", mx.nd.ones((5000,)))
+        assert (value("w", (5000,)) == -2).all()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        kv.push("w", mx.nd.ones((5000,)))
+        try:
+            value("w", (5000,))
+            raise AssertionError("no error")
+        except WorkerLostError as error:
+            assert "rank 1 died" in str(error) and "recover" in str(error), str(error)
+        try:
+            kv.barrier()
+            raise AssertionError("no error")
+        except WorkerLostError:
+            pass
+        assert kv.recover() == 2
+        before = value("w", (5000,))
+        assert (before == -2).all()
+        kv.push("w", mx.nd.ones((5000,)))
+        assert (value("w", (5000,)) == -2 - 1.5 - 2).all()
+        kv.barrier()
+        print("survived", rank)
+        """,
+        ok=False,
+    )
+    assert done.stdout.count("survived") == 2, done.stdout + done.stderr
+
+
+def test_one_process_alone(tmp_path: Path):
+    """Without a launcher the job has one member: the store works, and says what it is."""
+    need_mpi()
+    body = """
+        kv.init("w", mx.nd.zeros((2,)))
+        kv.push("w", [mx.nd.ones((2,)), mx.nd.ones((2,))])
+        assert value("w", (2,)).tolist() == [2, 2]
+        assert (kv.rank, kv.num_workers) == (0, 1)
+        kv.barrier()
+        kv.close()
+        says(lambda: kv.push("w", mx.nd.ones((2,))), "closed")
+        """
+    script = tmp_path / "alone.py"
+    script.write_text(PRELUDE + textwrap.dedent(body))
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    """A missing mpi4py is a KVStoreError that names the extra."""
+    monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)
+    with pytest.raises(KVStoreError, match=r"pip install 'weftplan\[mpi\]'"):
+        mx.kv.create("dist_sync")

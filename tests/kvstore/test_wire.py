@@ -1,0 +1,65 @@
+"""The messages of a distributed store: what is encoded comes back, and hostile bytes are an error, never more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.dist.wire import INLINE, SIZE, Kind, Message, clip, decode, digest
+
+messages = st.builds(
+    Message,
+    st.sampled_from(Kind),
+    st.integers(0, 2**64 - 1),
+    st.binary(min_size=8, max_size=8),
+    st.integers(0, 2**64 - 1),
+    st.binary(max_size=INLINE),
+)
+
+
+@given(messages)
+def test_round_trip(message: Message):
+    """A message is what was sent, and fits into the buffer that receives it."""
+    data = message.encode()
+    assert len(data) <= SIZE
+    assert decode(bytearray(data), 3) == message
+
+
+@given(messages, st.data())
+def test_mutations_are_errors_or_messages(message: Message, data: st.DataObject):
+    """Bytes changed, cut or added: a message or an error that names the sender."""
+    raw = bytearray(message.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    raw = raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw + b"x"
+    refused = None
+    try:
+        found = decode(raw, 7)
+    except KVStoreError as error:
+        refused = str(error)
+    assert "rank 7" in refused if refused is not None else len(found.payload) <= INLINE + 1
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "0 bytes"),
+        (b"\x80\x04" + bytes(60), "not a message of this version"),
+        (Message(Kind.READY, 0, bytes(8)).encode().replace(b"\x01\x00", b"\x63\x00", 1), "unknown kind 99"),
+        (Message(Kind.READY, 0, bytes(8), 0, b"abc").encode()[:-1], "its header says"),
+    ],
+)
+def test_errors_say_what_came(data: bytes, words: str):
+    """Each kind of damage has its message."""
+    with pytest.raises(KVStoreError, match=words):
+        decode(data, 1)
+
+
+def test_long_texts_are_cut():
+    """A payload of text fits, whatever its length; digests tell descriptions apart."""
+    assert len(clip("ä" * INLINE)) == INLINE
+    assert Message(Kind.TEXT, 0, bytes(8), payload=clip("ä" * INLINE)).text.endswith("...")
+    assert digest("a") != digest("b")
+    assert digest("a") == digest("a")

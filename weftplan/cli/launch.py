@@ -1,0 +1,78 @@
+"""``weftplan launch -n 4 script.py``: start the processes of a distributed kvstore with Open MPI's ``mpiexec``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from weftplan.kvstore.dist.mpi import environment
+
+
+@click.command(
+    "launch",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Start the processes of a distributed kvstore.",
+)
+@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, help="Number of processes.")
+@click.option(
+    "--hostfile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with one host a line, as mpiexec reads it. Without it all processes run on this machine.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(workers: int, hostfile: Path | None, dry_run: bool, program: tuple[str, ...]) -> None:
+    """Run PROGRAM in several processes that share a kvstore 'dist_sync'.
+
+    PROGRAM is a Python script with its arguments, or `weftplan` with a command of its own:
+
+    \b
+        weftplan launch -n 4 train.py --epochs 3
+        weftplan launch -n 4 weftplan train --kvstore dist_sync
+
+    More processes than cores are allowed. When a process dies the others go on: what they do then is theirs to decide
+    (docs/distributed.md).
+    """
+    arguments = mpiexec_command(workers, hostfile, program)
+    if dry_run:
+        click.echo(" ".join(arguments))
+        return
+    try:
+        done = subprocess.run(arguments, env={**os.environ, **environment()}, check=False)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
+    raise click.exceptions.Exit(done.returncode)
+
+
+def mpiexec_command(workers: int, hostfile: Path | None, program: tuple[str, ...]) -> list[str]:
+    """The command that starts ``program`` in ``workers`` processes.
+
+    Raises:
+        click.ClickException: there is no mpiexec.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
+        raise click.ClickException("there is no mpiexec: pip install 'weftplan[mpi]'")
+    found = [mpiexec, "--oversubscribe", "--with-ft", "ulfm"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        found.append("--allow-run-as-root")
+    for name, value in environment().items():
+        found += ["--mca", name.removeprefix("OMPI_MCA_"), value]
+    if hostfile is not None:
+        found += ["--hostfile", str(hostfile)]
+    return [*found, "-n", str(workers), *_interpreted(program)]
+
+
+def _interpreted(program: tuple[str, ...]) -> list[str]:
+    """A script runs in this Python, and so does this package's own command; anything else runs as it is."""
+    if program[0].endswith(".py"):
+        return [sys.executable, *program]
+    if program[0] == "weftplan":
+        return [sys.executable, "-m", "weftplan", *program[1:]]
+    return list(program)

@@ -1,0 +1,66 @@
+"""Which gradients are exchanged together: the rule of FLAGS_fuse_parameter_groups_size and _memory_size.
+
+As Paddle documents the two flags: a group has at most so many gradients, and together they have at most so many MiB. A
+gradient that is larger than the limit has a group of its own. One group has one dtype, since its gradients are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from weftplan import config
+from weftplan.errors import ConfigError
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class BucketRule:
+    """When a group of gradients is full.
+
+    Attributes:
+        count: gradients of a group at most; -1 is no limit.
+        nbytes: bytes of a group at most, unless it has one gradient only; None is no limit.
+    """
+
+    count: int
+    nbytes: int | None
+
+    @classmethod
+    def from_environment(cls) -> BucketRule:
+        """The rule that the two flags set now.
+
+        Raises:
+            ConfigError: the number of gradients is 0.
+        """
+        count = int(config.get("FLAGS_fuse_parameter_groups_size"))
+        if count == 0:
+            raise ConfigError("FLAGS_fuse_parameter_groups_size=0: a group has at least one gradient; -1 is no limit")
+        mebibytes = float(config.get("FLAGS_fuse_parameter_memory_size"))
+        return cls(count, int(mebibytes * 2**20) if mebibytes >= 0 else None)
+
+    def cut(self, items: Sequence[tuple[Item, int, np.dtype[Any]]]) -> list[list[Item]]:
+        """Consecutive items, cut into groups.
+
+        Args:
+            items: (item, its bytes, its dtype).
+
+        >>> four = np.dtype("f4")
+        >>> BucketRule(count=2, nbytes=100).cut([("a", 40, four), ("b", 40, four), ("c", 40, four), ("d", 80, four)])
+        [['a', 'b'], ['c'], ['d']]
+        """
+        groups: list[list[Item]] = []
+        filled, kind = 0, None
+        for item, nbytes, dtype in items:
+            full = not groups or dtype != kind or len(groups[-1]) == self.count
+            if full or (self.nbytes is not None and filled + nbytes > self.nbytes):
+                groups.append([])
+                filled = 0
+            groups[-1].append(item)
+            filled += nbytes
+            kind = dtype
+        return groups
