@@ -109,6 +109,8 @@ def from_dlpack(dlpack: Any) -> NDArray:
     Raises:
         DTypeError: ``dlpack`` is neither, a capsule that was used already, or of a dtype that is not supported.
     """
+    if isinstance(dlpack, np.ndarray):  # NumPy 2.0 would mark its own memory read-only on the way
+        return adopt(dlpack, Context("cpu", 0))
     source = _Capsule(dlpack) if type(dlpack).__name__ == "PyCapsule" else dlpack
     if not hasattr(source, "__dlpack__"):
         raise DTypeError(f"from_dlpack needs an object with __dlpack__, got {type(source).__name__}")

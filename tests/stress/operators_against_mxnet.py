@@ -1,0 +1,151 @@
+"""Random operator calls here and in MXNet 1.9.1: outputs, gradients and auxiliary states must agree.
+
+    python tests/stress/operators_against_mxnet.py --mxnet-python /path/to/bin/python --seeds 0 1000
+
+The Python of MXNet may also be given as MXNET_PYTHON. Each seed is one call (see tests/golden/random_cases.py); the two
+packages run in processes of their own. What MXNet refuses is counted and not compared. Ends with status 1 and the
+differences where there are any.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "golden"), str(TESTS / "ops")]
+TOLERANCE = {"float64": 1e-6, "float32": 2e-4, "float16": 2e-2}
+
+
+def mxnet_results(case, inputs, generate, mx):
+    """{key: array} of one case in MXNet, gradients of integers included."""
+    arrays = inputs.case_inputs(case)
+    variables = [mx.sym.Variable(f"in{k}") for k in range(len(arrays))]
+    named = dict(zip(case["names"], variables)) if "names" in case else {}  # noqa: B905
+    given = [] if named else variables
+    symbol = generate.operator_of(mx, case["op"])(*given, **named, **case["params"], name="op")
+    auxiliary = symbol.list_auxiliary_states()
+    held = {f"in{k}": mx.nd.array(x, dtype=x.dtype) for k, x in enumerate(arrays)}
+    arguments = {key: value for key, value in held.items() if key not in auxiliary}
+    wanted = case.get("grad", True)
+    requests = {key: "write" if wanted is True or (wanted and int(key[2:]) in wanted) else "null" for key in arguments}
+    gradients = {key: mx.nd.full(value.shape, 77, dtype=value.dtype) for key, value in arguments.items()}
+    executor = symbol.bind(
+        mx.cpu(), arguments, args_grad=gradients, grad_req=requests, aux_states={key: held[key] for key in auxiliary}
+    )
+    outputs = executor.forward(is_train=case["is_train"])
+    result = {f"out{k}": y.asnumpy() for k, y in enumerate(outputs)}
+    if wanted and case["is_train"]:
+        heads = [inputs.case_ograd(case, k, y.shape, y.dtype) for k, y in enumerate(outputs)]
+        executor.backward([mx.nd.array(g, dtype=g.dtype) for g in heads])
+        result.update({"grad" + key[2:]: gradients[key].asnumpy() for key in arguments if requests[key] == "write"})
+    result.update({"aux" + key[2:]: executor.aux_dict[key].asnumpy() for key in auxiliary})
+    return result
+
+
+def compute(first, last, path):
+    """In MXNet's Python: the results of these seeds as one file; what was refused under ``refused``."""
+    import generate
+    import inputs
+    import mxnet as mx
+    from random_cases import random_case
+
+    stored, refused = {}, []
+    for seed in range(first, last):
+        try:
+            result = mxnet_results(random_case(seed), inputs, generate, mx)
+        except Exception as error:
+            refused.append(f"{seed}: {str(error).strip().splitlines()[-1][:200]}")
+            continue
+        stored.update({f"{seed}/{key}": value for key, value in result.items()})
+    np.savez(path, refused=np.array(refused), **stored)
+
+
+def our_results(case, inputs, harness):
+    """The same here."""
+    call = harness.prepare(case["op"], inputs.case_inputs(case), case["params"], is_train=case["is_train"])
+    outputs = call()
+    visible = call.op.num_visible_outputs(call.params)
+    result = {f"out{k}": outputs[k] for k in range(visible)}
+    wanted = case.get("grad", True)
+    if wanted and case["is_train"] and call.op.gradient is not None:
+        heads = [inputs.case_ograd(case, k, s.shape, s.dtype) for k, s in enumerate(call.out_specs[:visible])]
+        heads += [np.zeros(s.shape, s.dtype) for s in call.out_specs[visible:]]
+        with np.errstate(all="ignore"):
+            found = harness.differentiate(call, heads)[0]
+        result |= {f"grad{k}": g for k, g in enumerate(found) if wanted is True or k in wanted}
+    result |= {f"aux{k}": call.inputs[k] for k in call.op.aux}
+    return result
+
+
+def difference(case, ours, theirs):
+    """What differs, as text, or None."""
+    for key, want in theirs.items():
+        if key not in ours:
+            if key.startswith("grad") and not want.any():
+                continue
+            return f"{key} is missing"
+        got = ours[key]
+        if got.shape != want.shape or got.dtype != want.dtype:
+            return f"{key} is {got.shape} {got.dtype}, MXNet's {want.shape} {want.dtype}"
+        kinds = [TOLERANCE.get(str(want.dtype), 0.0)]
+        kinds += [TOLERANCE.get(spec["dtype"], 0.0) for spec in case["inputs"]]
+        rtol = max(case.get("rtol", 0.0), *kinds)
+        finite = np.abs(want[np.isfinite(want)].astype(float))
+        atol = max(case.get("atol", 0.0), rtol) * max(1.0, float(finite.max(initial=0.0)))
+        if not np.allclose(got.astype(float), want.astype(float), rtol=rtol, atol=atol, equal_nan=True):
+            worst = np.nanmax(np.abs(got.astype(float) - want.astype(float)))
+            return f"{key} differs by {worst:.3g}: {got.ravel()[:6]} against {want.ravel()[:6]}"
+    return None
+
+
+def main():
+    """Run the trial."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mxnet-python", default=os.environ.get("MXNET_PYTHON"))
+    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 200), metavar=("FIRST", "LAST"))
+    parser.add_argument("--compute", metavar="FILE", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    first, last = chosen.seeds
+    if chosen.compute:
+        compute(first, last, chosen.compute)
+        return
+    if not chosen.mxnet_python:
+        parser.error("say where the Python of MXNet 1.9.1 is: --mxnet-python, or MXNET_PYTHON")
+    import harness
+    import inputs
+    from random_cases import random_case
+
+    with tempfile.TemporaryDirectory() as room:
+        path = os.path.join(room, "mxnet.npz")
+        command = [chosen.mxnet_python, __file__, "--compute", path, "--seeds", str(first), str(last)]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        stored = dict(np.load(path))
+    refused = dict(line.split(": ", 1) for line in stored.pop("refused").tolist())
+    results: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in stored.items():
+        seed, what = key.split("/")
+        results.setdefault(seed, {})[what] = value
+    wrong = 0
+    for seed, theirs in results.items():
+        case = random_case(int(seed))
+        try:
+            says = difference(case, our_results(case, inputs, harness), theirs)
+        except Exception as error:
+            says = f"{type(error).__name__}: {error}"
+        if says:
+            wrong += 1
+            print(f"seed {seed}: {case['op']} {case['params']} {case['inputs']}\n    {says}")
+    for seed, why in refused.items():
+        case = random_case(int(seed))
+        print(f"seed {seed}: MXNet refuses {case['op']} {case['params']}: {why}")
+    print(f"{last - first} calls: {len(results) - wrong} agree, {wrong} differ, MXNet refuses {len(refused)}")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
