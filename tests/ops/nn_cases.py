@@ -235,6 +235,27 @@ SAMPLING = [
 ]
 CROSS_ENTROPY = [("softmax_cross_entropy", [uniform(4, 3), np.array([0, 2, 1, 1], "float64")], {})]
 
+ATTENTION = [
+    ("_contrib_interleaved_matmul_selfatt_qk", [uniform(3, 2, 12)], {"heads": 2}),
+    ("_contrib_interleaved_matmul_selfatt_valatt", [uniform(3, 2, 12), uniform(4, 3, 3)], {"heads": 2}),
+    ("_contrib_interleaved_matmul_encdec_qk", [uniform(3, 2, 4), uniform(5, 2, 8)], {"heads": 2}),
+    ("_contrib_interleaved_matmul_encdec_valatt", [uniform(5, 2, 8), uniform(4, 3, 5)], {"heads": 2}),
+    ("_contrib_div_sqrt_dim", [uniform(3, 5)], {}),
+]
+RESIZE = [
+    *(
+        ("_contrib_BilinearResize2D", [uniform(2, 2, 3, 4)], {"height": h, "width": w, "align_corners": corners})
+        for h, w in ((5, 7), (2, 1), (3, 4))
+        for corners in (True, False)
+    ),
+    ("_contrib_BilinearResize2D", [uniform(1, 2, 3, 4)], {"mode": "to_even_up"}),
+    ("_contrib_BilinearResize2D", [uniform(1, 2, 3, 4), np.zeros((1, 2, 2, 6), np.float32)], {"mode": "like"}),
+    *(
+        ("_contrib_AdaptiveAvgPooling2D", [uniform(2, 2, 3, 4)], {"output_size": size})
+        for size in ((1,), (2, 3), (5, 5))
+    ),
+]
+
 DIFFERENTIABLE = [
     *FULLY_CONNECTED,
     *CONVOLUTION,
@@ -247,6 +268,8 @@ DIFFERENTIABLE = [
     *RANDOM,
     *EMBEDDING,
     *RNN,
+    *ATTENTION,
+    *RESIZE,
     *CTC,
     *SEQUENCES,
     *GROUPS,

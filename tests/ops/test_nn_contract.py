@@ -154,6 +154,9 @@ LARGE = [
     *((name, [BIG], {"axis": axis}) for name in ("softmax", "log_softmax") for axis in (1, -1)),
     ("SoftmaxOutput", [BIG, np.zeros((8, 64, 64), np.float32)], {"multi_output": True, "use_ignore": True}),
     ("Dropout", [BIG], {}),
+    ("_contrib_BilinearResize2D", [BIG], {"height": 90, "width": 70}),
+    ("_contrib_AdaptiveAvgPooling2D", [BIG], {"output_size": (7, 7)}),
+    ("_contrib_interleaved_matmul_selfatt_qk", [BIG.reshape(-1)[: 128 * 8 * 768].reshape(128, 8, 768)], {"heads": 4}),
     ("Embedding", [BIG.reshape(-1)[:9000], BIG.reshape(256, -1)[:, :64]], {"input_dim": 256, "output_dim": 64}),
     ("MakeLoss", [BIG], {"normalization": "valid"}),
 ]

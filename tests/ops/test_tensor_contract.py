@@ -19,7 +19,7 @@ CONSTANT = {
     "_identity_with_attr_like_rhs": (0,),
 }
 
-UNSTEADY = re.compile("Cast|mod")
+UNSTEADY = re.compile("[Cc]ast|mod")
 """Not comparable across dtypes: rounding moves values over the steps of a remainder."""
 
 

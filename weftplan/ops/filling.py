@@ -12,7 +12,16 @@ from weftplan.errors import ShapeError
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape, p_str
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, same_dtype, same_shape, zero_gradient
+from weftplan.ops.rules import (
+    DTypes,
+    Shapes,
+    merge_dtype,
+    merge_shape,
+    normalize_axis,
+    same_dtype,
+    same_shape,
+    zero_gradient,
+)
 from weftplan.ops.scalar import converted
 from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
 
@@ -130,10 +139,13 @@ def _arange(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequ
     out = outputs[0]
     if out is None:
         return
+    start = 0.0 if params["stop"] is None and not params["infer_range"] else params["start"]
+    _range(ctx, out, start, params["step"], params["repeat"])
+
+
+def _range(ctx: OpContext, out: Any, start: float, step: float, repeat: int) -> None:
+    """``out`` = start, start + step, …, each ``repeat`` times."""
     xp = ctx.xp
-    start, step, repeat = params["start"], params["step"], params["repeat"]
-    if params["stop"] is None and not params["infer_range"]:
-        start = 0.0
     if out.dtype.kind != "f":  # the numbers of the range are integers from the first to the last
         start, step = float(math.trunc(start)), float(math.trunc(step))
     done = 0
@@ -172,5 +184,45 @@ register(
         gradient=zero_gradient,
         workspace=_arange_workspace,
         doc="start, start + step, … below stop; of integers start and step lose their fractions first.",
+    )
+)
+
+
+def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    if params["repeat"] < 1:
+        raise ShapeError(f"arange_like: repeat must be at least 1, got {params['repeat']}")
+    if params["axis"] is None:
+        merged = merge_shape(ins[0], outs[0], "arange_like: data and output")
+        return [merged], [merged]
+    if ins[0] is None:
+        return ins, [merge_shape((0,), outs[0], "output of arange_like along an axis")]
+    axis = normalize_axis(params["axis"], len(ins[0]), "axis of arange_like")
+    out = merge_shape((ins[0][axis],), outs[0], f"output of arange_like along axis {axis} of {ins[0]}")
+    assert out is not None
+    return [(*ins[0][:axis], out[0], *ins[0][axis + 1 :])], [out]
+
+
+def _arange_like(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        _range(ctx, outputs[0], params["start"], params["step"], params["repeat"])
+
+
+register(
+    Op(
+        name="_contrib_arange_like",
+        forward=_arange_like,
+        infer_shape=_like_shape,
+        infer_dtype=same_dtype,
+        params=(
+            Param("start", p_float, 0.0, "first value"),
+            Param("step", p_float, 1.0, "distance of neighbours"),
+            Param("repeat", p_int, 1, "how often each value comes"),
+            Param("ctx", p_str, "", "accepted, no effect: the context is that of data"),
+            Param("axis", p_optional(p_int), None, "axis whose length the range has; None: the shape of data"),
+        ),
+        gradient=zero_gradient,
+        ignored_inputs=(0,),
+        workspace=_arange_workspace,
+        doc="start, start + step, … in the shape of data, or along one axis of it.",
     )
 )

@@ -1,6 +1,7 @@
 """Neural-network operators. Importing this package registers all of them."""
 
 import weftplan.ops.nn.activation
+import weftplan.ops.nn.attention
 import weftplan.ops.nn.batch_norm
 import weftplan.ops.nn.convolution
 import weftplan.ops.nn.crop
@@ -16,6 +17,7 @@ import weftplan.ops.nn.leaky_relu
 import weftplan.ops.nn.losses
 import weftplan.ops.nn.lrn
 import weftplan.ops.nn.pooling
+import weftplan.ops.nn.resize
 import weftplan.ops.nn.rnn
 import weftplan.ops.nn.roi_pooling
 import weftplan.ops.nn.sequence

@@ -1,0 +1,115 @@
+"""amp_cast and amp_multicast: the casts that MXNet's automatic mixed precision puts into networks.
+
+They convert floats among each other and leave everything else as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.add_n import p_count
+from weftplan.ops.kernels import blocks
+from weftplan.ops.params import p_bool, p_dtype
+from weftplan.ops.registry import register
+from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, same_shape
+from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
+
+_CAST_FROM = (np.dtype(np.float16), np.dtype(np.float32))
+
+
+def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = ins[0]
+    if data is None:
+        return ins, outs
+    wanted: DType = params["dtype"] if data in _CAST_FROM else data
+    return ins, [merge_dtype(outs[0], wanted, f"output of amp_cast of {data}")]
+
+
+def _casts(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for source, out in zip(inputs, outputs, strict=True):
+        if out is not None:
+            for x, y in blocks(ctx, (source, out)):  # block by block: in place NumPy copies what it converts
+                ctx.xp.copyto(y, x, casting="unsafe")
+
+
+register(
+    Op(
+        name="amp_cast",
+        forward=_casts,
+        infer_shape=same_shape,
+        infer_dtype=_cast_dtype,
+        params=(Param("dtype", p_dtype, doc="dtype of the output where data is float16 or float32"),),
+        gradient=lambda builder: builder.node("_backward_amp_cast", [builder.ograd()], {}),
+        inplace=UNARY_INPLACE,
+        doc="float16 or float32 data in another dtype; anything else unchanged.",
+    )
+)
+backward("amp_cast", _casts, ("ograd",), inplace=UNARY_INPLACE)
+
+
+def _names(prefix: str) -> Any:
+    return lambda params: tuple(f"{prefix}{k}" for k in range(params["num_outputs"]))
+
+
+def _outputs(params: Params) -> tuple[str, ...]:
+    count = params["num_outputs"]
+    return ("output",) if count == 1 else tuple(f"output{k}" for k in range(count))
+
+
+def _pairs(params: Params) -> tuple[InplacePair, ...]:
+    return tuple(InplacePair(k, k) for k in range(params["num_outputs"]))
+
+
+def _multicast_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    merged = [
+        merge_shape(a, b, f"amp_multicast: input and output {k}")
+        for k, (a, b) in enumerate(zip(ins, outs, strict=True))
+    ]
+    return merged, merged
+
+
+def _multicast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    known = [dtype for dtype in ins if dtype is not None]
+    if len(known) < len(ins):
+        return ins, outs
+    floats = [dtype for dtype in known if dtype.kind == "f"]
+    chosen = min if params["cast_narrow"] else max
+    wanted = chosen(floats, key=lambda dtype: dtype.itemsize) if floats else None
+    made = [wanted if dtype.kind == "f" else dtype for dtype in known]
+    return ins, [merge_dtype(a, b, "output of amp_multicast") for a, b in zip(outs, made, strict=True)]
+
+
+def _multicast_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_amp_multicast", [builder.ograd(k) for k in range(builder.num_inputs)])
+
+
+_MULTICAST = (
+    Param("num_outputs", p_count, doc="number of inputs and outputs"),
+    Param("cast_narrow", p_bool, False, "to the narrowest of the dtypes, not the widest"),
+)
+register(
+    Op(
+        name="amp_multicast",
+        forward=_casts,
+        infer_shape=_multicast_shape,
+        infer_dtype=_multicast_dtype,
+        params=_MULTICAST,
+        inputs=_names("data_"),
+        variadic="num_outputs",
+        outputs=_outputs,
+        gradient=_multicast_gradient,
+        inplace=_pairs,
+        doc="All floats in the widest of their dtypes.",
+    )
+)
+backward(
+    "amp_multicast",
+    _casts,
+    _names("ograd_"),
+    grad_inputs=lambda params: tuple(range(params["num_outputs"])),
+    params=_MULTICAST,
+    inplace=_pairs,
+)

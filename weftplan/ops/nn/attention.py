@@ -1,0 +1,292 @@
+"""Multi-head attention on interleaved projections: the four products of GluonNLP's transformers, and div_sqrt_dim.
+
+Of self-attention one tensor (steps, batch, heads · 3 · units) holds query, key and value of each head side by side; of
+attention between two sequences one (steps, batch, heads · units) holds the queries and another (steps, batch,
+heads · 2 · units) keys and values. Attention has shape (batch · heads, steps of the queries, steps of the keys).
+Kernels multiply views of these tensors, so that nothing is transposed or copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.params import p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    UNARY_INPLACE,
+    Shapes,
+    backward,
+    floats_only,
+    grad,
+    merge_dim,
+    merge_shape,
+    same_shape,
+)
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+
+
+def _heads(value: Any) -> int:
+    heads = p_int(value)
+    if heads < 1:
+        raise ValueError("expected at least 1")
+    return heads
+
+
+_HEADS = (Param("heads", _heads, doc="number of attention heads"),)
+
+
+def _part(x: Any, heads: int, parts: int, part: int) -> Any:
+    """Part ``part`` of ``parts`` interleaved ones of (steps, batch, …), as a view (batch, heads, steps, units)."""
+    steps, batch, width = x.shape
+    units = width // (heads * parts)
+    return x.reshape(steps, batch, heads, parts, units)[:, :, :, part].transpose(1, 2, 0, 3)
+
+
+def _spread(attention: Any, heads: int) -> Any:
+    """Attention as (batch, heads, queries, keys)."""
+    return attention.reshape(-1, heads, *attention.shape[1:])
+
+
+def _width(name: str, shape: Shape, heads: int, parts: int) -> Shape:
+    if shape[2] % (heads * parts):
+        raise ShapeError(
+            f"{name}: expected a last dimension that is a multiple of {parts} · heads={heads}, got shape {shape}"
+        )
+    return shape
+
+
+def _sequence(shape: Shape | None, name: str, what: str) -> Shape:
+    merged = merge_shape((0, 0, 0), shape, f"{name}: {what} (steps, batch, width)")
+    assert merged is not None
+    return merged
+
+
+def _batch(name: str, attention: Shape, batch: int, heads: int) -> tuple[int, int]:
+    """(batch, batch · heads), each from what is known of the other."""
+    if attention[0] % heads:
+        raise ShapeError(f"{name}: attention {attention} should begin with a multiple of heads={heads}")
+    batch = merge_dim(batch, attention[0] // heads, f"{name}: batch of the sequence, and of attention {attention}")
+    return batch, batch * heads
+
+
+def _product(
+    name: str, parts: Sequence[int], params: Params, sequences: list[Shape], attention: Shape | None
+) -> tuple[list[Shape], Shape]:
+    """The sequences (queries or output, keys or values; one alone stands for both), and attention, told by each other.
+
+    ``parts``: how many tensors each sequence interleaves.
+    """
+    heads = params["heads"]
+    found = merge_shape((0, 0, 0), attention, f"{name}: attention (batch · heads, queries, keys)")
+    assert found is not None
+    first, last = sequences[0], sequences[-1]
+    batch = merge_dim(first[1], last[1], f"{name}: batches of {first} and {last}")
+    batch, rows = _batch(name, found, batch, heads)
+    queries = merge_dim(first[0], found[1], f"{name}: queries of {first} and of attention {found}")
+    keys = merge_dim(last[0], found[2], f"{name}: keys of {last} and of attention {found}")
+    if len(sequences) == 1:
+        queries = keys = merge_dim(queries, keys, f"{name}: both sides of attention {found}")
+    for sequence, count in zip(sequences, parts, strict=False):
+        _width(name, sequence, heads, count)
+    units = 0
+    if len(sequences) == 2:
+        units = merge_dim(first[2] // parts[0], last[2] // parts[1], f"{name}: widths a part of {first} and {last}")
+    widths = [units * parts[k] or sequence[2] for k, sequence in enumerate(sequences)]
+    steps = [queries, keys][: len(sequences)]
+    merged: list[Shape] = [(step, batch, width) for step, width in zip(steps, widths, strict=True)]
+    return merged, (rows, queries, keys)
+
+
+def _score_shape(name: str, parts: tuple[int, ...]) -> Any:
+    """Inference of attention from one sequence or two."""
+
+    def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        sequences = [_sequence(shape, name, "input") for shape in ins]
+        merged, attention = _product(name, parts, params, sequences, outs[0])
+        return [*merged], [attention]
+
+    return infer
+
+
+def _value_shape(name: str, parts: int, same: bool) -> Any:
+    """Inference of values weighted by attention; ``same``: keys and queries are one sequence."""
+
+    def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        heads = params["heads"]
+        values, out = _sequence(ins[0], name, "input"), _sequence(outs[0], name, "output")
+        (out, values), attention = _product(name, (1, parts, 1), params, [out, values], ins[1])
+        if same:
+            steps = merge_dim(out[0], values[0], f"{name}: steps of input and output")
+            out, values = (steps, *out[1:]), (steps, *values[1:])
+            attention = (attention[0], steps, steps)
+        _width(name, out, heads, 1)
+        return [values, attention], [out]
+
+    return infer
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _scores(ctx: OpContext, heads: int, queries: Any, keys: Any, out: Any) -> None:
+    """``out`` = scaled products of queries and keys, both (batch, heads, steps, units)."""
+    target = _spread(out, heads)
+    ctx.xp.matmul(queries, keys.swapaxes(-1, -2), out=target)
+    ctx.xp.multiply(out, 1.0 / math.sqrt(queries.shape[-1]), out=out)
+
+
+def _scores_gradient(ctx: OpContext, g: Any, queries: Any, keys: Any, d_queries: Any, d_keys: Any) -> None:
+    xp, scale = ctx.xp, 1.0 / math.sqrt(queries.shape[-1])
+    if d_queries is not None:
+        xp.matmul(g, keys, out=d_queries)
+        xp.multiply(d_queries, scale, out=d_queries)
+    if d_keys is not None:
+        xp.matmul(g.swapaxes(-1, -2), queries, out=d_keys)
+        xp.multiply(d_keys, scale, out=d_keys)
+
+
+def _selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        heads = params["heads"]
+        _scores(ctx, heads, _part(inputs[0], heads, 3, 0), _part(inputs[0], heads, 3, 1), outputs[0])
+
+
+def _backward_selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is None:
+        return
+    heads = params["heads"]
+    g, x = inputs
+    queries, keys, _ = (_part(x, heads, 3, k) for k in range(3))
+    d_queries, d_keys, d_values = (_part(outputs[0], heads, 3, k) for k in range(3))
+    _scores_gradient(ctx, _spread(g, heads), queries, keys, d_queries, d_keys)
+    d_values[...] = 0
+
+
+def _encdec_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        heads = params["heads"]
+        _scores(ctx, heads, _part(inputs[0], heads, 1, 0), _part(inputs[1], heads, 2, 0), outputs[0])
+
+
+def _backward_encdec_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    heads = params["heads"]
+    g, queries, keys_values = inputs
+    d_queries = None if outputs[0] is None else _part(outputs[0], heads, 1, 0)
+    d_keys = None if outputs[1] is None else _part(outputs[1], heads, 2, 0)
+    queries, keys = _part(queries, heads, 1, 0), _part(keys_values, heads, 2, 0)
+    _scores_gradient(ctx, _spread(g, heads), queries, keys, d_queries, d_keys)
+    if outputs[1] is not None:
+        _part(outputs[1], heads, 2, 1)[...] = 0
+
+
+def _weighted(parts: int) -> Any:
+    """Values, the last of ``parts`` interleaved tensors, weighted by attention."""
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if outputs[0] is not None:
+            heads = params["heads"]
+            values, attention = _part(inputs[0], heads, parts, parts - 1), _spread(inputs[1], heads)
+            ctx.xp.matmul(attention, values, out=_part(outputs[0], heads, 1, 0))
+
+    return kernel
+
+
+def _backward_weighted(parts: int) -> Any:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        heads, xp = params["heads"], ctx.xp
+        g, sequence, attention = inputs
+        g = _part(g, heads, 1, 0)
+        if outputs[0] is not None:
+            for part in range(parts - 1):
+                _part(outputs[0], heads, parts, part)[...] = 0
+            target = _part(outputs[0], heads, parts, parts - 1)
+            xp.matmul(_spread(attention, heads).swapaxes(-1, -2), g, out=target)
+        if outputs[1] is not None:
+            values = _part(sequence, heads, parts, parts - 1)
+            xp.matmul(g, values.swapaxes(-1, -2), out=_spread(outputs[1], heads))
+
+    return kernel
+
+
+# ----------------------------------------------------------------------------------------------------------- operators
+
+_QKV, _KV = "queries_keys_values", "keys_values"
+_SELFATT, _ENCDEC = "_contrib_interleaved_matmul_selfatt", "_contrib_interleaved_matmul_encdec"
+for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
+    (
+        f"{_SELFATT}_qk",
+        (_QKV,),
+        _score_shape("interleaved_matmul_selfatt_qk", (3,)),
+        _selfatt_qk,
+        _backward_selfatt_qk,
+        "Products of the queries and keys of self-attention, divided by the root of their length.",
+    ),
+    (
+        f"{_ENCDEC}_qk",
+        ("queries", _KV),
+        _score_shape("interleaved_matmul_encdec_qk", (1, 2)),
+        _encdec_qk,
+        _backward_encdec_qk,
+        "Products of queries and the keys of another sequence, divided by the root of their length.",
+    ),
+    (
+        f"{_SELFATT}_valatt",
+        (_QKV, "attention"),
+        _value_shape("interleaved_matmul_selfatt_valatt", 3, same=True),
+        _weighted(3),
+        _backward_weighted(3),
+        "The values of self-attention, weighted by attention.",
+    ),
+    (
+        f"{_ENCDEC}_valatt",
+        (_KV, "attention"),
+        _value_shape("interleaved_matmul_encdec_valatt", 2, same=False),
+        _weighted(2),
+        _backward_weighted(2),
+        "The values of another sequence, weighted by attention.",
+    ),
+):
+    register(
+        Op(
+            name=_name,
+            forward=_kernel,
+            infer_shape=_rule,
+            infer_dtype=floats_only(_name.removeprefix("_contrib_")),
+            params=_HEADS,
+            inputs=_inputs,
+            gradient=grad(f"_backward_{_name.lstrip('_')}", "g0", *(f"x{k}" for k in range(len(_inputs)))),
+            doc=_doc,
+        )
+    )
+    backward(
+        _name,
+        _gradient_kernel,
+        ("ograd", *_inputs),
+        grad_inputs=tuple(range(len(_inputs))),
+        params=_HEADS,
+    )
+
+
+def _div_sqrt_dim(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        ctx.xp.multiply(inputs[0], 1.0 / math.sqrt(inputs[0].shape[-1]), out=outputs[0])
+
+
+def _same_again(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_contrib_div_sqrt_dim", [builder.ograd()])
+
+
+register(
+    Op(
+        name="_contrib_div_sqrt_dim",
+        forward=_div_sqrt_dim,
+        infer_shape=same_shape,
+        infer_dtype=floats_only("div_sqrt_dim"),
+        gradient=_same_again,
+        inplace=UNARY_INPLACE,
+        doc="Data divided by the root of its last dimension.",
+    )
+)

@@ -1,0 +1,278 @@
+"""BilinearResize2D and AdaptiveAvgPooling2D: images of another size, each pixel a weighted sum of some of the old ones.
+
+Both are separable: output = R · image · Cᵀ for every plane, with one matrix for the rows and one for the columns, whose
+lines hold the weights of one output row or column. The gradient is the transposed product, so that no two threads ever
+add to one element, and sums have one fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError
+from weftplan.ops.kernels import accumulator, rows_per_block
+from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import (
+    DType,
+    EntryRef,
+    GradientBuilder,
+    Kernel,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
+
+Weights = Callable[[Params, int, int], Any]
+"""``weights(params, old, new)``: the matrix (new, old) of one axis, float64 on the host."""
+
+
+@functools.lru_cache(maxsize=64)
+def _bilinear(old: int, new: int, align_corners: bool) -> Any:
+    matrix = np.zeros((new, old))
+    for position in range(new):
+        if new == 1:
+            place = 0.0  # without align_corners too, as in MXNet 1.9.1
+        elif align_corners:
+            place = position * (old - 1) / (new - 1)
+        else:
+            place = max((position + 0.5) * old / new - 0.5, 0.0)
+        low = min(int(place), old - 1)
+        high = min(low + 1, old - 1)
+        share = place - low
+        matrix[position, low] += 1.0 - share
+        matrix[position, high] += share
+    return matrix
+
+
+@functools.lru_cache(maxsize=64)
+def _averages(old: int, new: int) -> Any:
+    matrix = np.zeros((new, old))
+    for position in range(new):
+        first, last = position * old // new, -(-(position + 1) * old // new)
+        matrix[position, first:last] = 1.0 / (last - first)
+    return matrix
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _scratch(old: Shape, new: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    """Both matrices, a block of planes between the two products and, of float16, a block of both sides."""
+    wide = accumulator(dtype)
+    count = _planes(old, new)
+    found: list[tuple[Shape, DType]] = [
+        ((new[2], old[2]), wide),
+        ((new[3], old[3]), wide),
+        ((count, old[2], new[3]), wide),
+    ]
+    if wide != dtype:
+        found += [((count, *old[2:]), wide), ((count, *new[2:]), wide)]
+    return found
+
+
+def _planes(old: Shape, new: Shape) -> int:
+    """How many planes are worked on together."""
+    widest = max(old[2] * old[3], new[2] * new[3], old[2] * new[3])
+    return rows_per_block((old[0] * old[1], widest))
+
+
+def _matrices(ctx: OpContext, weights: Weights, params: Params, old: Shape, new: Shape, dtype: DType) -> list[Any]:
+    taken = [ctx.take(*spec) for spec in _scratch(old, new, dtype)]
+    for matrix, axis in zip(taken, (2, 3), strict=False):
+        matrix[...] = ctx.xp.asarray(weights(params, old[axis], new[axis]))
+    return taken
+
+
+def _forward(weights: Weights) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is None:
+            return
+        xp, data = ctx.xp, inputs[0]
+        rows, columns, between, *wide = _matrices(ctx, weights, params, data.shape, out.shape, out.dtype)
+        x, y = data.reshape(-1, *data.shape[2:]), out.reshape(-1, *out.shape[2:])
+        for first in range(0, x.shape[0], between.shape[0]):
+            image, target = x[first : first + between.shape[0]], y[first : first + between.shape[0]]
+            middle, result = between[: image.shape[0]], target
+            if wide:
+                xp.copyto(wide[0][: image.shape[0]], image)
+                image, result = (space[: image.shape[0]] for space in wide)
+            xp.matmul(image.reshape(-1, image.shape[2]), columns.T, out=middle.reshape(-1, middle.shape[2]))
+            xp.matmul(rows, middle, out=result)
+            if wide:
+                xp.copyto(target, result, casting="same_kind")
+
+    return kernel
+
+
+def _backward(weights: Weights) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        out = outputs[0]
+        if out is None:
+            return
+        xp, ograd = ctx.xp, inputs[0]
+        rows, columns, between, *wide = _matrices(ctx, weights, params, out.shape, ograd.shape, out.dtype)
+        g, y = ograd.reshape(-1, *ograd.shape[2:]), out.reshape(-1, *out.shape[2:])
+        for first in range(0, g.shape[0], between.shape[0]):
+            image, target = g[first : first + between.shape[0]], y[first : first + between.shape[0]]
+            middle, result = between[: image.shape[0]], target
+            if wide:
+                xp.copyto(wide[1][: image.shape[0]], image)
+                result, image = (space[: image.shape[0]] for space in wide)
+            xp.matmul(rows.T, image, out=middle)
+            xp.matmul(middle.reshape(-1, middle.shape[2]), columns, out=result.reshape(-1, result.shape[2]))
+            if wide:
+                xp.copyto(target, result, casting="same_kind")
+
+    return kernel
+
+
+def _forward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_scratch(inputs[0].shape, outputs[0].shape, outputs[0].dtype))
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_scratch(outputs[0].shape, inputs[0].shape, outputs[0].dtype))
+
+
+# ----------------------------------------------------------------------------------------------------------- inference
+
+
+def _resized_shape(name: str, data: Shape | None, out: Shape | None, size: tuple[int, int]) -> tuple[Shape, Shape]:
+    """Data and output (batch, channels, height, width), the output of ``size`` where that is not 0."""
+    image = merge_shape((0, 0, 0, 0), data, f"{name}: data (batch, channels, height, width)")
+    made = merge_shape((0, 0, *size), out, f"{name}: output of this size, and given")
+    assert image is not None
+    assert made is not None
+    lead = merge_shape(image[:2], made[:2], f"{name}: batch and channels of data and output")
+    assert lead is not None
+    return (*lead, *image[2:]), (*lead, *made[2:])
+
+
+_MODES = ("size", "odd_scale", "like", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up")
+_RESIZE = (
+    Param("height", p_int, 1, "height of the output (mode size)"),
+    Param("width", p_int, 1, "width of the output (mode size)"),
+    Param("scale_height", p_optional(p_float), None, "height of the output for one of data (size, odd_scale)"),
+    Param("scale_width", p_optional(p_float), None, "width of the output for one of data (size, odd_scale)"),
+    Param("mode", p_enum(*_MODES), "size", "how the size of the output is found"),
+    Param("align_corners", p_bool, True, "the corners of both images are one"),
+)
+
+
+def _side(params: Params, old: int, side: str) -> int:
+    """One side of the output; 0 where that of data is needed and unknown."""
+    mode, scale = params["mode"], params[f"scale_{side}"]
+    if mode == "size" and scale is None:
+        new: int = params[side]
+    elif old == 0:
+        return 0
+    elif mode == "size":
+        new = int(scale * old)
+    elif mode == "odd_scale":
+        if scale is None:
+            raise ParameterError(f"BilinearResize2D: mode odd_scale needs scale_{side}")
+        new = int(old * scale) if old % 2 == 0 else int((old - 1) * scale) + 1
+    else:
+        odd = "odd" in mode
+        new = old if old % 2 == odd else old + (1 if mode.endswith("up") else -1)
+    if new < 1:
+        raise ParameterError(f"BilinearResize2D: the {side} of the output would be {new}, expected at least 1")
+    return new
+
+
+def _resize_inputs(params: Params) -> tuple[str, ...]:
+    return ("data", "like") if params["mode"] == "like" else ("data",)
+
+
+def _resize_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = ins[0] or (0, 0, 0, 0)
+    if params["mode"] == "like":
+        like = merge_shape((0, 0, 0, 0), ins[1], "BilinearResize2D: like (batch, channels, height, width)")
+        assert like is not None
+        data, out = _resized_shape("BilinearResize2D", ins[0], outs[0], (like[2], like[3]))
+        return [data, (*like[:2], *out[2:])], [out]
+    size = (_side(params, data[2], "height"), _side(params, data[3], "width")) if len(data) == 4 else (0, 0)
+    data, out = _resized_shape("BilinearResize2D", ins[0], outs[0], size)
+    return [data], [out]
+
+
+def _resize_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "BilinearResize2D: data and output")
+    return [data, *ins[1:]], [data]
+
+
+def _resize_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    made = builder.node("_backward_contrib_BilinearResize2D", [builder.ograd()])
+    return [*made, *[None] * (builder.num_inputs - 1)]
+
+
+def _resize_weights(params: Params, old: int, new: int) -> Any:
+    return _bilinear(old, new, params["align_corners"])
+
+
+register(
+    Op(
+        name="_contrib_BilinearResize2D",
+        forward=_forward(_resize_weights),
+        infer_shape=_resize_shape,
+        infer_dtype=floats_only("BilinearResize2D", _resize_dtype),
+        params=_RESIZE,
+        inputs=_resize_inputs,
+        gradient=_resize_gradient,
+        ignored_inputs=lambda params: (1,) if params["mode"] == "like" else (),
+        workspace=_forward_workspace,
+        doc="Images (batch, channels, height, width) resized by bilinear interpolation.",
+    )
+)
+backward(
+    "_contrib_BilinearResize2D",
+    _backward(_resize_weights),
+    ("ograd",),
+    params=_RESIZE,
+    workspace=_backward_workspace,
+)
+
+_ADAPTIVE = (Param("output_size", p_shape, (), "height and width of the output; one number: both; nothing: 1"),)
+
+
+def _adaptive_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    size: Shape = params["output_size"] or (1,)
+    if len(size) > 2 or min(size) < 1:
+        raise ParameterError(f"AdaptiveAvgPooling2D: output_size={size}: expected one or two positive numbers")
+    data, out = _resized_shape("AdaptiveAvgPooling2D", ins[0], outs[0], (size[0], size[-1]))
+    return [data], [out]
+
+
+def _adaptive_weights(params: Params, old: int, new: int) -> Any:
+    return _averages(old, new)
+
+
+register(
+    Op(
+        name="_contrib_AdaptiveAvgPooling2D",
+        forward=_forward(_adaptive_weights),
+        infer_shape=_adaptive_shape,
+        infer_dtype=floats_only("AdaptiveAvgPooling2D"),
+        params=_ADAPTIVE,
+        gradient=lambda builder: builder.node("_backward_contrib_AdaptiveAvgPooling2D", [builder.ograd()]),
+        workspace=_forward_workspace,
+        doc="Averages over windows that cover images (batch, channels, height, width) evenly.",
+    )
+)
+backward(
+    "_contrib_AdaptiveAvgPooling2D",
+    _backward(_adaptive_weights),
+    ("ograd",),
+    params=_ADAPTIVE,
+    workspace=_backward_workspace,
+)
