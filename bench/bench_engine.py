@@ -57,7 +57,7 @@ def no_ops(args, placement):
         measure("ThreadPoolExecutor, 2 workers", me, "pool_engine.py", args.count, 2)
     print(f"\n### Threads {placement}: {PLACEMENTS[placement]}\n")
     print(f"{args.count} no-op operations a shape, {args.rounds} rounds, median µs an operation, push to done\n")
-    keys = [*SHAPES, "push_wait", "inplace_add"]
+    keys = [*SHAPES, "push_wait", "user_wait", "inplace_add"]
     print("| | " + " | ".join(keys) + " |")
     print("|---|" + "---|" * len(keys))
     for label, results in rows.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weftplan import config
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from weftplan.errors import MXNetError, did_you_mean
+from weftplan.locks import no_fork_meanwhile
 
 if TYPE_CHECKING:
     from weftplan import device as context
@@ -81,7 +82,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'weftplan' has no attribute {name!r}" + (near and f"; {near.rstrip()}"))
     module_name, _, attribute = f"weftplan.{_LAZY[name]}".partition(":")
     try:
-        value: Any = importlib.import_module(module_name)
+        with no_fork_meanwhile():
+            value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name:
             raise  # the module is there, but something that it needs is not

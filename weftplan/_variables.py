@@ -130,9 +130,18 @@ _ENGINE = (
     ),
     _engine(
         name="WEFTPLAN_ENGINE_WAITERS_HELP",
-        default=True,
-        meaning="Let a thread that waits run operations itself while all workers of their queue are asleep.",
+        default="1",
+        choices=("0", "1", "all"),
+        meaning="Let a thread that waits run operations itself while all workers of their queue are asleep: none (0), "
+        "those that weftplan pushes for itself (1), or a user's functions, too (all).",
         effect="latency of waits on threaded engines",
+    ),
+    _engine(
+        name="WEFTPLAN_ENGINE_MAX_PENDING",
+        default=0,
+        low=0,
+        meaning="A push waits while so many operations are pending, until half of them are done; 0 is no bound.",
+        effect="memory of pending operations; pushes inside operations never wait",
     ),
 )
 

@@ -41,7 +41,12 @@ def run(eng, num_vars, program, fn):
 
 
 def no_ops(count, workers):
-    """Microseconds an operation for each shape, push + wait, and ``a += 1``."""
+    """Microseconds an operation for each shape, push + wait, and ``a += 1``.
+
+    Push + wait is that of an operation which a waiting thread may run, as it may the package's own (``push_wait``), and
+    that of a user's function, which is left to a worker (``user_wait``).
+    """
+    os.environ["WEFTPLAN_ENGINE_WAITERS_HELP"] = "all"
     programs.place()
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=workers)
     result = {}
@@ -57,6 +62,12 @@ def no_ops(count, workers):
             eng.push(nothing, (), [var])
             eng.wait_for_var(var)
         result["push_wait"] = (time.perf_counter() - start) / rounds * 1e6
+        eng._waiters_help = "1"
+        start = time.perf_counter()
+        for _ in range(rounds):
+            eng.push(nothing, (), [var])
+            eng.wait_for_var(var)
+        result["user_wait"] = (time.perf_counter() - start) / rounds * 1e6
         a = mx.nd.zeros((16,))
         for _ in range(100):
             a += 1

@@ -232,3 +232,26 @@ def test_waits_that_raise_in_push_order(deferred):
     assert caught.value.args == (0,)
     told = [note for note in caught.value.__notes__ if note.startswith("another operation failed: ")]
     assert [int(note.split("KeyError: ")[1].split()[0]) for note in told] == list(range(1, 30))
+
+
+@pytest.mark.parametrize("how", ["healed", "dropped", "deleted", "no var"])
+def test_after_a_failure_nothing_costs_more_for_good(deferred, how):
+    """Once no var holds a failure, operations are run as if there had never been one."""
+    var, other = deferred.new_variable(), deferred.new_variable()
+    deferred.push(boom, (), [] if how == "no var" else [var])
+    with pytest.raises(Boom):
+        deferred.wait_for_all()
+    assert deferred._any_failure == (how != "no var")
+    if how == "deleted":
+        deferred.delete_variable(var)
+    elif how == "healed":
+        deferred.push(lambda: None, (), [var])
+    del var
+    for _ in range(2):
+        deferred.push(lambda: None, (), [other])
+        deferred.wait_for_all()
+    assert (deferred._any_failure, deferred._careful) == (False, False)
+    deferred.push(boom, (), [other])
+    deferred.push(lambda: None, [other], [third := deferred.new_variable()])
+    with pytest.raises(Boom):
+        deferred.wait_for_var(third)

@@ -1,10 +1,13 @@
 """The engine's contract: misuse (a var twice, foreign things, a wait inside) is an error that shows the fix."""
 
+import copy
 import itertools
+import pickle
 
 import pytest
 
 from weftplan import engine
+from weftplan.engine import Var
 from weftplan.errors import ConfigError, DuplicateVarError, EngineError, WaitInWorkerError
 
 
@@ -146,3 +149,37 @@ def _error_of(push, reads, writes):
     except EngineError as error:
         return type(error)
     return None
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_var_has_no_twin(eng, twin):
+    """Operations that declared the twin would not wait for those that declared the var."""
+    with pytest.raises(EngineError, match=r"<Var 'a' .* cannot be copied; make another with new_variable"):
+        twin(eng.new_variable("a"))
+
+
+class Compared(Var):
+    """Counts how often it is compared with another."""
+
+    __slots__ = ()
+    count = 0
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return self is other
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_many_vars_cost_each_a_fixed_price(deferred, behind):
+    """A thousand read and a thousand written: none is looked for among the others, when all is free or all waits."""
+    reads, writes = ([Compared(deferred) for _ in range(1000)] for _ in range(2))
+    if behind:
+        for var in (*reads, *writes):
+            deferred.push(lambda: None, (), [var])
+    Compared.count = 0
+    deferred.push(lambda: None, reads, writes)
+    deferred.push_async(lambda done: done(), reads, writes)
+    deferred.wait_for_all()
+    assert Compared.count < 100
+    assert writes[0].version == 2 + behind

@@ -205,6 +205,25 @@ def test_an_operation_may_wait_on_another_engine(eng):
     other.stop()
 
 
+@pytest.mark.parametrize(
+    "kinds", [("NaiveEngine", "NaiveEngine"), ("NaiveEngine", "Simulator"), ("Simulator", "NaiveEngine")]
+)
+def test_an_operation_of_an_inline_engine_may_wait_on_another(kinds):
+    """What is inside an operation of one engine is outside those of the other."""
+    eng, other = (engine.create(kind) for kind in kinds)
+    a, b, log = eng.new_variable(), other.new_variable(), []
+
+    def outer():
+        other.push(lambda: log.append("inner"), (), [b])
+        other.wait_for_var(b)
+        other.wait_for_all()
+        log.append("outer")
+
+    eng.push(outer, (), [a])
+    eng.wait_for_var(a)
+    assert log == ["inner", "outer"]
+
+
 def test_short_operations_run_at_the_push(eng):
     """ASYNC operations and deletes that are ready run on the pushing thread."""
     where = []
@@ -294,7 +313,7 @@ def test_a_tracer_that_raises_is_taken_away(eng, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(threading, "excepthook", told.append)
-    monkeypatch.setattr(eng, "_waiters_help", False)  # on the main thread SystemExit would be raised by the wait
+    monkeypatch.setattr(eng, "_waiters_help", "0")  # on the main thread SystemExit would be raised by the wait
     eng.tracer = tracer
     for _ in range(3):
         eng.push(nothing)

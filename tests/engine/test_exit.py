@@ -92,7 +92,7 @@ def test_members_of_a_bulk_are_not_lost_silently(kind):
         MXNET_ENGINE_TYPE=kind,
     )
     assert (code, out) == (0, "")
-    assert "weftplan: 1 operations had not run when the process ended; call wait_for_all() first" in err
+    assert "weftplan: 1 operation had not run when the process ended; call wait_for_all() first" in err
 
 
 def test_every_engine_of_the_process(kind):
@@ -115,3 +115,109 @@ def test_every_engine_of_the_process(kind):
     assert sorted(out.splitlines()) == ["deleted 0", "deleted 1", "deleted 2"]
     for i in range(3):
         assert f"nobody waited for it: ZeroDivisionError: division by zero (operation 'lost {i}', pushed at " in err
+
+
+@pytest.mark.parametrize("kind", ["NaiveEngine", *KINDS, "Simulator"])
+def test_a_destructor_after_the_end(kind):
+    """What it pushes would never run, and what it waits for might never come: it is told so, and the process ends."""
+    code, out, err = script(
+        """
+        import sys
+        from weftplan import engine
+        from weftplan.errors import EngineError
+
+        eng = engine.get()
+        var = eng.new_variable()
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_all()
+
+        class Last:
+            def __del__(self, eng=eng, var=var, write=sys.stdout.write, EngineError=EngineError):
+                for act in (
+                    lambda: eng.push(len),
+                    lambda: eng.wait_for_var(var),
+                    lambda: eng.wait_for_all(),
+                    lambda: eng.future(var),
+                ):
+                    try:
+                        act()
+                        write("nothing said\\n")
+                    except EngineError as error:
+                        write(f"{error}\\n")
+
+        sys.last_of_all = Last()
+        """,
+        MXNET_ENGINE_TYPE=kind,
+    )
+    assert (code, err) == (0, "")
+    assert [line[:67] for line in out.splitlines()] == [
+        "the interpreter is ending: nothing is pushed or waited for any more"
+    ] * 4
+
+
+def test_arrays_that_die_after_the_end():
+    """Their finalizers say nothing, and no engine is made for them."""
+    code, out, err = script(
+        """
+        import sys
+        import weftplan as mx
+
+        sys.kept = [mx.nd.ones((3,)) for _ in range(20)]
+        """
+    )
+    assert (code, out, err) == (0, "", "")
+
+
+def test_results_that_nobody_wanted(kind):
+    """A script that ends with operations on arrays pending has lost nothing that anybody could see: silence."""
+    code, out, err = script(
+        """
+        import threading, time
+        import weftplan as mx
+        from weftplan import engine
+
+        a, begun = mx.nd.ones((3,)), threading.Event()
+        engine.get().push(lambda: (begun.set(), time.sleep(0.2)), (), [a.var])
+        begun.wait()
+        for _ in range(20):
+            a += 1
+        """,
+        MXNET_ENGINE_TYPE=kind,
+    )
+    assert (code, out, err) == (0, "", "")
+
+
+def test_daemon_threads_that_go_on_pushing(kind):
+    """They are told that the interpreter ends; the end does not wait for what they would push."""
+    code, out, err = script(
+        """
+        import atexit, threading, time
+        from weftplan import engine
+        from weftplan.errors import EngineError
+
+        eng = engine.get()
+        told = []
+
+        def storm(var):
+            try:
+                while True:
+                    eng.push(lambda: None, (), [var])
+            except EngineError as error:
+                told.append(str(error))
+                while True:
+                    time.sleep(1)
+
+        for _ in range(2):
+            threading.Thread(target=storm, args=(eng.new_variable(),), daemon=True).start()
+        time.sleep(0.1)
+        from weftplan.engine import factory
+        atexit.unregister(factory._at_exit)
+        factory._at_exit()
+        while len(told) < 2:
+            time.sleep(0.01)
+        print(eng.statistics().pending, told[0][:25])
+        """,
+        MXNET_ENGINE_TYPE=kind,
+    )
+    assert (code, out) == (0, "0 the interpreter is ending\n")
+    assert "still busy" not in err

@@ -56,7 +56,7 @@ def test_a_queue_made_between_stop_and_fork():
 
     def goes_on():
         assert eng.statistics().queues == ()
-        eng._waiters_help = False
+        eng._waiters_help = "0"
         eng.push(lambda: None, (), [var])
         eng.wait_for_var(var)
         return var.version == 2
@@ -344,3 +344,73 @@ def test_a_thread_on_its_way_into_the_gate():
     eng.wait_for_all()
     assert var.version == 1
     eng.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_naive_engines_with_pushing_threads():
+    """The requests that other threads leave while the forking one is inside are carried out; both sides go on."""
+    eng = engine.create("NaiveEngine")
+    stop = threading.Event()
+
+    def load():
+        var = eng.new_variable()
+        while not stop.is_set():
+            eng.push(lambda: None, (), [var])
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            var = eng.new_variable()
+
+            def goes_on(var=var):
+                eng.push(lambda: None, (), [var])
+                eng.wait_for_all()
+                return var.version == 1
+
+            in_child(goes_on)
+    finally:
+        stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_thread_that_imports_a_layer_for_the_first_time():
+    """
+    1. a thread asks for ``mx.nd``, which is imported then  2. another forks  3. the child asks for ``mx.nd``, too
+
+    Without the fork's wait it would find the lock of the import taken by a thread that it does not have.
+    """
+    program = """
+        import os, signal, sys, threading, time
+        import weftplan as mx
+
+        inside = threading.Event()
+
+        class Slow:
+            def find_spec(self, name, path=None, target=None):
+                if name == "weftplan.ndarray.array":
+                    inside.set()
+                    time.sleep(0.3)
+
+        sys.meta_path.insert(0, Slow())
+        thread = threading.Thread(target=lambda: mx.nd)
+        thread.start()
+        assert inside.wait(20)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(10)
+            os._exit(0 if mx.nd.ones((2,)).asnumpy().sum() == 2 else 1)
+        print(os.waitpid(pid, 0)[1])
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")

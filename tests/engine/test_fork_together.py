@@ -72,7 +72,7 @@ def test_an_engine_made_meanwhile(kind):
 
     def goes_on():
         [(late, var)] = made
-        late._waiters_help = False
+        late._waiters_help = "0"
         late.push(lambda: None, (), [var])
         late.wait_for_var(var)
         return var.version == 2
@@ -97,7 +97,7 @@ def test_an_engine_that_the_fork_has_not_seen(monkeypatch, busy):
     monkeypatch.setattr(forking, "engines", lambda: [one for one in real() if forking.in_child or one is not eng])
 
     def goes_on():
-        eng._waiters_help = False
+        eng._waiters_help = "0"
         if not busy:
             eng.push(lambda: None, (), [var])
             eng.wait_for_var(var)
@@ -146,7 +146,7 @@ def test_ctrl_c_ends_the_wait():
             status = 1
             try:
                 for eng, var in (idle, variables[0]), (new, variables[2]):
-                    eng._waiters_help = False
+                    eng._waiters_help = "0"
                     eng.push(lambda: None, (), [var])
                     eng.wait_for_var(var)
                 try:
@@ -177,7 +177,7 @@ def test_two_threads_fork_at_once(monkeypatch):
 
     def goes_on():
         for eng, var in zip(made, variables, strict=True):
-            eng._waiters_help = False
+            eng._waiters_help = "0"
             before = var.version
             eng.push(lambda: None, (), [var])
             eng.wait_for_var(var)

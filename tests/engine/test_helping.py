@@ -33,6 +33,12 @@ def thread_of_next(eng, var, **options):
     return ran[0]
 
 
+@pytest.fixture(autouse=True)
+def all_functions(monkeypatch):
+    """What is pushed here are a user's functions."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "all")
+
+
 @pytest.fixture(params=KINDS)
 def eng(request):
     """A threaded engine with one worker."""

@@ -63,6 +63,9 @@ def odd(what):
     class BadTrace(Boom):
         with_traceback = raises
 
+    class BadAttributes(Boom):
+        __getattribute__ = raises
+
     return {
         "name": (boom, BadName()),
         "truth": (boom, BadTruth("name")),
@@ -71,11 +74,14 @@ def odd(what):
         "notes": (failing(BadNotes), None),
         "old notes": (failing(BadOldNotes), None),
         "traceback": (failing(BadTrace), None),
+        "attributes": (failing(BadAttributes), None),
     }[what]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("what", ["name", "truth", "format", "function", "notes", "old notes", "traceback"])
+@pytest.mark.parametrize(
+    "what", ["name", "truth", "format", "function", "notes", "old notes", "traceback", "attributes"]
+)
 @pytest.mark.parametrize("size", [0, 5])
 def test_no_worker_ends(kind, what, size):
     """The failure is raised, and the next operation runs, in bulks and alone."""

@@ -13,16 +13,28 @@ import pytest
 from tests.engine.model import Actor, Found, Steps, Violation, explore
 
 
-def apply(handle: Callable[[Any], Steps], change: str = "") -> Steps:
-    """``Combining._apply``; ``handle`` carries out one request, up to its ``del requests[0]``, and dispatches."""
+def apply(handle: Callable[[Any], Steps], change: str = "", most: int = 9, me: Any = 0) -> Steps:
+    """``Combining._apply``; ``handle`` carries out one request, up to its ``del requests[0]``, and dispatches.
+
+    After ``most`` requests the thread leaves a mark of its own and goes on unless another has been inside since.
+    """
+    stay = 0
     while (yield "get", "requests"):
         if (yield "first", "token") is None:
             return
-        while requests := (yield "get", "requests"):
+        left, stay = most, stay + 1
+        while left and (requests := (yield "get", "requests")):
+            left -= 1
             yield from handle(requests[0])
-        yield "append", "token", 1
+        mark = (me, stay) if not left else 1
+        yield "append", "token", mark
         if change == "look before giving the token back":
             return
+        if not left:
+            if change == "leave it to whoever comes next":
+                return
+            if (yield "get", "token") != (mark,):
+                return
 
 
 def one_inside(state: dict[str, Any]) -> str | None:
@@ -33,7 +45,7 @@ def one_inside(state: dict[str, Any]) -> str | None:
 # -- requests and the token --------------------------------------------------------------------------------------------
 
 
-def requests_model(threads: int, each: int, change: str = "") -> Found:
+def requests_model(threads: int, each: int, change: str = "", most: int = 9) -> Found:
     """Threads that put down requests and apply them if nobody does."""
 
     def handle(_: Any) -> Steps:
@@ -51,12 +63,14 @@ def requests_model(threads: int, each: int, change: str = "") -> Found:
                 yield "append", "requests", (me, number)
                 free = yield "get", "token"
             if free:
-                yield from apply(handle, change)
+                yield from apply(handle, change, most, (me, number))
 
     def at_end(state: dict[str, Any]) -> str | None:
         if state["requests"]:
             return "a request stays behind"
-        return None if state["token"] == (1,) and state["done"] == threads * each else "the token or a request is lost"
+        return (
+            None if len(state["token"]) == 1 and state["done"] == threads * each else "the token or a request is lost"
+        )
 
     actors = [Actor(f"thread {i}", lambda i=i: thread(i)) for i in range(threads)]  # type: ignore[misc]
     return explore({"requests": (), "token": (1,), "inside": 0, "done": 0}, actors, one_inside, at_end)
@@ -68,11 +82,25 @@ def test_no_request_stays_behind(threads, each):
     assert requests_model(threads, each).states > 100
 
 
+@pytest.mark.parametrize(
+    ("threads", "each", "most"), [(2, 2, 1), (2, 2, 2), pytest.param(3, 1, 1, marks=pytest.mark.stress)]
+)
+def test_nothing_stays_behind_where_a_thread_serves_only_some(threads, each, most):
+    """The last one to have been inside always looks once more."""
+    assert requests_model(threads, each, most=most).states > 100
+
+
 @pytest.mark.parametrize("change", ["look before giving the token back", "look for the token before the request"])
 def test_each_order_of_request_and_token_is_needed(change):
     """README, race 1."""
     with pytest.raises(Violation, match="stays behind"):
         requests_model(2, 1, change)
+
+
+def test_leaving_the_rest_to_whoever_comes_is_not_enough():
+    """README, race 1: nobody may come."""
+    with pytest.raises(Violation, match="stays behind"):
+        requests_model(2, 2, "leave it to whoever comes next", most=1)
 
 
 # -- waits -------------------------------------------------------------------------------------------------------------

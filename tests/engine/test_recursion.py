@@ -39,6 +39,100 @@ print(120 <= len(pushed) < 160)
 """
 
 
+ACTS = """
+import sys
+from weftplan import engine
+from weftplan.engine import FnProperty
+
+kind = sys.argv[1]
+eng = engine.create(kind, cpu_workers=1) if "Threaded" in kind else engine.create(kind)
+limit = sys.getrecursionlimit()
+
+def deep(frames, call):
+    if frames:
+        return deep(frames - 1, call)
+    return call()
+
+ran, started, kept = [], [], []
+
+def act(var):
+    note = lambda: ran.append(1)
+    if name == "push":
+        return eng.push(note, (), [var])
+    if name == "short":
+        return eng.push(note, (), [var], prop=FnProperty.ASYNC)
+    if name == "prioritized":
+        return eng.push(note, (), [var], prop=FnProperty.CPU_PRIORITIZED)
+    if name == "async":
+        return eng.push_async(lambda done: (note(), done()), (), [var])
+    if name == "delete":
+        return eng.delete_variable(eng.new_variable(), note)
+    if name == "bulk":
+        with eng.bulk(1):
+            return eng.push(note, (), [var])
+    if name == "on_complete":
+        return started.pop()()
+    if name == "future":
+        kept.append(eng.future(var))
+        return kept[-1].add_done_callback(lambda _: note())
+    return getattr(eng, name)(*[var] * (name == "wait_for_var"))
+
+NAMES = ["push", "short", "prioritized", "async", "delete", "bulk", "future", "wait_for_var", "wait_for_all"]
+NAMES += ["statistics"] + ["on_complete"] * (kind != "NaiveEngine")
+for name in NAMES:
+    raised = done = 0
+    for frames in range(limit - 80, limit - 3):
+        busy = frames % 2
+        var, before = eng.new_variable(), len(ran)
+        if busy:
+            eng.push(int, [], [var])
+        if name == "on_complete":
+            eng.push_async(started.append, (), [var])
+            while not started:
+                if kind == "Simulator":
+                    eng.step()
+            hold = started[0]
+        try:
+            deep(frames, lambda: act(var))
+        except RecursionError:
+            raised += 1
+            count = 0
+            if name == "on_complete":
+                hold()
+        else:
+            done += 1
+            count = 1
+        try:
+            eng.wait_for_all()
+        except RecursionError:  # of the operation itself, where it runs on the pushing thread
+            assert kind == "NaiveEngine" or name in ("short", "delete"), (frames, kind)
+        assert var.state == "IDLE", (frames, var)
+        if name not in ("wait_for_var", "wait_for_all", "statistics", "on_complete", "stop"):
+            inline = kind == "NaiveEngine" or name in ("short", "delete", "future", "bulk")
+            times = len(ran) - before
+            assert times == count or (inline and times < 2), (name, frames, times, count)
+    print(name, raised > 3 or name[:4] == "wait", done > 3)
+counts = eng.statistics()
+assert counts.pushed == counts.completed and not counts.pending, counts
+var = eng.new_variable()
+for _ in range(3):
+    eng.push(int, (), [var])
+    eng.wait_for_var(var)
+assert var.version == 3
+"""
+
+
+@pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
+def test_every_act_happens_once_or_raises(kind):
+    """At each depth below the limit, busy or not: a RecursionError means that nothing has happened, none that all has;
+    afterwards nothing is pending, each var is idle, and the engine goes on."""
+    done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert len(told) == 10 + (kind != "NaiveEngine")
+    assert {depths for _, depths in told} == {"True True"}, told
+
+
 OTHERS = """
 import sys, threading, time
 from weftplan import engine
@@ -74,7 +168,7 @@ for frames in range(sys.getrecursionlimit() - 40, sys.getrecursionlimit()):
         time.sleep(0)
     eng._leave()
     try:
-        deep(frames, eng._apply)
+        deep(frames, lambda: eng._wait_idle(0))
     except RecursionError:
         short += 1
     thread.join(20)

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from weftplan import engine
+from weftplan.engine import simulator
 
 
 def finishes(call):
@@ -78,3 +79,42 @@ def test_a_push_that_another_thread_carries_out():
     thread.join()
     sim.wait_for_all()
     assert sorted(log) == ["freed", "mine"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("where", ["append", "_execute", "_start_async", "once"])
+def test_an_interrupt_around_an_operation(monkeypatch, where, asynchronous):
+    """The operation that was taken ends, run or failed; none is lost, and waits come back."""
+    sim = engine.create("Simulator")
+    var, ran = sim.new_variable(), []
+
+    def interrupted(*args):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    class History(list):
+        append = interrupted
+
+    if where == "append":
+        sim.history = History()
+    elif where == "once":
+        monkeypatch.setattr(simulator, "once", interrupted)
+    else:
+        monkeypatch.setattr(sim, where, interrupted)
+    if asynchronous:
+        sim.push_async(lambda done: (ran.append(1), done()), (), [var])
+    else:
+        sim.push(lambda: ran.append(1), (), [var])
+    hit = where == "append" or asynchronous == (where != "_execute")
+    if hit:
+        with pytest.raises(KeyboardInterrupt):
+            sim.wait_for_var(var)
+    else:
+        sim.wait_for_var(var)
+    assert ran == [1] * (not hit)
+    assert (var.state, var.version) == ("IDLE", 1)
+    sim.history = []
+    monkeypatch.undo()
+    sim.push(lambda: ran.append(2), (), [var])
+    sim.wait_for_all()
+    assert ran[-1] == 2

@@ -7,16 +7,23 @@ import pytest
 from weftplan import engine
 from weftplan.device.context import cpu
 from weftplan.engine import FnProperty
+from weftplan.errors import EngineError
 
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 MANY = 4
 
 
 @pytest.fixture(params=KINDS)
+def kind(request):
+    """Each threaded engine."""
+    return request.param
+
+
+@pytest.fixture(params=KINDS)
 def eng(request):
     """Four workers; waiting threads do not stand in."""
     made = engine.create(request.param, cpu_workers=MANY, priority_workers=MANY)
-    made._waiters_help = False
+    made._waiters_help = "0"
     yield made
     made.stop()
 
@@ -133,11 +140,14 @@ class TestNoThreadToBeHad:
         eng.wait_for_all()  # later there are threads again
 
     def test_the_first_of_a_queue(self, eng, refuse):
-        """Without any worker the push raises; its operation is in the queue, and the next push finds a thread."""
+        """Without any worker the operation is in the queue; a wait says why it does not run, and the next push finds a
+        thread."""
         var, ran = eng.new_variable(), []
         refuse(1000)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            eng.push(lambda: ran.append("first"), (), [var])
+        eng.push(lambda: ran.append("first"), (), [var])
+        for wait in (eng.wait_for_all, lambda: eng.wait_for_var(var)):
+            with pytest.raises(EngineError, match=r"no thread can be started .* can't start new thread"):
+                wait()
         assert ran == []
         refuse(0)
         eng.push(lambda: ran.append("second"), (), [var])
@@ -145,6 +155,43 @@ class TestNoThreadToBeHad:
         eng.wait_for_all()
         assert sorted(ran) == ["elsewhere", "first", "second"]
         assert var.version == 2
+
+    @pytest.mark.parametrize("wait", ["wait_for_var", "wait_for_all"])
+    def test_a_wait_starts_what_could_not_be_started(self, eng, refuse, wait):
+        """No push comes any more; there are threads again, and the wait itself sees to it."""
+        var, ran = eng.new_variable(), []
+        refuse(1)
+        eng.push(lambda: ran.append("first"), (), [var])
+        assert ran == []
+        eng.wait_for_var(var) if wait == "wait_for_var" else eng.wait_for_all()
+        assert ran == ["first"]
+
+
+@pytest.mark.parametrize("place", ["_dispatch", "_run_here"])
+def test_a_worker_outlives_whatever_comes_out_of_the_region(kind, monkeypatch, place):
+    """It is told where nobody catches it; the worker keeps its place, and everything goes on."""
+    eng, told, plain = engine.create(kind, cpu_workers=1), [], []
+    eng._waiters_help = "0"
+    method = getattr(eng, place)
+    monkeypatch.setattr(threading, "excepthook", lambda info: told.append(info.exc_type))
+
+    def raises():
+        method()
+        if threading.current_thread().name.startswith("weftplan") and len(plain) < 3:
+            plain.append(1)
+            raise MemoryError
+
+    monkeypatch.setattr(eng, place, raises)
+    var = eng.new_variable()
+    for _ in range(20):
+        eng.push(lambda: None, (), [var])
+        if place == "_run_here":
+            eng.push(lambda: None, (), [var], prop=FnProperty.ASYNC)
+    eng.wait_for_all()
+    assert told == [MemoryError] * len(plain)
+    assert eng.statistics().pending == 0
+    assert [queue.workers for queue in eng.statistics().queues] == [1]
+    eng.stop()
 
 
 def test_contexts_do_not_wait_for_each_other():

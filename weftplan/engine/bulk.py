@@ -32,6 +32,7 @@ class BulkMember:
     ctx: Context
     name: str | None
     site: Site
+    own: bool
 
 
 class BulkState(threading.local):
@@ -113,7 +114,7 @@ class BulkRun:
                 except BaseException as error:
                     label = label_of(member.fn, member.name)
                     told = undeclared_write(label, error) if self.engine._debug else error
-                    blocked = Failure(told, label, member.site, seq)
+                    blocked = Failure(told, member.name, member.site, seq, member.fn)
                     self.failures.append(blocked)
             if blocked is not None:
                 failed = True

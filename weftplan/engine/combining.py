@@ -14,9 +14,10 @@ other) but not wait.
 The token is a dictionary of one item, because ``del token[0]`` is atomic, and on the main thread cannot be separated by
 a signal from the ``try`` that follows, which a call of ``acquire`` can. Interrupts come at the ends of loops, when a
 function begins and after a call; so whatever belongs together is done without a call in it but for the last step, and
-``_resume`` finds out how far the request at hand has come. At the limit of recursion every call may fail, hence steps
-that need none behind those that do. CPython 3.13.0 leaves a loop past the ``try`` around it where the jump back comes
-right after a condition; hence loops without one in their head, and ``edge``, which is written at their ends.
+``_resume`` finds out how far the request at hand has come. Nothing here meets the limit of recursion: whoever asks has
+made an operation, for which there must be ``room``. CPython 3.13.0 leaves a loop past the ``try`` around it where the
+jump back comes right after a condition; hence loops without one in their head, and ``edge``, which is written at their
+ends.
 """
 
 from __future__ import annotations
@@ -25,23 +26,27 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, MutableSequence
+from time import sleep
 from types import CodeType
 from typing import Any, TypeVar
 
 from weftplan.engine.execution import Execution
-from weftplan.engine.operation import OprBlock, Waiter
+from weftplan.engine.operation import OprBlock, Waiter, ample_room
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 
 T = TypeVar("T")
 ONE = (1,)
 """Added to a list of permits: giving one back."""
-_BETWEEN: tuple[None, None] = (None, None)
-"""``_halfway`` where no request was at hand."""
 _TOLD = -1
 """``wait`` of a waiter whose completion has been asked for."""
 PATIENCE_S = 1.0
-"""How often a sleeping thread looks whether the one inside, at its limit of recursion, had no room to wake it."""
+"""How often a thread that waits looks whether it has to do something itself: the thread inside, at its limit of
+recursion, had no room to answer, or no worker could be started."""
+MOST_AT_ONCE = 500
+"""Requests that a thread carries out before it lets another go on with them."""
+PAUSE_S = 0.00005
+"""How long it waits for another to come."""
 
 
 class Combining(Execution):
@@ -51,10 +56,8 @@ class Combining(Execution):
         super().__init__()
         self._requests: deque[OprBlock] = deque()
         """Operations to admit or to complete, in order. The first stays until it is carried out."""
-        self._token = {0: 1}
-        """Empty while a thread is inside."""
-        self._halfway: tuple[OprBlock | None, Var | None] | None = None
-        """The request and the var at which the region was broken off, until :meth:`_resume` has finished it."""
+        self._token: dict[int, Any] = {0: 1}
+        """Empty while a thread is inside; otherwise tells who was there last, as far as that one wants to know."""
         self._ready: deque[OprBlock] = deque()
         """Granted all their vars, not handed over yet; empty outside the region."""
         self._here: deque[OprBlock] = deque()
@@ -65,7 +68,8 @@ class Combining(Execution):
         self._waits = 0
         """How many of the completed operations were waiters."""
         self._idle_waiters: list[Any] = []
-        """Locks to release when nothing is pending."""
+        """Locks to release when no more than ``_few`` are pending."""
+        self._few = self._bound // 2
 
     # -- what a driver provides -------------------------------------------------------------------------------------
 
@@ -114,20 +118,20 @@ class Combining(Execution):
         dropped: Any = None
         try:
             while True:
-                if not requests and self._halfway is None:
+                if not requests:
                     break
                 try:
                     del token[0]
                 except KeyError:
                     break
+                left = MOST_AT_ONCE
                 op: OprBlock | None = None
                 var: Var | None = None
                 try:
-                    if self._halfway is not None:
-                        self._resume()
                     while True:
-                        if not requests:
+                        if not requests or not left:
                             break
+                        left -= 1
                         op = requests[0]
                         if not op.seq:
                             wait = 0
@@ -137,12 +141,9 @@ class Combining(Execution):
                                 else:
                                     wait += 1
                                     if var.waiting is None:
-                                        var.waiting = [op]
+                                        var.waiting = [(op,)]
                                     else:
-                                        try:
-                                            var.waiting.append(op)
-                                        except RecursionError:
-                                            var.waiting += (op,)
+                                        var.waiting.append((op,))
                                 edge: Var | None = var
                             for var in op.writes:
                                 if var.write is None:
@@ -154,10 +155,7 @@ class Combining(Execution):
                                     if var.waiting is None:
                                         var.waiting = [op]
                                     else:
-                                        try:
-                                            var.waiting.append(op)
-                                        except RecursionError:
-                                            var.waiting += (op,)
+                                        var.waiting.append(op)
                                 edge = var
                             self._seq = op.seq = self._seq + 1
                             op.wait = wait
@@ -166,10 +164,7 @@ class Combining(Execution):
                             del requests[0]
                             if not wait:
                                 granted, op = op, None  # over, should an interrupt come after the next call
-                                try:
-                                    ready.append(granted)
-                                except RecursionError:  # no room for a call, but for this
-                                    ready += (granted,)
+                                ready.append(granted)
                         else:
                             if self._any_failure or op.failure is not None:
                                 dropped = (self._spread(op), dropped)
@@ -179,10 +174,7 @@ class Combining(Execution):
                                     other = var.write
                                     other.wait -= 1
                                     if not other.wait:
-                                        try:
-                                            ready.append(other)
-                                        except RecursionError:
-                                            ready += (other,)
+                                        ready.append(other)
                                 edge = var
                             for var in op.writes:
                                 var.version += 1
@@ -199,16 +191,18 @@ class Combining(Execution):
                         op = var = None
                         if ready:
                             self._dispatch()
-                        if self._idle_waiters and self._completed == self._seq:
+                        if self._idle_waiters and self._seq - self._completed <= self._few:
                             self._tell_idle()
                         edge = None
                 except BaseException as error:
                     interrupted = interrupted or error
-                    if self._halfway is None:
-                        self._halfway = (op, var)
-                    self._resume()
+                    self._resume(op, var)
                 finally:
-                    token[0] = 1
+                    token[0] = mine = left or [0]
+                if not left:
+                    sleep(PAUSE_S)  # others are to have a chance to come, or this thread would serve a storm to its end
+                    if token.get(0) is not mine:
+                        break  # one has, and goes on unless another has come since
                 edge = None  # noqa: F841
             dropped = None
             if self._here:
@@ -228,57 +222,45 @@ class Combining(Execution):
     def _tell(self, op: OprBlock) -> None:
         """Inside: ``op``, first in ``_ready``, is a waiter; it is over as soon as it is granted."""
         if not op.wait:
-            # Before it is told: what the woken thread asks next is answered after this one is over. Not a call, which
-            # could fail at the limit of recursion.
+            # Before it is told: what the woken thread asks next is answered after this one is over. Not a call, after
+            # which an interrupt could come.
             requests = self._requests
             requests += (op,)
             op.wait = _TOLD
-        try:
+        try:  # noqa: SIM105  # `suppress` is slow
             op.fn()
-        except RecursionError:  # no room for it here: whoever is inside next tells it
-            raise
-        except RuntimeError:  # told before an interrupt
+        except RuntimeError:  # told before an interrupt, or no room for it here: who asked asks again
             pass
         self._waits += 1
         del self._ready[0]
 
     def _tell_idle(self) -> None:
-        """Inside: nothing is pending."""
+        """Inside: little or nothing is pending. Who is told looks whether it is little enough."""
         waiters = self._idle_waiters
         while waiters:
-            try:
+            try:  # noqa: SIM105
                 waiters[0].release()
-            except RecursionError:
-                raise
             except RuntimeError:  # told before an interrupt
                 pass
             del waiters[0]
 
     # -- after an interrupt -----------------------------------------------------------------------------------------
 
-    def _resume(self) -> None:
+    def _resume(self, op: OprBlock | None, var: Var | None) -> None:
         """Inside: an exception (KeyboardInterrupt, MemoryError) broke off the region; bring the request to its end.
 
-        Half a change would block its vars for ever. ``_halfway`` has the request at hand (None: between two) and the
-        last var it was doing. Its turn is over, except that releasing a write may have been broken off in a call. At
-        the limit of recursion this cannot be called; then the next thread inside does.
+        Half a change would block its vars for ever. ``op`` is the request at hand (None: between two), ``var`` the last
+        var it was doing. Its turn is over, except that releasing a write may have been broken off in a call.
         """
-        assert self._halfway is not None
-        op, var = self._halfway
         if op is not None and not op.seq:
             self._resume_admission(op, var)
         elif op is not None:
             self._resume_completion(op, var)
-        self._halfway = None
-        try:
-            if self._ready:
-                self._dispatch()
-            if self._idle_waiters and self._completed == self._seq:
-                self._tell_idle()
-            self._wake_all()
-        except RecursionError:  # the request is over, the rest is for the next thread inside
-            self._halfway = _BETWEEN
-            raise
+        if self._ready:
+            self._dispatch()
+        if self._idle_waiters and self._seq - self._completed <= self._few:
+            self._tell_idle()
+        self._wake_all()
 
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
         reads_done = writes_done = 0
@@ -300,7 +282,7 @@ class Combining(Execution):
             self._in_flight[op.seq] = op
         del self._requests[0]
         if not op.wait:
-            self._ready += (op,)
+            self._ready.append(op)
 
     def _resume_completion(self, op: OprBlock, var: Var | None) -> None:
         reads_done = writes_done = 0
@@ -332,6 +314,7 @@ class Combining(Execution):
         Raises:
             EngineError: called by a destructor or signal handler that interrupted this thread inside.
         """
+        ample_room(30)
         self._refuse_inside()
         done = threading.Lock()
         done.acquire()
@@ -339,13 +322,12 @@ class Combining(Execution):
 
         def make() -> None:
             if not outcome:
+                ample_room()  # this thread, which may be another than the asking one, has it; or it is asked again
                 # Counts without the waiter that this is.
                 self._waits += 1
                 self._completed += 1
                 try:
                     outcome.extend((True, change()))
-                except RecursionError:  # of the thread inside, which may be another: the next one makes it
-                    raise
                 except BaseException as error:
                     if outcome:  # an interrupt after the change: this is called again
                         raise
@@ -358,7 +340,7 @@ class Combining(Execution):
         try:
             self._admit(Waiter(make, (), ()))
             while not done.acquire(timeout=PATIENCE_S):
-                self._apply()
+                self._admit(Waiter(make, (), ()))
         except BaseException:
             outcome.append(None)  # nobody is told of it any more: if it has not been made, it is not to be
             raise

@@ -16,6 +16,7 @@ from weftplan.engine.bulk import BulkGuard, BulkMember, BulkRun
 from weftplan.engine.debug import start_watchdog
 from weftplan.engine.dump import dump_dot, dump_text, snapshot
 from weftplan.engine.execution import Tracer as Tracer
+from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.forking import Forking
 from weftplan.engine.operation import (
@@ -23,14 +24,16 @@ from weftplan.engine.operation import (
     FnProperty,
     Operator,
     OprBlock,
+    OwnBlock,
     TracedBlock,
     Waiter,
+    ample_room,
     check_runs,
     checked_property,
     checked_vars,
     label_of,
 )
-from weftplan.engine.sites import is_internal, push_site
+from weftplan.engine.sites import PACKAGE, origin, push_site
 from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
@@ -143,7 +146,9 @@ class Engine(Forking):
             DuplicateVarError: a var is written twice, or read and written.
             EngineError: a var of another engine, a deleted var, or no function.
         """
-        if type(fn) is Operator:
+        if not callable(fn):
+            if type(fn) is not Operator:
+                raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
             if fn.engine is not self or fn.deleted:
                 state = "was deleted" if fn.deleted else f"belongs to {fn.engine!r}"
                 raise EngineError(f"{fn!r} {state}; make a new operator with this engine's new_operator()")
@@ -177,37 +182,56 @@ class Engine(Forking):
                 pass
             if not plain:
                 const_vars, mutable_vars = checked_vars(self, const_vars, mutable_vars, name)
-            if not callable(fn):
-                raise EngineError(f"an operation needs a function without arguments, got {type(fn).__name__}")
         if ctx is not None and type(ctx) is Context and ctx.device_type == "cpu" and not ctx.device_id:
             ctx = None
+        frame = sys._getframe(1)
         if ctx is None and prop is NORMAL and not priority and self._unusual < 2:
-            frame = sys._getframe(1)
             code: CodeType | None = frame.f_code
             lasti = frame.f_lasti
+            kind = OprBlock
             if code is not self._pusher:
-                if is_internal(frame.f_code.co_filename):
+                pusher = origin(frame.f_code.co_filename)
+                if pusher:
                     code, lasti = push_site() or (None, 0)
+                    if pusher == PACKAGE:
+                        kind = OwnBlock
                 else:
                     self._pusher = code
             if not self._unusual:
-                self._requests.append(OprBlock(fn, const_vars, mutable_vars, name, code, lasti))
+                self._requests.append(kind(fn, const_vars, mutable_vars, name, code, lasti))
             else:
                 traced = TracedBlock(fn, const_vars, mutable_vars, name, code, lasti)
+                traced.own = kind.own
                 traced.push_ns = time.perf_counter_ns()
                 self._requests.append(traced)
             if self._token:
                 self._apply()
             return
+        if self._bound and not running.engines and not self._is_inside():
+            self._make_room()
         site = push_site()
+        own = origin(frame.f_code.co_filename) == PACKAGE
         priority = _check_place(ctx, priority)
-        if self._bulking and self._bulk.size:
+        if self._bulking and self._bulk.size and not running.seated:
             if prop is NORMAL and not priority and not self._inline and self._tracer is None:
-                self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site))
+                ample_room()
+                self._absorb(BulkMember(fn, const_vars, mutable_vars, ctx or _CPU0, name, site, own))
                 return
             self._flush_bulk()
         prop = checked_property(prop)
-        self._submit(DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, prop, priority))
+        op = DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, prop, priority)
+        op.own = own
+        self._submit(op)
+
+    def _make_room(self) -> None:
+        """Wait until fewer than WEFTPLAN_ENGINE_MAX_PENDING operations are pending; then until half of them are gone.
+
+        So that the pushing thread does not sleep and wake for each operation.
+        """
+        if self._pending >= self._bound:
+            if self._bulking:
+                self._flush_bulk()
+            self._wait_idle(few=self._few)
 
     def _submit(self, op: DetailedBlock) -> None:
         """Push what is not the usual."""
@@ -220,10 +244,11 @@ class Engine(Forking):
         for var in writes:
             if var.engine is not self:
                 return False
-        for var in reads:
-            if var.engine is not self or var in writes:
-                return False
         count = len(writes)
+        written = writes if count < 9 else set(writes)
+        for var in reads:
+            if var.engine is not self or var in written:
+                return False
         if count > 1 and (writes[0] is writes[1] if count == 2 else len(set(writes)) != count):
             return False
         count = len(reads)
@@ -302,11 +327,12 @@ class Engine(Forking):
 
     def _push_bulk(self, shared: list[BulkMember]) -> None:
         members = shared[:]
-        shared.clear()
         run = BulkRun(self, members)
         first = members[0]
         op = DetailedBlock(run, run.reads, run.writes, "ImperativeBulk", first.site, first.ctx, FnProperty.NO_SKIP)
+        op.own = all(member.own for member in members)
         run.op = op
+        del shared[: len(members)]
         self._submit(op)
 
     # -- life of the engine -----------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
-from weftplan.engine.failure import Failure, undeclared_write
-from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock
+from weftplan.engine.failure import Failure, traceback_of, undeclared_write
+from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.shield import shielded
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError
@@ -31,10 +32,12 @@ _NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
 
 
 class _Running(threading.local):
-    """What this thread executes: ``engine`` whose operation, and how many nested ones on an inline engine."""
+    """What this thread executes."""
 
-    engine: Execution | None = None
-    depth = 0
+    engines: tuple[Execution, ...] = ()
+    """Whose operations it is inside of, the innermost last."""
+    seated = False
+    """It waits and stands in for a worker: what it runs must not find what belongs to the wait."""
     short: Execution | None = None
     """The engine in whose loop that runs short operations this thread is."""
 
@@ -54,24 +57,29 @@ class Execution:
 
     def __init__(self) -> None:
         self._unobserved: dict[Failure, None] = {}
+        self._failed_vars: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Vars that hold a failure."""
         self._any_failure = False
-        """Sticky: until the first failure nobody looks for failures on vars."""
+        """There are such vars; otherwise nobody looks for failures."""
         self._careful = False
-        """Sticky: running an operation needs :meth:`_execute_carefully`. Set inside the region, before the operation
-        that needs it can be granted, so whoever fetches that operation sees it."""
+        """Running an operation needs :meth:`_execute_carefully`. Set inside the region, before the operation that needs
+        it can be granted, so whoever fetches that operation sees it."""
         self._failed = 0
         self._skipped = 0
         self._counted = 0
         """The operation whose failures and skips were counted last."""
         self._dropped: list[int] = []
-        """Numbers of operations that were not run because the process was ending."""
+        """Numbers of the user's operations that were not run because the process was ending."""
         self._bulk = BulkState()
         self._bulking: list[Any] = []
         """A guard for each thread whose bulk size is not 0."""
         self._tracer: Tracer | None = None
         self._unusual_lock = whole_in_children(ReentrantLock())
-        self._unusual = 2 if self._inline else 0
-        """What a push has to look at: 1 a tracer; 2 a bulk, or an engine that runs what is pushed at once."""
+        self._bound = int(config.get("WEFTPLAN_ENGINE_MAX_PENDING"))
+        """How many operations may be pending before a push waits; 0: any number."""
+        self._unusual = 2 if self._inline or self._bound else 0
+        """What a push has to look at: 1 a tracer; 2 a bulk, a bound on what is pending, or an engine that runs what is
+        pushed at once."""
         self._shutdown = False
         self._streams: list[Any] = []
         """Workers of asynchronous devices, each with a stream, for waits to synchronise."""
@@ -97,7 +105,7 @@ class Execution:
         destructor or signal handler comes between.
         """
         with self._unusual_lock:
-            self._unusual = 2 if self._inline or self._bulking else 0 if self._tracer is None else 1
+            self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1
 
     def _exclusively(self, change: Callable[[], Any]) -> Any:
         """Make a change of state inside the region; see ``combining.py``."""
@@ -135,7 +143,8 @@ class Execution:
         if blocked is not None:
             return blocked
         if self._shutdown and op.prop is not _DELETE and type(op) is not FutureBlock:
-            self._dropped.append(op.seq)
+            if not op.own:  # what an array would have held goes with the process
+                self._dropped.append(op.seq)
             return None
         if self._debug:
             self._running_on[op.seq] = threading.get_ident()
@@ -160,12 +169,14 @@ class Execution:
             done(blocked)
             return
         if self._shutdown and op.prop is not _DELETE:
-            self._dropped.append(op.seq)
+            if not op.own:  # what an array would have held goes with the process
+                self._dropped.append(op.seq)
             done(None)
             return
         unfinished = threading.Lock()
 
         def on_complete(error: BaseException | None = None) -> None:
+            ample_room()
             with shielded():
                 # The lock is a flag that only one caller can take: atomic without a second lock.
                 if not unfinished.acquire(blocking=False):
@@ -196,6 +207,8 @@ class Execution:
         """
         failed = skipped = 0
         failure = op.failure
+        if isinstance(failure, BaseException):  # noted by whoever ran it, who may have had no room for more
+            failure = op.failure = Failure(failure, op.name, op.site, op.seq, op.fn)
         mapping = failure if isinstance(failure, dict) else None
         if self._raise_once and isinstance(failure, Failure) and failure.observed_seq is not None:
             # Skipped before the one raise, finished after it: the raise has healed this operation, too.
@@ -220,15 +233,28 @@ class Execution:
                 var.failure = failure
             elif op.prop is not _DELETE:
                 var.failure = None
-            if self._raise_once and var.failure is not None:
+            if var.failure is None or op.prop is _DELETE:
+                self._failed_vars.discard(var)
+                continue
+            self._failed_vars.add(var)
+            if self._raise_once:
                 if var.failure.vars is None:
                     var.failure.vars = []
                 var.failure.vars.append(var)
+        if not self._failed_vars:
+            self._all_well()
         if self._counted != op.seq:  # the first time; no call in between, so no interrupt
             self._failed += failed
             self._skipped += skipped
             self._counted = op.seq
         return replaced
+
+    def _all_well(self) -> None:
+        """Inside the region: no var holds a failure."""
+        self._any_failure = self._careful = False
+        # Looked at after the change: whoever sets one of these sets `_careful` afterwards.
+        if self._debug or self._shutdown or self._streams_used:
+            self._careful = True
 
     def _trace(self, op: OprBlock, queue: str, worker: str, start_ns: int) -> None:
         """Tell the tracer of an operation that has just ended. A tracer that raises is taken away: no worker dies."""
@@ -252,5 +278,25 @@ class Execution:
                 raise  # Ctrl-C, not the tracer's
             self._tracer = None
             self._note_unusual()
-            arguments = (type(error), error, error.__traceback__, threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(arguments))
+            report(error)
+
+
+def once(done: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``done`` for the first call; later ones, on whatever thread, do nothing."""
+    due = [1]
+
+    def first(failure: Any) -> None:
+        try:
+            del due[0]
+        except IndexError:
+            return
+        done(failure)
+
+    return first
+
+
+def report(error: BaseException) -> None:
+    """Tell of ``error`` where nobody can catch it."""
+    with suppress(BaseException):  # of the user's own hook
+        arguments = (type(error), error, traceback_of(error), threading.current_thread())
+        threading.excepthook(threading.ExceptHookArgs(arguments))

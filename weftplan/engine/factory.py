@@ -26,6 +26,8 @@ EXIT_PATIENCE_S = 30.0
 
 _lock = free_in_children(Lock())
 _current: Engine | None = None
+_ending = False
+_ENDING = "the interpreter is ending: nothing is pushed or waited for any more; do it before, not in a destructor"
 
 
 def create(
@@ -49,6 +51,8 @@ def create(
     Raises:
         ConfigError: an unknown kind, or a thread count below 1.
     """
+    if _ending:
+        raise EngineError(_ENDING)
     given = {"cpu_workers": cpu_workers, "priority_workers": priority_workers}
     given |= {"gpu_workers": gpu_workers, "copy_workers": copy_workers}
     for name, value in given.items():
@@ -135,22 +139,37 @@ def debug_enabled() -> bool:
 
 
 def _at_exit() -> None:
-    """Let running work end, run deletes, report what nobody waited for."""
-    for engine in forking.engines():
+    """Let running work end, run deletes, report what nobody waited for.
+
+    Nothing more is admitted: threads that go on pushing would hold up the end, and later, when the interpreter stops
+    threads wherever they are, nobody would run what a destructor pushes.
+    """
+    global _ending
+    _ending = True
+    engines = forking.engines()
+    for engine in engines:
         engine._flush_bulk()
         engine.notify_shutdown()
+        engine._refuse(_ENDING)
+        engine.delete_variable = _keep  # finalizers call it, and the memory goes with the process
+    for engine in engines:
         if not engine._wait_idle(EXIT_PATIENCE_S):
             print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
         if engine._dropped:
+            count = len(engine._dropped)
             print(
-                f"weftplan: {len(engine._dropped)} operations had not run when the process ended; call wait_for_all() "
-                "first",
+                f"weftplan: {count} operation{'s' if count > 1 else ''} had not run when the process ended; call "
+                "wait_for_all() first",
                 file=sys.stderr,
             )
         for failure in engine.unobserved_failures():
             print(
                 f"weftplan: an engine operation failed and nobody waited for it: {failure.describe()}", file=sys.stderr
             )
+
+
+def _keep(*args: Any, **options: Any) -> None:
+    """Deletes nothing."""
 
 
 atexit.register(_at_exit)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import MutableSet
+from typing import TYPE_CHECKING, Any
 
+from weftplan.engine.operation import label_of
 from weftplan.engine.sites import Site, site_text
 from weftplan.errors import UndeclaredWriteError
 from weftplan.locks import ReentrantLock, free_in_children
@@ -22,27 +24,31 @@ class Failure:
     order of the program, never on timing.
     """
 
-    __slots__ = ("error", "label", "observed_seq", "seq", "site", "traceback", "vars")
+    __slots__ = ("error", "fn", "name", "observed_seq", "seq", "site", "traceback", "vars")
 
-    def __init__(self, error: BaseException, label: str, site: Site, seq: int) -> None:
+    def __init__(self, error: BaseException, name: str | None, site: Site, seq: int, fn: Any = None) -> None:
+        # Calls nothing of the user's, and hardly anything else: it may be made inside the region and deep in a stack.
         self.error = error
-        self.traceback = error.__traceback__
+        self.traceback = traceback_of(error)  # not what the user's class makes of the name
         """As it was when the operation failed: every raise starts from it, so that it does not grow."""
-        self.label = label
+        self.name = name
+        self.fn = fn
+        """What names it, unless it has a name."""
         self.site = site
         self.seq = seq
         self.observed_seq: int | None = None
         self.vars: list[Var] | None = None
         """Vars that hold it; kept only where raising must heal them all (WEFTPLAN_ERRORS=mxnet)."""
-        self._explain()
 
     @classmethod
     def of(cls, op: OprBlock, error: BaseException) -> Failure:
         """The failure of ``op`` with ``error``."""
-        return cls(error, op.label, op.site, op.seq)
+        return cls(error, op.name, op.site, op.seq, op.fn)
 
-    def _explain(self) -> None:
-        add_note(self.error, f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}")
+    @property
+    def label(self) -> str:
+        """The operation's name, or its function's."""
+        return label_of(self.fn, self.name)
 
     def describe(self) -> str:
         """One line: error, operation, line of the push."""
@@ -54,21 +60,24 @@ class Failure:
         return f"{kind}: {text} (operation {self.label!r}, pushed at {site_text(self.site)})"
 
     def exception(self) -> BaseException:
-        """The error, ready to be raised once more."""
+        """The error with a note of where it comes from, ready to be raised once more."""
+        add_note(self.error, f"raised in engine operation {self.label!r}, pushed at {site_text(self.site)}")
         return BaseException.with_traceback(self.error, self.traceback)  # not one of the user's
 
     def blocks(self, seq: int) -> bool:
         """True when the operation numbered ``seq`` may not overwrite what failed."""
         return self.observed_seq is None or seq <= self.observed_seq
 
-    def heal_everywhere(self) -> None:
-        """MXNet's raise-once rule: every var that holds this failure is readable again."""
+    def heal_everywhere(self, failed_vars: MutableSet[Var]) -> None:
+        """MXNet's raise-once rule: every var that holds this failure is readable again, and leaves ``failed_vars``."""
         for var in self.vars or ():
             if var.failure is self:
                 var.failure = None
+                failed_vars.discard(var)
         self.vars = None
 
 
+traceback_of = BaseException.__dict__["__traceback__"].__get__
 _note_lock = free_in_children(ReentrantLock())
 """Two operations may fail with one exception object; re-entrant, since ``add_note`` may be the user's."""
 MOST_NOTES = 100
@@ -83,7 +92,7 @@ def add_note(error: BaseException, note: str) -> None:
             if len(notes) < MOST_NOTES and note not in notes:
                 error.add_note(note)
     except BaseException as broken:  # nobody on a worker would catch it, and the operation would never end
-        if isinstance(broken, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        if issubclass(type(broken), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
 
 

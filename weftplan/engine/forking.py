@@ -79,7 +79,7 @@ class Forking(Waiting):
         gate, forking, apply = threading.Event(), self._forking, type(self)._apply
 
         def held() -> None:
-            if threading.get_ident() not in forking and running.engine is not self and not running.depth:
+            if threading.get_ident() not in forking and not running.engines:
                 gate.wait(_GATE_S)
             apply(self)
 
@@ -99,9 +99,11 @@ class Forking(Waiting):
         self._flush_bulk()  # or both sides would run it
         self.stop()
         self._seize()
-        while self._pending and running.engine is not self and running.depth == 0:
-            # Another thread has pushed in between.
+        while self._pending and not running.engines:
+            # Another thread has pushed in between, and left it to the one inside, which was this.
             self._leave()
+            type(self)._apply(self)
+            time.sleep(0.0001)
             self.stop()
             self._seize()
 
@@ -141,20 +143,15 @@ class Forking(Waiting):
         whole = self._seizer is not None or bool(self._token)  # else a thread was in the middle of a change
         self._seizer = None
         self._token[0] = 1
-        self._halfway = None
         if self._pending or not whole:
-            inside = running.engine is self or running.depth
+            inside = running.engines
             message = (
                 f"{self!r} was forked {'from inside one of its operations' if inside else 'before it was idle'}: its "
                 f"threads are gone and their work with them; fork outside of operations, or make a new engine and new "
                 f"arrays in the child"
             )
 
-            def refuse(*args: Any, **kwargs: Any) -> Any:
-                raise EngineError(message)
-
-            for verb in ("push", "push_async", "delete_variable", "wait_for_var", "wait_for_all", "future"):
-                setattr(self, verb, refuse)
+            self._refuse(message)
             self._completed = self._seq
 
 

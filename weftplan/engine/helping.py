@@ -5,6 +5,9 @@ is about to sleep in a wait looks first whether all workers of the queue it depe
 sleep); then it takes the place of one, the queue's ``seat``, and runs what the worker would have run. Never more
 operations of a queue run at a time than it has workers, and they are taken in the same order.
 
+* Only operations that the package pushes for itself (``op.own``). A user's function could find out: it would see the
+  waiting thread's context, event loop and thread-local state, get past a lock that this thread holds, and have less
+  room for recursion. WEFTPLAN_ENGINE_WAITERS_HELP=all runs these, too; 0 leaves everything to workers.
 * Only where the operation that was measured last in that queue took less than ``QUICK_NS`` (``queue.quick``): the
   change of thread is nothing to a long one, which is better left where Ctrl-C does not reach it.
 * ``wait_for_var`` runs only what the var waits for: the operation that is to write it, when that is the first of its
@@ -15,7 +18,7 @@ The function runs in a context of its own (``contextvars``), as on a worker: Num
 does not reach it. Ctrl-C on the main thread is held back until the function has returned, so nothing is left half
 written (``shield.py``); only when the function turns out to take long is it interrupted, and then fails with
 KeyboardInterrupt. Queues of asynchronous devices are left to their workers, which own the streams.
-WEFTPLAN_ENGINE_WAITERS_HELP=0 switches all of this off, for functions that must not run on the thread that waits.
+What it pushes is not collected into a bulk of the waiting thread.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from weftplan.engine import blas
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
+from weftplan.engine.operation import ample_room
 from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.workers import WorkerQueue, completion
 
@@ -85,6 +89,7 @@ def _stand_in(engine: ThreadedBase, queue: WorkerQueue, most: int) -> bool:
     """
     if not queue.all_asleep():
         return False
+    ample_room(6)
     seat = queue.seat
     count = 0
     with shielded():  # to the very end: who has had the seat must wake a worker for what it leaves
@@ -111,14 +116,20 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
     """Run the first operation of ``queue``; False when a worker was quicker."""
     op: Any = None
     failure: Any = None
-    before = running.engine
+    engines, seated = running.engines, running.seated
+    helps_all = engine._waiters_help == "all"
     clock.since = start = perf_counter_ns()
     # From having taken an operation to the inner try no signal can come, whether it is shielded or not.
     try:
+        if not helps_all and not queue.items[0].own:
+            return False
         for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007
             break
+        if not helps_all and not op.own:  # a worker has taken the one before
+            queue.items.appendleft(op)
+            return False
         try:
-            running.engine = engine
+            running.engines, running.seated = (*engines, engine), True
             queue.looking = False
             if queue.threads > 1 and queue.items and queue.idle:
                 queue.wake(engine)
@@ -133,15 +144,15 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
         except BaseException as error:
             if op is None:
                 raise
-            failure = Failure.of(op, error)
+            failure = error
         finally:
             clock.since = NEVER  # from here on an interrupt waits, however long the function took
-            running.engine = before
+            running.engines, running.seated = engines, seated
             if op is not None:
                 op.failure = failure
                 queue.looking = True  # no worker need be woken for what this makes ready: the seat looks next
                 requests = engine._requests
-                requests += (op,)  # not a call, which could fail at the limit of recursion
+                requests += (op,)  # not a call, in which an interrupt could come
                 queue.helped += 1
                 queue.measure(start)
                 type(engine)._apply(engine)  # past the gate of a fork, which waits for this operation
@@ -150,6 +161,10 @@ def _run_next(engine: ThreadedBase, queue: WorkerQueue) -> bool:
             return False
         raise
     engine._trace(op, queue.name, threading.current_thread().name, start)
-    if isinstance(failure, Failure) and failure.seq == op.seq and isinstance(failure.error, KeyboardInterrupt):
+    failure = op.failure
+    raised = failure.error if isinstance(failure, Failure) and failure.seq == op.seq else failure
+    if issubclass(type(raised), KeyboardInterrupt):  # `isinstance` asks the object, which may be odd
+        if failure is raised:  # another thread is to make a failure of it
+            raise raised
         engine._raise(failure)
     return True

@@ -61,7 +61,7 @@ class NaiveEngine(Engine):
             lock.release()
 
     def _before_wait(self, var: Var | None = None) -> None:
-        if self._deferred and not running.depth:
+        if self._deferred and self not in running.engines:
             self._run_inline(None)
 
     def _run_inline(self, op: OprBlock | None) -> None:
@@ -86,7 +86,7 @@ class NaiveEngine(Engine):
                     raise
                 if op is None or op.wait == _PERFORMED:
                     break
-                if running.depth or self._is_inside(_RUN):
+                if any(engine._inline for engine in running.engines) or self._is_inside(_RUN):
                     self._deferred.add(op)
                     break
                 lock = threading.Lock()
@@ -112,7 +112,8 @@ class NaiveEngine(Engine):
         start = time.perf_counter_ns() if self._tracer is not None else 0
         failure: Any = None
         requests = self._requests
-        running.depth += 1
+        engines = running.engines
+        running.engines = (*engines, self)
         try:
             if op.asynchronous:
                 failure = self._run_async(op)
@@ -121,10 +122,10 @@ class NaiveEngine(Engine):
             else:
                 failure = self._execute(op)
         except BaseException as error:  # an interrupt outside the operation's function: it counts as its failure
-            failure = Failure.of(op, error)
+            failure = error
         finally:
             # No call before the last step: or an interrupt in between would have the operation run twice, or never end.
-            running.depth -= 1
+            running.engines = engines
             op.failure = failure
             op.wait = _PERFORMED
             requests += (op,)

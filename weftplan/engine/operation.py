@@ -51,11 +51,37 @@ def checked_property(prop: Any) -> FnProperty:
         raise EngineError(f"prop must be one of FnProperty's {names}, got {prop!r}") from None
 
 
+def room() -> None:
+    """Make three calls within each other: what carries out a request needs no more.
+
+    Raises:
+        RecursionError: the thread is too close to its limit. Nothing has happened yet.
+    """
+    _room_for_two()
+
+
+def _room_for_two() -> None:
+    _room_for_one()
+
+
+def _room_for_one() -> None:
+    pass
+
+
+def ample_room(calls: int = 20) -> None:
+    """The same with as many calls as something else needs; each costs twice as much."""
+    if calls:
+        ample_room(calls - 1)
+
+
 class OprBlock:
     """One scheduled execution. Changed inside the engine's region until it is dispatched, then owned by its worker.
 
     ``wait`` counts the grants that are missing; ``seq`` is 0 until the operation is registered with its vars. This
     class is a push without options, the most frequent one: what such a push cannot set is the same for all.
+
+    Making one is the first step of everything that asks something of the region, so it is made only where there is
+    ``room`` for the rest: an act at the limit of recursion raises before anything has happened, or happens.
     """
 
     __slots__ = ("code", "failure", "fn", "lasti", "name", "reads", "seq", "wait", "writes")
@@ -64,6 +90,8 @@ class OprBlock:
     prop: FnProperty = FnProperty.NORMAL
     priority: int = 0
     asynchronous: bool = False
+    own: bool = False
+    """The package pushed it for itself: a waiting thread may run it. A user's function runs on workers."""
     push_ns: int = 0
 
     def __init__(
@@ -75,6 +103,7 @@ class OprBlock:
         code: CodeType | None = None,
         lasti: int = 0,
     ) -> None:
+        room()
         self.fn = fn
         self.reads = reads
         self.writes = writes
@@ -104,16 +133,23 @@ class OprBlock:
         return f"<operation {self.label!r} #{self.seq} pushed at {self.where()}, waits for {self.wait}>"
 
 
+class OwnBlock(OprBlock):
+    """The same, pushed by the package for itself."""
+
+    __slots__ = ()
+    own = True
+
+
 class TracedBlock(OprBlock):
     """The same while there is a tracer: with the time of the push."""
 
-    __slots__ = ("push_ns",)
+    __slots__ = ("own", "push_ns")
 
 
 class DetailedBlock(OprBlock):
     """A push that says more than function, vars and name."""
 
-    __slots__ = ("asynchronous", "ctx", "priority", "prop", "push_ns")
+    __slots__ = ("asynchronous", "ctx", "own", "priority", "prop", "push_ns")
 
     def __init__(
         self,
@@ -126,11 +162,12 @@ class DetailedBlock(OprBlock):
         prop: FnProperty = FnProperty.NORMAL,
         priority: int = 0,
     ) -> None:
+        ample_room(8)  # more is done before such a push gets into the region
         super().__init__(fn, reads, writes, name, *(site or ()))
         self.ctx = ctx
         self.prop = prop
         self.priority = priority
-        self.asynchronous = False
+        self.asynchronous = self.own = False
         self.push_ns = 0
 
 
@@ -251,12 +288,14 @@ def checked_vars(
     reads = list(dict.fromkeys(const_vars))
     writes = list(dict.fromkeys(mutable_vars))
     if len(writes) != len(mutable_vars):
-        twice = next(v for i, v in enumerate(mutable_vars) if v in mutable_vars[:i])
+        seen: set[Var] = set()
+        twice = next(v for v in mutable_vars if v in seen or seen.add(v))  # type: ignore[func-returns-value]
         raise DuplicateVarError(
             f"{what} writes {twice!r} twice, so it would wait for itself; list each var once "
             f"(weftplan.engine.dedupe(const_vars, mutable_vars) does)"
         )
-    both = [var for var in reads if var in set(writes)]
+    kept = set(writes)
+    both = [var for var in reads if var in kept]
     if both:
         raise DuplicateVarError(
             f"{what} lists {both[0]!r} as read and as written, so it would wait for itself; list it in "

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from weftplan.engine.core import Engine
-from weftplan.engine.execution import running
+from weftplan.engine.execution import once, running
 from weftplan.engine.operation import OprBlock
 from weftplan.engine.var import Var
 
@@ -47,34 +47,44 @@ class Simulator(Engine):
         self._dispatch_to(self._dispatched)
 
     def stop(self) -> None:
-        if running.engine is not self:
+        if self not in running.engines:
             self._before_wait()
 
     def notify_shutdown(self) -> None:
         super().notify_shutdown()
-        if running.engine is not self:
+        if self not in running.engines:
             self._before_wait()  # deletes are run; there are no threads that would
 
     def step(self) -> bool:
         """Run one ready operation; False when there is none."""
         if not self._dispatched:
             return False
-        op = self._dispatched.pop(self._choose(tuple(self._dispatched)))
-        self.history.append(op.seq)
-        outer = running.engine
-        running.engine = self
+        place = self._choose(tuple(self._dispatched))
+        failure: Any
+        done: Any
+        start = time.perf_counter_ns() if self._tracer is not None else 0
+        op, engines, failure, done = self._dispatched[place], running.engines, None, None
+        running.engines = (*engines, self)
+        # An interrupt counts as the failure of the operation; none can come between taking it and the try.
         try:
-            start = time.perf_counter_ns() if self._tracer is not None else 0
+            del self._dispatched[place]
+            self.history.append(op.seq)
             if op.asynchronous:
+                done = once(partial(self._arrive, op, start))
                 self._asynchronous.add(op.seq)
-                self._start_async(op, partial(self._arrive, op, start))
+                self._start_async(op, done)
                 return True
             failure = self._execute(op)
+        except BaseException as error:
+            failure = error
+        finally:
+            running.engines = engines
+        if done is not None:
+            done(failure)
+        else:
+            self._complete(op, failure)
             if start:
                 self._trace(op, "simulated", "simulator", start)
-        finally:
-            running.engine = outer
-        self._complete(op, failure)
         return True
 
     def _arrive(self, op: OprBlock, start_ns: int, failure: Any) -> None:

@@ -9,16 +9,20 @@ from typing import Any
 Site = tuple[CodeType, int] | None
 """Code object and instruction offset of a push, None when unknown."""
 
+_ENGINE = __file__.rsplit("sites", 1)[0]
 _PACKAGE = __file__.rsplit("engine", 1)[0]
-internal: dict[str, bool] = {}
-"""File name -> inside this package. Only grows, by as many entries as there are files that push."""
+USER, ENGINE, PACKAGE = range(3)
+"""Who pushes: the user; this folder, for the user (tasks); the rest of this package, for itself."""
+_origins: dict[str, int] = {}
+"""File name -> who pushes from it. Only grows, by as many entries as there are files that push."""
 
 
-def is_internal(filename: str) -> bool:
-    """True for files of this package: the interesting line is the user's."""
-    known = internal.get(filename)
+def origin(filename: str) -> int:
+    """USER, ENGINE or PACKAGE. The interesting line of a push is the user's."""
+    known = _origins.get(filename)
     if known is None:
-        known = internal[filename] = filename.startswith(_PACKAGE)
+        known = ENGINE if filename.startswith(_ENGINE) else PACKAGE if filename.startswith(_PACKAGE) else USER
+        _origins[filename] = known
     return known
 
 
@@ -28,8 +32,8 @@ def push_site(depth: int = 2) -> Site:
     code = frame.f_code
     while True:
         name = code.co_filename
-        known = internal.get(name)
-        if not (is_internal(name) if known is None else known) or frame.f_back is None:
+        known = _origins.get(name)
+        if not (origin(name) if known is None else known) or frame.f_back is None:
             return code, frame.f_lasti
         frame = frame.f_back
         code = frame.f_code

@@ -99,7 +99,7 @@ def _pass(core: Core, var: Var, mark: Mark) -> Failure | None:
     try:
         mark.event.synchronize()
     except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        if issubclass(type(error), (KeyboardInterrupt, SystemExit)):
             raise
         failure = Failure(error, f"{mark.label} (or earlier work of its stream)", mark.site, mark.seq)
 
@@ -108,6 +108,7 @@ def _pass(core: Core, var: Var, mark: Mark) -> Failure | None:
             core._add_unobserved(failure)
             if var.failure is None:
                 var.failure = failure
+                core._failed_vars.add(var)
 
         core._exclusively(note)
         return failure
@@ -121,7 +122,8 @@ class StreamWorker:
         self.stream = place.new_stream()
         self._graveyard: list[tuple[list[Mark], OprBlock]] = []
         # Before any operation of this worker can be granted to others, everybody is careful.
-        core._careful = core._streams_used = True
+        core._streams_used = True
+        core._careful = True
         core._streams.append(self)
 
     def run(self, core: Core, op: OprBlock) -> Any:

@@ -13,11 +13,11 @@ from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import running
-from weftplan.engine.failure import Failure
 from weftplan.engine.helping import help_all, help_var
-from weftplan.engine.operation import FnProperty, OprBlock, TracedBlock, Waiter
+from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.var import Var
 from weftplan.engine.workers import WorkerQueue
+from weftplan.errors import EngineError
 
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 _SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
@@ -33,7 +33,9 @@ class ThreadedBase(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiters_help = bool(config.get("WEFTPLAN_ENGINE_WAITERS_HELP"))
+        self._waiters_help = str(config.get("WEFTPLAN_ENGINE_WAITERS_HELP"))
+        self._no_thread: BaseException | None = None
+        """Why a worker could not be started."""
         self._by_route: dict[tuple[Any, ...], WorkerQueue] = {}
         self._default: WorkerQueue | None = None
         self._all_queues: list[WorkerQueue] = []
@@ -76,16 +78,12 @@ class ThreadedBase(Engine):
         while ready:
             op = ready[0]
             kind = type(op)
-            if kind is OprBlock or kind is TracedBlock:
+            if kind is OprBlock or kind is OwnBlock or kind is TracedBlock:
                 queue = self._default
                 if queue is None:
                     queue = self._route(op)
-                items = queue.items
                 del ready[0]
-                try:
-                    items.append(op)
-                except RecursionError:  # no room for a call, but for this
-                    items += (op,)
+                queue.items.append(op)
             elif kind is Waiter:
                 self._tell(op)
                 continue
@@ -100,16 +98,10 @@ class ThreadedBase(Engine):
                     entry = (-op.priority, op.seq, op)
                     with queue.heap_lock:
                         del ready[0]
-                        try:
-                            heappush(items, entry)
-                        except RecursionError:  # its turn may come too early or late
-                            items += (entry,)
+                        heappush(items, entry)
                 else:
                     del ready[0]
-                    try:
-                        (items.appendleft if op.prop is _DELETE else items.append)(op)
-                    except RecursionError:
-                        items += (op,)
+                    (items.appendleft if op.prop is _DELETE else items.append)(op)
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 if queue.stopping:
                     queue.revive(self)
@@ -122,12 +114,33 @@ class ThreadedBase(Engine):
                     queue.revive(self)
                 queue.wake(self)
 
+    def _look_after_workers(self) -> None:
+        """The same, and start the workers that could not be had before.
+
+        Raises:
+            EngineError: there are none at all for what is to be run.
+        """
+        super()._look_after_workers()
+        self._no_thread = None
+        for queue in list(self._all_queues):
+            if queue.items and not queue.stopping:
+                queue.wake(self)
+                if self._no_thread is not None and not queue.started:
+                    raise EngineError(
+                        f"no thread can be started for the operations of {queue.name!r}, which stay queued: "
+                        f"{self._no_thread}; end other threads, then wait again"
+                    ) from self._no_thread
+
     def _run_here(self) -> None:
         """Run short operations on the thread that found them ready, not nested: one may free what frees the next."""
         if running.short is self:
             return
-        outer_engine, outer_short = running.engine, running.short
-        running.engine = running.short = self
+        try:
+            ample_room(8)
+        except RecursionError:  # the next thread that comes by has it
+            return
+        engines, short = running.engines, running.short
+        running.engines, running.short = (*engines, self), self
         try:
             more = True
             while True:  # no condition in the head, none at the end: see `combining.py`
@@ -135,7 +148,7 @@ class ThreadedBase(Engine):
                     break
                 more = self._run_short()
         finally:
-            running.engine, running.short = outer_engine, outer_short
+            running.engines, running.short = engines, short
 
     def _run_short(self) -> bool:
         """Run the first of them; False when another thread took the last one."""
@@ -168,7 +181,7 @@ class ThreadedBase(Engine):
                 else:
                     failure = self._execute(op)
             except BaseException as error:
-                failure = Failure.of(op, error)
+                failure = error
             finally:
                 if failure is not None or not op.asynchronous:
                     try:
@@ -177,7 +190,7 @@ class ThreadedBase(Engine):
                         pass
                     else:
                         op.failure = failure
-                        requests += (op,)  # not a call, which could fail at the limit of recursion
+                        requests += (op,)  # not a call, in which an interrupt could come
         except IndexError:
             if op is None:
                 return False
@@ -188,7 +201,9 @@ class ThreadedBase(Engine):
         return True
 
     def _before_wait(self, var: Var | None = None) -> None:
-        if not self._waiters_help:
+        if self._no_thread is not None:
+            self._look_after_workers()
+        if self._waiters_help == "0":
             return
         if var is None:
             help_all(self)
@@ -202,7 +217,9 @@ class ThreadedBase(Engine):
 
     def _queue_with(self, op: OprBlock) -> WorkerQueue | None:
         """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
-        queue = self._default if type(op) in (OprBlock, TracedBlock) else self._known_queue(op)
+        if not op.own and self._waiters_help != "all":
+            return None
+        queue = self._default if op.ctx is None and op.prop is FnProperty.NORMAL else self._known_queue(op)
         return queue if queue is not None and self._can_help(queue) else None
 
     def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
@@ -210,7 +227,7 @@ class ThreadedBase(Engine):
         raise NotImplementedError
 
     def stop(self) -> None:
-        if running.engine is self:
+        if self in running.engines:
             return
         self._wait_idle()
         for stream in list(self._streams):

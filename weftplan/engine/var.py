@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from weftplan.errors import EngineError
+
 if TYPE_CHECKING:
     from weftplan.engine.core import Engine
     from weftplan.engine.failure import Failure
@@ -59,8 +61,8 @@ class Var:
         self.write: OprBlock | None = None
         """The oldest write that is not finished; granted exactly when ``readers`` is 0."""
         self.waiting: list[Any] | None = None
-        """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
-        deque is ten times larger. Made when first needed, then kept."""
+        """What is behind ``write``, from ``head`` on: a write as its operation, a read as a tuple of it. A list and an
+        index: most vars have one or two, for which a deque is ten times larger. Made when first needed, then kept."""
         self.head = 0
         self.failure: Failure | None = None
         self.deleted = False
@@ -72,7 +74,7 @@ class Var:
         if self.write is None:
             self.readers += 1
         else:
-            self.append(op)
+            self.append((op,))
 
     def add_write(self, op: OprBlock) -> None:
         """Register a write: as ``write``, granted if there are no readers, or behind another one."""
@@ -81,12 +83,12 @@ class Var:
         else:
             self.append(op)
 
-    def append(self, op: OprBlock) -> None:
-        """Put ``op`` behind ``write``."""
+    def append(self, entry: Any) -> None:
+        """Put an entry of ``waiting`` behind ``write``."""
         if self.waiting is None:
-            self.waiting = [op]
+            self.waiting = [entry]
         else:
-            self.waiting.append(op)
+            self.waiting.append(entry)
 
     def finish_read(self, ready: deque[OprBlock]) -> None:
         """A granted read is over."""
@@ -110,29 +112,25 @@ class Var:
         head, count = self.head, len(waiting)
         while head < count:
             op = waiting[head]
+            reads = type(op) is tuple  # a call, hence before anything is changed
             waiting[head] = None  # what it holds must not live until the list is cut
             self.head = head = head + 1
-            if self in op.writes:
+            if not reads:
                 self.write = op
                 if not self.readers:
                     op.wait -= 1
                     if not op.wait:
-                        try:
-                            ready.append(op)
-                        except RecursionError:  # no room for a call, but for this
-                            ready += (op,)
+                        ready.append(op)
                 break
+            (op,) = op
             self.readers += 1
             op.wait -= 1
             if not op.wait:
-                try:
-                    ready.append(op)
-                except RecursionError:
-                    ready += (op,)
+                ready.append(op)
         # Where an interrupt leaves this undone, the head stands at the end: the next call gets here again.
         if head == count:
             self.head = 0
-            waiting.clear()
+            del waiting[:]
         elif head >= _COMPACT and head * 2 >= count:
             self.head = 0
             del waiting[:head]
@@ -142,6 +140,14 @@ class Var:
         from weftplan.engine.waiting import await_var
 
         return await_var(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Neither copied nor pickled: a twin would let operations past the ones that wait here.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(f"{self!r} stands for one resource and cannot be copied; make another with new_variable()")
 
     @property
     def state(self) -> str:

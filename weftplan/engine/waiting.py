@@ -10,7 +10,7 @@ from typing import Any
 from weftplan.engine.combining import PATIENCE_S, Combining
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure, add_note
-from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, checked_vars
+from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, ample_room, checked_vars
 from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, WaitInWorkerError
@@ -24,7 +24,7 @@ class Waiting(Combining):
 
     def _forbid_wait(self, what: str, *, would_block: bool = False) -> None:
         """Raise if this thread runs an operation of this engine (on an inline engine: if the wait would not end)."""
-        if running.engine is self if not self._inline else (would_block and running.depth > 0):
+        if self in running.engines and (would_block or not self._inline):
             raise WaitInWorkerError(
                 f"{what} was called inside an engine operation: the worker would wait for work that may need this "
                 f"worker. Declare the var in const_vars of the operation instead, or push the rest as its own "
@@ -46,6 +46,7 @@ class Waiting(Combining):
         if getattr(var, "engine", None) is not self:
             checked_vars(self, (var,), (), "wait_for_var")
         if self._requests:
+            ample_room(6)
             self._apply()
         # Requests first: once there are none, those of this thread are admitted, and what they write says so.
         if self._requests or var.write is not None:
@@ -66,7 +67,7 @@ class Waiting(Combining):
         done.acquire()
         self._admit(Waiter(done.release, (var,), ()))
         while not done.acquire(timeout=PATIENCE_S):
-            self._apply()
+            self._look_after_workers()
 
     def wait_for_all(self) -> None:
         """Block until nothing is pending; raise every failure that no wait has raised, the first in push order.
@@ -75,6 +76,7 @@ class Waiting(Combining):
         """
         self._forbid_wait("wait_for_all")
         self._forbid_wait("wait_for_all", would_block=True)
+        ample_room()
         if self._bulking:
             self._flush_bulk()
         self._apply()
@@ -97,25 +99,31 @@ class Waiting(Combining):
             self._observe(failure)
         return failures
 
-    def _wait_idle(self, timeout: float = -1) -> bool:
-        """Wait until nothing is pending; False when ``timeout`` seconds were not enough."""
+    def _wait_idle(self, timeout: float = -1, few: int = 0) -> bool:
+        """Wait until no more than ``few`` are pending; False when ``timeout`` seconds were not enough."""
         while True:
+            ample_room(6)
             self._apply()
-            if not self._requests and not self._pending:  # in this order, as in wait_for_var
+            if len(self._requests) + self._pending <= few:  # in this order, as in wait_for_var
                 return True
             self._refuse_inside()
             done = threading.Lock()
             done.acquire()
             self._idle_waiters.append(done)
             # What ended meanwhile may have told the others before this one was there.
-            if not self._requests and not self._pending:
+            if len(self._requests) + self._pending <= few:
                 continue
             if timeout >= 0:
                 if not done.acquire(timeout=timeout):
                     return False
             else:
                 while not done.acquire(timeout=PATIENCE_S):
-                    self._apply()
+                    self._look_after_workers()
+
+    def _look_after_workers(self) -> None:
+        """Now and then during a wait: carry out what nobody has."""
+        ample_room(6)
+        self._apply()
 
     def throw(self, var: Var) -> None:
         """Raise the failure of ``var`` if it has one, without waiting."""
@@ -168,10 +176,19 @@ class Waiting(Combining):
         if failure.observed_seq is None:
             failure.observed_seq = self._seq
             if self._raise_once:
-                failure.heal_everywhere()
+                failure.heal_everywhere(self._failed_vars)
 
     def _synchronize(self, var: Var) -> None:
         """Block the host until the last write of ``var`` on an asynchronous device has passed."""
+
+    def _refuse(self, message: str) -> None:
+        """From now on every push and wait raises EngineError."""
+
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise EngineError(message)
+
+        for verb in ("push", "push_async", "delete_variable", "wait_for_var", "wait_for_all", "future"):
+            setattr(self, verb, refuse)
 
     def _flush_bulk(self) -> None:
         """Push what this thread's bulk has absorbed."""
@@ -180,7 +197,7 @@ class Waiting(Combining):
 
 def _for_coroutines(error: BaseException) -> BaseException:
     """``error``, or what can be raised in a coroutine instead."""
-    if not isinstance(error, StopIteration):
+    if not issubclass(type(error), StopIteration):  # `isinstance` asks the object, which may be odd
         return error
     instead = RuntimeError("an engine operation raised StopIteration")
     instead.__cause__ = error

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from weftplan.engine import blas
 from weftplan.engine.bulk import BulkRun
 from weftplan.engine.combining import ONE
-from weftplan.engine.execution import running
+from weftplan.engine.execution import once, report, running
 from weftplan.engine.failure import Failure
-from weftplan.engine.operation import OprBlock
+from weftplan.engine.operation import OprBlock, ample_room
 from weftplan.engine.statistics import QueueStatistics
 from weftplan.engine.streams import LATER, enter
 from weftplan.locks import Lock
@@ -159,6 +159,7 @@ class WorkerQueue:
             return
         thread: threading.Thread | None = None
         try:
+            ample_room()
             where = "" if self.context is None else f" {self.context}"
             name = f"weftplan{where} {self.name} {len(self.started)}"
             # In a list that the thread empties: Thread keeps its arguments, and with them the engine, until it ends.
@@ -172,8 +173,9 @@ class WorkerQueue:
                 self.waking = False
                 if thread in self.started:
                     self.started.remove(thread)
-                if isinstance(error, RuntimeError) and self.started:
-                    return  # no more threads to be had: others of this queue will do
+                if isinstance(error, (RuntimeError, MemoryError)):
+                    engine._no_thread = error  # others of this queue will do, or the next push or wait tries again
+                    return
             raise
 
     def measure(self, start_ns: int) -> None:
@@ -224,14 +226,13 @@ def _work(queue: WorkerQueue, box: list[ThreadedBase]) -> None:
     items, idle, take = queue.items, queue.idle, queue.take if queue.by_priority else queue.items.popleft
     alone = queue.threads == 1
     requests, token = engine._requests, engine._token
-    running.engine = engine
+    running.engines = (engine,)
     blas.enter_worker()
     device = enter(engine, queue.context)
     execute, apply = engine._execute, engine._apply
     queue.waking = False
     stand_back = queue.standing_in()
     woken = perf_counter_ns()
-    op: OprBlock | None
     while True:
         try:
             if not alone:
@@ -252,49 +253,56 @@ def _work(queue: WorkerQueue, box: list[ThreadedBase]) -> None:
                         break
                     continue
             del execute, apply, engine
-            running.engine = None
+            running.engines = ()
             found = _sleep(queue, me)
             if found is None:
                 if device is not None:
                     device.close(None)
                 return
-            engine = running.engine = found
+            engine = found
+            running.engines = (engine,)
             del found
             execute, apply = engine._execute, engine._apply
             queue.waking = False
             stand_back = queue.standing_in()
             woken = perf_counter_ns()
             continue
-        if not alone and items and not queue.waking and (idle or queue.permits):
-            queue.wake(engine)
-        if device is not None or op.asynchronous or engine._tracer is not None:
-            if not _run(engine, queue, me, name, device, op):
-                op = None
-                continue
-        else:
-            fn = op.fn
-            if engine._careful or type(fn) is BulkRun:
-                op.failure = execute(op)
+        try:  # whatever comes out of this, the operation ends and the worker goes on
+            if not alone and items and not queue.waking and (idle or queue.permits):
+                queue.wake(engine)
+            if device is not None or op.asynchronous or engine._tracer is not None:
+                if not _run(engine, queue, me, name, device, op):
+                    del op
+                    continue
             else:
-                try:
-                    fn()
-                    op.fn = None  # what the function holds is dropped here, not inside the region
-                except BaseException as error:
-                    op.failure = Failure.of(op, error)
-            fn = None
-            me.completed += 1
-            if woken:
-                queue.measure(woken)
-                woken = 0
+                fn = op.fn
+                if engine._careful or type(fn) is BulkRun:
+                    op.failure = execute(op)
+                else:
+                    try:
+                        fn()
+                        op.fn = None  # what the function holds is dropped here, not inside the region
+                    except BaseException as error:
+                        op.failure = error
+                fn = None
+                me.completed += 1
+                if woken:
+                    queue.measure(woken)
+                    woken = 0
+        except BaseException as error:
+            op.failure = error
         if not alone:  # what becomes ready is for this worker, which looks next and wakes another for the rest
             queue.looking = True
         requests.append(op)
+        del op
         if token:
-            apply()
-        op = None
+            try:
+                apply()
+            except BaseException as error:  # of a destructor's or a tracer's: the region has been left in order
+                report(error)
     if device is not None:
         device.close(engine)
-    running.engine = None
+    running.engines = ()
 
 
 def _run(engine: ThreadedBase, queue: WorkerQueue, me: Worker, name: str, device: Any, op: OprBlock) -> bool:
@@ -303,10 +311,13 @@ def _run(engine: ThreadedBase, queue: WorkerQueue, me: Worker, name: str, device
     if op.asynchronous:
         me.completed += 1
         done = completion(engine, queue.name, op, start)
-        if device is not None:
-            device.start(engine, op, done)
-        else:
-            engine._start_async(op, done)
+        try:
+            if device is not None:
+                device.start(engine, op, done)
+            else:
+                engine._start_async(op, done)
+        except BaseException as error:
+            done(Failure.of(op, error))
         return False
     failure = engine._execute(op) if device is None else device.run(engine, op)
     if failure is not LATER:
@@ -331,15 +342,17 @@ def _sleep(queue: WorkerQueue, me: Worker) -> ThreadedBase | None:
 def _bury(engine: ThreadedBase, me: Worker, device: Any, *, block: bool) -> None:
     for op, failure in device.bury(engine, block=block):
         me.completed += 1
-        op.failure = failure
-        engine._complete(op, failure)
+        try:
+            engine._complete(op, failure)
+        except BaseException as error:
+            report(error)
 
 
 def completion(engine: ThreadedBase, queue_name: str, op: OprBlock, start_ns: int) -> Any:
-    """What ends an asynchronous operation, on whatever thread calls it."""
+    """What ends an asynchronous operation, on whatever thread calls it first."""
 
     def done(failure: Any) -> None:
         engine._trace(op, queue_name, threading.current_thread().name, start_ns)
         engine._complete(op, failure)
 
-    return done
+    return once(done)

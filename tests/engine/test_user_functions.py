@@ -1,0 +1,130 @@
+"""A user's function runs on a worker, whoever waits: nothing of the waiting thread reaches it."""
+
+import contextvars
+import sys
+import threading
+
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+
+KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
+word = contextvars.ContextVar("word", default="nobody's")
+
+
+@pytest.fixture(params=KINDS)
+def eng(request):
+    """A threaded engine with one worker, whose operations look short."""
+    made = engine.create(request.param, cpu_workers=1)
+    var = made.new_variable()
+    for _ in range(5):
+        made.push(lambda: None, (), [var])
+        made.wait_for_var(var)
+    yield made
+    made.stop()
+
+
+def rounds(eng, work, count=60):
+    """Push ``work`` and wait for it, by var and for all."""
+    var = eng.new_variable()
+    for i in range(count):
+        eng.push(work, (), [var])
+        eng.wait_for_var(var) if i % 2 else eng.wait_for_all()
+
+
+def test_never_on_the_waiting_thread(eng):
+    """Nor on any but the worker."""
+    threads = set()
+    rounds(eng, lambda: threads.add(threading.current_thread().name))
+    assert len(threads) == 1
+    assert threading.current_thread().name not in threads
+
+
+def test_a_lock_of_the_waiting_thread_keeps_it_out(eng):
+    """An RLock would let a function in that runs on the thread that has it."""
+    lock, entered = threading.RLock(), []
+
+    def work():
+        taken = lock.acquire(blocking=False)
+        entered.append(taken)
+        if taken:
+            lock.release()
+
+    with lock:
+        rounds(eng, work)
+    assert entered == [False] * 60
+
+
+def test_contexts_stay_where_they_are(eng):
+    """The device and the variables of the waiting thread are its own."""
+    seen = set()
+    token = word.set("the waiting thread's")
+    try:
+        with mx.cpu(7):
+            rounds(eng, lambda: seen.add((mx.current_context(), word.get())))
+    finally:
+        word.reset(token)
+    assert seen == {(mx.cpu(0), "nobody's")}
+
+
+def test_as_much_recursion_as_on_a_worker(eng):
+    """However deep the waiting thread is."""
+
+    def down(frames):
+        return down(frames - 1) if frames else 0
+
+    def wait_deep(frames):
+        if frames:
+            return wait_deep(frames - 1)
+        return rounds(eng, lambda: down(sys.getrecursionlimit() - 300), 10)
+
+    wait_deep(sys.getrecursionlimit() // 2)
+
+
+@pytest.mark.parametrize("helping", ["1", "all"])
+def test_what_an_operation_pushes_is_waited_for(monkeypatch, helping):
+    """The waiting thread collects pushes into a bulk; the operation's own are not among them, wherever it runs."""
+    monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", helping)
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    var, other, ran = eng.new_variable(), eng.new_variable(), []
+
+    def outer():
+        eng.push(lambda: ran.append("inner"), (), [other])
+
+    for _ in range(5):
+        eng.push(lambda: None, (), [var])
+        eng.wait_for_var(var)
+    for i in range(20):
+        with eng.bulk(100):
+            eng.push(outer, (), [var])
+            eng.wait_for_all()
+            assert len(ran) == i + 1
+    eng.stop()
+
+
+def test_the_packages_own_operations_run_on_the_waiting_thread():
+    """Those of arrays; so a wait for one costs no change of thread."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    with engine.using(eng):
+        a = mx.nd.zeros((4,))
+        for _ in range(100):
+            a += 1
+            a.wait_to_read()
+        assert a.asnumpy().tolist() == [100.0] * 4
+    assert sum(queue.helped for queue in eng._all_queues) > 10
+    eng.stop()
+
+
+def test_a_users_operation_before_the_packages_own():
+    """It is left to the worker, and what stands behind it with it."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    threads = set()
+    with engine.using(eng):
+        a = mx.nd.zeros((4,))
+        for _ in range(100):
+            eng.push(lambda: threads.add(threading.get_ident()), (), [a.var])
+            a += 1
+            a.wait_to_read()
+    assert threading.get_ident() not in threads
+    eng.stop()
