@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weftplan.cli.launch import mpiexec_command
-from weftplan.kvstore.dist.mpi import environment
+from weftplan.kvstore.distributed.mpi import environment
 
 PRELUDE = """
 import os, signal, sys, time

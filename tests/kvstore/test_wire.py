@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.dist.wire import INLINE, SIZE, Kind, Message, clip, decode, digest
+from weftplan.kvstore.distributed.wire import INLINE, SIZE, Kind, Message, clip, decode, digest
 
 messages = st.builds(
     Message,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from weftplan.kvstore.dist.mpi import environment
+from weftplan.kvstore.distributed.mpi import environment
 
 
 @click.command(

@@ -54,5 +54,5 @@ def create(name: str = "local") -> KVStoreBase:
 
 def _dist(class_name: str, name: str) -> KVStoreBase:
     """A store of several processes; its modules are imported only now, since one process needs none of them."""
-    store: KVStoreBase = getattr(importlib.import_module("weftplan.kvstore.dist.sync"), class_name)(name)
+    store: KVStoreBase = getattr(importlib.import_module("weftplan.kvstore.distributed.sync"), class_name)(name)
     return store

@@ -1,0 +1,95 @@
+"""What one process tells every other before data moves: a header of fixed size, with a short payload behind it.
+
+Nothing is a pickle; a header is numbers, a payload is the bytes of an array or UTF-8 text. :func:`decode` takes any
+bytes and either returns a valid message or raises.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+
+from weftplan.errors import KVStoreError
+
+INLINE = 4096
+"""Bytes of payload that travel behind a header; more travels after all headers were compared."""
+
+_MAGIC = b"WFT1"
+_LAYOUT = struct.Struct("<4sHHQQ8s")
+"""Magic, kind, length of the payload, sequence number, bytes of data that follow, digest."""
+
+SIZE = _LAYOUT.size + INLINE
+"""Bytes of the longest message."""
+
+
+class Kind(IntEnum):
+    """What a process has to say about the exchange that is next."""
+
+    READY = 1
+    """It takes part."""
+    FAILED = 2
+    """Its own share could not be computed; the payload says why."""
+    LEAVE = 3
+    """It takes part in no exchange any more."""
+    TEXT = 4
+    """The payload describes what it wanted to exchange: asked for when digests differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One decoded message.
+
+    Attributes:
+        kind: what the sender says.
+        sequence: the sender's number of the exchange, from 0.
+        digest: eight bytes that stand for the description of the exchange.
+        nbytes: bytes of the array that the sender exchanges; 0 for none.
+        payload: the array's bytes if they fit, or UTF-8 text.
+    """
+
+    kind: Kind
+    sequence: int
+    digest: bytes
+    nbytes: int = 0
+    payload: bytes = b""
+
+    def encode(self) -> bytes:
+        """The bytes to send."""
+        head = _LAYOUT.pack(_MAGIC, self.kind, len(self.payload), self.sequence, self.nbytes, self.digest)
+        return head + self.payload
+
+    @property
+    def text(self) -> str:
+        """The payload as text."""
+        return self.payload.decode(errors="replace")
+
+
+def digest(description: str) -> bytes:
+    """Eight bytes that stand for a description."""
+    return blake2b(description.encode(), digest_size=8).digest()
+
+
+def clip(text: str) -> bytes:
+    """Text as a payload, cut where it is too long."""
+    data = text.encode()
+    return data if len(data) <= INLINE else data[: INLINE - 3] + b"..."
+
+
+def decode(data: bytes | bytearray | memoryview, sender: int) -> Message:
+    """The message in ``data``.
+
+    Raises:
+        KVStoreError: the bytes are not a message of this version; names the sender.
+    """
+    if len(data) < _LAYOUT.size:
+        raise KVStoreError(f"rank {sender} sent {len(data)} bytes, a message has at least {_LAYOUT.size}")
+    magic, kind, length, sequence, nbytes, mark = _LAYOUT.unpack_from(data)
+    if magic != _MAGIC:
+        raise KVStoreError(f"rank {sender} sent bytes that begin with {magic!r}, not a message of this version")
+    if kind not in Kind._value2member_map_:
+        raise KVStoreError(f"rank {sender} sent a message of the unknown kind {kind}")
+    if len(data) != _LAYOUT.size + length:
+        raise KVStoreError(f"rank {sender} sent {len(data)} bytes, its header says {_LAYOUT.size + length}")
+    return Message(Kind(kind), sequence, mark, nbytes, bytes(data[_LAYOUT.size :]))
