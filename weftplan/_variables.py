@@ -249,6 +249,21 @@ _EXECUTOR = (
         for suffix, direction in (("FWD", "forward"), ("BWD", "backward"))
     ),
     _executor(
+        name="WEFTPLAN_KERNELS",
+        default="auto",
+        choices=("auto", "numpy", "native"),
+        meaning="Who computes: auto takes compiled kernels where they are expected to be faster, native wherever they "
+        "can, numpy never. Without llvmlite (extra fast) all three mean numpy.",
+        effect=_BIND_NOW,
+    ),
+    _executor(
+        name="WEFTPLAN_KERNEL_CACHE",
+        default=True,
+        when=When.CONSTRUCT,
+        meaning="Keep compiled kernels in the user's cache folder, where nobody else can write.",
+        effect="in force whenever kernels are compiled",
+    ),
+    _executor(
         name="MXNET_CUDNN_AUTOTUNE_DEFAULT",
         default=0,
         low=0,

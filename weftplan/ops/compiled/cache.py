@@ -1,0 +1,104 @@
+"""Compiled objects kept in the user's cache folder, so that a second process compiles nothing.
+
+What is loaded from here is run, so a folder is used only when nobody else could have written to it: it is a real folder
+of this user's with permissions for this user alone, and no folder above it lets others replace it. A file carries the
+hash of its content; one that does not match is compiled again. A folder that cannot be used or written costs compile
+time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from weftplan.files import replacing
+
+_MAGIC = b"weftplan kernel 1\n"
+
+
+def folder(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Where compiled objects are kept; None where the system offers no way to tell who may write."""
+    environment = os.environ if environment is None else environment
+    if os.name != "posix":
+        return None
+    given = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(given):
+        home = environment.get("HOME", "")
+        if not os.path.isabs(home):
+            return None
+        given = os.path.join(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
+    return Path(given, "weftplan", "kernels")
+
+
+def refusal(place: Path) -> str | None:
+    """Why an existing folder must not be loaded from; None when only this user can have written there."""
+    try:
+        found = os.lstat(place)
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{place} is no folder"
+    if found.st_uid != os.geteuid():
+        return f"{place} belongs to another user"
+    if found.st_mode & 0o077:
+        return f"{place} has permissions for others (expected 0700)"
+    for above in Path(os.path.realpath(place)).parents:
+        found = os.stat(above)
+        if found.st_uid not in (0, os.geteuid()):
+            return f"{above} belongs to another user"
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            return f"{above} can be written by others"
+    return None
+
+
+def key(*parts: str) -> str:
+    """A name for what is made from these texts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def load(place: Path | None, name: str) -> bytes | None:
+    """The object called ``name``, or None when there is none that can be trusted."""
+    if place is None or refusal(place) is not None:
+        return None
+    try:
+        handle = os.open(place / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(handle, "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not stat.S_ISREG(found.st_mode):
+                return None
+            data = file.read()
+    except OSError:
+        return None
+    head = len(_MAGIC) + 32
+    content = data[head:]
+    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : head] != hashlib.sha256(content).digest():
+        return None
+    return content
+
+
+def keep(place: Path | None, name: str, content: bytes) -> bool:
+    """Store an object; False where that is not possible."""
+    if place is None:
+        return False
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        if refusal(place) is not None:
+            return False
+        with replacing(place / name) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(_MAGIC + hashlib.sha256(content).digest() + content)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,316 @@
+"""A small writer of LLVM IR: values, vectors, loops. Text in, text out; nothing is compiled here.
+
+A :class:`Function` collects the instructions of one function. Values are names (``%12``) or Python integers, which fold
+where they can. Vectors have :attr:`Function.lanes` elements of one floating type, the width that the module is written
+for; a wider machine changes speed, and not the order in which anything is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+Value = str | int
+"""The name of a value, or a constant."""
+
+
+class Function:
+    """One function without result: ``void name(i64 or ptr, …)``.
+
+    Args:
+        name: its symbol.
+        arguments: (type, name) of each, the type ``ptr`` or ``i64``.
+        scalar: ``float`` or ``double``.
+        lanes: elements of a vector.
+        local: True for one that only other functions of the module call.
+    """
+
+    def __init__(
+        self, name: str, arguments: Sequence[tuple[str, str]], scalar: str, lanes: int, *, local: bool = False
+    ) -> None:
+        self.name = name
+        self.arguments = tuple(arguments)
+        self.scalar = scalar
+        self.lanes = lanes
+        self.size = 4 if scalar == "float" else 8
+        self.vector = f"<{lanes} x {scalar}>"
+        self._suffix = f"v{lanes}f{8 * self.size}"
+        self._local = local
+        self._entry: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+        self._block = "entry"
+
+    def name_of(self, index: int) -> str:
+        """The value of argument ``index``."""
+        return f"%{self.arguments[index][1]}"
+
+    # Instructions
+
+    def emit(self, text: str) -> None:
+        """An instruction without result."""
+        self._lines.append("  " + text)
+
+    def value(self, text: str) -> str:
+        """An instruction with a result."""
+        self._count += 1
+        name = f"%t{self._count}"
+        self._lines.append(f"  {name} = {text}")
+        return name
+
+    def local(self, kind: str, count: int = 1) -> str:
+        """Room on the stack for ``count`` values of type ``kind``."""
+        self._count += 1
+        name = f"%s{self._count}"
+        self._entry.append(f"  {name} = alloca {kind}, i64 {count}, align 64")
+        return name
+
+    def add(self, a: Value, b: Value) -> Value:
+        """a + b, 64 bits."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        return a if b == 0 else b if a == 0 else self.value(f"add nsw i64 {a}, {b}")
+
+    def sub(self, a: Value, b: Value) -> Value:
+        """a - b, 64 bits."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a - b
+        return a if b == 0 else self.value(f"sub nsw i64 {a}, {b}")
+
+    def mul(self, a: Value, b: Value) -> Value:
+        """a times b, 64 bits."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        return a if b == 1 else b if a == 1 else self.value(f"mul nsw i64 {a}, {b}")
+
+    def smaller(self, a: Value, b: Value) -> str:
+        """The lesser of two signed numbers."""
+        return self.value(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
+
+    def larger(self, a: Value, b: Value) -> str:
+        """The greater of two signed numbers."""
+        return self.value(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
+
+    def compare(self, how: str, a: Value, b: Value) -> str:
+        """A comparison of two integers: ``slt``, ``eq``, …"""
+        return self.value(f"icmp {how} i64 {a}, {b}")
+
+    def choose(self, condition: str, a: Value, b: Value) -> str:
+        """a where the condition holds, else b; 64 bits."""
+        return self.value(f"select i1 {condition}, i64 {a}, i64 {b}")
+
+    # Memory; offsets are bytes
+
+    def at(self, pointer: str, offset: Value) -> str:
+        """The pointer ``offset`` bytes further on."""
+        return pointer if offset == 0 else self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+    def word(self, pointer: str, index: Value = 0) -> str:
+        """The 64-bit integer number ``index``."""
+        place = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
+        return self.value(f"load i64, ptr {place}, align 8")
+
+    def pointer(self, pointer: str, index: Value = 0) -> str:
+        """The pointer number ``index``."""
+        place = pointer if index == 0 else self.value(f"getelementptr i64, ptr {pointer}, i64 {index}")
+        return self.value(f"load ptr, ptr {place}, align 8")
+
+    def keep(self, value: Value, place: str, index: Value = 0) -> None:
+        """Store a 64-bit integer."""
+        target = place if index == 0 else self.value(f"getelementptr i64, ptr {place}, i64 {index}")
+        self.emit(f"store i64 {value}, ptr {target}, align 8")
+
+    def scalar_at(self, pointer: str) -> str:
+        """The element there."""
+        return self.value(f"load {self.scalar}, ptr {pointer}, align {self.size}")
+
+    def put_scalar(self, value: str, pointer: str) -> None:
+        """Store an element."""
+        self.emit(f"store {self.scalar} {value}, ptr {pointer}, align {self.size}")
+
+    def load(self, pointer: str) -> str:
+        """A vector from any address."""
+        return self.value(f"load {self.vector}, ptr {pointer}, align {self.size}")
+
+    def store(self, value: str, pointer: str) -> None:
+        """A vector to any address."""
+        self.emit(f"store {self.vector} {value}, ptr {pointer}, align {self.size}")
+
+    def store_first(self, value: str, pointer: str, count: int) -> None:
+        """The first ``count`` elements of a vector."""
+        if count == self.lanes:
+            self.store(value, pointer)
+            return
+        part = self.shuffle(value, "poison", range(count))
+        self.emit(f"store <{count} x {self.scalar}> {part}, ptr {pointer}, align {self.size}")
+
+    def load_first(self, pointer: str, count: int) -> str:
+        """``count`` elements; the rest of the vector is undefined."""
+        if count == self.lanes:
+            return self.load(pointer)
+        kind = f"<{count} x {self.scalar}>"
+        part = self.value(f"load {kind}, ptr {pointer}, align {self.size}")
+        lanes = ", ".join(f"i32 {lane if lane < count else 'poison'}" for lane in range(self.lanes))
+        lanes = lanes.replace("i32 poison", "i32 0")
+        return self.value(f"shufflevector {kind} {part}, {kind} poison, <{self.lanes} x i32> <{lanes}>")
+
+    def load_masked(self, pointer: str, mask: str) -> str:
+        """A vector, zero and not read where the mask is off."""
+        kind = self.vector
+        mask_kind = f"<{self.lanes} x i1>"
+        return self.value(
+            f"call {kind} @llvm.masked.load.{self._suffix}.p0(ptr {pointer}, i32 {self.size}, {mask_kind} {mask}, "
+            f"{kind} zeroinitializer)"
+        )
+
+    def mask_below(self, count: Value) -> str:
+        """The mask of the first ``count`` lanes (all for more, none for less than one)."""
+        kind = f"<{self.lanes} x i64>"
+        numbers = ", ".join(f"i64 {lane}" for lane in range(self.lanes))
+        one = self.value(f"insertelement {kind} poison, i64 {count}, i64 0")
+        every = self.value(f"shufflevector {kind} {one}, {kind} poison, <{self.lanes} x i32> zeroinitializer")
+        return self.value(f"icmp slt {kind} <{numbers}>, {every}")
+
+    # Arithmetic on vectors
+
+    def splat(self, scalar: str) -> str:
+        """A vector of one element."""
+        one = self.value(f"insertelement {self.vector} poison, {self.scalar} {scalar}, i64 0")
+        return self.value(f"shufflevector {self.vector} {one}, {self.vector} poison, {self._zeros()}")
+
+    def broadcast(self, pointer: str) -> str:
+        """A vector of the element there."""
+        return self.splat(self.scalar_at(pointer))
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        """a times b plus c, rounded once."""
+        kind = self.vector
+        return self.value(f"call {kind} @llvm.fma.{self._suffix}({kind} {a}, {kind} {b}, {kind} {c})")
+
+    def ordered(self, vector: str, number: Value) -> tuple[str, str]:
+        """Both values again, in a way that nothing that uses ``number`` can be moved before ``vector`` is computed.
+
+        It costs no instruction. Without it the compiler would read ahead until it runs out of registers.
+        """
+        both = f"{{ {self.vector}, i64 }}"
+        register = "x" if self.lanes * self.size <= 32 else "v"
+        pair = self.value(
+            f'call {both} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})'
+        )
+        return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
+
+    def binary(self, how: str, a: str, b: str) -> str:
+        """``fadd``, ``fsub``, ``fmul`` or ``fdiv`` of vectors."""
+        return self.value(f"{how} {self.vector} {a}, {b}")
+
+    def shuffle(self, a: str, b: str, lanes: Sequence[int]) -> str:
+        """Elements of two vectors, by number."""
+        which = ", ".join(f"i32 {lane}" for lane in lanes)
+        return self.value(f"shufflevector {self.vector} {a}, {self.vector} {b}, <{len(lanes)} x i32> <{which}>")
+
+    def transposed(self, rows: Sequence[str]) -> list[str]:
+        """As many vectors as lanes, their rows and columns exchanged; missing rows are undefined."""
+        n = self.lanes
+        vectors = [*rows, *["poison"] * (n - len(rows))]
+        step = n // 2
+        while step:
+            new = list(vectors)
+            for i in range(n):
+                if i & step:
+                    continue
+                a, b = vectors[i], vectors[i | step]
+                if a == b == "poison":
+                    continue
+                new[i] = self.shuffle(a, b, [n + lane - step if lane & step else lane for lane in range(n)])
+                new[i | step] = self.shuffle(a, b, [n + lane if lane & step else lane + step for lane in range(n)])
+            vectors = new
+            step //= 2
+        return vectors
+
+    def total(self, vector: str) -> str:
+        """The sum of a vector's elements, by halves: the same order on every machine."""
+        step = self.lanes // 2
+        while step:
+            turned = self.shuffle(vector, "poison", [(lane + step) % self.lanes for lane in range(self.lanes)])
+            vector = self.binary("fadd", vector, turned)
+            step //= 2
+        return self.value(f"extractelement {self.vector} {vector}, i64 0")
+
+    # Control
+
+    @contextlib.contextmanager
+    def loop(self, first: Value, end: Value, step: Value = 1) -> Iterator[str]:
+        """``for i in range(first, end, step)``, all signed 64-bit."""
+        self._count += 1
+        k, before = self._count, self._block
+        self.emit(f"br label %head{k}")
+        self._label(f"head{k}")
+        index = f"%i{k}"
+        self.emit(f"{index} = phi i64 [ {first}, %{before} ], [ %next{k}, %latch{k} ]")
+        inside = self.compare("slt", index, end)
+        self.emit(f"br i1 {inside}, label %body{k}, label %done{k}")
+        self._label(f"body{k}")
+        yield index
+        self.emit(f"br label %latch{k}")
+        self._label(f"latch{k}")
+        self.emit(f"%next{k} = add nsw i64 {index}, {step}")
+        self.emit(f"br label %head{k}, !llvm.loop !0")
+        self._label(f"done{k}")
+
+    @contextlib.contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """``if condition:``."""
+        self._count += 1
+        k = self._count
+        self.emit(f"br i1 {condition}, label %then{k}, label %after{k}")
+        self._label(f"then{k}")
+        yield
+        self.emit(f"br label %after{k}")
+        self._label(f"after{k}")
+
+    def call(self, function: Function, *values: Value) -> None:
+        """Call another function of the module."""
+        given = ", ".join(f"{kind} {value}" for (kind, _), value in zip(function.arguments, values, strict=True))
+        self.emit(f"call void @{function.name}({given})")
+
+    def text(self) -> str:
+        """The whole definition."""
+        arguments = ", ".join(f"{kind} %{name}" for kind, name in self.arguments)
+        kind = "internal " if self._local else ""
+        head = f"define {kind}void @{self.name}({arguments}) #0 {{\nentry:\n"
+        return head + "\n".join([*self._entry, *self._lines]) + "\n  ret void\n}\n"
+
+    def _label(self, name: str) -> None:
+        self._lines.append(f"{name}:")
+        self._block = name
+
+    def _zeros(self) -> str:
+        return f"<{self.lanes} x i32> zeroinitializer"
+
+
+def module(functions: Sequence[Function], register_bits: int) -> str:
+    """The text of a module with these functions.
+
+    Loops are not unrolled by the compiler, and functions do not change the rounding of anything.
+    """
+    first = functions[0]
+    declared = []
+    for lanes, scalar in sorted({(one.lanes, one.scalar) for one in functions}):
+        bits = 32 if scalar == "float" else 64
+        kind, suffix = f"<{lanes} x {scalar}>", f"v{lanes}f{bits}"
+        declared += [
+            f"declare {kind} @llvm.fma.{suffix}({kind}, {kind}, {kind})",
+            f"declare {kind} @llvm.masked.load.{suffix}.p0(ptr, i32, <{lanes} x i1>, {kind})",
+        ]
+    scalar, bits = first.scalar, 8 * first.size
+    declared += [
+        f"declare {scalar} @llvm.fma.f{bits}({scalar}, {scalar}, {scalar})",
+        f"declare {scalar} @llvm.sqrt.f{bits}({scalar})",
+        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
+        "declare i64 @llvm.smin.i64(i64, i64)",
+        "declare i64 @llvm.smax.i64(i64, i64)",
+        f'attributes #0 = {{ nounwind "prefer-vector-width"="{register_bits}" '
+        f'"min-legal-vector-width"="{register_bits}" "no-builtins" }}',
+        '!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}',
+    ]
+    return "\n".join([*(one.text() for one in functions), *declared]) + "\n"

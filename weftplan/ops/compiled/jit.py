@@ -1,0 +1,137 @@
+"""From IR to functions that Python calls: compiled once per process, or taken from the cache of objects.
+
+Any thread may ask; the first one compiles while others wait. Functions are called through :mod:`ctypes`, which lets
+other Python threads run meanwhile. They take the address of a block of words and keep no state, so they may run in many
+threads at once, and in a child after a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weftplan import config
+from weftplan.errors import MXNetError
+from weftplan.locks import Lock, whole_in_children
+from weftplan.ops.compiled import cache, ir
+from weftplan.ops.compiled.target import Target, binding, host
+
+Entry = Callable[[int], None]
+"""A compiled function: it takes the address of its words."""
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What compiling has cost in this process so far."""
+
+    compiled: int = 0
+    """Modules compiled."""
+    loaded: int = 0
+    """Modules taken from the cache."""
+    seconds: float = 0.0
+    """Time of both."""
+
+
+statistics = Statistics()
+_lock = whole_in_children(Lock())
+_libraries: dict[str, dict[str, Entry]] = {}
+_kept: list[Any] = []
+"""What must live as long as the functions do."""
+
+
+def library(
+    name: str, functions: Callable[[Target], Sequence[ir.Function]], entries: Sequence[str], target: Target | None = None
+) -> dict[str, Entry]:
+    """The compiled ``entries`` of a module; ``functions`` writes it when it is needed.
+
+    Args:
+        name: tells modules of one process apart; the content is part of the cache's key.
+        target: for whom (default: this machine).
+    """
+    if target is None:
+        found = host()
+        if isinstance(found, str):
+            raise MXNetError(f"compiled kernels are not available: {found}")
+        target = found
+    label = f"{name}-{target.bits}"
+    ready = _libraries.get(label)
+    if ready is not None:
+        return ready
+    with _lock:
+        ready = _libraries.get(label)
+        if ready is None:
+            start = time.perf_counter()
+            text = ir.module(functions(target), target.bits)
+            ready = _link(label, _object(text, target), entries)
+            statistics.seconds += time.perf_counter() - start
+            _libraries[label] = ready
+    return ready
+
+
+def _object(text: str, target: Target) -> bytes:
+    """The object of a module, from the cache or compiled."""
+    place = cache.folder() if config.get("WEFTPLAN_KERNEL_CACHE") else None
+    name = cache.key(target.compiler, target.cpu, target.features, text)
+    found = cache.load(place, name)
+    if found is not None:
+        statistics.loaded += 1
+        return found
+    made = compiled(text, target)
+    statistics.compiled += 1
+    cache.keep(place, name, made)
+    return made
+
+
+@functools.cache
+def _machine(target: Target) -> Any:
+    llvm = binding()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="small"
+    )
+
+
+def compiled(text: str, target: Target) -> bytes:
+    """Compile a module. Few passes run: the writer of the text has unrolled and ordered what matters."""
+    llvm = binding()
+    machine = _machine(target)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_unrolling = options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
+    builder = llvm.create_pass_builder(machine, options)
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_loop_rotate_pass()
+    passes.add_simplify_cfg_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+    made: bytes = machine.emit_object(module)
+    return made
+
+
+@functools.cache
+def _linker() -> Any:
+    llvm = binding()
+    return llvm.create_lljit_compiler(_machine_for_linking())
+
+
+def _machine_for_linking() -> Any:
+    llvm = binding()
+    return llvm.Target.from_default_triple().create_target_machine(opt=3, reloc="pic", codemodel="small")
+
+
+def _link(label: str, content: bytes, entries: Sequence[str]) -> dict[str, Entry]:
+    builder = binding().JITLibraryBuilder().add_object_img(content).add_current_process()
+    for entry in entries:
+        builder.export_symbol(entry)
+    tracker = builder.link(_linker(), label)
+    _kept.append(tracker)
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    return {entry: kind(tracker[entry]) for entry in entries}

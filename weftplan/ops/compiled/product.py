@@ -1,0 +1,448 @@
+"""The kernel of every dense convolution, as LLVM IR: a matrix product whose right side is gathered from an image.
+
+For channels k and places q::
+
+    y[k, q] (+)= sum over outer a, inner b of  w[k, a, b] * x[place(q) + outer(a) + inner(b)]
+
+Forward, the places are output pixels and the sum runs over channels and taps; for the gradient of the weight the places
+are channels and taps and the sum runs over pixels. All offsets come from tables of bytes that Python makes from shapes,
+so one function serves every kernel, stride, dilation and number of axes, and a network needs few functions.
+
+The left side is *packed*: panels of as many channels as a vector has lanes, ``[panel][a, b][lane]``. A tile of two
+panels and a few places stays in registers for the whole sum. Every element's sum is one chain of fused multiply-adds
+in the order of (a, b), so its bits depend neither on the width of vectors nor on tiles, and calls may be cut anywhere
+between places or panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from weftplan.ops.compiled.ir import Function, Value
+
+PAD = ("planes_step", "depth", "height", "width", "to_depth", "to_height", "to_width", "lead_depth",
+       "lead_width")  # fmt: skip
+"""How planes are copied with zeros around them: extents of the source and of the copy (elements), zeros in front."""
+PACK = ("rows", "row_step", "step", "length", "transposes", "panel_step")
+"""How the left side is packed: its channels, bytes between them, bytes between outer positions, inner positions (one
+element apart), whether channels lie further apart than inner positions, bytes of a packed panel."""
+PRODUCT = ("panel_step", "channels", "channel_step", "outer_table", "inner", "inner_table", "rows", "row_table",
+           "columns", "column_table", "outer")  # fmt: skip
+"""How a product runs. Tables hold pairs of bytes: (x, w) for the sum, (x, y) for places = rows times columns; ``rows``
+are those of one image."""
+GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image", "y_image", "groups", "x_group",
+          "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
+          "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step")  # fmt: skip
+WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups",
+           "x_group", "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer", "chunk")  # fmt: skip
+
+
+def word(function: Function, words: str, names: Sequence[str], name: str) -> str:
+    """The integer called ``name`` of a block of words."""
+    return function.word(words, names.index(name))
+
+
+def pointer(function: Function, words: str, names: Sequence[str], name: str) -> str:
+    """The pointer called ``name`` of a block of words."""
+    return function.pointer(words, names.index(name))
+
+
+def pad(scalar: str, lanes: int) -> Function:
+    """``pad(from, to, how, planes, lead_height)``: copies of planes, or bands of rows of them, with zeros around them.
+
+    Rows are written one after the other with whole vectors, each overwriting what the one before wrote too far: the
+    copy needs room for one vector behind it.
+    """
+    arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "planes"), ("i64", "lead_height"))
+    f = Function("pad", arguments, scalar, lanes, local=True)
+    get = {name: word(f, "%how", PAD, name) for name in PAD}
+    size, wide = f.size, f.lanes * f.size
+    row_bytes = f.mul(get["to_width"], size)
+    skip = f.larger(f.sub(0, get["lead_width"]), 0)
+    zeros = f.larger(get["lead_width"], 0)
+    count = f.larger(f.smaller(f.sub(get["width"], skip), f.sub(get["to_width"], zeros)), 0)
+    behind = f.add(zeros, count)
+    left_bytes, right_bytes = f.mul(zeros, size), f.mul(behind, size)
+    count_bytes, skip_bytes = f.mul(count, size), f.mul(skip, size)
+    with f.loop(0, "%planes") as plane:
+        source = f.at("%src", f.mul(plane, get["planes_step"]))
+        target = f.at("%dst", f.mul(plane, f.mul(f.mul(get["to_depth"], get["to_height"]), row_bytes)))
+        with f.loop(0, get["to_depth"]) as deep, f.loop(0, get["to_height"]) as high:
+            d, h = f.sub(deep, get["lead_depth"]), f.sub(high, "%lead_height")
+            inside = f.value(
+                f"and i1 {f.compare('ult', d, get['depth'])}, {f.compare('ult', h, get['height'])}"
+            )
+            row = f.at(target, f.mul(f.add(f.mul(deep, get["to_height"]), high), row_bytes))
+            line = f.at(source, f.mul(f.add(f.mul(d, get["height"]), h), f.mul(get["width"], size)))
+            from_ = f.at(line, skip_bytes)
+            to = f.at(row, left_bytes)
+            data_bytes = f.choose(inside, count_bytes, 0)
+            data_end = f.choose(inside, right_bytes, 0)
+            front = f.choose(inside, left_bytes, 0)
+            with f.loop(0, front, wide) as i:
+                f.store("zeroinitializer", f.at(row, i))
+            whole = f.value(f"and i64 {data_bytes}, {-wide}")
+            with f.loop(0, whole, wide) as i:
+                f.store(f.load(f.at(from_, i)), f.at(to, i))
+            with f.when(f.compare("slt", whole, data_bytes)):
+                left = f.value(f"sdiv exact i64 {f.sub(data_bytes, whole)}, {size}")
+                f.store(f.load_masked(f.at(from_, whole), f.mask_below(left)), f.at(to, whole))
+            with f.loop(data_end, row_bytes, wide) as i:
+                f.store("zeroinitializer", f.at(row, i))
+    return f
+
+
+def pack(scalar: str, lanes: int) -> Function:
+    """``pack(from, to, how, outer, length)``: the left side of a product as panels."""
+    arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "outer"), ("i64", "length"))
+    f = Function("pack", arguments, scalar, lanes, local=True)
+    rows, row_step, step, transposes, panel_step = (
+        word(f, "%how", PACK, name) for name in ("rows", "row_step", "step", "transposes", "panel_step")
+    )
+    n, size = f.lanes, f.size
+    wide = n * size
+    buffer = f.local(f.scalar, n * n)
+    panels = f.value(f"udiv i64 {f.add(rows, n - 1)}, {n}")
+    turning = f.compare("ne", transposes, 0)
+    with f.loop(0, panels) as panel:
+        first = f.mul(panel, n)
+        left = f.sub(rows, first)
+        source = f.at("%src", f.mul(first, row_step))
+        target = f.at("%dst", f.mul(panel, panel_step))
+        with f.when(f.value(f"xor i1 {turning}, true")):
+            mask = f.mask_below(left)
+            with f.loop(0, "%outer") as a:
+                f.store(f.load_masked(f.at(source, f.mul(a, step)), mask), f.at(target, f.mul(a, wide)))
+        outer = f.choose(turning, "%outer", 0)
+        with f.loop(0, outer) as a:
+            begin = f.at(source, f.mul(a, step))
+            to = f.at(target, f.mul(f.mul(a, "%length"), wide))
+            full = f.compare("sge", left, n)
+            whole = f.choose(full, f.value(f"and i64 %length, {-n}"), 0)
+            with f.loop(0, whole, n) as b:
+                here = f.at(begin, f.mul(b, size))
+                turned = f.transposed([f.load(f.at(here, f.mul(lane, row_step))) for lane in range(n)])
+                there = f.at(to, f.mul(b, wide))
+                for lane, vector in enumerate(turned):
+                    f.store(vector, f.at(there, lane * wide))
+            with f.loop(whole, "%length", n) as b:
+                here = f.at(begin, f.mul(b, size))
+                count = f.smaller(f.sub("%length", b), n)
+                mask = f.mask_below(count)
+                vectors = []
+                for lane in range(n):
+                    there = f.compare("slt", lane, left)
+                    kind = f"<{n} x i1>"
+                    some = f.value(f"select i1 {there}, {kind} {mask}, {kind} zeroinitializer")
+                    vectors.append(f.load_masked(f.at(here, f.mul(lane, row_step)), some))
+                for lane, vector in enumerate(f.transposed(vectors)):
+                    f.store(vector, f.at(buffer, lane * wide))
+                with f.loop(0, count) as lane_number:
+                    moved = f.load(f.at(buffer, f.mul(lane_number, wide)))
+                    f.store(moved, f.at(to, f.mul(f.add(b, lane_number), wide)))
+    return f
+
+
+class _Places:
+    """Steps through places = rows times columns, whose offsets are sums of two tables; stops at the last one.
+
+    Addresses in x and offsets in y of the current tile are left in two small arrays on the stack.
+    """
+
+    def __init__(self, f: Function, how: str, rows: str, most: int) -> None:
+        self.f = f
+        self.rows, self.columns = rows, word(f, how, PRODUCT, "columns")
+        self.row_table, self.column_table = (
+            pointer(f, how, PRODUCT, name) for name in ("row_table", "column_table")
+        )
+        self.row, self.column = f.local("i64"), f.local("i64")
+        self.sources, self.targets = f.local("ptr", most), f.local("i64", most)
+
+    def begin(self) -> None:
+        """Go to the first place."""
+        self.f.keep(0, self.row)
+        self.f.keep(0, self.column)
+
+    def take(self, x: str, count: int) -> tuple[list[str], list[str]]:
+        """(addresses in x, offsets in y) of the next ``count`` places; moves on."""
+        f = self.f
+        row, column = f.word(self.row), f.word(self.column)
+        after = f.add(column, count)
+        inside = f.compare("slt", after, self.columns)
+        with f.when(inside):  # one row, and it goes on
+            pair = f.mul(row, 2)
+            source = f.at(x, f.word(self.row_table, pair))
+            target = f.word(self.row_table, f.add(pair, 1))
+            begin = f.mul(column, 2)
+            for place in range(count):
+                moved = f.word(self.column_table, f.add(begin, 2 * place))
+                f.emit(f"store ptr {f.at(source, moved)}, ptr {f.at(self.sources, 8 * place)}, align 8")
+                moved = f.word(self.column_table, f.add(begin, 2 * place + 1))
+                f.keep(f.add(target, moved), self.targets, place)
+            f.keep(after, self.column)
+        with f.when(f.value(f"xor i1 {inside}, true")), f.loop(0, count) as place:
+            row, column = f.word(self.row), f.word(self.column)
+            row_pair, column_pair = f.mul(row, 2), f.mul(column, 2)
+            source = f.add(f.word(self.row_table, row_pair), f.word(self.column_table, column_pair))
+            target = f.add(
+                f.word(self.row_table, f.add(row_pair, 1)), f.word(self.column_table, f.add(column_pair, 1))
+            )
+            f.emit(f"store ptr {f.at(x, source)}, ptr {f.at(self.sources, f.mul(place, 8))}, align 8")
+            f.keep(target, self.targets, place)
+            next_column = f.add(column, 1)
+            wraps = f.compare("eq", next_column, self.columns)
+            next_row = f.choose(wraps, f.add(row, 1), row)
+            ended = f.compare("eq", next_row, self.rows)
+            f.keep(f.choose(ended, row, next_row), self.row)
+            f.keep(f.choose(ended, column, f.choose(wraps, 0, next_column)), self.column)
+        sources = [f.pointer(self.sources, place) for place in range(count)]
+        return sources, [f.word(self.targets, place) for place in range(count)]
+
+
+def product(scalar: str, lanes: int, places: Sequence[int]) -> Function:
+    """``product(x, w, y, bias, how, rows, first_outer, outers, adds)``.
+
+    ``places`` are the numbers of places of a tile, the largest first: the last tile takes the smallest that suffices.
+    ``bias`` may be null.
+    """
+    arguments = (("ptr", "x"), ("ptr", "w"), ("ptr", "y"), ("ptr", "bias"), ("ptr", "how"), ("i64", "rows"),
+                 ("i64", "first"), ("i64", "outers"), ("i64", "adds"))  # fmt: skip
+    f = Function("product", arguments, scalar, lanes, local=True)
+    tile = _Tile(f, places)
+    n, most = f.lanes, places[0]
+    total = f.mul("%rows", tile.walk.columns)
+    # All tiles are large but the last, which is the smallest that suffices.
+    rest = f.value(f"urem i64 {total}, {most}")
+    done = f.local("i64")
+
+    def panels_from(first: Value, end: Value, panels: int) -> None:
+        with f.loop(first, end, n * panels) as channel:
+            tile.channels_from(channel, panels)
+            tile.walk.begin()
+            f.keep(0, done)
+            for position, count in enumerate(places):
+                until: Value = total
+                if position + 1 < len(places):
+                    small = f.compare("sle", rest, places[position + 1])
+                    until = f.choose(small, f.sub(total, rest), total)
+                with f.loop(f.word(done), until, count) as place:
+                    tile.compute(f.sub(total, place), count)
+                    f.keep(f.add(place, count), done)
+
+    pairs = f.mul(f.value(f"udiv i64 {f.add(tile.channels, n - 1)}, {2 * n}"), 2 * n)
+    panels_from(0, pairs, 2)
+    panels_from(pairs, tile.channels, 1)
+    return f
+
+
+class _Tile:
+    """A few places of one or two panels: the sum in registers, then out to ``y``."""
+
+    def __init__(self, f: Function, places: Sequence[int]) -> None:
+        self.f = f
+        self.walk = _Places(f, "%how", "%rows", places[0])
+        self.panel_step, self.channels, self.channel_step, self.inner = (
+            word(f, "%how", PRODUCT, name) for name in ("panel_step", "channels", "channel_step", "inner")
+        )
+        self.outer_table, self.inner_table = (
+            pointer(f, "%how", PRODUCT, name) for name in ("outer_table", "inner_table")
+        )
+        self.last = f.add("%first", "%outers")
+        self.adds = f.compare("ne", "%adds", 0)
+        self.biased = f.value("icmp ne ptr %bias, null")
+        # One row of places for each channel; a row is as wide as whole vectors.
+        self.row = -(-places[0] // f.lanes) * f.lanes
+        self.buffer = f.local(f.scalar, 2 * f.lanes * self.row)
+
+    def channels_from(self, channel: str, panels: int) -> None:
+        """Choose the panels from ``channel`` on."""
+        f = self.f
+        n = f.lanes
+        self.panels = panels
+        self.left = f.smaller(f.sub(self.channels, channel), n * panels)
+        self.w = f.at("%w", f.mul(f.value(f"udiv i64 {channel}, {n}"), self.panel_step))
+        self.y = f.at("%y", f.mul(channel, self.channel_step))
+        self.bias = f.at("%bias", f.choose(self.biased, f.mul(channel, f.size), 0))
+
+    def compute(self, places_left: Value, count: int) -> None:
+        """The next ``count`` places, of which ``places_left`` are wanted if those are fewer."""
+        f = self.f
+        sources, targets = self.walk.take("%x", count)
+        sums = self._sum(sources)
+        n, size, panels = f.lanes, f.size, self.panels
+        results = [[f.load(sums[place][panel]) for panel in range(panels)] for place in range(count)]
+        span = f.sub(targets[-1], targets[0])
+        runs = f.value(
+            f"and i1 {f.compare('eq', span, (count - 1) * size)}, {f.compare('sge', places_left, count)}"
+        )
+        whole = f.compare("eq", self.left, n * panels)
+        adds = self.adds
+        overwrites = f.value(f"xor i1 {adds}, true")
+        for condition, added in ((overwrites, False), (adds, True)):
+            both = f.value(f"and i1 {runs}, {whole}")
+            with f.when(f.value(f"and i1 {both}, {condition}")):
+                begin = f.at(self.y, targets[0])
+                for panel, start, lane, turned, some in self._turned(results, count):
+                    to = f.at(begin, f.add(f.mul(self.channel_step, panel * n + lane), start * size))
+                    value = f.binary("fadd", f.load_first(to, some), turned) if added else turned
+                    f.store_first(value, to, some)
+        neither = f.value(f"xor i1 {f.value(f'and i1 {runs}, {whole}')}, true")
+        with f.when(neither):
+            for panel, start, lane, turned, _ in self._turned(results, count):
+                f.store(turned, f.at(self.buffer, ((panel * n + lane) * self.row + start) * size))
+            some_places = f.smaller(places_left, count)
+            for condition, added in ((overwrites, False), (adds, True)):
+                limit = f.choose(condition, self.left, 0)
+                with f.loop(0, limit) as lane:
+                    from_ = f.at(self.buffer, f.mul(lane, self.row * size))
+                    to = f.at(self.y, f.mul(lane, self.channel_step))
+                    with f.loop(0, some_places) as place:
+                        there = f.at(to, f.word(self.walk.targets, place))
+                        value = f.scalar_at(f.at(from_, f.mul(place, size)))
+                        if added:
+                            value = f.value(f"fadd {f.scalar} {f.scalar_at(there)}, {value}")
+                        f.put_scalar(value, there)
+
+    def _turned(self, results: list[list[str]], count: int) -> Iterator[tuple[int, int, int, str, int]]:
+        """(panel, first place, lane, vector of places of that channel, how many) for the whole tile."""
+        f = self.f
+        for panel in range(self.panels):
+            for start in range(0, count, f.lanes):
+                some = min(f.lanes, count - start)
+                turned = f.transposed([results[start + place][panel] for place in range(some)])
+                for lane in range(f.lanes):
+                    yield panel, start, lane, turned[lane], some
+
+    def _sum(self, sources: list[str]) -> list[list[str]]:
+        """Where the sums are, by place and panel (the compiler makes registers of them)."""
+        f = self.f
+        n, panels = f.lanes, self.panels
+        sums = [[f.local(f.vector) for _ in range(panels)] for _ in sources]
+        for panel in range(panels):
+            mask = f.mask_below(f.choose(self.biased, f.sub(self.left, panel * n), 0))
+            begin = f.load_masked(f.at(self.bias, panel * n * f.size), mask)
+            for place in sums:
+                f.store(begin, place[panel])
+        with f.loop("%first", self.last) as a:
+            pair = f.mul(a, 2)
+            x_outer = f.word(self.outer_table, pair)
+            w_outer = f.at(self.w, f.word(self.outer_table, f.add(pair, 1)))
+            with f.loop(0, self.inner) as b:
+                pair = f.mul(b, 2)
+                x_here = f.add(f.word(self.inner_table, pair), x_outer)
+                w_here = f.at(w_outer, f.word(self.inner_table, f.add(pair, 1)))
+                factors = [f.load(f.at(w_here, f.mul(self.panel_step, panel))) for panel in range(panels)]
+                for place, source in zip(sums, sources, strict=True):
+                    x = f.broadcast(f.at(source, x_here))
+                    for panel in range(panels):
+                        new, x_here = f.ordered(f.fma(x, factors[panel], f.load(place[panel])), x_here)
+                        f.store(new, place[panel])
+        return sums
+
+
+def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
+    """``gather(how)``: a convolution, or its data gradient, of some images."""
+    f = Function("gather", (("ptr", "how"),), scalar, lanes)
+    get = {name: word(f, "%how", GATHER, name) for name in GATHER}
+    x, w, y, bias, padded, packed, pad_how, pack_how, table = (
+        pointer(f, "%how", GATHER, name)
+        for name in ("x", "w", "y", "bias", "padded", "packed", "pad", "pack", "phase_table")
+    )
+    length = word(f, pack_how, PACK, "length")
+    with f.loop(0, get["groups"]) as group:
+        f.call(
+            helpers["pack"],
+            f.at(w, f.mul(group, get["w_group"])),
+            f.at(packed, f.mul(group, get["packed_group"])),
+            pack_how,
+            get["outer"],
+            length,
+        )
+    copies = f.compare("ne", get["copies"], 0)
+    biased = f.value(f"icmp ne ptr {bias}, null")
+    with f.loop(get["first"], get["last"], get["together"]) as image:
+        count = f.smaller(f.sub(get["last"], image), get["together"])
+        direct = f.at(x, f.mul(image, get["x_image"]))
+        source = f.value(f"select i1 {copies}, ptr {padded}, ptr {direct}")
+        out = f.at(y, f.mul(image, get["y_image"]))
+        with f.when(f.compare("ne", get["clears"], 0)):
+            nbytes = f.mul(count, get["y_image"])
+            f.emit(f"call void @llvm.memset.p0.i64(ptr {out}, i8 0, i64 {nbytes}, i1 false)")
+        with f.loop(0, get["bands"]) as band:
+            with f.when(copies):
+                lead = f.sub(get["lead"], f.mul(band, get["lead_step"]))
+                f.call(helpers["pad"], direct, padded, pad_how, f.mul(count, get["planes"]), lead)
+            ends = f.compare("eq", f.add(band, 1), get["bands"])
+            products = f.at(table, f.choose(ends, f.mul(get["phases"], 8), 0))
+            target = f.at(out, f.mul(band, get["y_step"]))
+            with f.loop(0, get["groups"]) as group:
+                some = f.at(bias, f.choose(biased, f.mul(group, get["bias_group"]), 0))
+                with f.loop(0, get["phases"]) as phase:
+                    how = f.pointer(products, phase)
+                    f.call(
+                        helpers["product"],
+                        f.at(source, f.mul(group, get["x_group"])),
+                        f.at(packed, f.mul(group, get["packed_group"])),
+                        f.at(target, f.mul(group, get["y_group"])),
+                        some,
+                        how,
+                        f.mul(count, word(f, how, PRODUCT, "rows")),
+                        0,
+                        word(f, how, PRODUCT, "outer"),
+                        0,
+                    )
+    return f
+
+
+def weights(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
+    """``weights(how)``: the gradient of a convolution's weight.
+
+    The sum over pixels is cut into chunks whose size depends on shapes alone: each is one chain of additions, and the
+    chunks are added in order.
+    """
+    f = Function("weights", (("ptr", "how"),), scalar, lanes)
+    get = {name: word(f, "%how", WEIGHTS, name) for name in WEIGHTS}
+    x, dy, dw, padded, packed, pad_how, pack_how, how = (
+        pointer(f, "%how", WEIGHTS, name)
+        for name in ("x", "dy", "dw", "padded", "packed", "pad", "pack", "product")
+    )
+    copies = f.compare("ne", get["copies"], 0)
+    inner = word(f, how, PRODUCT, "inner")
+    image_pixels = f.mul(get["outer"], inner)
+    several = f.compare("sgt", get["together"], 1)
+    with f.loop(0, get["images"], get["together"]) as image:
+        count = f.smaller(f.sub(get["images"], image), get["together"])
+        direct = f.at(x, f.mul(image, get["x_image"]))
+        with f.when(copies):
+            f.call(helpers["pad"], direct, padded, pad_how, f.mul(count, get["planes"]), get["lead"])
+        source = f.value(f"select i1 {copies}, ptr {padded}, ptr {direct}")
+        end = f.mul(count, get["outer"])
+        chunk = f.choose(several, end, get["chunk"])
+        with f.loop(0, end, chunk) as first:
+            outers = f.smaller(f.sub(end, first), chunk)
+            length = f.choose(several, image_pixels, f.mul(outers, inner))
+            earlier = f.value(f"or i64 {image}, {first}")
+            adds = f.value(f"zext i1 {f.compare('ne', earlier, 0)} to i64")
+            pixels = f.mul(f.mul(first, inner), f.size)
+            with f.loop(0, get["groups"]) as group:
+                begin = f.add(f.mul(image, get["dy_image"]), f.mul(group, get["dy_group"]))
+                f.call(helpers["pack"], f.at(dy, f.add(begin, pixels)), packed, pack_how, count, length)
+                f.call(
+                    helpers["product"],
+                    f.at(source, f.mul(group, get["x_group"])),
+                    f.at(packed, f.sub(0, f.mul(pixels, lanes))),
+                    f.at(dw, f.mul(group, get["dw_group"])),
+                    "null",
+                    how,
+                    word(f, how, PRODUCT, "rows"),
+                    first,
+                    outers,
+                    adds,
+                )
+    return f
+
+
+def functions(scalar: str, lanes: int, places: Sequence[int]) -> list[Function]:
+    """All functions of the module of dense convolutions."""
+    helpers = {"pad": pad(scalar, lanes), "pack": pack(scalar, lanes), "product": product(scalar, lanes, places)}
+    return [*helpers.values(), gather(scalar, lanes, helpers), weights(scalar, lanes, helpers)]

@@ -1,0 +1,83 @@
+"""The processor that kernels are compiled for, or why there is none. Nothing of llvmlite is imported before it is asked.
+
+Kernels need fused multiply-add and vectors: AVX2 with FMA or AVX-512 on x86, NEON on 64-bit Arm. Without them, without
+llvmlite, or where a process may not make memory executable, NumPy's kernels serve alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+_WIDE = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One processor, as the compiler is told."""
+
+    cpu: str
+    features: str
+    bits: int
+    """Width of a vector register."""
+    registers: int
+    """Vector registers."""
+    compiler: str
+    """Versions of llvmlite and LLVM."""
+
+    @property
+    def name(self) -> str:
+        """For readers: ``AVX2``, ``AVX-512`` or ``NEON``."""
+        return {512: "AVX-512", 256: "AVX2", 128: "NEON"}[self.bits]
+
+    def lanes(self, itemsize: int) -> int:
+        """Elements of a vector."""
+        return self.bits // (8 * itemsize)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Places of a product's tile: two panels of each fit the registers with what they are made from."""
+        return (8, 4) if self.registers > 16 else (6, 4)
+
+
+def binding() -> Any:
+    """``llvmlite.binding``."""
+    return importlib.import_module("llvmlite.binding")
+
+
+@functools.cache
+def host() -> Target | str:
+    """This machine, or a sentence that says why nothing can be compiled for it."""
+    try:
+        llvm = binding()
+        package = importlib.import_module("llvmlite")
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("llvmlite"):
+            return "llvmlite is not installed: pip install 'weftplan[fast]'"
+        return f"llvmlite cannot be imported: {error}"
+    try:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.check_jit_execution()
+        features = dict(llvm.get_host_cpu_features())
+        cpu = llvm.get_host_cpu_name()
+        versions = f"llvmlite {package.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+    except (OSError, RuntimeError) as error:
+        return f"this process may not compile code: {error}"
+    return choose(platform.machine().lower(), cpu, features, versions)
+
+
+def choose(machine: str, cpu: str, features: dict[str, bool], versions: str) -> Target | str:
+    """The target for a processor with these features, or why there is none."""
+    listed = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
+    if machine in ("arm64", "aarch64"):
+        return Target(cpu, listed, 128, 32, versions)
+    if machine in ("x86_64", "amd64"):
+        if not (features.get("avx2") and features.get("fma")):
+            return f"the processor ({cpu}) has no AVX2 with FMA"
+        wide = all(features.get(name) for name in _WIDE)
+        return Target(cpu, listed, 512 if wide else 256, 32 if wide else 16, versions)
+    return f"kernels are not written for {machine} processors"
