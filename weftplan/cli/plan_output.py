@@ -48,6 +48,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
             for item in plan.alive_at_peak(ROWS)
         ],
         "notes": list(plan.notes),
+        "kernels": dict(plan.kernels),
         "left_out": plan.left_out,
     }
 
@@ -89,6 +90,24 @@ def show(plan: MemoryPlan, console: Console, title: str) -> None:
         )
     console.print(table)
     console.print(plan.left_out, highlight=False, markup=False)
+
+
+def kernel_table(plan: MemoryPlan) -> Table:
+    """Nodes that could be computed in several ways, equal ones together: operator, kernel, number, scratch."""
+    table = Table(title="kernels (nodes for which there are several)", title_justify="left")
+    for column in ("operator", "kernel"):
+        table.add_column(column)
+    for column in ("nodes", "largest scratch"):
+        table.add_column(column, justify="right")
+    labels = plan.labels
+    rows: dict[tuple[str, str], list[int]] = {}
+    for nid in labels.steps:
+        text = plan.kernels.get(labels.node_name(nid))
+        if text is not None:
+            rows.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
+    for (op, text), scratch in sorted(rows.items()):
+        table.add_row(op, escape(text), str(len(scratch)), format_bytes(max(scratch)))
+    return table
 
 
 def compare_table(make: Callable[..., MemoryPlan], train: bool) -> Table:

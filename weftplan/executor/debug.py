@@ -16,7 +16,7 @@ def debug_str(planned: PlannedGraph) -> str:
     for i, eid in enumerate(heads):
         entry = graph.entry(eid)
         lines.append(f"\toutput[{i}]={entry.node.name}({entry.index})")
-    for node_object in graph.nodes:
+    for nid, node_object in enumerate(graph.nodes):
         if node_object.op is None:
             lines.append(f"Variable:{node_object.name}")
             continue
@@ -32,6 +32,9 @@ def debug_str(planned: PlannedGraph) -> str:
         if node_object.control_deps:
             lines.append("Control deps:")
             lines += [f"\tcdep[{i}]={dep.name}" for i, dep in enumerate(node_object.control_deps)]
+        chosen = planned.kernels.get(nid)
+        if chosen is not None and chosen.several:
+            lines.append(f"Kernel: {chosen.text}")
     lines.append(f"Total {planned.memory.peak >> 20} MB allocated")
     lines.append("Total 11 TempSpace resource requested")
     return "\n".join(lines) + "\n"

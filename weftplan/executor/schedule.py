@@ -22,7 +22,7 @@ from weftplan.ndarray import NDArray
 from weftplan.ndarray.chunk import nothing
 from weftplan.ndarray.copying import device_end, route
 from weftplan.ndarray.invoke import read_only
-from weftplan.ops.schema import Op, OpContext, Req, Shape, aligned
+from weftplan.ops.schema import Kernel, Op, OpContext, Req, Shape, aligned
 from weftplan.planner.plan import PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
@@ -132,8 +132,10 @@ class StepBuilder:
             if node.attrs.get(SPILL_MARK) == "out":
                 step.bind = _training_only(step.bind)
             return step
+        chosen = planned.kernels.get(nid)
+        kernel = op.forward if chosen is None else chosen.implementation.kernel
         step.bind = _kernel_call(
-            op, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
+            op, kernel, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
         )
         return step
 
@@ -173,6 +175,7 @@ def _training_only(bind: Bind) -> Bind:
 
 def _kernel_call(
     op: Op,
+    kernel: Kernel,
     node: Node,
     key: int,
     context: Context,
@@ -203,7 +206,7 @@ def _kernel_call(
                 added.append((target, term))
         scratch = scratch[:end] if end else None
     recompute = node.mirror_of is not None
-    kernel, params = op.forward, node.params
+    params = node.params
     prepare = getattr(kernel, "prepare", None)
     prepared = prepare(xp, params, raw_in, raw_out) if prepare is not None and not added else None
 

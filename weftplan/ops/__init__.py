@@ -9,6 +9,7 @@ import weftplan.ops.argmax
 import weftplan.ops.binary
 import weftplan.ops.blocks_of_space
 import weftplan.ops.clip
+import weftplan.ops.compiled
 import weftplan.ops.cumsum
 import weftplan.ops.diagonal
 import weftplan.ops.expand

@@ -7,6 +7,7 @@ from typing import Any
 
 from weftplan import config
 from weftplan.errors import PlanError, did_you_mean
+from weftplan.ops.implementations import MODES
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
 RECOMPUTE = ("off", "mxnet", "echo", "sqrt", "cheap")
@@ -62,6 +63,9 @@ class PlanOptions:
     """Most bytes that :attr:`MemoryPlan.peak <weftplan.planner.plan.MemoryPlan.peak>` may have (less those
     :attr:`on the host <weftplan.planner.plan.MemoryPlan.on_host>`, see :attr:`spill`); what is computed again is chosen
     for the least time that fits, whatever :attr:`recompute` says."""
+    kernels: str = "auto"
+    """Who computes: ``auto`` (compiled kernels where they are expected to be faster), ``native`` (wherever they can) or
+    ``numpy``. What a chosen kernel needs as scratch is counted; without llvmlite there are NumPy's only."""
     spill: bool = True
     """Under a budget, results of a GPU or a simulated device may wait in page-locked host memory instead of being
     computed again, where that is faster; those bytes do not count against the budget."""
@@ -77,6 +81,7 @@ class PlanOptions:
         object.__setattr__(self, "inplace_blacklist", tuple(names))  # a list in files
         _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
         _one_of("recompute", self.recompute, RECOMPUTE)
+        _one_of("kernels", self.kernels, MODES)
         for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -104,6 +109,7 @@ class PlanOptions:
             inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
             eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
             spill=config.get("WEFTPLAN_PLANNER_SPILL"),
+            kernels=config.get("WEFTPLAN_KERNELS"),
             # Both set: echo, the more careful rule of the two.
             recompute="echo"
             if config.get("MXNET_MEMORY_OPT")

@@ -30,7 +30,7 @@ from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_
 from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
 from weftplan.planner.plan import Kind, PlannedGraph
-from weftplan.planner.workspace import operator_workspaces
+from weftplan.planner.workspace import operator_choices, operator_workspaces
 from weftplan.symbol.node import Entry, Node
 
 GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
@@ -128,7 +128,7 @@ def plan_symbol(
         [number[ctx] for ctx in devices],
         gradient_ids,
         frozenset(e for e, name in zip(gradient_ids, wanted, strict=True) if reqs[name] == Req.ADD),
-        operator_workspaces(graph, *sizes),
+        operator_workspaces(graph, *sizes, operator_choices(graph, *sizes, devices, chosen.kernels)),
         {
             "arguments": _total(nbytes, (graph.row[graph.nid[n]] for n in arguments.values() if n in graph.nid)),
             "gradients": _total(nbytes, gradient_ids),
@@ -156,13 +156,15 @@ def plan_symbol(
     graph = facts.graph
     outputs = graph.outputs[: len(heads)].tolist()
     gradient_of = dict(zip(wanted, graph.outputs[len(heads) :].tolist(), strict=True))
+    places = [facts.contexts[index] for index in facts.device]
+    kernels = operator_choices(graph, facts.shapes, facts.dtypes, places, chosen.kernels)
     return PlannedGraph(
         graph=graph,
         order=facts.order,
         num_forward_nodes=outcome.num_forward,
         shapes=facts.shapes,
         dtypes=facts.dtypes,
-        devices=[facts.contexts[index] for index in facts.device],
+        devices=places,
         requests=_entry_requests(found, {e: reqs[name] for name, e in gradient_of.items()}),
         skipped=frozenset(found.skipped),
         outputs=outputs,
@@ -171,8 +173,15 @@ def plan_symbol(
         head_grads=[graph.nid.get(variable, -1) for variable in gradients.heads] or [-1] * len(heads),
         arguments={name: graph.nid.get(node, -1) for name, node in arguments.items()},
         aux={name: graph.nid.get(node, -1) for name, node in states.items()},
-        memory=replace(outcome.memory, outputs=tuple(outputs), num_forward=outcome.num_forward, notes=tuple(notes)),
+        memory=replace(
+            outcome.memory,
+            outputs=tuple(outputs),
+            num_forward=outcome.num_forward,
+            notes=tuple(notes),
+            kernels={graph.nodes[nid].name: choice.text for nid, choice in kernels.items() if choice.several},
+        ),
         notes=tuple(notes),
+        kernels=kernels,
     )
 
 

@@ -16,7 +16,7 @@ Two ways to reuse memory, and what an executor has to honour:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from html import escape
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.device.context import Context
+from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner.graph import IndexedGraph, IntArray
 from weftplan.planner.hooks import report
@@ -118,6 +119,9 @@ class MemoryPlan:
     where nobody counted: other whole blocks, and more than 8,192 steps."""
     notes: tuple[str, ...] = ()
     """What the planner decided and a user may want to know, in words."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node -> who computes it, and why no other: ``native``, ``numpy (depthwise …)``. Only nodes for which
+    there is a choice."""
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -306,6 +310,8 @@ class PlannedGraph:
     memory: MemoryPlan
     notes: tuple[str, ...] = ()
     """What the planner decided and a user may want to know, in words."""
+    kernels: Mapping[int, Choice] = field(default_factory=dict)
+    """Node id -> which implementation computes it; nodes that have but one and need no scratch may be absent."""
 
     @property
     def trains(self) -> bool:

@@ -73,6 +73,7 @@ def dumps(plan: MemoryPlan) -> str:
         "num_forward": plan.num_forward,
         "added_waits": plan.num_added_waits,
         "notes": list(plan.notes),
+        "kernels": dict(plan.kernels),
         "devices": [[c.device_type, c.device_id] for c in plan.contexts],
         "slabs": [
             {"device": int(d), "nbytes": int(n)} for d, n in zip(plan.slab_device, plan.slab_nbytes, strict=True)
@@ -153,6 +154,7 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
         num_forward=None if document["num_forward"] is None else int(document["num_forward"]),
         num_added_waits=None if document.get("added_waits") is None else int(document["added_waits"]),
         notes=tuple(str(note) for note in document["notes"]),
+        kernels={str(name): str(text) for name, text in document.get("kernels", {}).items()},
     )
     for name, rows, low, limit in (
         ("storage of an entry", plan.entry_storage, -1, plan.num_storages),

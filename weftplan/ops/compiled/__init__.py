@@ -1,0 +1,7 @@
+"""Compiled kernels: other implementations of operators, written as LLVM IR and compiled when first used.
+
+Importing this package offers them (:mod:`weftplan.ops.implementations`); llvmlite is imported when a plan first asks
+whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.
+"""
+
+import weftplan.ops.compiled.convolution  # noqa: F401

@@ -16,7 +16,7 @@ def entries(dtype: DType, target: Target) -> dict[str, Entry]:
     scalar = "float" if dtype.itemsize == 4 else "double"
     return library(
         f"convolution-{scalar}",
-        lambda one: product.functions(scalar, one.lanes(dtype.itemsize), one.places),
+        lambda one: product.functions(scalar, one),
         ("gather", "weights"),
         target,
     )

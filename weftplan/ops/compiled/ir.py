@@ -194,9 +194,7 @@ class Function:
         """
         both = f"{{ {self.vector}, i64 }}"
         register = "x" if self.lanes * self.size <= 32 else "v"
-        pair = self.value(
-            f'call {both} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})'
-        )
+        pair = self.value(f'call {both} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})')
         return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
 
     def binary(self, how: str, a: str, b: str) -> str:

@@ -44,7 +44,10 @@ _kept: list[Any] = []
 
 
 def library(
-    name: str, functions: Callable[[Target], Sequence[ir.Function]], entries: Sequence[str], target: Target | None = None
+    name: str,
+    functions: Callable[[Target], Sequence[ir.Function]],
+    entries: Sequence[str],
+    target: Target | None = None,
 ) -> dict[str, Entry]:
     """The compiled ``entries`` of a module; ``functions`` writes it when it is needed.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from weftplan.ops.compiled.ir import Function, Value
+from weftplan.ops.compiled.target import Target
 
 PAD = ("planes_step", "depth", "height", "width", "to_depth", "to_height", "to_width", "lead_depth",
        "lead_width")  # fmt: skip
@@ -33,8 +34,9 @@ are those of one image."""
 GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image", "y_image", "groups", "x_group",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
           "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step")  # fmt: skip
-WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups",
-           "x_group", "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer", "chunk")  # fmt: skip
+WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
+           "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
+           "chunk")  # fmt: skip
 
 
 def word(function: Function, words: str, names: Sequence[str], name: str) -> str:
@@ -69,9 +71,7 @@ def pad(scalar: str, lanes: int) -> Function:
         target = f.at("%dst", f.mul(plane, f.mul(f.mul(get["to_depth"], get["to_height"]), row_bytes)))
         with f.loop(0, get["to_depth"]) as deep, f.loop(0, get["to_height"]) as high:
             d, h = f.sub(deep, get["lead_depth"]), f.sub(high, "%lead_height")
-            inside = f.value(
-                f"and i1 {f.compare('ult', d, get['depth'])}, {f.compare('ult', h, get['height'])}"
-            )
+            inside = f.value(f"and i1 {f.compare('ult', d, get['depth'])}, {f.compare('ult', h, get['height'])}")
             row = f.at(target, f.mul(f.add(f.mul(deep, get["to_height"]), high), row_bytes))
             line = f.at(source, f.mul(f.add(f.mul(d, get["height"]), h), f.mul(get["width"], size)))
             from_ = f.at(line, skip_bytes)
@@ -152,9 +152,7 @@ class _Places:
     def __init__(self, f: Function, how: str, rows: str, most: int) -> None:
         self.f = f
         self.rows, self.columns = rows, word(f, how, PRODUCT, "columns")
-        self.row_table, self.column_table = (
-            pointer(f, how, PRODUCT, name) for name in ("row_table", "column_table")
-        )
+        self.row_table, self.column_table = (pointer(f, how, PRODUCT, name) for name in ("row_table", "column_table"))
         self.row, self.column = f.local("i64"), f.local("i64")
         self.sources, self.targets = f.local("ptr", most), f.local("i64", most)
 
@@ -180,15 +178,15 @@ class _Places:
                 moved = f.word(self.column_table, f.add(begin, 2 * place + 1))
                 f.keep(f.add(target, moved), self.targets, place)
             f.keep(after, self.column)
-        with f.when(f.value(f"xor i1 {inside}, true")), f.loop(0, count) as place:
+        with f.when(f.value(f"xor i1 {inside}, true")), f.loop(0, count) as number:
             row, column = f.word(self.row), f.word(self.column)
             row_pair, column_pair = f.mul(row, 2), f.mul(column, 2)
-            source = f.add(f.word(self.row_table, row_pair), f.word(self.column_table, column_pair))
-            target = f.add(
-                f.word(self.row_table, f.add(row_pair, 1)), f.word(self.column_table, f.add(column_pair, 1))
-            )
-            f.emit(f"store ptr {f.at(x, source)}, ptr {f.at(self.sources, f.mul(place, 8))}, align 8")
-            f.keep(target, self.targets, place)
+            moved = f.word(self.row_table, row_pair)
+            from_ = f.at(f.at(x, moved), f.word(self.column_table, column_pair))
+            moved = f.word(self.row_table, f.add(row_pair, 1))
+            to = f.add(moved, f.word(self.column_table, f.add(column_pair, 1)))
+            f.emit(f"store ptr {from_}, ptr {f.at(self.sources, f.mul(number, 8))}, align 8")
+            f.keep(to, self.targets, number)
             next_column = f.add(column, 1)
             wraps = f.compare("eq", next_column, self.columns)
             next_row = f.choose(wraps, f.add(row, 1), row)
@@ -199,16 +197,16 @@ class _Places:
         return sources, [f.word(self.targets, place) for place in range(count)]
 
 
-def product(scalar: str, lanes: int, places: Sequence[int]) -> Function:
+def product(scalar: str, lanes: int, places: Sequence[int], *, ordered: bool = True) -> Function:
     """``product(x, w, y, bias, how, rows, first_outer, outers, adds)``.
 
     ``places`` are the numbers of places of a tile, the largest first: the last tile takes the smallest that suffices.
-    ``bias`` may be null.
+    ``bias`` may be null. ``ordered``: see :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
     """
     arguments = (("ptr", "x"), ("ptr", "w"), ("ptr", "y"), ("ptr", "bias"), ("ptr", "how"), ("i64", "rows"),
                  ("i64", "first"), ("i64", "outers"), ("i64", "adds"))  # fmt: skip
     f = Function("product", arguments, scalar, lanes, local=True)
-    tile = _Tile(f, places)
+    tile = _Tile(f, places, ordered=ordered)
     n, most = f.lanes, places[0]
     total = f.mul("%rows", tile.walk.columns)
     # All tiles are large but the last, which is the smallest that suffices.
@@ -238,8 +236,9 @@ def product(scalar: str, lanes: int, places: Sequence[int]) -> Function:
 class _Tile:
     """A few places of one or two panels: the sum in registers, then out to ``y``."""
 
-    def __init__(self, f: Function, places: Sequence[int]) -> None:
+    def __init__(self, f: Function, places: Sequence[int], *, ordered: bool) -> None:
         self.f = f
+        self.ordered = ordered
         self.walk = _Places(f, "%how", "%rows", places[0])
         self.panel_step, self.channels, self.channel_step, self.inner = (
             word(f, "%how", PRODUCT, name) for name in ("panel_step", "channels", "channel_step", "inner")
@@ -272,9 +271,7 @@ class _Tile:
         n, size, panels = f.lanes, f.size, self.panels
         results = [[f.load(sums[place][panel]) for panel in range(panels)] for place in range(count)]
         span = f.sub(targets[-1], targets[0])
-        runs = f.value(
-            f"and i1 {f.compare('eq', span, (count - 1) * size)}, {f.compare('sge', places_left, count)}"
-        )
+        runs = f.value(f"and i1 {f.compare('eq', span, (count - 1) * size)}, {f.compare('sge', places_left, count)}")
         whole = f.compare("eq", self.left, n * panels)
         adds = self.adds
         overwrites = f.value(f"xor i1 {adds}, true")
@@ -293,9 +290,9 @@ class _Tile:
             some_places = f.smaller(places_left, count)
             for condition, added in ((overwrites, False), (adds, True)):
                 limit = f.choose(condition, self.left, 0)
-                with f.loop(0, limit) as lane:
-                    from_ = f.at(self.buffer, f.mul(lane, self.row * size))
-                    to = f.at(self.y, f.mul(lane, self.channel_step))
+                with f.loop(0, limit) as number:
+                    from_ = f.at(self.buffer, f.mul(number, self.row * size))
+                    to = f.at(self.y, f.mul(number, self.channel_step))
                     with f.loop(0, some_places) as place:
                         there = f.at(to, f.word(self.walk.targets, place))
                         value = f.scalar_at(f.at(from_, f.mul(place, size)))
@@ -329,13 +326,15 @@ class _Tile:
             w_outer = f.at(self.w, f.word(self.outer_table, f.add(pair, 1)))
             with f.loop(0, self.inner) as b:
                 pair = f.mul(b, 2)
-                x_here = f.add(f.word(self.inner_table, pair), x_outer)
+                x_here: Value = f.add(f.word(self.inner_table, pair), x_outer)
                 w_here = f.at(w_outer, f.word(self.inner_table, f.add(pair, 1)))
                 factors = [f.load(f.at(w_here, f.mul(self.panel_step, panel))) for panel in range(panels)]
                 for place, source in zip(sums, sources, strict=True):
                     x = f.broadcast(f.at(source, x_here))
                     for panel in range(panels):
-                        new, x_here = f.ordered(f.fma(x, factors[panel], f.load(place[panel])), x_here)
+                        new = f.fma(x, factors[panel], f.load(place[panel]))
+                        if self.ordered:
+                            new, x_here = f.ordered(new, x_here)
                         f.store(new, place[panel])
         return sums
 
@@ -403,8 +402,7 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     f = Function("weights", (("ptr", "how"),), scalar, lanes)
     get = {name: word(f, "%how", WEIGHTS, name) for name in WEIGHTS}
     x, dy, dw, padded, packed, pad_how, pack_how, how = (
-        pointer(f, "%how", WEIGHTS, name)
-        for name in ("x", "dy", "dw", "padded", "packed", "pad", "pack", "product")
+        pointer(f, "%how", WEIGHTS, name) for name in ("x", "dy", "dw", "padded", "packed", "pad", "pack", "product")
     )
     copies = f.compare("ne", get["copies"], 0)
     inner = word(f, how, PRODUCT, "inner")
@@ -442,7 +440,12 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
     return f
 
 
-def functions(scalar: str, lanes: int, places: Sequence[int]) -> list[Function]:
+def functions(scalar: str, target: Target) -> list[Function]:
     """All functions of the module of dense convolutions."""
-    helpers = {"pad": pad(scalar, lanes), "pack": pack(scalar, lanes), "product": product(scalar, lanes, places)}
+    lanes = target.lanes(4 if scalar == "float" else 8)
+    helpers = {
+        "pad": pad(scalar, lanes),
+        "pack": pack(scalar, lanes),
+        "product": product(scalar, lanes, target.places, ordered=target.whole),
+    }
     return [*helpers.values(), gather(scalar, lanes, helpers), weights(scalar, lanes, helpers)]

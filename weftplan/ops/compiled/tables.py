@@ -439,18 +439,14 @@ def weight(s: Sizes, lanes: int) -> Plan:
 
     rows = _divisor(height, min(INNER, CHUNK) // width) if width <= INNER else 1
     inner = [(pixel(0, h, w), h * width + w) for h in range(rows) for w in range(width)]
-    per_image = [
-        (pixel(d, h, 0), (d * height + h) * width) for d in range(depth) for h in range(0, height, rows)
-    ]
+    per_image = [(pixel(d, h, 0), (d * height + h) * width) for d in range(depth) for h in range(0, height, rows)]
     step = s.groups * s.channels * (plane if s.pads else image)
     outer = [(n * step + x, n * s.pixels + w) for n in range(together) for x, w in per_image]
     chunk = max(1, s.chunk_rows // rows)
     pixels = together * s.pixels if together > 1 else min(s.pixels, chunk * len(inner))
     places = [(c * plane, c * taps) for c in range(s.channels)]
     columns = [(offset, t) for t, offset in enumerate(_tap_offsets(s, steps))]
-    product, held = _product(
-        s, outer, inner, places, columns, panel, pixels * panel, s.filters, s.channels * taps
-    )
+    product, held = _product(s, outer, inner, places, columns, panel, pixels * panel, s.filters, s.channels * taps)
     pack = _words(PACK, {"rows": s.filters, "row_step": s.pixels * size,
                          "step": s.groups * s.filters * s.pixels * size, "transposes": 1,
                          "panel_step": pixels * panel})  # fmt: skip

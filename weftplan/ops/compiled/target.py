@@ -1,4 +1,4 @@
-"""The processor that kernels are compiled for, or why there is none. Nothing of llvmlite is imported before it is asked.
+"""The processor that kernels are compiled for, or why there is none; llvmlite is imported when that is first asked.
 
 Kernels need fused multiply-add and vectors: AVX2 with FMA or AVX-512 on x86, NEON on 64-bit Arm. Without them, without
 llvmlite, or where a process may not make memory executable, NumPy's kernels serve alone.
@@ -27,6 +27,8 @@ class Target:
     """Vector registers."""
     compiler: str
     """Versions of llvmlite and LLVM."""
+    whole: bool = True
+    """Whether the processor has registers of that width; otherwise the compiler splits vectors, and all is slower."""
 
     @property
     def name(self) -> str:

@@ -112,7 +112,8 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return ([new[0] if known else None, *new[1:]], [new_out if known else outs[0]])
 
 
-def _geometry(params: Params, data: TensorSpec, out: Shape) -> Geometry:
+def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
+    """The sizes of one call, from the data and the shape of the output (or its gradient)."""
     kernel, stride, dilate, pad = window(params, "Convolution")
     return geometry(
         data.shape,
@@ -133,12 +134,12 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     if out is None:
         return
     data, weight = inputs[:2]
-    geo = _geometry(params, TensorSpec(data.shape, data.dtype), out.shape)
+    geo = sizes(params, TensorSpec(data.shape, data.dtype), out.shape)
     correlate(ctx, geo, data, weight, None if params["no_bias"] else inputs[2], out)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return _geometry(params, inputs[0], outputs[0].shape).forward_nbytes()
+    return sizes(params, inputs[0], outputs[0].shape).forward_nbytes()
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -147,12 +148,12 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
         ctx.xp.sum(
             ograd, axis=(0, *range(2, ograd.ndim)), dtype=accumulator(ograd.dtype), out=outputs[2], keepdims=False
         )
-    geo = _geometry(params, TensorSpec(data.shape, data.dtype), ograd.shape)
+    geo = sizes(params, TensorSpec(data.shape, data.dtype), ograd.shape)
     adjoint(ctx, geo, data, ograd, weight, outputs[0], outputs[1])
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return _geometry(params, inputs[1], inputs[0].shape).backward_nbytes()
+    return sizes(params, inputs[1], inputs[0].shape).backward_nbytes()
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

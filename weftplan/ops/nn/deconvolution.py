@@ -82,7 +82,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return new, [new_out]
 
 
-def _geometry(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
+def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
     """The convolution that goes from the output back to the data."""
     kernel, stride, dilate, _ = window(params, "Deconvolution")
     pad, _ = _padding(params, data[2:])
@@ -96,14 +96,14 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     if out is None:
         return
     data, weight = inputs[:2]
-    geo = _geometry(params, data.shape, out.shape, data.dtype)
+    geo = sizes(params, data.shape, out.shape, data.dtype)
     adjoint(ctx, geo, None, data, weight, out, None)
     if not params["no_bias"]:
         ctx.xp.add(out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    geo = _geometry(params, inputs[0].shape, outputs[0].shape, inputs[0].dtype)
+    geo = sizes(params, inputs[0].shape, outputs[0].shape, inputs[0].dtype)
     return geo.backward_nbytes(weight=False)
 
 
@@ -112,7 +112,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
     if not params["no_bias"] and outputs[2] is not None:
         axes = (0, *range(2, ograd.ndim))
         ctx.xp.sum(ograd, axis=axes, dtype=accumulator(ograd.dtype), out=outputs[2])
-    geo = _geometry(params, data.shape, ograd.shape, data.dtype)
+    geo = sizes(params, data.shape, ograd.shape, data.dtype)
     if outputs[1] is not None:
         adjoint(ctx, geo, ograd, data, None, None, outputs[1])
     if outputs[0] is not None:
@@ -120,7 +120,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    geo = _geometry(params, inputs[1].shape, inputs[0].shape, inputs[1].dtype)
+    geo = sizes(params, inputs[1].shape, inputs[0].shape, inputs[1].dtype)
     return geo.backward_nbytes(data=False) + geo.forward_nbytes()
 
 

@@ -1,0 +1,190 @@
+"""Compiled objects on disk: found again, never trusted when others could have written them, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from weftplan.ops.compiled import cache, ir, jit
+from weftplan.ops.compiled.target import Target, choose, host
+
+HOST = host()
+needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+posix = pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+
+SCRIPT = """
+import numpy as np, weftplan as mx
+from weftplan.ops.compiled import jit
+data = mx.sym.Variable("data")
+net = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=5)
+executor = net.simple_bind(mx.cpu(), data=(2, 3, 6, 6))
+for array in executor.arg_dict.values():
+    array[:] = np.arange(array.size).reshape(array.shape) % 7
+print(executor.forward()[0].asnumpy().tobytes().hex())
+print(jit.statistics.compiled, jit.statistics.loaded)
+"""
+
+
+def start(home: Path, **more: str) -> tuple[str, tuple[int, int]]:
+    """(bits of a convolution in a fresh process, (modules compiled, modules loaded))."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "WEFTPLAN_", "MXNET_"))}
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), **more}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    bits, counts = done.stdout.split("\n")[:2]
+    compiled, loaded = map(int, counts.split())
+    return bits, (compiled, loaded)
+
+
+def objects(home: Path) -> list[Path]:
+    """What is kept."""
+    return sorted((home / "cache" / "weftplan" / "kernels").iterdir())
+
+
+@needs_compiler
+@posix
+def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path):
+    """Compiled, then loaded; a corrupt object, an empty one and one that others could write are compiled again."""
+    home = tmp_path.resolve()
+    bits, counts = start(home)
+    assert counts == (1, 0)
+    (only,) = objects(home)
+    assert only.stat().st_mode & 0o777 == 0o600
+    assert only.parent.stat().st_mode & 0o777 == 0o700
+    whole = only.read_bytes()
+    assert start(home) == (bits, (0, 1))
+    only.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert start(home) == (bits, (1, 0))
+    assert only.read_bytes() == whole
+    only.write_bytes(b"")
+    assert start(home) == (bits, (1, 0))
+    only.chmod(0o666)
+    assert start(home) == (bits, (1, 0))
+    only.parent.chmod(0o770)
+    assert start(home) == (bits, (1, 0))
+    assert start(home, WEFTPLAN_KERNEL_CACHE="0") == (bits, (1, 0))
+
+
+@needs_compiler
+@posix
+def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path):
+    """A file where the folder should be: everything works, and nothing is said."""
+    (tmp_path / "cache").write_text("in the way")
+    assert start(tmp_path.resolve())[1] == (1, 0)
+
+
+@posix
+def test_folders_that_others_can_write_are_refused(tmp_path: Path):
+    """Permissions of the folder, a link in its place, and a writable folder above it are each a reason."""
+    place = tmp_path.resolve() / "above" / "kernels"
+    place.mkdir(parents=True, mode=0o700)
+    assert cache.refusal(place) is None
+    assert cache.keep(place, "one", b"content")
+    assert cache.load(place, "one") == b"content"
+    for mode in (0o770, 0o707, 0o702, 0o750):
+        place.chmod(mode)
+        assert "permissions for others" in str(cache.refusal(place))
+        assert cache.load(place, "one") is None
+        assert not cache.keep(place, "two", b"content")
+    place.chmod(0o700)
+    place.parent.chmod(0o777)
+    assert "can be written by others" in str(cache.refusal(place))
+    assert cache.load(place, "one") is None
+    place.parent.chmod(0o1777)  # as /tmp: others cannot rename what is not theirs
+    assert cache.load(place, "one") == b"content"
+    place.parent.chmod(0o755)
+    link = place.parent / "link"
+    link.symlink_to(place)
+    assert "no folder" in str(cache.refusal(link))
+    assert cache.load(link, "one") is None
+    (place / "linked").symlink_to(place / "one")
+    assert cache.load(place, "linked") is None
+
+
+@posix
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give folders away")
+def test_folders_of_other_users_are_refused(tmp_path: Path):
+    """A folder or an object that belongs to somebody else is not loaded from, whatever its permissions."""
+    place = tmp_path.resolve() / "kernels"
+    place.mkdir(mode=0o700)
+    assert cache.keep(place, "one", b"content")
+    os.chown(place / "one", 12345, 12345)
+    assert cache.load(place, "one") is None
+    os.chown(place / "one", 0, 0)
+    os.chown(place, 12345, 12345)
+    assert "belongs to another user" in str(cache.refusal(place))
+    assert cache.load(place, "one") is None
+
+
+@posix
+def test_where_objects_are_kept(monkeypatch: pytest.MonkeyPatch):
+    """XDG's cache folder where it is absolute, else the home folder's, else nowhere."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert cache.folder({"XDG_CACHE_HOME": "/a", "HOME": "/h"}) == Path("/a/weftplan/kernels")
+    assert cache.folder({"XDG_CACHE_HOME": "a", "HOME": "/h"}) == Path("/h/.cache/weftplan/kernels")
+    assert cache.folder({"HOME": "relative"}) is None
+    assert cache.folder({}) is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cache.folder({"HOME": "/h"}) == Path("/h/Library/Caches/weftplan/kernels")
+
+
+def test_processors():
+    """Each processor gets its widest vectors; one without fused multiply-add, or of another kind, gets a reason."""
+    avx2 = {"avx2": True, "fma": True}
+    wide = {**avx2, "avx512f": True, "avx512vl": True, "avx512bw": True, "avx512dq": True}
+    for features, bits, places in (
+        (avx2, 256, (6, 4)),
+        (wide, 512, (8, 4)),
+        ({**wide, "avx512vl": False}, 256, (6, 4)),
+    ):
+        found = choose("x86_64", "one", features, "LLVM")
+        assert isinstance(found, Target)
+        assert (found.bits, found.places) == (bits, places)
+    found = choose("arm64", "m1", {}, "LLVM")
+    assert isinstance(found, Target)
+    assert (found.bits, found.name) == (128, "NEON")
+    assert choose("x86_64", "old", {"avx2": True}, "LLVM") == "the processor (old) has no AVX2 with FMA"
+    assert choose("riscv64", "one", {}, "LLVM") == "kernels are not written for riscv64 processors"
+
+
+@needs_compiler
+def test_threads_compile_once():
+    """Of many threads that ask at once one compiles, and all get the same functions."""
+    calls = []
+
+    def functions(target: Target) -> list[ir.Function]:
+        calls.append(1)
+        return [ir.Function("nothing", (("ptr", "words"),), "float", 4)]
+
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(jit.library("test-threads", functions, ("nothing",))))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert all(one is found[0] for one in found)
+    found[0]["nothing"](0)
+
+
+@needs_compiler
+def test_a_module_that_does_not_compile_leaves_nothing_behind():
+    """An error while a module is written is raised, and the next one who asks tries again."""
+
+    def broken(target: Target) -> list[ir.Function]:
+        raise RuntimeError("not written")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not written"):
+            jit.library("test-broken", broken, ("nothing",))

@@ -1,0 +1,246 @@
+"""Which implementation computes a node: the choice, what it costs in a plan, and that results do not depend on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.errors import ConfigError, PlanError
+from weftplan.ops import implementations, registry
+from weftplan.ops.compiled.target import host
+from weftplan.ops.implementations import choose
+from weftplan.ops.schema import TensorSpec
+from weftplan.planner import PlanOptions, validate
+
+HOST = host()
+needs_compiler = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+F32 = np.dtype(np.float32)
+
+
+def network(**more: Any) -> mx.sym.Symbol:
+    """Two convolutions with a pooling between them, a transposed one, a loss."""
+    net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=20, pad=(1, 1), name="first", **more)
+    net = mx.sym.Pooling(mx.sym.Activation(net, act_type="relu"), kernel=(2, 2), stride=(2, 2), pool_type="max")
+    net = mx.sym.Convolution(net, kernel=(3, 3), num_filter=12, num_group=2, stride=(2, 2), no_bias=True, name="second")
+    net = mx.sym.Deconvolution(net, kernel=(4, 4), num_filter=6, stride=(2, 2), name="third")
+    return mx.sym.LinearRegressionOutput(mx.sym.Flatten(net), mx.sym.Variable("label"))
+
+
+def trained(kernels: str, steps: int = 3) -> list[Any]:
+    """Parameters after some steps of gradient descent."""
+    symbol = network()
+    executor = symbol.simple_bind(mx.cpu(), data=(5, 3, 14, 14), plan_options=PlanOptions(kernels=kernels))
+    validate(executor.planned)
+    assert executor.allocated_bytes == executor.planned.memory.peak
+    rng = np.random.default_rng(3)
+    for array in executor.arg_dict.values():
+        array[:] = rng.uniform(-0.5, 0.5, array.shape)
+    for _ in range(steps):
+        executor.forward(is_train=True)
+        executor.backward()
+        for name, grad in executor.grad_dict.items():
+            if grad is not None and name not in ("data", "label"):
+                executor.arg_dict[name] -= 0.01 * grad
+    return [executor.arg_dict[name].asnumpy() for name in sorted(executor.arg_dict)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_training_gives_the_same_bits_everywhere(kind: str, workers: int):
+    """Parameters after training with compiled kernels have the same bits on every engine with one worker and two."""
+    expected = trained("native")
+    with engine.using(engine.create(kind, **({} if kind == "NaiveEngine" else {"cpu_workers": workers}))):
+        for one, other in zip(trained("native"), expected, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+@needs_compiler
+def test_training_agrees_with_numpy():
+    """Compiled kernels and NumPy's differ by float noise."""
+    for one, other in zip(trained("native"), trained("numpy"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+
+
+@needs_compiler
+def test_the_choice_is_shown():
+    """`debug_str` names the kernel of each node that has several, and why one is not used; the plan holds them."""
+    symbol = network()
+    native = symbol.simple_bind(mx.cpu(), data=(5, 3, 14, 14), plan_options=PlanOptions(kernels="native"))
+    text = native.debug_str()
+    assert text.count("Kernel: native\n") == 6
+    chosen = {
+        native.planned.graph.nodes[nid].name: choice.implementation.name
+        for nid, choice in native.planned.kernels.items()
+    }
+    assert {chosen[name] for name in ("first", "second", "third", "first_backward")} == {"native"}
+    numpy = symbol.simple_bind(mx.cpu(), data=(5, 3, 14, 14), plan_options=PlanOptions(kernels="numpy"))
+    assert numpy.debug_str().count("Kernel: numpy (chosen by the user)\n") == 6
+    half = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3,), num_filter=4)
+    bound = half.simple_bind(mx.cpu(), data=(2, 3, 9), type_dict={"data": "float16"}, plan_options=PlanOptions())
+    assert "Kernel: numpy (compiled kernels are written for float32 and float64, not float16)" in bound.debug_str()
+
+
+@needs_compiler
+def test_scratch_is_small():
+    """A compiled convolution needs a fraction of the column matrix, whatever the size of the image."""
+    op = registry.get("Convolution")
+    params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 64, "pad": (1, 1), "no_bias": True})
+    ins = [TensorSpec((8, 64, 224, 224), F32), TensorSpec((64, 64, 3, 3), F32)]
+    outs = [TensorSpec((8, 64, 224, 224), F32)]
+    numpy, native = (
+        choose(op, params, ins, outs, mode).implementation.workspace(params, ins, outs) for mode in ("numpy", "native")
+    )
+    assert native < 400_000 < numpy
+
+
+def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
+    """Where nothing can be compiled every mode means NumPy's kernels, and the reason is told."""
+    monkeypatch.setattr("weftplan.ops.compiled.convolution.host", lambda: "no compiler here")
+    op = registry.get("Convolution")
+    params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 4})
+    ins = [TensorSpec((1, 2, 5, 5), F32), TensorSpec((4, 2, 3, 3), F32), TensorSpec((4,), F32)]
+    for mode in implementations.MODES:
+        found = choose(op, params, ins, [TensorSpec((1, 4, 3, 3), F32)], mode)
+        assert found.implementation.name == "numpy"
+        assert found.reason == ("chosen by the user" if mode == "numpy" else "no compiler here")
+    trained("native", steps=1)
+
+
+def test_without_llvmlite_the_reason_names_the_extra():
+    """A process in which llvmlite cannot be imported computes with NumPy, and says what to install."""
+    code = (
+        "import sys; sys.modules['llvmlite'] = None\n"
+        "from weftplan.ops.compiled.target import host; print(host())\n"
+        "import weftplan as mx, numpy as np\n"
+        "x = mx.sym.Convolution(mx.sym.Variable('data'), kernel=(3, 3), num_filter=2)\n"
+        "print(x.simple_bind(mx.cpu(), data=(1, 1, 4, 4)).forward()[0].shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines() == [
+        "llvmlite cannot be imported: import of llvmlite halted; None in sys.modules"
+        if "halted" in done.stdout
+        else "llvmlite is not installed: pip install 'weftplan[fast]'",
+        "(1, 2, 2, 2)",
+    ]
+    assert "llvmlite" in done.stdout
+
+
+def test_modes_are_checked(monkeypatch: pytest.MonkeyPatch):
+    """A mode that does not exist is an error that lists those that do, as an option and in the environment."""
+    with pytest.raises(PlanError, match="kernels must be one of auto, numpy, native"):
+        PlanOptions(kernels="fast")
+    monkeypatch.setenv("WEFTPLAN_KERNELS", "fast")
+    with pytest.raises(ConfigError, match="WEFTPLAN_KERNELS"):
+        PlanOptions.from_environment()
+    monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")
+    assert PlanOptions.from_environment().kernels == "numpy"
+
+
+def test_importing_needs_no_compiler():
+    """`import weftplan` and its operators import no llvmlite."""
+    code = "import sys, weftplan, weftplan.ops, weftplan.planner; print('llvmlite' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_after_a_fork_computes():
+    """Functions compiled before a fork work in the child, and the child can compile what the parent did not."""
+    code = """
+import os, numpy as np
+from weftplan.ops.compiled import dense, tables
+from weftplan.ops.nn.conv_geometry import geometry
+def run(dtype):
+    geo = geometry((2, 3, 8, 8), 5, (3, 3), (1, 1), (1, 1), (1, 1), (8, 8), 1, np.dtype(dtype), 1)
+    s = tables.sizes(geo)
+    x = np.ones((2, 3, 8, 8), dtype); w = np.ones((5, 3, 3, 3), dtype); y = np.empty((2, 5, 8, 8), dtype)
+    need = tables.forward_scratch(s)
+    dense.forward(s, x, w, None, y, np.empty(need.packed, "u1"), np.empty(need.padded, "u1"))
+    assert y[0, 0, 4, 4] == 27 and y[0, 0, 0, 0] == 12
+run("f4")
+child = os.fork()
+if child == 0:
+    run("f4"); run("f8"); os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+run("f8")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+@needs_compiler
+def test_other_threads_run_meanwhile():
+    """A kernel lets go of the interpreter: another thread counts while one long convolution runs."""
+    from weftplan.ops.compiled import dense, tables
+    from weftplan.ops.nn.conv_geometry import geometry
+
+    geo = geometry((8, 64, 48, 48), 64, (3, 3), (1, 1), (1, 1), (1, 1), (48, 48), 1, F32, 1)
+    s = tables.sizes(geo)
+    x, w = np.ones((8, 64, 48, 48), F32), np.ones((64, 64, 3, 3), F32)
+    y = np.empty_like(x)
+    need = tables.forward_scratch(s)
+    scratch = np.empty(need.packed, np.uint8), np.empty(need.padded, np.uint8)
+    dense.forward(s, x, w, None, y, *scratch)
+    inside, counted, over = threading.Event(), [0], threading.Event()
+
+    def count() -> None:
+        inside.wait()
+        while not over.is_set():
+            counted[0] += 1
+            time.sleep(0)
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        inside.set()
+        for _ in range(3):
+            dense.forward(s, x, w, None, y, *scratch)
+    finally:
+        over.set()
+        other.join()
+    # A thread that kept the interpreter would be interrupted only between the three calls.
+    assert counted[0] > 20
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_interrupts_while_compiling_and_running():
+    """Ctrl-C at any moment of binding and running ends in KeyboardInterrupt, after which the next run is right."""
+    code = """
+import os, signal, sys, threading, time
+import numpy as np, weftplan as mx
+from weftplan.planner import PlanOptions
+def once():
+    net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=8, no_bias=True, name="c")
+    ex = net.simple_bind(mx.cpu(), data=(2, 3, 16, 16), plan_options=PlanOptions(kernels="native"))
+    for array in ex.arg_dict.values(): array[:] = 1
+    return ex.forward(is_train=True)[0].asnumpy()[0, 0, 5, 5]
+interrupted = 0
+for delay in (0.01, 0.05, 0.1, 0.15, 0.2, 0.3):
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        while timer.is_alive(): once()
+        time.sleep(0.2)
+    except KeyboardInterrupt:
+        interrupted += 1
+    timer.join()
+    assert once() == 27, once()
+print(interrupted)
+"""
+    environment = {**os.environ, "WEFTPLAN_KERNEL_CACHE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 6

@@ -1,0 +1,215 @@
+"""Compiled convolutions against a plain one in float64: random geometries, alignment, widths of vectors."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from weftplan.ops.compiled import dense, tables
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
+
+pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=f"no compiled kernels: {host()}")
+HOST = host()
+OTHER = (
+    [
+        Target(HOST.cpu, HOST.features, bits, registers, HOST.compiler, whole=bits < HOST.bits)
+        for bits, registers in ((128, 16), (256, 16), (512, 32))
+        if bits != HOST.bits
+    ]
+    if isinstance(HOST, Target) and HOST.bits != 128
+    else []
+)
+"""Other widths of vectors, which the compiler makes from what the machine has: other code, the same bits."""
+
+
+def reference(geo: Geometry, x: Any, w: Any) -> Any:
+    """Cross-correlation in float64, tap by tap, from its definition."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
+    out = np.zeros((geo.batch, geo.filters, *geo.grid))
+    per, of = geo.channels // geo.groups, geo.filters // geo.groups
+    for tap in product(*map(range, geo.kernel)):
+        cut = tuple(
+            slice(t * d, t * d + (g - 1) * s + 1, s)
+            for t, d, g, s in zip(tap, geo.dilate, geo.grid, geo.stride, strict=True)
+        )
+        for group in range(geo.groups):
+            part = padded[(slice(None), slice(group * per, (group + 1) * per), *cut)]
+            some = w[(slice(group * of, (group + 1) * of), slice(None), *tap)]
+            out[:, group * of : (group + 1) * of] += np.einsum("nc...,kc->nk...", part, some)
+    return out
+
+
+def gradients(geo: Geometry, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
+    """Gradients of ``sum(reference * dy)`` in float64, from the definition."""
+    x, w, dy = (a.astype(np.float64) for a in (x, w, dy))
+    padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in geo.pad)])
+    dpadded, dw = np.zeros_like(padded), np.zeros_like(w)
+    per, of = geo.channels // geo.groups, geo.filters // geo.groups
+    for tap in product(*map(range, geo.kernel)):
+        cut = tuple(
+            slice(t * d, t * d + (g - 1) * s + 1, s)
+            for t, d, g, s in zip(tap, geo.dilate, geo.grid, geo.stride, strict=True)
+        )
+        for group in range(geo.groups):
+            place = (slice(None), slice(group * per, (group + 1) * per), *cut)
+            mine = slice(group * of, (group + 1) * of)
+            dpadded[place] += np.einsum("nk...,kc->nc...", dy[:, mine], w[(mine, slice(None), *tap)])
+            axes = [0, *range(2, dy.ndim)]
+            dw[(mine, slice(None), *tap)] = np.tensordot(dy[:, mine], padded[place], (axes, axes))
+    inner = tuple(slice(p, p + e) for p, e in zip(geo.pad, geo.image, strict=True))
+    return dpadded[(slice(None), slice(None), *inner)], dw
+
+
+def place(array: Any, shift: int) -> Any:
+    """A copy that begins ``shift`` elements into its memory, so that vectors are not aligned."""
+    room = np.empty(array.size + shift, array.dtype)
+    room[shift:] = array.reshape(-1)
+    return room[shift:].reshape(array.shape)
+
+
+def guarded(nbytes: int) -> tuple[Any, Any]:
+    """(scratch of exactly so many bytes, full of NaN; the guard behind it)."""
+    room = np.full(nbytes + 256, 0xFF, np.uint8)
+    return room[:nbytes], room[nbytes:]
+
+
+def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
+    """Output and both gradients, with exactly the declared scratch."""
+    s = tables.sizes(geo)
+    results, guards = [], []
+
+    def scratch(need: tables.Scratch) -> tuple[Any, Any]:
+        pairs = [guarded(need.packed), guarded(need.padded)]
+        guards.extend(guard for _, guard in pairs)
+        return pairs[0][0], pairs[1][0] if need.padded else None
+
+    for shape, call in (
+        (dy, lambda out: dense.forward(s, x, w, b, out, *scratch(tables.forward_scratch(s)), target)),
+        (x, lambda out: dense.data_gradient(s, dy, w, out, *scratch(tables.data_scratch(s)), target)),
+        (w, lambda out: dense.weight_gradient(s, x, dy, out, *scratch(tables.weight_scratch(s)), target)),
+    ):
+        room = np.full(shape.size + 64, np.nan, x.dtype)
+        out = room[32:-32].reshape(shape.shape)
+        call(out)
+        assert np.isnan(room[:32]).all(), "something was written in front of an output"
+        assert np.isnan(room[-32:]).all(), "something was written behind an output"
+        results.append(out)
+    assert all((guard == 0xFF).all() for guard in guards), "something was written behind the scratch"
+    return results
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """One convolution of one to three axes."""
+    rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
+    most = {1: 40, 2: 14, 3: 6}[rank]
+    kernel, stride, dilate, pad, image = [], [], [], [], []
+    for _ in range(rank):
+        k, d, p = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(0, 3))
+        kernel.append(k)
+        dilate.append(d)
+        pad.append(p)
+        stride.append(draw(st.integers(1, 3)))
+        image.append(draw(st.integers(max(1, d * (k - 1) + 1 - 2 * p), max(most, d * (k - 1) + 1))))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    return {
+        "batch": draw(st.integers(1, 5)),
+        "groups": groups,
+        "channels": groups * draw(st.integers(1, 9)),
+        "filters": groups * draw(st.integers(1, 35)),
+        "image": tuple(image),
+        "kernel": tuple(kernel),
+        "stride": tuple(stride),
+        "dilate": tuple(dilate),
+        "pad": tuple(pad),
+        "dtype": draw(st.sampled_from((np.float32, np.float32, np.float64))),
+        "shift": draw(st.integers(0, 3)),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def geometry_of(case: dict[str, Any]) -> Geometry:
+    """The sizes of a case."""
+    grid = tuple(
+        output_extent(e, k, s, p, d)
+        for e, k, s, p, d in zip(*(case[n] for n in ("image", "kernel", "stride", "pad", "dilate")), strict=True)
+    )
+    return geometry(
+        (case["batch"], case["channels"], *case["image"]), case["filters"], case["kernel"], case["stride"],
+        case["dilate"], case["pad"], grid, case["groups"], np.dtype(case["dtype"]), 1024,
+    )  # fmt: skip
+
+
+def arrays(case: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any, Any]:
+    """Data, weight, bias and output gradient."""
+    rng = np.random.default_rng(case["seed"])
+    shapes = (
+        (geo.batch, geo.channels, *geo.image),
+        (geo.filters, geo.channels // geo.groups, *geo.kernel),
+        (geo.filters,),
+        (geo.batch, geo.filters, *geo.grid),
+    )
+    x, w, b, dy = (place(rng.uniform(-1, 1, shape).astype(case["dtype"]), case["shift"]) for shape in shapes)
+    return x, w, b, dy
+
+
+def case(**changes: Any) -> dict[str, Any]:
+    """A plain 3x3 convolution with some changes."""
+    return {
+        "batch": 2, "groups": 1, "channels": 4, "filters": 16, "image": (8, 8), "kernel": (3, 3), "stride": (1, 1),
+        "dilate": (1, 1), "pad": (1, 1), "dtype": np.float32, "shift": 1, "seed": 0, **changes,
+    }  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(cases())
+@example(case(channels=300, image=(24, 24)))  # bands
+@example(case(batch=11, image=(3, 2), channels=64, filters=70))  # several images in one product
+@example(case(stride=(2, 2), kernel=(1, 1), pad=(0, 0)))  # phases that no tap reads
+@example(case(stride=(3, 2), image=(31, 29), channels=200))  # phases and bands
+@example(case(image=(1, 700), kernel=(1, 5), pad=(0, 2), batch=1))  # chunks of a long row
+@example(case(image=(4, 5), pad=(0, 0), kernel=(1, 1), channels=1, filters=1, batch=1))
+def test_against_the_definition(given_case: dict[str, Any]):
+    """Forward with bias, and both gradients, are those of a float64 sum to within float noise; scratch is exact."""
+    geo = geometry_of(given_case)
+    x, w, b, dy = arrays(given_case, geo)
+    expected = [reference(geo, x, w) + b.astype(np.float64).reshape(1, -1, *[1] * len(geo.grid))]
+    expected += gradients(geo, x, w, dy)
+    eps = np.finfo(given_case["dtype"]).eps
+    terms = (w[0].size, w.size // geo.channels * geo.groups, dy[:, 0].size)
+    for got, want, count in zip(run(geo, x, w, b, dy), expected, terms, strict=True):
+        assert np.abs(got - want).max() <= eps * (8 + count), given_case
+
+
+@pytest.mark.skipif(not OTHER, reason="one width only")
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cases())
+@example(case(batch=11, image=(3, 2), channels=64, filters=70))
+@example(case(channels=300, image=(24, 24)))
+def test_bits_do_not_depend_on_the_width_of_vectors(given_case: dict[str, Any]):
+    """Code for 128 and for 512 bits gives the bits of this machine's width."""
+    geo = geometry_of(given_case)
+    data = arrays(given_case, geo)
+    mine = run(geo, *data)
+    for target in OTHER:
+        for got, want in zip(run(geo, *data, target), mine, strict=True):
+            assert got.tobytes() == want.tobytes(), (target.bits, given_case)
+
+
+def test_not_a_number_and_infinity_arrive():
+    """A NaN spreads to exactly the windows that read it; infinity times zero of padding makes no difference."""
+    geo = geometry_of(case(channels=3, filters=9, image=(9, 9)))
+    x, w, b, dy = arrays(case(channels=3, filters=9, image=(9, 9)), geo)
+    x[0, 1, 4, 4] = np.nan
+    y = run(geo, x, w, b, dy)[0]
+    assert np.isnan(y[0, :, 3:6, 3:6]).all()
+    assert np.isnan(y).sum() == 9 * 9
+    x[0, 1, 4, 4] = np.inf
+    assert not np.isfinite(run(geo, x, w, b, dy)[0][0, :, 3:6, 3:6]).any()

@@ -1,0 +1,83 @@
+"""Several ways to compute one operator: NumPy's kernel, which every operator has, and others that are provided.
+
+An :class:`Implementation` says which calls it takes, how much scratch one needs and what it is expected to cost. Which
+one computes a node is decided before anything is allocated, from the operator, its parameters, shapes, dtypes and a
+mode: the same choice every time on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weftplan.ops.schema import Kernel, Op, Params, TensorSpec
+
+MODES = ("auto", "numpy", "native")
+Specs = Sequence[TensorSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """One way to compute an operator on arrays in host memory."""
+
+    name: str
+    """``numpy`` or ``native``."""
+    kernel: Kernel
+    workspace: Callable[[Params, Specs, Specs], int]
+    """Bytes of scratch of one call."""
+    refusal: Callable[[Params, Specs, Specs], str] = field(default=lambda params, inputs, outputs: "")
+    """Why it cannot compute a call; empty when it can."""
+    slower: Callable[[Params, Specs, Specs], str] = field(default=lambda params, inputs, outputs: "")
+    """Why NumPy is expected to be faster for a call; empty when this one is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which implementation computes a call, and why not another."""
+
+    implementation: Implementation
+    reason: str = ""
+    """Why a provided one is not used; empty when there is none or it is used."""
+    several: bool = False
+    """Whether there was a choice: the operator has other implementations than NumPy's."""
+
+    @property
+    def text(self) -> str:
+        """For readers: ``native``, ``numpy (why)``."""
+        return f"{self.implementation.name} ({self.reason})" if self.reason else self.implementation.name
+
+
+_PROVIDED: dict[str, Implementation] = {}
+
+
+def provide(op: str, implementation: Implementation) -> None:
+    """Offer another implementation of the operator called ``op``."""
+    _PROVIDED[op] = implementation
+
+
+def provided() -> Mapping[str, Implementation]:
+    """The implementations beside NumPy's, by operator."""
+    return _PROVIDED
+
+
+def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, host: bool = True) -> Choice:
+    """Which implementation computes a call.
+
+    Args:
+        mode: ``numpy``: NumPy's kernel; ``native``: a provided one wherever it can; ``auto``: where it is expected to
+            be faster.
+        host: whether the arrays are in host memory.
+    """
+    other = _PROVIDED.get(op.name)
+    if other is None:
+        return Choice(_numpy(op))
+    if mode == "numpy" or not host:
+        return Choice(_numpy(op), "chosen by the user" if host else "not in host memory", several=True)
+    reason = other.refusal(params, inputs, outputs)
+    if not reason and mode == "auto":
+        reason = other.slower(params, inputs, outputs)
+    return Choice(_numpy(op), reason, several=True) if reason else Choice(other, several=True)
+
+
+def _numpy(op: Op) -> Implementation:
+    return Implementation(name="numpy", kernel=op.forward, workspace=op.workspace_bytes)
