@@ -4,4 +4,5 @@ Importing this package offers them (:mod:`weftplan.ops.implementations`); llvmli
 whether they can be used. A kernel is correct for any vector width, and its results have the same bits with each.
 """
 
+import weftplan.ops.compiled.batch_norm
 import weftplan.ops.compiled.convolution  # noqa: F401

@@ -163,6 +163,13 @@ class Function:
             f"{kind} zeroinitializer)"
         )
 
+    def store_masked(self, value: str, pointer: str, mask: str) -> None:
+        """The elements of a vector whose mask is on."""
+        self.emit(
+            f"call void @llvm.masked.store.{self._suffix}.p0({self.vector} {value}, ptr {pointer}, i32 {self.size}, "
+            f"<{self.lanes} x i1> {mask})"
+        )
+
     def mask_below(self, count: Value) -> str:
         """The mask of the first ``count`` lanes (all for more, none for less than one)."""
         kind = f"<{self.lanes} x i64>"
@@ -196,6 +203,10 @@ class Function:
         register = "x" if self.lanes * self.size <= 32 else "v"
         pair = self.value(f'call {both} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})')
         return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
+
+    def root(self, scalar: str) -> str:
+        """The square root of an element."""
+        return self.value(f"call {self.scalar} @llvm.sqrt.f{8 * self.size}({self.scalar} {scalar})")
 
     def binary(self, how: str, a: str, b: str) -> str:
         """``fadd``, ``fsub``, ``fmul`` or ``fdiv`` of vectors."""
@@ -299,6 +310,7 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
         declared += [
             f"declare {kind} @llvm.fma.{suffix}({kind}, {kind}, {kind})",
             f"declare {kind} @llvm.masked.load.{suffix}.p0(ptr, i32, <{lanes} x i1>, {kind})",
+            f"declare void @llvm.masked.store.{suffix}.p0({kind}, ptr, i32, <{lanes} x i1>)",
         ]
     scalar, bits = first.scalar, 8 * first.size
     declared += [

@@ -1,0 +1,156 @@
+"""Compiled batch norm against formulas in float64: random shapes, in place, unwanted outputs, widths of vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from weftplan.ops import implementations, registry
+from weftplan.ops.compiled import batch_norm
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.schema import OpContext, TensorSpec
+
+HOST = host()
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+
+
+def native(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[Any], shapes: Any, **how: Any) -> None:
+    """Run the compiled kernel of an operator with exactly its scratch."""
+    op = registry.get(name)
+    ins = [TensorSpec(a.shape, a.dtype) for a in inputs]
+    found = implementations.choose(op, params, ins, shapes, "native").implementation
+    assert found.name == "native"
+    workspace = np.full(found.workspace(params, ins, shapes), 0xFF, np.uint8)
+    ignored = op.ignored(params)
+    found.kernel(
+        OpContext(np, workspace=workspace, **how),
+        params,
+        [None if i in ignored else a for i, a in enumerate(inputs)],
+        outputs,
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Shape and parameters of one call."""
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=2, max_size=5)))
+    return {
+        "shape": shape,
+        "axis": draw(st.integers(0, len(shape) - 1)),
+        "dtype": draw(st.sampled_from((np.float32, np.float64))),
+        "fix_gamma": draw(st.booleans()),
+        "use_global_stats": draw(st.booleans()),
+        "is_train": draw(st.booleans()),
+        "wanted": draw(st.tuples(st.booleans(), st.booleans(), st.booleans())),
+        "inplace": draw(st.booleans()),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def case(**changes: Any) -> dict[str, Any]:
+    """A training call with all outputs."""
+    return {
+        "shape": (4, 5, 13, 11), "axis": 1, "dtype": np.float32, "fix_gamma": False, "use_global_stats": False,
+        "is_train": True, "wanted": (True, True, True), "inplace": False, "seed": 0, **changes,
+    }  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(cases())
+@example(case())
+@example(case(shape=(2, 3, 40, 41)))
+@example(case(shape=(2, 3, 40, 41), inplace=True, dtype=np.float64))
+@example(case(shape=(7, 3), axis=-1))
+def test_against_the_formula(given_case: dict[str, Any]):
+    """Outputs, moving statistics and gradients are those of float64 to within float noise, in place too."""
+    shape, axis, dtype = given_case["shape"], given_case["axis"] % len(given_case["shape"]), given_case["dtype"]
+    rng = np.random.default_rng(given_case["seed"])
+    count = shape[axis]
+    vector = [1] * len(shape)
+    vector[axis] = count
+    axes = tuple(i for i in range(len(shape)) if i != axis)
+    x, dy = (rng.normal(0.5, 2, shape).astype(dtype) for _ in range(2))
+    gamma, beta, mean, var = (rng.uniform(0.5, 2, count).astype(dtype) for _ in range(4))
+    params = registry.parse_params(
+        registry.get("BatchNorm"),
+        {name: given_case[name] for name in ("axis", "fix_gamma", "use_global_stats")} | {"eps": 1e-3},
+    )
+    trains = given_case["is_train"] and not given_case["use_global_stats"]
+    x8, dy8 = x.astype(np.float64), dy.astype(np.float64)
+    m, v = (x8.mean(axes), x8.var(axes)) if trains else (mean.astype(np.float64), var.astype(np.float64))
+    inverse = 1 / np.sqrt(v + 1e-3)
+    g = np.ones(count) if given_case["fix_gamma"] else gamma.astype(np.float64)
+    centred = x8 - m.reshape(vector)
+    expected = centred * (inverse * g).reshape(vector) + beta.reshape(vector)
+    moved = [0.9 * mean.astype(np.float64) + 0.1 * m, 0.9 * var.astype(np.float64) + 0.1 * v] if trains else [mean, var]
+    moved = [one.copy() for one in moved]
+
+    data = x.copy()
+    room = [data if given_case["inplace"] else np.empty_like(x), np.empty(count, dtype), np.empty(count, dtype)]
+    outputs = [a if w else None for a, w in zip(room, given_case["wanted"], strict=True)]
+    specs = [TensorSpec(a.shape, a.dtype) for a in room]
+    native("BatchNorm", params, [data, gamma, beta, mean, var], outputs, specs, is_train=given_case["is_train"])
+    tolerance = {"rtol": 2e-4, "atol": 2e-4} if dtype == np.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    for got, want in zip(outputs, (expected, m, inverse), strict=True):
+        if got is not None:
+            np.testing.assert_allclose(got, want, **tolerance)
+    for got, want in zip((mean, var), moved, strict=True):
+        np.testing.assert_allclose(got, want, **tolerance)
+
+    products = (dy8 * centred).sum(axes) * inverse
+    dx = dy8 * (inverse * g).reshape(vector)
+    if not given_case["use_global_stats"]:
+        size = x.size // count
+        along = centred * (products * inverse / size).reshape(vector)
+        dx = (dy8 - dy8.mean(axes, keepdims=True) - along) * (inverse * g).reshape(vector)
+    ograd = dy.copy()
+    room = [ograd if given_case["inplace"] else np.empty_like(x), np.empty(count, dtype), np.empty(count, dtype)]
+    outputs = [a if w else None for a, w in zip(room, given_case["wanted"], strict=True)]
+    kept = [m.astype(dtype), inverse.astype(dtype)]
+    native("_backward_BatchNorm", params, [ograd, x, gamma, *kept], outputs, specs)
+    wanted = (dx, np.zeros(count) if given_case["fix_gamma"] else products, dy8.sum(axes))
+    loose = {"rtol": 2e-3, "atol": 2e-3} if dtype == np.float32 else tolerance
+    for got, want in zip(outputs, wanted, strict=True):
+        if got is not None:
+            np.testing.assert_allclose(got, want, **loose)
+
+
+@pytest.mark.parametrize("plane", [7, 16, 49, 200, 1024])
+def test_bits_do_not_depend_on_the_width_of_vectors(plane: int):
+    """The same bits from code for 128, 256 and 512 bits."""
+    assert isinstance(HOST, Target)
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(3, 4, plane)).astype(np.float32)
+    beta = np.zeros(4, np.float32)
+    found = []
+    for bits in (128, 256, 512):
+        target = Target(HOST.cpu, HOST.features, bits, HOST.registers, HOST.compiler)
+        y, mean, var, inverse = np.empty_like(x), *(np.empty(4, np.float32) for _ in range(3))
+        constants = np.array([1e-5, 1 / (3 * plane)], np.float32)
+        arrays = (x, y, beta, beta, mean, var, inverse, constants)
+        values = dict(zip(batch_norm.FORWARD, map(batch_norm.address, arrays), strict=False))
+        values |= {"gamma": 0, "images": 3, "channels": 4, "plane": plane, "last": 4}
+        words = np.array([values.get(name, 0) for name in batch_norm.FORWARD], np.int64)
+        batch_norm.entries(x.dtype, target)["forward"](batch_norm.address(words))
+        found.append(y.tobytes() + mean.tobytes() + var.tobytes() + inverse.tobytes())
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_recomputed_call_leaves_the_moving_statistics_alone():
+    """A node that the backward part repeats gives the same output and moves nothing."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(2, 3, 20)).astype(np.float32)
+    vectors = [np.ones(3, np.float32) for _ in range(4)]
+    params = registry.parse_params(registry.get("BatchNorm"), {})
+    out = [np.empty_like(x), None, None]
+    specs = [TensorSpec(x.shape, x.dtype), *[TensorSpec((3,), x.dtype)] * 2]
+    native("BatchNorm", params, [x, *vectors], out, specs, is_train=True, recompute=True)
+    assert all((one == 1).all() for one in vectors)
+    again = [np.empty_like(x), None, None]
+    native("BatchNorm", params, [x, *vectors], again, specs, is_train=True)
+    assert again[0].tobytes() == out[0].tobytes()
+    assert not any((one == 1).all() for one in vectors[2:])

@@ -1,0 +1,322 @@
+"""Compiled implementation of BatchNorm, forward and backward: one channel at a time.
+
+A channel of all images is read two or three times, the second and third time from a cache. Sums run in a fixed number
+of chains, one per element of 64 bytes and four of those, which are then added in a fixed order, so bits do not depend
+on the width of vectors. Channels are independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled.ir import Function, Value
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.tables import address
+from weftplan.ops.compiled.target import Target, host
+from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.rules import take_bytes
+from weftplan.ops.schema import DType, Kernel, OpContext, Params, Shape
+
+FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
+           "first", "last")  # fmt: skip
+BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "images", "channels", "plane",
+            "given", "first", "last")  # fmt: skip
+"""Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
+are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null."""
+
+CHAINS = 4
+LEAST_PLANE = 8
+"""Smaller planes are not worth a loop: NumPy works on all channels at once."""
+
+
+class _Channel:
+    """Loops over one channel of all images."""
+
+    def __init__(self, f: Function, words: dict[str, str]) -> None:
+        self.f = f
+        self.images, self.channels = words["images"], words["channels"]
+        self.plane = f.mul(words["plane"], f.size)
+        self.wide = f.lanes * f.size
+        self.four = f.mul(f.value(f"sdiv i64 {self.plane}, {CHAINS * self.wide}"), CHAINS * self.wide)
+        self.whole = f.mul(f.value(f"sdiv i64 {self.plane}, {self.wide}"), self.wide)
+        rest = f.value(f"sdiv exact i64 {f.sub(self.plane, self.whole)}, {f.size}")
+        self.mask = f.mask_below(rest)
+        self.rest = rest
+        self.has_rest = f.compare("ne", rest, 0)
+
+    def each(self, channel: str, body: Callable[[Value, int, str | None], None]) -> None:
+        """``body(offset, chain, mask)`` for every vector of the channel; the last of a plane may be masked."""
+        f = self.f
+        with f.loop(0, self.images) as image:
+            begin = f.mul(f.add(f.mul(image, self.channels), channel), self.plane)
+            with f.loop(0, self.four, CHAINS * self.wide) as i:
+                for chain in range(CHAINS):
+                    body(f.add(f.add(begin, i), chain * self.wide), chain, None)
+            with f.loop(self.four, self.whole, self.wide) as i:
+                body(f.add(begin, i), 0, None)
+            with f.when(self.has_rest):
+                body(f.add(begin, self.whole), 1, self.mask)
+
+    def load(self, pointer: str, offset: Value, mask: str | None) -> str:
+        """A vector of the channel, zero behind a plane's end."""
+        f = self.f
+        place = f.at(pointer, offset)
+        return f.load(place) if mask is None else f.load_masked(place, mask)
+
+    def store(self, value: str, pointer: str, offset: Value, mask: str | None) -> None:
+        """The same, stored; behind a plane's end nothing is."""
+        f = self.f
+        place = f.at(pointer, offset)
+        if mask is None:
+            f.store(value, place)
+        else:
+            f.store_masked(value, place, mask)
+
+    def kept(self, value: str, mask: str | None) -> str:
+        """``value`` with zeros behind a plane's end."""
+        f = self.f
+        if mask is None:
+            return value
+        return f.value(f"select <{f.lanes} x i1> {mask}, {f.vector} {value}, {f.vector} zeroinitializer")
+
+
+class _Sum:
+    """Chains of additions, which the compiler keeps in registers."""
+
+    def __init__(self, f: Function) -> None:
+        self.f = f
+        self.chains = [f.local(f.vector) for _ in range(CHAINS)]
+
+    def clear(self) -> None:
+        """Zero."""
+        for chain in self.chains:
+            self.f.store("zeroinitializer", chain)
+
+    def put(self, chain: int, change: Callable[[str], str]) -> None:
+        """Replace a chain's value."""
+        self.f.store(change(self.f.load(self.chains[chain])), self.chains[chain])
+
+    def total(self) -> str:
+        """The sum of all, as a scalar."""
+        f = self.f
+        a, b, c, d = (f.load(chain) for chain in self.chains)
+        return f.total(f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d)))
+
+
+def _scalars(f: Function) -> Callable[[str, str, str], str]:
+    return lambda how, a, b: f.value(f"{how} {f.scalar} {a}, {b}")
+
+
+def _or_one(f: Function, pointer: str, offset: Value) -> str:
+    """The element there, 1 for a null pointer."""
+    found = f.local(f.scalar)
+    f.put_scalar("1.0", found)
+    with f.when(f.value(f"icmp ne ptr {pointer}, null")):
+        f.put_scalar(f.scalar_at(f.at(pointer, offset)), found)
+    return f.scalar_at(found)
+
+
+def _block(f: Function, names: Sequence[str], pointers: int) -> dict[str, str]:
+    """The words, of which the first ``pointers`` are pointers."""
+    return {
+        name: f.pointer("%words", index) if index < pointers else f.word("%words", index)
+        for index, name in enumerate(names)
+    }
+
+
+def forward(scalar: str) -> Function:
+    """Mean, variance, 1 / sqrt(variance + eps), and the normalised channel."""
+    f = Function("forward", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
+    of = _block(f, FORWARD, 8)
+    op = _scalars(f)
+    eps = f.scalar_at(of["constants"])
+    share = f.scalar_at(f.at(of["constants"], f.size))
+    walk, total = _Channel(f, of), _Sum(f)
+    computes = f.compare("eq", of["given"], 0)
+    writes = f.value(f"icmp ne ptr {of['y']}, null")
+    with f.loop(of["first"], of["last"]) as channel:
+        place = f.mul(channel, f.size)
+        with f.when(computes):
+            total.clear()
+
+            def add(offset: Value, chain: int, mask: str | None) -> None:
+                x = walk.load(of["x"], offset, mask)
+                total.put(chain, lambda old: f.binary("fadd", old, x))
+
+            walk.each(channel, add)
+            mean = op("fmul", total.total(), share)
+            f.put_scalar(mean, f.at(of["mean"], place))
+            every = f.splat(mean)
+            total.clear()
+
+            def square(offset: Value, chain: int, mask: str | None) -> None:
+                d = walk.kept(f.binary("fsub", walk.load(of["x"], offset, mask), every), mask)
+                total.put(chain, lambda old: f.fma(d, d, old))
+
+            walk.each(channel, square)
+            f.put_scalar(op("fmul", total.total(), share), f.at(of["var"], place))
+        mean = f.scalar_at(f.at(of["mean"], place))
+        inverse = op("fdiv", "1.0", f.root(op("fadd", f.scalar_at(f.at(of["var"], place)), eps)))
+        f.put_scalar(inverse, f.at(of["inverse"], place))
+        scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
+        shift = op("fsub", f.scalar_at(f.at(of["beta"], place)), op("fmul", mean, scale))
+        scales, shifts = f.splat(scale), f.splat(shift)
+
+        def write(offset: Value, chain: int, mask: str | None) -> None:
+            x = walk.load(of["x"], offset, mask)
+            walk.store(f.fma(x, scales, shifts), of["y"], offset, mask)
+
+        with f.when(writes):
+            walk.each(channel, write)
+    return f
+
+
+def backward(scalar: str) -> Function:
+    """Gradients of gamma and beta, and of the data unless ``dx`` is null."""
+    f = Function("backward", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
+    of = _block(f, BACKWARD, 9)
+    op = _scalars(f)
+    share = f.scalar_at(f.at(of["constants"], f.size))
+    walk, sums, products = _Channel(f, of), _Sum(f), _Sum(f)
+    through = f.compare("eq", of["given"], 0)
+    writes = f.value(f"icmp ne ptr {of['dx']}, null")
+    with f.loop(of["first"], of["last"]) as channel:
+        place = f.mul(channel, f.size)
+        mean, inverse = (f.scalar_at(f.at(of[name], place)) for name in ("mean", "inverse"))
+        means = f.splat(mean)
+        sums.clear()
+        products.clear()
+
+        def add(offset: Value, chain: int, mask: str | None) -> None:
+            dy = walk.load(of["dy"], offset, mask)
+            d = f.binary("fsub", walk.load(of["x"], offset, mask), means)
+            if mask is not None:
+                d = walk.kept(d, mask)
+            sums.put(chain, lambda old: f.binary("fadd", old, dy))
+            products.put(chain, lambda old: f.fma(dy, d, old))
+
+        walk.each(channel, add)
+        total = sums.total()
+        dgamma = op("fmul", products.total(), inverse)
+        f.put_scalar(dgamma, f.at(of["dgamma"], place))
+        f.put_scalar(total, f.at(of["dbeta"], place))
+        scale = op("fmul", inverse, _or_one(f, of["gamma"], place))
+        # dx = slope x + scale dy + offset
+        slope = op("fmul", op("fmul", op("fmul", dgamma, inverse), scale), share)
+        slope = op("fsub", "0.0", slope)
+        constant = op("fsub", "0.0", op("fmul", op("fmul", total, scale), share))
+        constant = op("fsub", constant, op("fmul", slope, mean))
+        scales, slopes, constants = f.splat(scale), f.splat(slope), f.splat(constant)
+
+        def write(offset: Value, chain: int, mask: str | None) -> None:
+            x, dy = (walk.load(of[name], offset, mask) for name in ("x", "dy"))
+            walk.store(f.fma(dy, scales, f.fma(x, slopes, constants)), of["dx"], offset, mask)
+
+        def simply(offset: Value, chain: int, mask: str | None) -> None:
+            dy = walk.load(of["dy"], offset, mask)
+            walk.store(f.binary("fmul", dy, scales), of["dx"], offset, mask)
+
+        with f.when(f.value(f"and i1 {writes}, {through}")):
+            walk.each(channel, write)
+        with f.when(f.value(f"and i1 {writes}, {f.value(f'xor i1 {through}, true')}")):
+            walk.each(channel, simply)
+    return f
+
+
+def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
+    """The compiled functions for elements of ``dtype``."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    return library(
+        f"batch-norm-{scalar}", lambda _: [forward(scalar), backward(scalar)], ("forward", "backward"), target
+    )
+
+
+def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
+    """(outer, channels, inner)."""
+    axis = params["axis"] % len(shape)
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def _words(names: Sequence[str], values: dict[str, int]) -> Any:
+    return np.array([values.get(name, 0) for name in names], dtype=np.int64)
+
+
+def _address(array: Any) -> int:
+    return 0 if array is None else address(array)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    data, gamma, beta, moving_mean, moving_var = inputs
+    images, channels, plane = _extents(params, data.shape)
+    mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
+    given = not ctx.is_train or params["use_global_stats"]
+    if given:
+        mean[...] = moving_mean
+        var[...] = moving_var
+    constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
+    words = _words(FORWARD, {
+        "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
+        "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
+        "constants": address(constants), "images": images, "channels": channels, "plane": plane, "given": int(given),
+        "last": channels,
+    })  # fmt: skip
+    entries(data.dtype)["forward"](address(words))
+    for target, value in zip(outputs[1:], (mean, inverse), strict=True):
+        if target is not None:
+            target[...] = value
+    if not given and not ctx.recompute:
+        for moving, batch in ((moving_mean, mean), (moving_var, var)):
+            np.multiply(moving, params["momentum"], out=moving)
+            np.multiply(batch, 1.0 - params["momentum"], out=inverse)
+            np.add(moving, inverse, out=moving)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    ograd, data, gamma, mean, inverse = inputs
+    images, channels, plane = _extents(params, data.shape)
+    ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
+    constants = np.array([params["eps"], 1.0 / (images * plane)], data.dtype)
+    words = _words(BACKWARD, {
+        "dy": address(ograd), "x": address(data), "dx": _address(outputs[0]),
+        "gamma": 0 if params["fix_gamma"] else address(gamma), "mean": address(mean), "inverse": address(inverse),
+        "dgamma": address(ggrad), "dbeta": address(bgrad), "constants": address(constants), "images": images,
+        "channels": channels, "plane": plane, "given": int(params["use_global_stats"]), "last": channels,
+    })  # fmt: skip
+    entries(data.dtype)["backward"](address(words))
+    if outputs[1] is not None:
+        outputs[1][...] = 0 if params["fix_gamma"] else ggrad
+    if outputs[2] is not None:
+        outputs[2][...] = bgrad
+
+
+def _refusal(data: DType, vector: DType) -> str:
+    found = host()
+    if isinstance(found, str):
+        return found
+    if data not in (np.float32, np.float64) or vector != data:
+        return f"compiled kernels are written for float32 and float64, not {data}"
+    return ""
+
+
+def _provide(op: str, kernel: Kernel, data: int, vector: int, count: int) -> None:
+    """Offer ``kernel``; ``data`` and ``vector`` are inputs, ``count`` vectors its scratch."""
+
+    def refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
+        return _refusal(inputs[data].dtype, inputs[vector].dtype)
+
+    def slower(params: Params, inputs: Specs, outputs: Specs) -> str:
+        return "planes of few elements" if _extents(params, inputs[data].shape)[2] < LEAST_PLANE else ""
+
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        shape, dtype = inputs[data]
+        return take_bytes(*[((_extents(params, shape)[1],), dtype)] * count)
+
+    provide(op, Implementation(name="native", kernel=kernel, workspace=workspace, refusal=refusal, slower=slower))
+
+
+_provide("BatchNorm", _forward, data=0, vector=2, count=3)
+_provide("_backward_BatchNorm", _backward, data=1, vector=3, count=2)
