@@ -105,8 +105,9 @@ def test_a_budget_is_met_by_recomputation() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["off", "budget"])
-def test_the_largest_batch(recompute: str) -> None:
+def test_the_largest_batch(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fits and the next one does not; with recomputation it is larger."""
+    monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")  # the same scratch on every machine
     arguments = ("lenet", "--train", "--recompute", recompute, "--budget", "6MB")
     found = figures(*arguments, "--batch-max")
     batch = found["batch_max"]
@@ -297,3 +298,14 @@ def test_bad_files(damage: str, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.output.startswith("Error: ")
     assert len(result.output) > 40
+
+
+def test_kernels_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--kernels` says which kernel computes the nodes that have several, and why; so do the figures as JSON."""
+    monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")
+    result = plan("lenet", "--train", "--kernels")
+    assert result.exit_code == 0, result.output
+    rows = [line for line in result.output.splitlines() if line.startswith("│") and "Convolution" in line]
+    assert len(rows) == 2
+    assert all("numpy (chosen by the user)" in row for row in rows)
+    assert set(figures("lenet")["kernels"].values()) == {"numpy (chosen by the user)"}
