@@ -259,9 +259,8 @@ _EXECUTOR = (
     _executor(
         name="WEFTPLAN_KERNEL_CACHE",
         default=True,
-        when=When.CONSTRUCT,
         meaning="Keep compiled kernels in the user's cache folder, where nobody else can write.",
-        effect="in force whenever kernels are compiled",
+        effect="in force for kernels that a later bind is the first to need",
     ),
     _executor(
         name="MXNET_CUDNN_AUTOTUNE_DEFAULT",

@@ -7,6 +7,7 @@ from typing import Any
 
 from weftplan import config
 from weftplan.errors import PlanError, did_you_mean
+from weftplan.ops.compiled.jit import keep_objects
 from weftplan.ops.implementations import MODES
 
 STRATEGIES = ("auto", "arena", "match_range", "none")
@@ -100,6 +101,7 @@ class PlanOptions:
             ConfigError: a variable has an illegal value.
             PlanError: an override is unknown or illegal.
         """
+        keep_objects(config.get("WEFTPLAN_KERNEL_CACHE"))
         read = cls(
             strategy=config.get("WEFTPLAN_PLANNER_STRATEGY"),
             match_range=config.get("MXNET_EXEC_MATCH_RANGE"),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weftplan import config
 from weftplan.errors import MXNetError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ops.compiled import cache, ir
@@ -37,10 +36,17 @@ class Statistics:
 
 
 statistics = Statistics()
+_keeps = True
 _lock = whole_in_children(Lock())
 _libraries: dict[str, dict[str, Entry]] = {}
 _kept: list[Any] = []
 """What must live as long as the functions do."""
+
+
+def keep_objects(wanted: bool) -> None:
+    """Whether what is compiled from now on is looked for, and kept, in the cache folder."""
+    global _keeps
+    _keeps = wanted
 
 
 def library(
@@ -77,7 +83,7 @@ def library(
 
 def _object(text: str, target: Target) -> bytes:
     """The object of a module, from the cache or compiled."""
-    place = cache.folder() if config.get("WEFTPLAN_KERNEL_CACHE") else None
+    place = cache.folder() if _keeps else None
     name = cache.key(target.compiler, target.cpu, target.features, text)
     found = cache.load(place, name)
     if found is not None:
