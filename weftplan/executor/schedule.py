@@ -135,7 +135,7 @@ class StepBuilder:
         chosen = planned.kernels.get(nid)
         kernel = op.forward if chosen is None else chosen.implementation.kernel
         step.bind = _kernel_call(
-            op, kernel, node, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
+            op, node, kernel, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
         )
         return step
 
@@ -175,8 +175,8 @@ def _training_only(bind: Bind) -> Bind:
 
 def _kernel_call(
     op: Op,
-    kernel: Kernel,
     node: Node,
+    kernel: Kernel,
     key: int,
     context: Context,
     inputs: Sequence[NDArray | None],
