@@ -1,0 +1,83 @@
+"""Golden cases of detection: boxes, non-maximum suppression, anchors and their targets (pure data)."""
+
+import random
+
+CASES = []
+
+
+def _add(op, *inputs, **more):
+    CASES.append({"op": op, "inputs": list(inputs), "grad": False, **more})
+
+
+def _boxes(seed, count, classes=3, score=True, side=0.5, ends=0):
+    """Rows (class, score, left, top, right, bottom); the last ``ends`` are -1."""
+    pick = random.Random(seed)
+    rows = []
+    for k in range(count):
+        x, y = pick.random() * (1 - side), pick.random() * (1 - side)
+        corners = [x, y, x + side * (0.3 + 0.7 * pick.random()), y + side * (0.3 + 0.7 * pick.random())]
+        row = [float(pick.randrange(classes)), *([pick.random()] if score else []), *corners]
+        rows.append(row if k < count - ends else [-1.0] * len(row))
+    return rows
+
+
+def _tensor(value):
+    return {"value": value}
+
+
+for _format in ("corner", "center"):
+    _add("_contrib_box_iou", _tensor([row[2:] for row in _boxes(1, 5)]), _tensor([row[2:] for row in _boxes(2, 3)]),
+         params={"format": _format}, name="box_iou " + _format)  # fmt: skip
+_add("_contrib_box_iou", _tensor([[row[2:] for row in _boxes(k, 2)] for k in (1, 2)]), _tensor([_boxes(3, 1)[0][2:]]),
+     name="box_iou of more dimensions")  # fmt: skip
+_add("_contrib_box_iou", _tensor([[0.5, 0.5, 0.2, 0.2], [0.0, 0.0, 1.0, 1.0]]), _tensor([[0.1, 0.1, 0.1, 0.4]]),
+     name="box_iou without area")  # fmt: skip
+
+_BATCH = [_boxes(k, 12) for k in (5, 6)]
+for _k, _p in enumerate((
+    {}, {"id_index": 0}, {"id_index": 0, "force_suppress": True}, {"overlap_thresh": 0.2, "topk": 5},
+    {"valid_thresh": 0.5, "id_index": 0}, {"id_index": 0, "background_id": 1}, {"overlap_thresh": 0.9},
+    {"out_format": "center"}, {"in_format": "center"}, {"in_format": "center", "out_format": "corner"},
+    {"valid_thresh": 2.0},
+)):  # fmt: skip
+    _add("_contrib_box_nms", _tensor(_BATCH), params=_p, name=f"box_nms {_k}", grad=True)
+_add("_contrib_box_nms", _tensor(_BATCH[0]), params={"coord_start": 2, "score_index": 1}, name="box_nms 2d", grad=True)
+_add("_contrib_box_nms", _tensor([[_BATCH]]), params={"overlap_thresh": 0.3}, name="box_nms 5d", grad=True)
+
+for _k, _p in enumerate((
+    {"threshold": 0.1}, {"threshold": 0.6}, {"threshold": 0.5, "is_ascend": True}, {"threshold": 0.1, "topk": 2},
+    {"threshold": 1e-12, "topk": 1},
+)):  # fmt: skip
+    for _shape in ((4, 5), (2, 6, 3)):
+        _add("_contrib_bipartite_matching", {"shape": _shape, "low": 0.0, "high": 1.0, "distinct": True}, params=_p,
+             name=f"bipartite_matching {_k} {_shape}")  # fmt: skip
+
+for _k, _p in enumerate((
+    {}, {"sizes": (0.3, 0.6, 0.9), "ratios": (1.0, 2.0, 0.5)}, {"sizes": (0.4,), "ratios": (2.0, 0.5, 3.0)},
+    {"sizes": (0.8, 0.2), "ratios": (1.0,), "clip": True}, {"sizes": (0.3,), "steps": (0.2, 0.1)},
+    {"sizes": (0.3,), "offsets": (0.2, 0.7)},
+)):  # fmt: skip
+    _add("_contrib_MultiBoxPrior", (2, 3, 4, 5), params=_p, name=f"MultiBoxPrior {_k}")
+
+
+def _anchors(seed, count):
+    return [[row[2:] for row in _boxes(seed, count, side=0.6)]]
+
+
+_N = 14
+for _k, _p in enumerate((
+    {}, {"nms_threshold": 0.3}, {"nms_threshold": 0.3, "force_suppress": True}, {"threshold": 0.5},
+    {"nms_topk": 4, "nms_threshold": 0.4}, {"clip": False}, {"nms_threshold": -1.0}, {"threshold": 2.0},
+    {"variances": (0.2, 0.2, 0.3, 0.3)},
+)):  # fmt: skip
+    _add("_contrib_MultiBoxDetection", {"shape": (2, 4, _N), "low": 0.0, "high": 1.0}, (2, 4 * _N),
+         _tensor(_anchors(11, _N)), params=_p, name=f"MultiBoxDetection {_k}")  # fmt: skip
+
+_TRUTH = [[[row[0], *row[2:]] for row in _boxes(k, 4, ends=ends)] for k, ends in ((21, 1), (22, 0), (23, 4), (24, 3))]
+for _k, _p in enumerate((
+    {}, {"overlap_threshold": 0.3}, {"overlap_threshold": -1.0}, {"ignore_label": -7.0},
+    {"negative_mining_ratio": 2.0}, {"negative_mining_ratio": 1.0, "negative_mining_thresh": 0.4},
+    {"negative_mining_ratio": 0.3, "minimum_negative_samples": 3}, {"variances": (0.2, 0.3, 0.4, 0.5)},
+)):  # fmt: skip
+    _add("_contrib_MultiBoxTarget", _tensor(_anchors(12, 20)), _tensor(_TRUTH), (4, 3, 20), params=_p,
+         name=f"MultiBoxTarget {_k}")  # fmt: skip

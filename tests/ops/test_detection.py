@@ -1,0 +1,213 @@
+"""Detection operators: the contract of kernels, inference in both directions, and plain loops that give the same."""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+from ops_harness import check_contract, check_gradient, prepare, run
+
+from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
+from weftplan.ops import registry
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+NMS, MATCHING, IOU = "_contrib_box_nms", "_contrib_bipartite_matching", "_contrib_box_iou"
+PRIOR, DETECTION, TARGET = (f"_contrib_MultiBox{name}" for name in ("Prior", "Detection", "Target"))
+
+
+def _module(name):
+    spec = importlib.util.spec_from_file_location(f"detection_{name}", GOLDEN / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+inputs, cases = _module("inputs"), _module("cases_detection")
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=inputs.case_name)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_contract(case, dtype):
+    """Unwanted outputs, the exact workspace and in-place pairs, of every golden case, in other dtypes than there."""
+    arrays = [x.astype(dtype) for x in inputs.case_inputs(case)]
+    check_contract(case["op"], arrays, case.get("params", {}))
+
+
+def test_every_operator_has_a_case():
+    """No operator of the package is left out of the golden cases."""
+    family = {
+        name
+        for name in registry.names(aliases=False)
+        if registry.get(name).forward.__module__.startswith("weftplan.ops.detection")
+        and registry.get(name).backward_of is None
+    }
+    assert family == {registry.get(case["op"]).name for case in cases.CASES}
+
+
+def boxes(seed, count, *more):
+    """Rows of random corners."""
+    rng = np.random.RandomState(seed)
+    low = rng.uniform(0, 0.6, (*more, count, 2))
+    return np.concatenate([low, low + rng.uniform(0.05, 0.4, (*more, count, 2))], axis=-1)
+
+
+def overlap(a, b):
+    """Intersection over union of two boxes, step by step."""
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    inter = max(width, 0) * max(height, 0)
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inter
+    return inter / union if union > 0 else 0.0
+
+
+def test_overlaps_one_by_one():
+    """Every pair of boxes, of any number of leading dimensions."""
+    left, right = boxes(1, 3, 2), boxes(2, 5)
+    (found,) = run(IOU, [left, right])
+    assert found.shape == (2, 3, 5)
+    for place in np.ndindex(found.shape):
+        assert found[place] == pytest.approx(overlap(left[place[:2]], right[place[2]]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_suppression_one_by_one(seed):
+    """The survivors of a plain loop, in the order of their scores, and -1 in the rows that are left."""
+    rng = np.random.RandomState(seed)
+    count = 30
+    data = np.concatenate([rng.randint(0, 3, (count, 1)), rng.uniform(size=(count, 1)), boxes(seed, count)], axis=1)
+    params = {"id_index": 0, "overlap_thresh": 0.3, "valid_thresh": 0.2, "force_suppress": seed % 2}
+    (out, places) = run(NMS, [data], params)
+    kept = []
+    for place in np.argsort(-data[:, 1], kind="stable"):
+        rivals = [k for k in kept if seed % 2 or data[k, 0] == data[place, 0]]
+        if data[place, 1] > 0.2 and all(overlap(data[k, 2:], data[place, 2:]) <= 0.3 for k in rivals):
+            kept.append(place)
+    np.testing.assert_array_equal(out[: len(kept)], data[kept])
+    assert (out[len(kept) :] == -1).all()
+    assert places[: len(kept), 0].tolist() == kept
+
+
+def test_gradient_of_suppression():
+    """The boxes that are kept get their gradients back, the others none."""
+    data = np.concatenate([np.linspace(0.9, 0.1, 6)[:, None], boxes(3, 6)], axis=1)
+    check_gradient(NMS, [data], {"score_index": 0, "coord_start": 1, "overlap_thresh": 0.2})
+
+
+def test_targets_of_one_box():
+    """The anchor that is the box takes it, coded as zeros; the other ones are background."""
+    anchors = boxes(4, 5)[None]
+    label = np.array([[[2.0, *anchors[0, 3]], [-1.0] * 5]])
+    location, mask, classes = run(TARGET, [anchors, label, np.zeros((1, 4, 5))], {"overlap_threshold": 0.9})
+    assert classes.tolist() == [[0, 0, 0, 3, 0]]
+    np.testing.assert_allclose(location, 0, atol=1e-12)
+    assert mask.reshape(5, 4).any(axis=1).tolist() == [False, False, False, True, False]
+
+
+def test_detection_undoes_targets():
+    """Boxes that are coded against anchors are found again."""
+    anchors, truth = boxes(5, 4)[None], boxes(6, 4)
+    label = np.concatenate([np.arange(4.0)[:, None], truth], axis=1)[None]
+    location, mask, classes = run(TARGET, [anchors, label, np.zeros((1, 5, 4))], {"overlap_threshold": -1.0})
+    hot = np.zeros((1, 5, 4))
+    hot[0, classes[0].astype(int), np.arange(4)] = 1
+    (found,) = run(DETECTION, [hot, location, anchors], {"clip": False})
+    for row in found[0]:
+        if row[0] >= 0 and mask.reshape(4, 4)[np.abs(anchors[0] - row[2:]).sum(axis=1).argmin()].any():
+            np.testing.assert_allclose(row[2:], truth[int(row[0])], atol=1e-9)
+
+
+def test_too_few_negatives():
+    """Mining that asks for more background than there is says what to change."""
+    anchors = np.tile(boxes(7, 1), (1, 6, 1))
+    label = np.array([[[0.0, *anchors[0, 0]]]])
+    params = {"negative_mining_ratio": 3.0, "overlap_threshold": -1.0}
+    with pytest.raises(MXNetError, match="3 background anchors are wanted, but only 0"):
+        run(TARGET, [anchors, label, np.zeros((1, 2, 6))], params)
+
+
+def infer(op, ins, outs, params):
+    """Shapes that an operator infers."""
+    found = registry.get(op)
+    new = found.infer_shape(registry.parse_params(found, params), list(ins), list(outs))
+    return list(new[0]), list(new[1])
+
+
+@pytest.mark.parametrize(
+    ("op", "ins", "outs", "params", "expected"),
+    [
+        (IOU, [(2, 3, 4), (5, 4)], [None], {}, ([(2, 3, 4), (5, 4)], [(2, 3, 5)])),
+        (IOU, [(0, 4), (5, 0)], [(3, 0)], {}, ([(3, 4), (5, 4)], [(3, 5)])),
+        (NMS, [None], [(2, 7, 6), None], {}, ([(2, 7, 6)], [(2, 7, 6), (2, 7, 1)])),
+        (MATCHING, [(2, 3, 4)], [None, None], {"threshold": 1}, ([(2, 3, 4)], [(2, 3), (2, 4)])),
+        (MATCHING, [None], [(2, 3), (0, 4)], {"threshold": 1}, ([(2, 3, 4)], [(2, 3), (2, 4)])),
+        (PRIOR, [(0, 3, 4, 5)], [None], {"sizes": (0.1, 0.2)}, ([(0, 3, 4, 5)], [(1, 40, 4)])),
+        (
+            DETECTION,
+            [(2, 3, 0), None, (1, 7, 4)],
+            [None],
+            {},
+            ([(2, 3, 7), (2, 28), (1, 7, 4)], [(2, 7, 6)]),
+        ),
+        (DETECTION, [(0, 3, 0), None, None], [(2, 7, 0)], {}, ([(2, 3, 7), (2, 28), (1, 7, 4)], [(2, 7, 6)])),
+        (
+            TARGET,
+            [(1, 7, 4), (2, 3, 5), (0, 4, 0)],
+            [None] * 3,
+            {},
+            ([(1, 7, 4), (2, 3, 5), (2, 4, 7)], [(2, 28), (2, 28), (2, 7)]),
+        ),
+        (
+            TARGET,
+            [None, (0, 3, 5), (0, 4, 0)],
+            [None, (2, 28), None],
+            {},
+            ([(1, 7, 4), (2, 3, 5), (2, 4, 7)], [(2, 28), (2, 28), (2, 7)]),
+        ),
+    ],
+)
+def test_shapes(op, ins, outs, params, expected):
+    """What is known of inputs and outputs tells the rest."""
+    assert infer(op, ins, outs, params) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "ins", "params", "error", "says"),
+    [
+        (IOU, [(3, 5), (2, 4)], {}, ShapeError, r"4 numbers in the last dimension, got shape \(3, 5\)"),
+        (NMS, [(6,)], {}, ShapeError, "boxes, numbers of a box"),
+        (NMS, [(3, 5)], {}, ParameterError, "do not fit boxes of 5 numbers"),
+        (MATCHING, [(3,)], {"threshold": 0}, ShapeError, "rows, columns"),
+        (MATCHING, [(3, 4)], {}, ParameterError, "'threshold' is missing"),
+        (PRIOR, [(1, 2, 3, 4)], {"sizes": ()}, ParameterError, "sizes is empty"),
+        (PRIOR, [(1, 2, 3, 4)], {"steps": (1.0,)}, ParameterError, "expected two numbers"),
+        (PRIOR, [(1, 2, 3)], {}, ShapeError, "differ in rank"),
+        (DETECTION, [(2, 3, 7), (2, 27), (1, 7, 4)], {}, ShapeError, "4 numbers for each anchor"),
+        (DETECTION, [(2, 3, 7), (2, 32), (1, 7, 4)], {}, ShapeError, "anchors of loc_pred"),
+        (DETECTION, [(2, 3, 7), (2, 28), (1, 7, 4)], {"variances": (1.0,)}, ParameterError, "expected four numbers"),
+        (TARGET, [(1, 7, 4), (2, 3, 4), (2, 4, 7)], {}, ShapeError, "class, 4 corners"),
+        (TARGET, [(1, 7, 4), (2, 3, 5), (3, 4, 7)], {}, ShapeError, "batch and anchors"),
+    ],
+)
+def test_refused(op, ins, params, error, says):
+    """Shapes and parameters that do not fit are refused, with the reason."""
+    found = registry.get(op)
+    with pytest.raises(error, match=says):
+        infer(op, ins, [None] * len(found.output_names(registry.parse_params(found, params))), params)
+
+
+@pytest.mark.parametrize("op", [IOU, NMS, MATCHING, PRIOR, DETECTION, TARGET])
+def test_integers_are_refused(op):
+    """Boxes are floats."""
+    found = registry.get(op)
+    params = registry.parse_params(found, {"threshold": 0.5} if op == MATCHING else {})
+    count = len(found.input_names(params))
+    with pytest.raises(DTypeError, match="expects floats, got int32"):
+        found.infer_dtype(params, [np.dtype("int32")] * count, [None] * found.num_outputs(params))
+
+
+def test_no_boxes_at_all():
+    """Where nothing is found, everything is -1."""
+    data = np.concatenate([np.full((4, 2), 0.1), boxes(8, 4)], axis=1)
+    assert (run(NMS, [data], {"valid_thresh": 0.5})[0] == -1).all()
+    call = prepare(DETECTION, [np.zeros((2, 3, 5)), np.zeros((2, 20)), boxes(9, 5)[None]], {"threshold": 0.5})
+    assert (call()[0] == -1).all()

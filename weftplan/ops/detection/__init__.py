@@ -1,0 +1,6 @@
+"""Operators of object detectors: boxes, suppression, anchors, targets. Importing this package registers them."""
+
+import weftplan.ops.detection.boxes
+import weftplan.ops.detection.multibox
+import weftplan.ops.detection.multibox_target
+import weftplan.ops.detection.suppression  # noqa: F401

@@ -1,0 +1,122 @@
+"""Boxes: corners and centres, areas, overlaps, and the operator box_iou.
+
+A box is (left, top, right, bottom) or (centre x, centre y, width, height). A box whose sides are negative has no area,
+and boxes without area overlap with none. Functions work on arrays given to them and make none of activation size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ShapeError
+from weftplan.ops.params import p_enum
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+
+
+def p_format(name: str, default: str, doc: str) -> Param:
+    """A parameter that says how boxes are given."""
+    return Param(name, p_enum("corner", "center"), default, doc)
+
+
+def to_corners(xp: Any, boxes: Any, form: str, out: Any) -> None:
+    """``out`` (n, 4) = ``boxes`` as corners; they are separate arrays, or one and the same where nothing changes."""
+    if form == "corner":
+        if out is not boxes:
+            xp.copyto(out, boxes)
+        return
+    for low, high in ((0, 2), (1, 3)):
+        xp.multiply(boxes[:, high], 0.5, out=out[:, high])
+        xp.subtract(boxes[:, low], out[:, high], out=out[:, low])
+        xp.add(boxes[:, low], out[:, high], out=out[:, high])
+
+
+def areas(xp: Any, boxes: Any, out: Any, spare: Any) -> None:
+    """``out`` (n,) = the areas of boxes given by corners."""
+    xp.subtract(boxes[:, 2], boxes[:, 0], out=out)
+    xp.subtract(boxes[:, 3], boxes[:, 1], out=spare)
+    xp.maximum(out, 0, out=out)
+    xp.maximum(spare, 0, out=spare)
+    xp.multiply(out, spare, out=out)
+
+
+def overlap_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
+    """What :func:`overlaps` needs for ``count`` boxes."""
+    return [((count,), dtype), ((count,), dtype)]
+
+
+def overlaps(xp: Any, box: Any, area: Any, boxes: Any, sizes: Any, out: Any, scratch: Sequence[Any]) -> None:
+    """``out`` (n,) = intersection over union of ``box`` (4,) of ``area`` (1,) and each of ``boxes`` of ``sizes``."""
+    low, high = scratch
+    for axis, target in ((0, out), (1, high)):
+        xp.minimum(boxes[:, axis + 2], box[axis + 2], out=target)
+        xp.maximum(boxes[:, axis], box[axis], out=low)
+        xp.subtract(target, low, out=target)
+        xp.maximum(target, 0, out=target)
+    xp.multiply(out, high, out=out)
+    xp.add(sizes, area, out=low)
+    xp.subtract(low, out, out=low)
+    xp.divide(out, low, out=out)
+    xp.copyto(out, 0, where=low <= 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- box_iou
+
+
+def _iou_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    lhs, rhs = ins
+    for shape in ins:
+        if shape is not None and (not shape or shape[-1] not in (0, 4)):
+            raise ShapeError(f"box_iou expects boxes of 4 numbers in the last dimension, got shape {shape}")
+    if lhs is None or rhs is None:
+        return ins, outs
+    lhs, rhs = (*lhs[:-1], 4), (*rhs[:-1], 4)
+    out = merge_shape((*lhs[:-1], *rhs[:-1]) or (1,), outs[0], f"output of box_iou of {lhs} and {rhs}")
+    if out is not None and lhs[:-1] + rhs[:-1]:
+        lhs, rhs = (*out[: len(lhs) - 1], 4), (*out[len(lhs) - 1 :], 4)
+    return [lhs, rhs], [out]
+
+
+def _iou_scratch(lhs: Shape, rhs: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    left, right = math.prod(lhs[:-1]), math.prod(rhs[:-1])
+    found: list[tuple[Shape, DType]] = [((left, 4), dtype), ((right, 4), dtype), ((left,), dtype), ((right,), dtype)]
+    return [*found, ((max(left, right),), dtype), *overlap_scratch(right, dtype)]
+
+
+def _iou(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp = ctx.xp
+    lhs, rhs = inputs
+    left, right, sizes, others, spare, *scratch = (
+        ctx.take(*spec) for spec in _iou_scratch(lhs.shape, rhs.shape, out.dtype)
+    )
+    for source, boxes, size in ((lhs, left, sizes), (rhs, right, others)):
+        to_corners(xp, source.reshape(-1, 4), params["format"], boxes)
+        areas(xp, boxes, size, spare[: len(size)])
+    target = out.reshape(len(left), len(right))
+    for row in range(len(left)):
+        overlaps(xp, left[row], sizes[row], right, others, target[row], scratch)
+
+
+def _iou_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_iou_scratch(inputs[0].shape, inputs[1].shape, outputs[0].dtype))
+
+
+register(
+    Op(
+        name="_contrib_box_iou",
+        forward=_iou,
+        infer_shape=_iou_shape,
+        infer_dtype=floats_only("box_iou"),
+        params=(p_format("format", "corner", "corners of the boxes, or centre and size"),),
+        inputs=("lhs", "rhs"),
+        gradient=zero_gradient,
+        workspace=_iou_workspace,
+        doc="Intersection over union of each box of lhs with each of rhs.",
+    )
+)

@@ -1,0 +1,187 @@
+"""MultiBoxTarget: what each anchor of a single-shot detector should say, given the boxes that are in the image.
+
+Every true box takes the anchor that overlaps it most, the best pair first; then every anchor left takes the box that it
+overlaps most, if enough. Of the others all are background, or (``negative_mining_ratio``) those which the network is
+least sure to be background. Boxes of an image end at the first whose class is -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import MXNetError, ShapeError
+from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps
+from weftplan.ops.detection.multibox import VARIANCES, check_variances
+from weftplan.ops.kernels import INDEX
+from weftplan.ops.params import p_float, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_LEAST = 1e-6
+"""A box takes an anchor only where they overlap by more."""
+
+_PARAMS = (
+    Param("overlap_threshold", p_float, 0.5, "an anchor takes a box that it overlaps by more"),
+    Param("ignore_label", p_float, -1.0, "class of anchors that do not count"),
+    Param("negative_mining_ratio", p_float, -1.0, "background anchors for one with a box; -1: all"),
+    Param("negative_mining_thresh", p_float, 0.5, "anchors that overlap a box by as much are no background"),
+    Param("minimum_negative_samples", p_int, 0, "accepted, no effect, as in MXNet 1.9.1"),
+    VARIANCES,
+)
+
+
+def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    name = "MultiBoxTarget"
+    check_variances(params, name)
+    anchor = merge_shape((1, 0, 4), ins[0], f"{name}: anchor (1, anchors, 4)")
+    label = merge_shape((0, 0, 0), ins[1], f"{name}: label (batch, boxes, 5 or more)")
+    cls_pred = merge_shape((0, 0, 0), ins[2], f"{name}: cls_pred (batch, classes, anchors)")
+    assert anchor is not None
+    assert label is not None
+    assert cls_pred is not None
+    if 0 < label[2] < 5:
+        raise ShapeError(f"{name}: label has shape {label}, expected at least (class, 4 corners) for each box")
+    both: Shape = (0, 0)
+    for shape, what in (((0, anchor[1]), "anchor"), ((label[0], 0), "label"), ((cls_pred[0], cls_pred[2]), "cls_pred")):
+        both = merge_shape(both, shape, f"{name}: batch and anchors of {what} and before") or both
+    for position, out in enumerate(outs):
+        given = merge_shape((0, 0), out, f"{name}: output {position} of two dimensions")
+        assert given is not None
+        if position < 2 and given[1] % 4:
+            raise ShapeError(f"{name}: output {position} has shape {given}, expected 4 numbers for each anchor")
+        given = given if position == 2 else (given[0], given[1] // 4)
+        both = merge_shape(both, given, f"{name}: batch and anchors of output {position}") or both
+    batch, count = both
+    wide = (batch, 4 * count)
+    return [(1, count, 4), (batch, *label[1:]), (batch, cls_pred[1], count)], [wide, wide, (batch, count)]
+
+
+def _scratch(anchors: int, labels: int, dtype: DType) -> list[tuple[Shape, DType]]:
+    """Overlaps twice (the second copy is struck out), the best of each anchor, sizes, states, and the rest."""
+    grid = (labels, anchors)
+    return [
+        (grid, dtype),
+        (grid, dtype),
+        ((anchors,), dtype),
+        ((anchors,), dtype),
+        ((anchors,), dtype),
+        ((anchors,), INDEX),
+        ((anchors,), np.dtype(np.int8)),
+        *overlap_scratch(anchors, dtype),
+    ]
+
+
+def _kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    anchor, label, cls_pred = inputs
+    anchors = anchor[0]
+    count = len(anchors)
+    grid, struck, best, sizes, spare, box, state, *scratch = (
+        ctx.take(*spec) for spec in _scratch(count, label.shape[1], anchor.dtype)
+    )
+    areas(xp, anchors, sizes, spare)
+    loc_target, loc_mask, cls_target = outputs
+    for out, value in ((loc_target, 0.0), (loc_mask, 0.0), (cls_target, params["ignore_label"])):
+        if out is not None:
+            out.fill(value)
+    for item in range(label.shape[0]):
+        ended = xp.nonzero(label[item, :, 0] == -1)[0]
+        number = int(ended[0]) if len(ended) else label.shape[1]
+        if not number:
+            continue
+        truth = label[item, :number]
+        for row in range(number):
+            corners = truth[row, 1:5]
+            area = xp.maximum(corners[2:3] - corners[:1], 0) * xp.maximum(corners[3:4] - corners[1:2], 0)
+            overlaps(xp, corners, area, anchors, sizes, grid[row], scratch)
+        _assign(xp, params, grid[:number], struck[:number], best, box, state)
+        if params["negative_mining_ratio"] > 0:
+            _mine(xp, params, cls_pred[item], best, state)
+        else:
+            xp.copyto(state, 0, where=state != 1)
+        chosen = xp.nonzero(state == 1)[0]
+        boxes = truth[box[chosen]]
+        if cls_target is not None:
+            xp.copyto(cls_target[item], 0, where=state == 0)
+            cls_target[item][chosen] = boxes[:, 0] + 1
+        if loc_mask is not None:
+            loc_mask[item].reshape(count, 4)[chosen] = 1
+        if loc_target is not None:
+            loc_target[item].reshape(count, 4)[chosen] = encoded(
+                xp, anchors[chosen], boxes[:, 1:5], params["variances"]
+            )
+
+
+def _assign(xp: Any, params: Params, grid: Any, struck: Any, best: Any, box: Any, state: Any) -> None:
+    """``state`` = 1 where an anchor has a box, else -1; ``box``: which; ``best``: how much they overlap."""
+    number = len(grid)
+    state.fill(-1)
+    xp.copyto(struck, grid)
+    xp.max(grid, axis=0, out=best)
+    xp.argmax(grid, axis=0, out=box)
+    for _ in range(number):
+        # The first of equal overlaps in the order of anchors, then of boxes.
+        peaks = struck.max(axis=0)
+        place = int(peaks.argmax())
+        if not float(peaks[place]) > _LEAST:
+            break
+        row = int(struck[:, place].argmax())
+        box[place], best[place], state[place] = row, grid[row, place], 1
+        struck[row], struck[:, place] = -1, -1
+    if params["overlap_threshold"] > 0:
+        xp.copyto(state, 1, where=(state != 1) & (best > params["overlap_threshold"]))
+
+
+def _mine(xp: Any, params: Params, predicted: Any, best: Any, state: Any) -> None:
+    """``state`` = 0 of the anchors without a box that the network takes least for background."""
+    positive = int((state == 1).sum())
+    wanted = min(int(positive * params["negative_mining_ratio"]), len(state) - positive)
+    if not wanted:
+        return
+    free = xp.nonzero((state == -1) & (best < params["negative_mining_thresh"]))[0]
+    if len(free) < wanted:
+        raise MXNetError(
+            f"MultiBoxTarget: {wanted} background anchors are wanted, but only {len(free)} overlap no box by "
+            f"negative_mining_thresh={params['negative_mining_thresh']}: lower negative_mining_ratio"
+        )
+    scores = predicted[:, free]
+    powers = xp.exp(scores - scores.max(axis=0))
+    background = powers[0] / powers.sum(axis=0)
+    state[free[xp.argsort(background, kind="stable")[:wanted]]] = 0
+
+
+def encoded(xp: Any, anchors: Any, boxes: Any, variances: Sequence[float]) -> Any:
+    """The boxes (n, 4) coded against their anchors."""
+    columns = [None] * 4
+    for low, high in ((0, 2), (1, 3)):
+        size, other = anchors[:, high] - anchors[:, low], boxes[:, high] - boxes[:, low]
+        shift = (boxes[:, low] + boxes[:, high]) * 0.5 - (anchors[:, low] + anchors[:, high]) * 0.5
+        columns[low] = shift / size / variances[low]
+        columns[high] = xp.log(other / size) / variances[high]
+    return xp.stack(columns, axis=1)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    anchor, label = inputs[:2]
+    return take_bytes(*_scratch(anchor.shape[1], label.shape[1], anchor.dtype))
+
+
+register(
+    Op(
+        name="_contrib_MultiBoxTarget",
+        forward=_kernel,
+        infer_shape=_shape,
+        infer_dtype=floats_only("MultiBoxTarget"),
+        params=_PARAMS,
+        inputs=("anchor", "label", "cls_pred"),
+        outputs=("loc_target", "loc_mask", "cls_target"),
+        gradient=zero_gradient,
+        workspace=_workspace,
+        aliases=("MultiBoxTarget",),
+        doc="Coded locations, a mask of the anchors that have a box, and classes (0: background) for each anchor.",
+    )
+)

@@ -1,0 +1,270 @@
+"""box_nms, non-maximum suppression, and bipartite_matching: what detectors do with scored boxes.
+
+Both go through their candidates from the best score to the worst, the first of equal ones first, and a choice depends
+on those before it; so one step after the other is decided on the host, and only the comparison of a box with all the
+others is one array operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.detection.boxes import areas, overlap_scratch, overlaps, p_format, to_corners
+from weftplan.ops.kernels import BOOL, INDEX
+from weftplan.ops.params import p_bool, p_float, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    DTypes,
+    Shapes,
+    backward,
+    floats_only,
+    merge_dtype,
+    merge_shape,
+    take_bytes,
+    zero_gradient,
+)
+from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+
+_NMS = (
+    Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
+    Param("valid_thresh", p_float, 0.0, "boxes with a score up to this go"),
+    Param("topk", p_int, -1, "at most this many boxes take part; -1: all"),
+    Param("coord_start", p_int, 2, "where the 4 coordinates of a box begin"),
+    Param("score_index", p_int, 1, "where the score stands"),
+    Param("id_index", p_int, -1, "where the class stands; -1: there is none"),
+    Param("background_id", p_int, -1, "class whose boxes go; -1: none"),
+    Param("force_suppress", p_bool, False, "boxes of other classes suppress, too"),
+    p_format("in_format", "corner", "coordinates of data"),
+    p_format("out_format", "corner", "coordinates of the output"),
+)
+
+
+def suppress(
+    xp: Any,
+    boxes: Any,
+    sizes: Any,
+    classes: Any,
+    threshold: float,
+    kept: Any,
+    row: Any,
+    scratch: Sequence[Any],
+    *,
+    inclusive: bool,
+) -> None:
+    """``kept`` (n, bool) becomes False where a box before it, itself kept, overlaps by more than ``threshold``.
+
+    Boxes are corners in the order of their scores; ``classes`` (or None) limits it to boxes of one class;
+    ``inclusive``: an overlap of exactly the threshold suppresses as well. ``row`` and ``scratch`` hold n numbers each.
+    """
+    count = len(boxes)
+    kept.fill(True)
+    for best in range(count - 1):
+        if not bool(kept[best]):
+            continue
+        rest = slice(best + 1, count)
+        found = row[: count - best - 1]
+        overlaps(xp, boxes[best], sizes[best], boxes[rest], sizes[rest], found, [s[: len(found)] for s in scratch])
+        gone = found >= threshold if inclusive else found > threshold
+        if classes is not None:
+            gone &= classes[rest] == classes[best]
+        xp.copyto(kept[rest], False, where=gone)
+
+
+def _nms_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "box_nms: data and output")
+    if data is None:
+        return ins, outs
+    if len(data) < 2:
+        raise ShapeError(f"box_nms expects boxes (…, boxes, numbers of a box), got shape {data}")
+    width = data[-1]
+    if width:
+        highest = max(params["coord_start"] + 3, params["score_index"], params["id_index"])
+        lowest = min(params["coord_start"], params["score_index"])
+        if highest >= width or lowest < 0:
+            raise ParameterError(
+                f"box_nms: coord_start={params['coord_start']}, score_index={params['score_index']} and "
+                f"id_index={params['id_index']} do not fit boxes of {width} numbers (data {data})"
+            )
+    return [data], [data, merge_shape((*data[:-1], 1), outs[1], "box_nms: places of the boxes kept")]
+
+
+def _nms_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(ins[0], outs[0], "box_nms: data and output")
+    return [data], [data, merge_dtype(INDEX, outs[1], "box_nms: places of the boxes kept")]
+
+
+def _nms_scratch(shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    count = shape[-2]
+    found: list[tuple[Shape, DType]] = [((count, 4), dtype), ((count, 4), dtype), ((count,), dtype), ((count,), dtype)]
+    return [*found, ((count,), dtype), ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
+
+
+def _nms(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Output 1: the place in data of each row of the output, -1 where it is filled up."""
+    xp, data = ctx.xp, inputs[0]
+    count, width = data.shape[-2:]
+    given, boxes, sizes, row, classes, kept, places, *scratch = (
+        ctx.take(*spec) for spec in _nms_scratch(data.shape, data.dtype)
+    )
+    source = data.reshape(-1, count, width)
+    out, record = (None if y is None else y.reshape(source.shape[0], count, -1) for y in outputs)
+    first, label = params["coord_start"], params["id_index"]
+    coordinates = slice(first, first + 4)
+    for item in range(source.shape[0]):
+        chosen = _candidates(xp, params, source[item])
+        number = len(chosen)
+        places[:number] = chosen
+        xp.take(source[item][:, coordinates], chosen, axis=0, out=given[:number], mode="clip")
+        to_corners(xp, given[:number], params["in_format"], boxes[:number])
+        areas(xp, boxes[:number], sizes[:number], row[:number])
+        same = None
+        if label >= 0 and not params["force_suppress"]:
+            same = classes[:number]
+            same[...] = source[item][chosen, label]
+        limit, survivors = params["overlap_thresh"], kept[:number]
+        suppress(xp, boxes[:number], sizes[:number], same, limit, survivors, row, scratch, inclusive=False)
+        left = places[:number][survivors]
+        if record is not None:
+            record[item].fill(-1)
+            record[item, : len(left), 0] = left
+        if out is not None:
+            out[item].fill(-1)
+            out[item, : len(left)] = source[item][left]
+            _converted(xp, out[item, : len(left), coordinates], params["in_format"], params["out_format"])
+
+
+def _candidates(xp: Any, params: Params, boxes: Any) -> Any:
+    """Places of the boxes that take part, the best first."""
+    scores = boxes[:, params["score_index"]]
+    valid = scores > params["valid_thresh"]
+    if params["id_index"] >= 0 and params["background_id"] >= 0:
+        valid &= boxes[:, params["id_index"]] != params["background_id"]
+    found = xp.nonzero(valid)[0]
+    order = found[xp.argsort(-scores[found], kind="stable")]
+    return order[: params["topk"]] if params["topk"] > 0 else order
+
+
+def _converted(xp: Any, boxes: Any, before: str, after: str) -> None:
+    """Coordinates from one format to the other, in place."""
+    if before == after or not len(boxes):
+        return
+    low, high = boxes[:, :2].copy(), boxes[:, 2:].copy()
+    if after == "center":
+        boxes[:, :2], boxes[:, 2:] = (low + high) * 0.5, high - low
+    else:
+        boxes[:, :2], boxes[:, 2:] = low - high * 0.5, low + high * 0.5
+
+
+def _backward_nms(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Each box kept gets the gradient of its row; formats do not count, as in MXNet 1.9.1."""
+    out = outputs[0]
+    if out is None:
+        return
+    ograd, record = inputs
+    count, width = out.shape[-2:]
+    out.fill(0)
+    target, g, places = out.reshape(-1, count, width), ograd.reshape(-1, count, width), record.reshape(-1, count)
+    for item in range(target.shape[0]):
+        kept = places[item] >= 0
+        target[item][places[item][kept]] = g[item][kept]
+
+
+def _nms_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_contrib_box_nms", [builder.ograd(), builder.output(1)])
+
+
+register(
+    Op(
+        name="_contrib_box_nms",
+        forward=_nms,
+        infer_shape=_nms_shape,
+        infer_dtype=floats_only("box_nms", _nms_dtype),
+        params=_NMS,
+        outputs=("output", "places"),
+        visible_outputs=1,
+        gradient=_nms_gradient,
+        workspace=lambda params, inputs, outputs: take_bytes(*_nms_scratch(*inputs[0])),
+        aliases=("_contrib_box_non_maximum_suppression",),
+        doc="The boxes that no better one overlaps with too much, the best first; the other rows are -1.",
+    )
+)
+backward("_contrib_box_nms", _backward_nms, ("ograd", "places"), params=_NMS)
+
+# -------------------------------------------------------------------------------------------------- bipartite_matching
+
+
+def _matching_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data, rows, columns = ins[0], outs[0], outs[1]
+    if data is None and rows is not None and columns is not None:
+        data = (*rows, columns[-1])
+    if data is None:
+        return ins, outs
+    if len(data) < 2:
+        raise ShapeError(f"bipartite_matching expects scores (…, rows, columns), got shape {data}")
+    rows = merge_shape(data[:-1], rows, "bipartite_matching: rows of data and matches of rows")
+    columns = merge_shape((*data[:-2], data[-1]), columns, "bipartite_matching: columns of data and their matches")
+    assert rows is not None
+    assert columns is not None
+    return [(*rows, columns[-1])], [rows, (*rows[:-1], columns[-1])]
+
+
+def _matching_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = ins[0]
+    for position, out in enumerate(outs):
+        data = merge_dtype(data, out, f"bipartite_matching: scores and output {position}")
+    return [data], [data, data]
+
+
+def _matching(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp, data = ctx.xp, inputs[0]
+    count, width = data.shape[-2:]
+    scores = data.reshape(-1, count, width)
+    rows = ctx.take((count,), INDEX)
+    columns = ctx.take((width,), INDEX)
+    for item in range(scores.shape[0]):
+        _match(xp, params, scores[item].reshape(-1), width, rows, columns)
+        for out, found in zip(outputs, (rows, columns), strict=True):
+            if out is not None:
+                out.reshape(scores.shape[0], -1)[item] = found
+
+
+def _match(xp: Any, params: Params, scores: Any, width: int, rows: Any, columns: Any) -> None:
+    ascending, limit = params["is_ascend"], params["threshold"]
+    rows.fill(-1)
+    columns.fill(-1)
+    order = xp.argsort(scores if ascending else -scores, kind="stable")
+    good = scores[order] < limit if ascending else scores[order] > limit
+    taken_rows: set[int] = set()
+    taken_columns: set[int] = set()
+    most = params["topk"] + 1 if params["topk"] > 0 else min(len(rows), len(columns))  # one more, as in MXNet 1.9.1
+    for place in order[good].tolist():
+        if len(taken_rows) >= most:
+            break
+        row, column = divmod(place, width)
+        if row not in taken_rows and column not in taken_columns:
+            taken_rows.add(row)
+            taken_columns.add(column)
+            rows[row], columns[column] = column, row
+
+
+register(
+    Op(
+        name="_contrib_bipartite_matching",
+        forward=_matching,
+        infer_shape=_matching_shape,
+        infer_dtype=floats_only("bipartite_matching", _matching_dtype),
+        params=(
+            Param("is_ascend", p_bool, False, "small scores are good ones"),
+            Param("threshold", p_float, doc="only scores above this (is_ascend: below) match"),
+            Param("topk", p_int, -1, "at most one match more than this, as in MXNet 1.9.1; -1: any number"),
+        ),
+        outputs=("rows", "columns"),
+        gradient=zero_gradient,
+        workspace=lambda params, inputs, outputs: take_bytes(
+            ((inputs[0].shape[-2],), INDEX), ((inputs[0].shape[-1],), INDEX)
+        ),
+        doc="Greedy matches of rows and columns by score: the column of each row, the row of each column, else -1.",
+    )
+)
