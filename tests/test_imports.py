@@ -16,6 +16,7 @@ PACKAGE = ROOT / "weftplan"
 
 LAYERS = (
     {"cli"},
+    {"compat"},
     {"report"},
     {"training"},
     {"kvstore"},

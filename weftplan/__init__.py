@@ -38,9 +38,10 @@ __all__ = [
 _LAZY = {
     "AttrScope": "symbol.attribute:AttrScope",
     "attribute": "symbol.attribute",
-    "base": "errors",
+    "base": "compat.base",
     "callback": "training.callbacks",
     "context": "device",
+    "contrib": "compat.contrib",
     "init": "training.initializer",
     "initializer": "training.initializer",
     "io": "training.io",
@@ -54,11 +55,17 @@ _LAZY = {
     "module": "training.mod",
     "name": "symbol.name",
     "nd": "ndarray",
+    "operator": "compat.operator",
     "optimizer": "training.optimizer",
+    "num_gpus": "device:num_gpus",
     "random": "ndarray.random",
+    "rnd": "ndarray.random",
+    "runtime": "compat.runtime",
     "sym": "symbol",
+    "util": "compat.util",
     "visualization": "report.viz",
     "viz": "report.viz",
+    **{name: f"compat.util:{name}" for name in "is_np_array is_np_shape np_shape set_np_shape use_np_shape".split()},  # noqa: SIM905
     **{name: name for name in "engine executor kvstore models ndarray planner profiler storage symbol".split()},  # noqa: SIM905
 }
 """Public name -> where it is, below ``weftplan``: ``module`` or ``module:attribute``."""

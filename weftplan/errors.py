@@ -87,6 +87,10 @@ class ParameterError(MXNetError, ValueError):
     """An operator parameter is missing, unknown or malformed."""
 
 
+class ScheduledRateError(ParameterError, UserWarning):
+    """A learning rate was set although a scheduler decides; a UserWarning that is raised, as in MXNet."""
+
+
 class FormatError(MXNetError, ValueError):
     """A file or text (symbol JSON, .params, plan JSON) is truncated or malformed."""
 

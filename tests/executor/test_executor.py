@@ -129,18 +129,6 @@ def test_head_gradients():
         executor.backward({"nope": head})
 
 
-def test_backward_needs_a_training_forward():
-    """Backward after an inference forward is an error, not garbage."""
-    executor = mlp().simple_bind(mx.cpu(), data=(4, 5))
-    executor.forward(is_train=False)
-    with pytest.raises(MXNetError, match=r"forward\(is_train=True\) first"):
-        executor.backward()
-    inference = mlp().simple_bind(mx.cpu(), grad_req="null", data=(4, 5))
-    inference.forward()
-    with pytest.raises(MXNetError, match="without gradients"):
-        inference.backward()
-
-
 def test_forward_keywords():
     """Values given to forward are copied in; wrong names, shapes and types are refused by name."""
     executor = mlp().simple_bind(mx.cpu(), data=(4, 5))
@@ -416,3 +404,53 @@ def test_zeros_may_be_meant():
     own = layers().bind(mx.cpu(), arrays, grad_req="null", aux_states=[mx.nd.zeros((3,)), mx.nd.ones((3,))])
     own.copy_params_from({"fc_weight": mx.nd.ones((3, 4))})
     own.forward()
+
+
+def test_backward_after_forward_outside_training():
+    """Where no operator behaves otherwise in training, forward() will do for backward, as in MXNet."""
+    x = mx.sym.Variable("x")
+    executor = mx.sym.broadcast_mul(x, mx.sym.tanh(x)).bind(mx.cpu(), [mx.nd.array([0.5, -2.0])], [mx.nd.zeros((2,))])
+    with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) first$"):
+        executor.backward(mx.nd.ones((2,)))
+    executor.forward()
+    executor.backward(mx.nd.ones((2,)))
+    values = np.array([0.5, -2.0])
+    expected = np.tanh(values) + values * (1 - np.tanh(values) ** 2)
+    np.testing.assert_allclose(executor.grad_arrays[0].asnumpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("net", "data"),
+    [
+        (lambda x: mx.sym.Dropout(x, name="odd"), (3, 4)),
+        (lambda x: mx.sym.BatchNorm(x, name="odd"), (3, 4)),
+        (lambda x: mx.sym.RNN(x, state_size=2, num_layers=2, mode="gru", p=0.5, name="odd"), (3, 4, 5)),
+    ],
+)
+def test_operators_that_need_training(net, data):
+    """What keeps nothing for its gradient outside training is named; without dropping or batches it may run."""
+    executor = net(mx.sym.Variable("x")).simple_bind(mx.cpu(), x=data)
+    executor.forward()
+    with pytest.raises(MXNetError, match=r"'odd' keeps what its gradient needs in training only"):
+        executor.backward(executor.outputs[0])
+    executor.forward(is_train=True)
+    executor.backward(executor.outputs[0])
+    tame = mx.sym.Dropout(mx.sym.BatchNorm(mx.sym.Variable("x"), use_global_stats=True), p=0)
+    executor = tame.simple_bind(mx.cpu(), x=(3, 4))
+    executor.forward()
+    executor.backward(executor.outputs[0])
+
+
+def test_gradient_arrays_beside_null_are_kept():
+    """Arrays of what wants no gradient stay in grad_arrays, untouched; backward without gradients does nothing."""
+    x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
+    arrays, grads = [mx.nd.ones((2,)), mx.nd.ones((2,))], [mx.nd.full((2,), 7), mx.nd.full((2,), 8)]
+    executor = (x * y).bind(mx.cpu(), arrays, grads, grad_req={"x": "null", "y": "write"})
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.ones((2,)))
+    assert executor.grad_dict["x"] is grads[0]
+    assert [g.asnumpy().tolist() for g in executor.grad_arrays] == [[7, 7], [1, 1]]
+    executor = (x * y).bind(mx.cpu(), arrays, grads, grad_req="null")
+    executor.forward()
+    executor.backward()
+    assert executor.grad_arrays[1].asnumpy().tolist() == [1, 1]

@@ -213,7 +213,7 @@ def test_operators_run_where_their_inputs_are(context):
         (lambda x, y: nd.no_such_operator, AttributeError, "no attribute or operator 'no_such_operator'"),
         (lambda x, y: nd.FullyConected, AttributeError, r"operator 'FullyConected'; did you mean 'FullyConnected'\?$"),
         (lambda x, y: nd.zeroes, AttributeError, r"operator 'zeroes'; did you mean 'zeros'\?$"),
-        (lambda x, y: nd.sparse, AttributeError, "mx.nd.sparse is absent on purpose: every array is dense"),
+        (lambda x, y: nd.sparse.dot, AttributeError, "mx.nd.sparse.dot is absent on purpose: every array is dense"),
         (lambda x, y: x.no_such_method, AttributeError, "no attribute 'no_such_method'"),
     ],
 )

@@ -236,3 +236,14 @@ def test_impossible_distributions(call, says):
     """What no distribution has for a parameter is reported at the wait; at the call where that runs everything."""
     with pytest.raises(ParameterError, match=says):
         call().asnumpy()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_dtypes_of_draws_in_every_spelling(dtype):
+    """NumPy's objects, classes and names are the dtype of the draw; its float64 equals None, and is none the less."""
+    for given in (dtype, np.dtype(dtype), np.dtype(dtype).type):
+        assert mx.random.normal(0, 1, shape=(2,), dtype=given).dtype == dtype
+        assert mx.random.uniform(0, 1, shape=(2,), dtype=given).dtype == dtype
+    assert mx.random.normal(0, 1, shape=(2,), dtype="None").dtype == np.float32
+    assert mx.random.randint(0, 9, shape=(2,), dtype=np.dtype("int64")).dtype == np.int64
+    assert mx.random.randint(0, 9, shape=(2,), dtype="None").dtype == np.int32

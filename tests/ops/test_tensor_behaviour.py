@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ops_harness import check_hidden, differentiate, gradients, prepare, run
 
+import weftplan as mx
 from weftplan.errors import MXNetError, ParameterError, UnknownOperatorError
 from weftplan.ops import kernels, registry
 from weftplan.ops.schema import OpContext
@@ -319,3 +320,36 @@ def test_norm_in_another_dtype(order, dtype, wanted):
     if dtype != "int32":
         expected = np.sign(x) * 5 if order == 1 else x / y[:, None] * 5
         np.testing.assert_allclose(found, expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize("size", [1, 7, 20000, 300001])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_allclose_is_numpys(size, dtype):
+    """contrib.allclose says what numpy.allclose says: tolerances, infinities, NaN, the last element of many blocks."""
+    rng = np.random.default_rng(size)
+    a = (rng.standard_normal(size) * 100).astype(dtype)
+    cases = [(a, a.copy()), (a, (a * 1.5 + 1).astype(dtype))]
+    if np.dtype(dtype).kind == "f":
+        for old, new in (
+            (np.nan, np.nan),
+            (np.nan, 1),
+            (np.inf, np.inf),
+            (np.inf, -np.inf),
+            (1, np.inf),
+            (1, 1 + 2e-3),
+        ):
+            b = a.copy()
+            c = a.copy()
+            c[-1], b[-1] = old, new
+            cases.append((c, b))
+    for left, right in cases:
+        for settings in ({}, {"equal_nan": True}, {"rtol": 0.01, "atol": 0.5}):
+            with np.errstate(all="ignore"):
+                wide = [x.astype("float64") for x in (left, right)]
+                expected = np.allclose(*wide, **settings)
+            (x, y) = (mx.nd.array(v, dtype=dtype) for v in (left, right))
+            found = mx.nd.contrib.allclose(x, y, **settings)
+            assert (found.shape, found.dtype, bool(found.asscalar())) == ((1,), np.uint8, expected), (
+                settings,
+                left[-1],
+            )

@@ -26,7 +26,22 @@ def set_pools(empty: Callable[[Context], int]) -> None:
     _empty = empty
 
 
-class Context:
+class _Defaults(type):
+    """Gives the class the property that MXNet's has."""
+
+    @property
+    def default_ctx(cls) -> Context:
+        """The current context of this thread; to set it changes the innermost ``with``, or what is current outside."""
+        return current_context()
+
+    @default_ctx.setter
+    def default_ctx(cls, ctx: Context) -> None:
+        if not isinstance(ctx, Context):
+            raise DeviceError(f"Context.default_ctx must be a context such as mx.cpu(), got {ctx!r}")
+        _stack()[-1] = ctx
+
+
+class Context(metaclass=_Defaults):
     """A device type and an index: ``Context("cpu", 1)``; of a context, the same again.
 
     Used as a context manager it becomes the current context of this thread:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 
 from weftplan.engine.arrays import var_of
 from weftplan.engine.core import Engine, Tracer
-from weftplan.engine.factory import create, debug_enabled, get, set_engine, set_tracer, using
+from weftplan.engine.factory import create, debug_enabled, get, nested, set_engine, set_tracer, using
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.statistics import QueueStatistics, Statistics
@@ -41,6 +41,7 @@ __all__ = [
     "dedupe",
     "future",
     "get",
+    "nested",
     "set_bulk_size",
     "set_engine",
     "set_tracer",

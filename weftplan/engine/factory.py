@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -28,6 +29,10 @@ _lock = free_in_children(Lock())
 _current: Engine | None = None
 _ending = False
 _ENDING = "the interpreter is ending: nothing is pushed or waited for any more; do it before, not in a destructor"
+_nested = 0
+"""How many threads are inside :func:`nested`: while there is none, nobody looks for an engine of the thread."""
+_local = threading.local()
+"""``engine``: that of :func:`nested`, None outside. ``kept``: the thread's engine for it, made when first needed."""
 
 
 def create(
@@ -90,8 +95,35 @@ def get() -> Engine:
     Raises:
         ConfigError: MXNET_ENGINE_TYPE names no engine.
     """
+    if _nested:
+        inner: Engine | None = getattr(_local, "engine", None)
+        if inner is not None:
+            return inner
     engine = _current
     return engine if engine is not None else _make()
+
+
+@contextmanager
+def nested() -> Iterator[Engine]:
+    """Inside an operation: a NaiveEngine of this thread alone, for user code that works with arrays of its own.
+
+    What it pushes runs at once. Its arrays and those of the process-wide engine are strangers to each other, so it may
+    not use arrays that were made outside, unless their memory is wrapped anew.
+    """
+    global _nested
+    before = getattr(_local, "engine", None)
+    mine = before or getattr(_local, "kept", None)
+    if mine is None:
+        mine = _local.kept = create("NaiveEngine")
+    with _lock:
+        _nested += 1
+    _local.engine = mine
+    try:
+        yield mine
+    finally:
+        _local.engine = before
+        with _lock:
+            _nested -= 1
 
 
 def _make() -> Engine:

@@ -134,52 +134,32 @@ class StreamWorker:
                 self._graveyard.append((marks, op))
                 return LATER
             return core._execute_carefully(op, on_stream=True)
-        try:
-            late = self._wait_for_others(core, op)
-            if late is not None and op.prop is not FnProperty.NO_SKIP:
-                return late
-            with self.stream:
-                failure = core._execute_carefully(op, on_stream=True)
-            self._mark(op)
-        except BaseException as error:  # of the device: it takes no more work
-            return Failure.of(op, error)
+        self._wait_for_others(op)
+        with self.stream:
+            failure = core._execute_carefully(op, on_stream=True)
+        self._mark(op)
         return failure
 
     def start(self, core: Core, op: OprBlock, done: Callable[[Any], None]) -> None:
         """As ``Core._start_async``: what was enqueued when the operation says that it is done counts as its work."""
 
         def complete(failure: Any) -> None:
-            try:
-                self._mark(op)
-            except BaseException as error:
-                failure = failure or Failure.of(op, error)
+            self._mark(op)
             done(failure)
 
-        try:
-            late = self._wait_for_others(core, op)
-        except BaseException as error:
-            late = Failure.of(op, error)
-        if late is not None and op.prop is not FnProperty.NO_SKIP:
-            done(late)
-            return
+        self._wait_for_others(op)
         with self.stream:
             core._start_async(op, complete, on_stream=True)
 
-    def _wait_for_others(self, core: Core, op: OprBlock) -> Failure | None:
+    def _wait_for_others(self, op: OprBlock) -> None:
         """Order the stream behind what other streams do to the operation's vars. Without this call a stream would read
-        what another has not written yet.
-
-        Devices of different kinds do not know each other's events: the host waits, and is told what has failed there.
-        """
-        found: Failure | None = None
-        for var, mark in marks_before(op):
+        what another has not written yet."""
+        for _, mark in marks_before(op):
             if mark.stream is not self.stream:
                 if type(mark.stream) is type(self.stream):
                     self.stream.wait(mark.event)
                 else:
-                    failure = _pass(core, var, mark)
-                    found = found or failure
-        return found
+                    mark.event.synchronize()
 
     def _mark(self, op: OprBlock) -> None:
         mark = Mark(self.stream, op)

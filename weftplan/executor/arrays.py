@@ -36,10 +36,10 @@ def complete_shapes(
     """Shapes of all arguments and auxiliary states; raises ShapeError naming those that stay open."""
     args, _, aux = symbol.infer_shape_partial(**known)
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
-    open_ones = [n for n, shape in zip(names, (*args, *aux), strict=True) if not shape or 0 in shape]
+    open_ones = [n for n, shape in zip(names, (*args, *aux), strict=True) if not shape or min(shape) <= 0]
     if open_ones:
         raise ShapeError(f"shapes of {listed(open_ones)} cannot be inferred; give them too")
-    return [tuple(s) for s in args], [tuple(s) for s in aux]
+    return [tuple(s or ()) for s in args], [tuple(s or ()) for s in aux]
 
 
 def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:

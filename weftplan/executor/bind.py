@@ -109,7 +109,7 @@ def bind(
         planned,
         ctx,
         arg_arrays,
-        [g if reqs[n] != "null" else None for n, g in zip(names, grad_arrays, strict=True)],
+        grad_arrays,  # those of requests "null", too: they are the caller's, and stay as they are
         aux_arrays,
         reqs,
         pool=None if shared_exec is None else shared_exec.pool,

@@ -23,6 +23,7 @@ from weftplan.ndarray import NDArray, random
 from weftplan.ndarray import zeros as nd_zeros
 from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner.plan import MemoryPlan, PlannedGraph
+from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import copy_graph
 
@@ -116,6 +117,7 @@ class Executor:
             if isinstance(chunk, MovableChunk):
                 chunk.watch(self._forget)
         self._monitor: Monitored | None = None
+        self._ran_forward = False
         self._ran_training_forward = False
         self._ran_backward = False
         self._repeatable: bool | None = None
@@ -162,7 +164,8 @@ class Executor:
         """Run the forward part, asynchronously; returns ``outputs``.
 
         Args:
-            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward``.
+            is_train: training behaviour of Dropout, BatchNorm and the like; needed before ``backward`` where the
+                network has such.
             inputs: values to copy into arguments first, by name.
 
         Raises:
@@ -180,6 +183,7 @@ class Executor:
             copy_in(value, target)
         seed, counter = random.next_key(self.context) if self._random else (0, 0)
         self._run = RunState(bool(is_train), seed, counter)
+        self._ran_forward = True
         self._ran_training_forward = bool(is_train)
         self._ran_backward = False
         self._fence()
@@ -195,15 +199,14 @@ class Executor:
             is_train: kept for MXNet's signature; the mode of the forward run decides.
 
         Raises:
-            MXNetError: no forward(is_train=True) came before, a needed output gradient is missing, or backward has run
-                since the last forward and has overwritten what it needs.
+            MXNetError: no forward came before; forward(is_train=False) came before, and the network has an operator
+                that keeps what its gradient needs in training only; a needed output gradient is missing; or backward
+                has run since the last forward and has overwritten what it needs.
         """
         if not self.planned.gradients:
-            if any(req != "null" for req in self.grad_req.values()):
-                return
-            raise MXNetError("backward: this executor was bound without gradients (every grad_req is 'null')")
+            return  # nothing is wanted, as in MXNet
         if not self._ran_training_forward:
-            raise MXNetError("backward: run forward(is_train=True) first; the last forward had is_train=False")
+            self._check_mode()
         self._check_engine("backward")
         if not self._memory.pool.owned_by(self._memory.placement):
             raise MXNetError(
@@ -230,6 +233,24 @@ class Executor:
         for value, head in heads:
             copy_in(value, head)
         self._push(self._backward_segments, self._backward_steps)
+
+    def _check_mode(self) -> None:
+        """Raise unless a forward run outside training came before that made what backward reads."""
+        if not self._ran_forward:
+            raise MXNetError("backward: run forward(is_train=True) first")
+        if not self._prepared:
+            self._prepare()
+        for step in self._forward_steps:
+            op, why = step.node.op, ""
+            assert op is not None
+            if op.needs_training is not None and op.needs_training(step.node.params):
+                why = f"{op.name} {step.node.name!r} keeps what its gradient needs in training only"
+            elif SPILL_MARK in step.node.attrs:
+                why = "results wait in host memory in training only"
+            if why:
+                raise MXNetError(
+                    f"backward: run forward(is_train=True) first; the last forward had is_train=False, and {why}"
+                )
 
     def _check_repeatable(self) -> None:
         if self._repeatable is None:
@@ -369,6 +390,11 @@ class Executor:
         """
         assert self._rebind is not None
         return self._rebind(self, partial_shaping, allow_up_sizing, shapes)
+
+    @property
+    def _ctx(self) -> Context:
+        """The context, under the name that scripts know."""
+        return self.context
 
     @property
     def pool(self) -> SlabPool:

@@ -29,6 +29,7 @@ from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.copies import HOST, copy, copy_to_all
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block
+from weftplan.kvstore.rows import copy_rows, with_rows
 from weftplan.kvstore.updater import Updater
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
@@ -112,13 +113,31 @@ class KVStoreLocal(KVStoreBase):
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
 
+        Arrays of storage type ``row_sparse`` are left alone unless ``ignore_sparse`` is False, as in MXNet.
+
         Raises:
             KVStoreError: unknown key, ``out`` missing, or shapes or dtypes that differ from the stored value's.
         """
-        del ignore_sparse  # every array here is dense
         if out is None:
             raise KVStoreError("pull needs out=: the array or arrays to fill")
-        self._pull(self._checked(key, out, "out", "pull"), priority)
+        groups = self._checked(key, out, "out", "pull")
+        if ignore_sparse:
+            groups = [(k, [array for array in arrays if array.stype == "default"]) for k, arrays in groups]
+        self._pull([(k, arrays) for k, arrays in groups if arrays], priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Copy rows of the stored value of each key into arrays of storage type ``row_sparse``; other rows become 0.
+
+        Args:
+            row_ids: numbers of the rows, an array for each array of ``out``, or one for all of them.
+
+        Raises:
+            KVStoreError: unknown key, ``out`` or ``row_ids`` missing, or an array of another storage type.
+        """
+        if out is None or row_ids is None:
+            raise KVStoreError("row_sparse_pull needs out= and row_ids=: the arrays to fill, and numbers of rows")
+        for k, array, rows in with_rows(self._checked(key, out, "out", "row_sparse_pull"), row_ids):
+            copy_rows(self._stored[k], array, rows)
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         for k, arrays in groups:

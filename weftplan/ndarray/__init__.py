@@ -4,6 +4,7 @@
 are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
 """
 
+import importlib
 from typing import Any
 
 from weftplan.errors import did_you_mean
@@ -47,6 +48,7 @@ from weftplan.ndarray.creation import (
 )
 from weftplan.ndarray.exchange import from_dlpack, from_numpy, to_dlpack_for_read, to_dlpack_for_write
 from weftplan.ndarray.invoke import invoke
+from weftplan.ndarray.row_sparse import cast_storage
 from weftplan.ndarray.serialize import load, load_frombuffer, save
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "add",
     "arange",
     "array",
+    "cast_storage",
     "concatenate",
     "divide",
     "empty",
@@ -100,9 +103,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from weftplan.ndarray.operators import NAMESPACES, function
 
-    value = NAMESPACES.get(name) or function(name)
     if name == "sparse":
-        raise AttributeError("mx.nd.sparse is absent on purpose: every array is dense; use mx.nd.array and mx.nd.zeros")
+        return importlib.import_module("weftplan.ndarray.row_sparse")
+    value = NAMESPACES.get(name) or function(name)
     if value is None:
         near = "" if name.startswith("__") else did_you_mean(name, __dir__())
         raise AttributeError(f"mx.nd has no attribute or operator {name!r}" + (near and f"; {near.rstrip()}"))

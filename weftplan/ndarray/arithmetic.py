@@ -196,6 +196,8 @@ def _push(op: Binary, kind: str, a: Any, b: Any, out: Any, reads: tuple[Any, ...
 def _operand(op: Binary, lhs: NDArray, rhs: Any) -> Any:
     """``rhs`` as an array that fits ``lhs``, or as a number of its dtype."""
     cls = lhs.__class__
+    if isinstance(rhs, cls) and rhs.__class__ is not cls:
+        rhs = rhs.tostype("default")
     if rhs.__class__ is not cls:
         if isinstance(rhs, _NUMBERS):
             return scalar_as(lhs.dtype, rhs)

@@ -238,9 +238,17 @@ class NDArray:
         return self
 
     def tostype(self, stype: str) -> NDArray:
-        """This array for ``"default"``; raises MXNetError for sparse types, which do not exist here."""
+        """This array for ``"default"``; for ``"row_sparse"`` its memory under that name (see :mod:`row_sparse`).
+
+        Raises:
+            MXNetError: any other storage type.
+        """
+        if stype == "row_sparse":
+            from weftplan.ndarray.row_sparse import as_row_sparse
+
+            return as_row_sparse(self)
         if stype != "default":
-            raise MXNetError(f"storage type {stype!r} is not supported: only 'default' (dense) is")
+            raise MXNetError(f"storage type {stype!r} is absent on purpose: every array is dense; use 'default'")
         return self
 
     # -- views ----------------------------------------------------------------------------------------------------
@@ -491,7 +499,7 @@ def from_host(values: np.ndarray[Any, Any], context: Context) -> NDArray:
     out = NDArray(Chunk(context, values.nbytes), values.shape, values.dtype)
     if values.size:
         if is_device(context):
-            kept = np.array(values, order="C")  # a copy with its shape: () stays ()
+            kept = np.ascontiguousarray(values).copy()
             place, target = device.get(context), out.raw()
             engine.get().push(
                 lambda: place.copy(target, kept), (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array"

@@ -78,8 +78,9 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
 
 
 def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """An array of zeros."""
-    return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs))
+    """An array of zeros; ``stype`` may be ``default`` or ``row_sparse``."""
+    stype = kwargs.pop("stype", None) or "default"
+    return full(shape, 0, ctx, dtype, _only_out("zeros", kwargs)).tostype(stype)
 
 
 def ones(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:

@@ -172,6 +172,8 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets:
 
 
 def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
+    if op.single:
+        return _settle(op, inputs, params, targets)
     key: Any = (
         op.name,
         tuple((name, params[name], _apart(params[name])) for name in sorted(params)),

@@ -108,6 +108,11 @@ def _check(name: str, bounds: Mapping[str, str], values: Sequence[Any]) -> None:
         raise ParameterError(f"{name}: low must not be above high, got [{low}, {high})")
 
 
+def _wanted(dtype: Any) -> Any:
+    """A dtype as given, None where it is left open: ``np.dtype("float64")`` equals None, so identity decides."""
+    return None if dtype is None or (isinstance(dtype, str) and dtype == "None") else dtype
+
+
 def _sample(
     draw: distributions.Draw,
     parameters: Mapping[str, tuple[Any, str]],
@@ -122,7 +127,7 @@ def _sample(
     number as of an array, is reported when the operation has run: at the next wait, as in MXNet.
     """
     name = draw.__name__
-    wanted = out.dtype if out is not None else check_dtype(None if dtype in (None, "None") else dtype)
+    wanted = out.dtype if out is not None else check_dtype(_wanted(dtype))
     if wanted.kind != "f":
         raise DTypeError(f"{name}: the dtype must be a float, got {wanted}; use randint for integers")
     arrays = [value for value, _ in parameters.values() if isinstance(value, NDArray)]
@@ -227,7 +232,7 @@ def randint(
             raise ParameterError(f"randint: low and high must be integers, got {bound!r}")
     if not low < high:
         raise ParameterError(f"randint: low must be below high, got [{low}, {high})")
-    wanted = out.dtype if out is not None else check_dtype("int32" if dtype in (None, "None") else dtype)
+    wanted = out.dtype if out is not None else check_dtype(_wanted(dtype) or "int32")
     if wanted.kind not in "iu":
         raise DTypeError(f"randint: the dtype must be an integer, got {wanted}")
 

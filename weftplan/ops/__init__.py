@@ -4,6 +4,7 @@ The table is :mod:`weftplan.ops.registry`; the contract of a kernel is :mod:`wef
 """
 
 import weftplan.ops.add_n
+import weftplan.ops.allclose
 import weftplan.ops.amp
 import weftplan.ops.argmax
 import weftplan.ops.binary

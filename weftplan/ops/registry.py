@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
@@ -34,6 +34,21 @@ def get(name: str) -> Op:
         hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
         raise UnknownOperatorError(f"unknown operator {name!r}{hint}")
     return op
+
+
+_makers: dict[str, Callable[[Mapping[str, Any]], Op]] = {}
+"""What makes a single operator (``Op.single``) from a node's attributes, by the operator's name."""
+
+
+def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
+    """Let ``make`` give the operator of each node of that name."""
+    _makers[name] = make
+
+
+def resolve(name: str, attrs: Mapping[str, Any]) -> Op:
+    """As :func:`get`, for a node with these attributes, which make an operator of its own where one is to be made."""
+    make = _makers.get(name)
+    return get(name) if make is None else make(attrs)
 
 
 def contains(name: str) -> bool:

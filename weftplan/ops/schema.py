@@ -113,7 +113,12 @@ class GradientBuilder(Protocol):
         ...
 
     def node(
-        self, op: str, inputs: Sequence[EntryRef], params: Mapping[str, Any] | None = None, *, suffix: str = "backward"
+        self,
+        op: str | Op,
+        inputs: Sequence[EntryRef],
+        params: Mapping[str, Any] | None = None,
+        *,
+        suffix: str = "backward",
     ) -> Sequence[EntryRef]:
         """A new node of ``op`` named ``<forward name>_<suffix>``; returns all its outputs.
 
@@ -224,12 +229,17 @@ class Op:
     """``__init__`` attribute given to auto-created variables of these inputs (JSON text as MXNet writes it)."""
     random: bool = False
     """Draws random numbers: never merged by common-subexpression elimination."""
+    needs_training: Callable[[Params], bool] | None = None
+    """Where true, a forward run outside training does not make what the gradient reads."""
     loss: bool = False
     """Its gradient ignores the incoming one (SoftmaxOutput, MakeLoss, …), so no head gradient need be given."""
     backward_of: str | None = None
     """For a backward operator: the forward operator; its output k is the gradient of forward input grad_inputs[k]."""
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     aliases: tuple[str, ...] = ()
+    single: bool = False
+    """One node's own operator (``Custom``), which others of its name have nothing to do with: not in the registry, and
+    nothing is remembered under its name."""
     doc: str = ""
 
     def input_names(self, params: Params) -> tuple[str, ...]:

@@ -11,7 +11,20 @@ HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_sta
 """Attributes that users write without underscores and files hold with them."""
 
 
-class AttrScope:
+class _Current(type):
+    """Gives the class the property that MXNet's has."""
+
+    @property
+    def current(cls) -> AttrScope:
+        """All attributes of this thread's scopes as one; to set it replaces them until the innermost ``with`` ends."""
+        return AttrScope(**_stack()[-1])
+
+    @current.setter
+    def current(cls, scope: AttrScope) -> None:
+        _stack()[-1] = dict(scope._attr)
+
+
+class AttrScope(metaclass=_Current):
     """Attributes given to every node made inside ``with AttrScope(ctx_group="dev1"):``; inner scopes win.
 
     Raises:
@@ -26,7 +39,7 @@ class AttrScope:
         for key, value in attributes.items():
             if not isinstance(value, str):
                 raise ParameterError(f"AttrScope: attribute {key!r} must be text, got {type(value).__name__} {value!r}")
-        self._own = attributes
+        self._attr = attributes
 
     def get(self, attr: Mapping[str, str] | None = None) -> dict[str, str]:
         """A new dictionary: the scope's own attributes, updated with ``attr``.
@@ -34,12 +47,12 @@ class AttrScope:
         Raises:
             ParameterError: a value of ``attr`` is not text.
         """
-        return _updated(self._own, attr)
+        return _updated(self._attr, attr)
 
     def __enter__(self) -> AttrScope:
         # Merged per entry and kept on the stack, so that one scope may be entered in several places.
         stack = _stack()
-        stack.append({**stack[-1], **self._own})
+        stack.append({**stack[-1], **self._attr})
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -24,6 +24,8 @@ def parse_interned(op: Op, attrs: Mapping[str, str], *, node: str = "") -> dict[
 
     Nodes of repeated layers then share their parameters, so inference and planning may memoise by identity.
     """
+    if op.single:
+        return registry.parse_params(op, attrs, node=node)
     key = (op.name, *sorted(item for item in attrs.items() if not item[0].startswith("__")))
     found = _PARSED.get(key)
     if found is None or registry.get(op.name) is not op:

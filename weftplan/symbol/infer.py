@@ -110,9 +110,9 @@ class _Kind:
 
 def _parse_shape(value: Any) -> Shape | None:
     shape = p_shape(value)
-    if any(dim < 0 for dim in shape):
-        raise ValueError("dimensions must be >= 0 (0: unknown)")
-    return shape or None
+    if any(dim < -1 for dim in shape):
+        raise ValueError("dimensions must be >= 0, or -1 or 0 where unknown")
+    return tuple(max(dim, 0) for dim in shape) or None
 
 
 def _merge_shape(old: Shape | None, new: Shape | None) -> Shape | None:

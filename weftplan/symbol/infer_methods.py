@@ -7,7 +7,7 @@ from typing import Any
 
 from weftplan.errors import ParameterError, did_you_mean, listed
 from weftplan.ops.schema import DType, Shape
-from weftplan.symbol import infer
+from weftplan.symbol import infer, unknown
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.provenance import warn
 
@@ -35,7 +35,7 @@ class Inference:
 
         Args:
             args: shapes in the order of ``list_arguments()``; None where unknown.
-            kwargs: shapes by argument name; 0 is an unknown dimension.
+            kwargs: shapes by argument name; 0 and -1 are unknown dimensions.
 
         Raises:
             ShapeError: shapes conflict; names operator, node, both shapes and the line that made the node.
@@ -54,10 +54,15 @@ class Inference:
             return None, None, None
         return arguments, outputs, states
 
-    def infer_shape_partial(self, *args: Shape | None, **kwargs: Shape) -> tuple[list[Shape], list[Shape], list[Shape]]:
-        """As :meth:`infer_shape`, but what is unknown comes back as ``()``, or with 0 for a dimension."""
-        arguments, outputs, states = self._infer("shape", args, kwargs)
-        return _known(arguments), _known(outputs), _known(states)
+    def infer_shape_partial(
+        self, *args: Shape | None, **kwargs: Shape
+    ) -> tuple[list[Shape | None], list[Shape | None], list[Shape | None]]:
+        """As :meth:`infer_shape`, but what is unknown comes back as ``()``, or with 0 for a dimension.
+
+        Inside ``with mx.np_shape():`` as None, or with -1 for a dimension.
+        """
+        arguments, outputs, states = (list(map(unknown.shown, part)) for part in self._infer("shape", args, kwargs))
+        return arguments, outputs, states
 
     def infer_type(
         self, *args: Any, **kwargs: Any
@@ -94,6 +99,9 @@ class Inference:
             raise ParameterError(f"infer_{kind}: give {kind}s by position or by name, not both")
         if len(args) > len(arguments):
             raise ParameterError(f"infer_{kind}: {len(args)} {kind}s given for {len(arguments)} arguments")
+        if kind == "shape":
+            args = [unknown.read(shape, f"infer_shape: argument {i}") for i, shape in enumerate(args)]
+            kwargs = {name: unknown.read(shape, f"infer_shape: {name!r}") for name, shape in kwargs.items()}
         by_node: dict[Node, Any] = dict(zip(arguments, args, strict=False))
         by_name: dict[str, list[Node]] = {}
         for node in (*arguments, *states):
@@ -114,7 +122,3 @@ class Inference:
             [entries[first[entry.node] + entry.index] for entry in self.entries],
             [entries[first[node]] for node in states],
         )
-
-
-def _known(shapes: list[Shape | None]) -> list[Shape]:
-    return [() if shape is None else shape for shape in shapes]

@@ -168,7 +168,7 @@ def _bare_node(item: Any, what: str) -> Node:
         upgrade.variable_keys(node)
         return node
     try:
-        op = registry.get(op_name)
+        op = registry.resolve(op_name, attrs)
     except UnknownOperatorError as error:
         raise UnknownOperatorError(f"{what} ({name!r}): {error}") from None
     return Node(op, name, attrs=attrs)

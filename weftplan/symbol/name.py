@@ -5,7 +5,20 @@ from __future__ import annotations
 import threading
 
 
-class NameManager:
+class _Current(type):
+    """Gives the class the property that MXNet's has."""
+
+    @property
+    def current(cls) -> NameManager:
+        """The innermost manager of this thread; it may be set."""
+        return current()
+
+    @current.setter
+    def current(cls, manager: NameManager) -> None:
+        _stack()[-1] = manager
+
+
+class NameManager(metaclass=_Current):
     """Gives names such as ``fullyconnected0``; a name that the user chose is kept.
 
     >>> with NameManager():
@@ -14,14 +27,14 @@ class NameManager:
     """
 
     def __init__(self) -> None:
-        self._counters: dict[str, int] = {}
+        self._counter: dict[str, int] = {}
 
     def get(self, name: str | None, hint: str) -> str:
         """``name``, or when that is None (or empty) ``hint`` with the next number."""
         if name:
             return name
-        number = self._counters.get(hint, 0)
-        self._counters[hint] = number + 1
+        number = self._counter.get(hint, 0)
+        self._counter[hint] = number + 1
         return f"{hint}{number}"
 
     def __enter__(self) -> NameManager:

@@ -127,6 +127,11 @@ class ExecutorGroup:
         ]
         self.aux_arrays = [[e.aux_dict[name] for e in self.executors] for name in self.aux_names]
 
+    @property
+    def execs(self) -> list[Executor]:
+        """The executors, under the name that scripts know."""
+        return self.executors
+
     def load(self, batch: DataBatch) -> None:
         """Copy each context's slice of the batch into its executor, asynchronously.
 
@@ -190,7 +195,7 @@ class ExecutorGroup:
     def set_params(self, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]) -> None:
         """Copy parameters and auxiliary states to every context."""
         for executor in self.executors:
-            executor.copy_params_from(arg_params, aux_params, allow_extra_params=True)
+            executor.copy_params_from(arg_params, aux_params, allow_extra_params=True, allow_missing=True)
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Copies on the host: parameters of the first context (all hold the same), auxiliary states averaged."""

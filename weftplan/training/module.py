@@ -112,6 +112,11 @@ class Module(BaseModule):
         return self._group
 
     @property
+    def _exec_group(self) -> ExecutorGroup:
+        """The bound executors, under the name that scripts know."""
+        return self.group
+
+    @property
     def data_shapes(self) -> list[DataDesc]:
         """Bound data inputs."""
         return self.group.data_shapes

@@ -16,21 +16,33 @@ from weftplan import ndarray as nd
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
+from weftplan.training.optimizer_adaptive import FTML, LAMB, Adamax, Ftrl, Nadam
 from weftplan.training.optimizer_base import Optimizer, State
+from weftplan.training.optimizer_descent import DCASGD, LBSGD, SGLD, Signum
 from weftplan.training.optimizer_more import NAG, AdaDelta, AdaGrad, RMSProp
 from weftplan.training.settings import construct, number
 
 __all__ = [
+    "DCASGD",
+    "FTML",
+    "LAMB",
+    "LBSGD",
     "NAG",
     "SGD",
+    "SGLD",
     "AdaDelta",
     "AdaGrad",
     "Adam",
+    "Adamax",
+    "Ftrl",
+    "Nadam",
     "Optimizer",
     "RMSProp",
+    "Signum",
     "State",
     "Test",
     "Updater",
+    "ccSGD",
     "create",
     "get_updater",
     "register",
@@ -67,6 +79,11 @@ class SGD(Optimizer):
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes if self.momentum else 0
+
+
+@Optimizer.register
+class ccSGD(SGD):
+    """:class:`SGD` by an older name."""
 
 
 @Optimizer.register

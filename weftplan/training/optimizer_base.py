@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, ScheduledRateError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.lr_scheduler import LRScheduler
@@ -70,7 +70,8 @@ class Optimizer:
         self.num_update = begin_num_update
         self.idx2name = dict(param_idx2name or {})
         self._index_update_count: dict[Any, int] = {}
-        self._attrs = {} if sym is None else sym.attr_dict()
+        attrs = {} if sym is None else sym.attr_dict()
+        self._attrs = {} if sym is None else {name: attrs[name] for name in sym.list_arguments() if name in attrs}
         self.lr_mult: dict[Any, float] = {}
         self.wd_mult: dict[Any, float] = {}
         self.set_lr_mult({})
@@ -92,7 +93,7 @@ class Optimizer:
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate; with a scheduler it is the scheduler that decides, so this is an error."""
         if self.lr_scheduler is not None:
-            raise ParameterError("the learning rate follows lr_scheduler; change the scheduler instead")
+            raise ScheduledRateError("the learning rate follows lr_scheduler; change the scheduler instead")
         self.lr = lr
 
     def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
@@ -152,7 +153,14 @@ class Optimizer:
         return (own, master) if self.weight_last else (master, own)
 
     def update_multi_precision(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
-        """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one."""
+        """As :meth:`update`; with ``multi_precision`` a float16 weight becomes the rounded float32 one.
+
+        Lists of indices, weights, gradients and states are updated one after the other.
+        """
+        if isinstance(index, (list, tuple)):
+            for one in zip(index, weight, grad, state, strict=True):
+                self.update_multi_precision(*one)
+            return
         if not self._in_float32(weight):
             self.update(index, weight, grad, state)
             return

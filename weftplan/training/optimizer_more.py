@@ -13,12 +13,13 @@ from weftplan.training.optimizer_base import Optimizer, State
 from weftplan.training.settings import number
 
 
-def _zeros(weight: NDArray) -> NDArray:
+def zeros_as(weight: NDArray) -> NDArray:
+    """Zeros of a weight's shape, dtype and context."""
     array: NDArray = nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
     return array
 
 
-def _clipped(array: Any, limit: float | None) -> Any:
+def clipped(array: Any, limit: float | None) -> Any:
     """Within [-limit, limit]; None, 0 and negative numbers are no limit."""
     return nd.clip(array, -limit, limit) if limit is not None and limit > 0 else array
 
@@ -37,7 +38,7 @@ class NAG(Optimizer):
         self.momentum = number(momentum, "NAG: momentum", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:
-        return _zeros(weight) if self.momentum else None
+        return zeros_as(weight) if self.momentum else None
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
@@ -45,7 +46,7 @@ class NAG(Optimizer):
         if state is None:
             nd.sgd_update(weight, grad, out=weight, lr=lr, wd=wd, **self._common())
             return
-        step = (_clipped(grad * self.rescale_grad, self.clip_gradient) + weight * wd) * lr
+        step = (clipped(grad * self.rescale_grad, self.clip_gradient) + weight * wd) * lr
         state[:] = state * self.momentum - step
         weight[:] = weight + state * self.momentum - step
 
@@ -65,12 +66,12 @@ class AdaGrad(Optimizer):
         self.float_stable_eps = number(eps, "AdaGrad: eps", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:
-        return _zeros(weight)
+        return zeros_as(weight)
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
-        g = _clipped(grad * self.rescale_grad, self.clip_gradient)
+        g = clipped(grad * self.rescale_grad, self.clip_gradient)
         state[:] = state + nd.square(g)
         weight[:] = weight - (g / nd.sqrt(state + self.float_stable_eps) + weight * wd) * lr
 
@@ -110,12 +111,12 @@ class RMSProp(Optimizer):
         self.clip_weights = None if clip_weights is None else number(clip_weights, "RMSProp: clip_weights")
 
     def create_state(self, index: Any, weight: NDArray) -> State:
-        return tuple(_zeros(weight) for _ in range(3 if self.centered else 1))
+        return tuple(zeros_as(weight) for _ in range(3 if self.centered else 1))
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         lr, wd = self._rates(index)
-        g = _clipped(grad * self.rescale_grad + weight * wd, self.clip_gradient)
+        g = clipped(grad * self.rescale_grad + weight * wd, self.clip_gradient)
         square = state[0]
         square[:] = square * self.gamma1 + nd.square(g) * (1.0 - self.gamma1)
         if self.centered:
@@ -125,7 +126,7 @@ class RMSProp(Optimizer):
             moved = weight + delta
         else:
             moved = weight - g * lr / nd.sqrt(square + self.epsilon)
-        weight[:] = _clipped(moved, self.clip_weights)
+        weight[:] = clipped(moved, self.clip_weights)
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes * (3 if self.centered else 1)
@@ -146,12 +147,12 @@ class AdaDelta(Optimizer):
         self.epsilon = number(epsilon, "AdaDelta: epsilon", low=0)
 
     def create_state(self, index: Any, weight: NDArray) -> State:
-        return _zeros(weight), _zeros(weight)
+        return zeros_as(weight), zeros_as(weight)
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
         self._update_count(index)
         _, wd = self._rates(index)
-        g = _clipped(grad * self.rescale_grad, self.clip_gradient)
+        g = clipped(grad * self.rescale_grad, self.clip_gradient)
         of_gradients, of_steps = state
         of_gradients[:] = of_gradients * self.rho + nd.square(g) * (1.0 - self.rho)
         step = g * nd.sqrt(of_steps + self.epsilon) / nd.sqrt(of_gradients + self.epsilon)

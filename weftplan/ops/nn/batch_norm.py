@@ -246,6 +246,7 @@ register(
         outputs=("output", "mean", "var"),
         visible_outputs=lambda params: 3 if params["output_mean_var"] else 1,
         gradient=_gradient,
+        needs_training=lambda params: not params["use_global_stats"],
         inplace=(InplacePair(0, 0),),
         ignored_inputs=lambda params: (1,) if params["fix_gamma"] else (),
         workspace=_workspace,

@@ -152,6 +152,7 @@ register(
         inplace=UNARY_INPLACE,
         workspace=_workspace,
         random=True,
+        needs_training=lambda params: params["p"] > 0 and params["mode"] != "always",
         doc="Zero each element with probability p and scale the others by 1 / (1 - p), in training.",
     )
 )

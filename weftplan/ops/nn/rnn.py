@@ -359,6 +359,7 @@ register(
         inplace=_inplace,
         workspace=_workspace,
         random=True,
+        needs_training=_drops,
         doc="Recurrent layers over data (steps, batch, inputs); all weights are one vector, in cuDNN's order.",
     )
 )

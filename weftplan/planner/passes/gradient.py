@@ -250,7 +250,7 @@ class _Pass:
 
     def make(
         self,
-        op_name: str,
+        op_name: str | Op,
         name: str,
         inputs: Sequence[Entry],
         params: Mapping[str, Any],
@@ -259,7 +259,8 @@ class _Pass:
         parsed: dict[str, Any] | None = None,
     ) -> list[Entry]:
         """A new node; all its outputs."""
-        op = self._ops.get(op_name)
+        op = op_name if isinstance(op_name, Op) else self._ops.get(op_name)
+        op_name = op.name if op is not None else str(op_name)
         if op is None:
             op = self._ops[op_name] = registry.get(op_name)
         if parsed is None:
@@ -324,7 +325,12 @@ class _Builder:
         return cast(EntryRef, entry)
 
     def node(
-        self, op: str, inputs: Sequence[EntryRef], params: Mapping[str, Any] | None = None, *, suffix: str = "backward"
+        self,
+        op: str | Op,
+        inputs: Sequence[EntryRef],
+        params: Mapping[str, Any] | None = None,
+        *,
+        suffix: str = "backward",
     ) -> Sequence[EntryRef]:
         """A new node ``<forward name>_<suffix>``, which comes after its forward node."""
         forward = self._forward

@@ -1,0 +1,146 @@
+"""MXNet's names for what stands elsewhere: mx.base, mx.util, mx.runtime, mx.contrib, and the scopes that may be set."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import DeviceError, MXNetError, NotImplementedForSymbol, ShapeError
+from weftplan.ndarray import NDArray
+
+
+def in_a_thread(function):
+    """What ``function`` returns in a thread of its own."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_base(monkeypatch):
+    """Types, small functions, and every error class under mx.base."""
+    assert mx.base.mx_real_t is np.float32
+    assert isinstance("a", mx.base.string_types)
+    assert isinstance(np.float64(1), mx.base.numeric_types)
+    assert isinstance(np.int32(1), mx.base.integer_types)
+    assert mx.base.py_str(b"\xc3\xa9") == mx.base.py_str("é") == "é"
+    assert mx.base.MXNetError is mx.MXNetError
+    assert mx.base.ShapeError is ShapeError
+    assert mx.base._as_list((1, 2)) == [1, 2]
+    assert mx.base._as_list(3) == [3]
+    assert isinstance(mx.base._as_list(mx.nd.ones((2,)))[0], NDArray)
+    monkeypatch.setenv("MXNET_HOME", "elsewhere")
+    assert mx.base.data_dir() == "elsewhere"
+    monkeypatch.delenv("MXNET_HOME")
+    assert mx.base.data_dir().endswith(".mxnet")
+    with pytest.raises(AttributeError, match="the library behind MXNet's is not there"):
+        _ = mx.base.check_call
+
+
+def test_util(monkeypatch):
+    """Environment variables are those of Python; NumPy's arrays are absent, and say so when they are used."""
+    monkeypatch.delenv("WEFT_TEST", raising=False)
+    assert mx.util.getenv("WEFT_TEST") is None
+    mx.util.setenv("WEFT_TEST", "1")
+    assert os.environ["WEFT_TEST"] == mx.util.getenv("WEFT_TEST") == "1"
+    mx.util.setenv("WEFT_TEST", None)
+    assert "WEFT_TEST" not in os.environ
+    assert mx.util.get_gpu_count() == mx.num_gpus()
+    assert mx.util.is_np_array() is False
+
+    @mx.util.use_np
+    def function():
+        """What it is for."""
+
+    assert function.__doc__ == "What it is for."
+    for call in (function, mx.util.np_array, mx.util.set_np):
+        with pytest.raises(NotImplementedForSymbol, match="absent on purpose"):
+            call()
+
+
+def test_features():
+    """One dictionary, with every name of MXNet's; what is there depends on the machine, unknown names raise."""
+    features = mx.runtime.Features()
+    assert features is mx.runtime.Features()
+    assert len(features) == 32
+    assert features.is_enabled("profiler")
+    assert not features.is_enabled("MKLDNN")
+    assert features.is_enabled("CUDA") == (mx.num_gpus() > 0)
+    assert repr(features["PROFILER"]) == "✔ PROFILER"
+    with pytest.raises(MXNetError, match="'CUDAA' is unknown"):
+        features.is_enabled("CUDAA")
+
+
+def test_contributed_operators():
+    """mx.contrib.nd and mx.contrib.sym are those of arrays and symbols."""
+    assert mx.contrib.nd.allclose(mx.nd.ones((2,)), mx.nd.ones((2,))).asscalar() == 1
+    assert mx.contrib.sym.allclose(mx.sym.Variable("a"), mx.sym.Variable("b")).list_arguments() == ["a", "b"]
+
+
+def test_the_default_context_may_be_set():
+    """Context.default_ctx is that of the thread; set inside ``with`` it ends with that."""
+    before = mx.Context.default_ctx
+    assert before == mx.current_context()
+    try:
+        mx.Context.default_ctx = mx.cpu(3)
+        assert mx.current_context() == mx.cpu(3)
+        assert in_a_thread(lambda: mx.Context.default_ctx) == mx.cpu(0)
+        with mx.cpu(1):
+            mx.Context.default_ctx = mx.cpu(2)
+            assert mx.nd.zeros((1,)).context == mx.cpu(2)
+        assert mx.current_context() == mx.cpu(3)
+        with pytest.raises(DeviceError, match="must be a context"):
+            mx.Context.default_ctx = "cpu"
+    finally:
+        mx.Context.default_ctx = before
+
+
+def test_the_scope_of_attributes_may_be_set():
+    """AttrScope.current holds the attributes of all scopes around; setting it replaces them in this thread."""
+    try:
+        mx.AttrScope.current = mx.AttrScope(group="1")
+        with mx.AttrScope(mood="good"):
+            assert mx.AttrScope.current.get() == {"group": "1", "mood": "good"}
+            assert mx.sym.Variable("x").attr("group") == "1"
+        assert in_a_thread(lambda: mx.AttrScope.current.get()) == {}
+    finally:
+        mx.AttrScope.current = mx.AttrScope()
+    assert mx.sym.Variable("x").attr("group") is None
+
+
+def test_the_manager_of_names_may_be_set():
+    """NameManager.current is that of the thread; names go on from the one that was set."""
+    manager = mx.name.NameManager()
+    with mx.name.NameManager():
+        mx.name.NameManager.current = manager
+        assert mx.sym.exp(mx.sym.Variable("x")).name == "exp0"
+        assert mx.name.NameManager.current.get(None, "exp") == "exp1"
+        assert in_a_thread(lambda: mx.name.NameManager.current) is not manager
+
+
+def test_unknown_dimensions():
+    """-1 is unknown like 0; inside np_shape answers have -1 and None, and a 0 is refused."""
+    x = mx.sym.Variable("x")
+    net = mx.sym.dot(x, mx.sym.Variable("y"))
+    assert net.infer_shape_partial(x=(-1, 3), y=(3, 5))[1] == [(0, 5)]
+    assert net.infer_shape_partial()[1] == [()]
+    assert mx.sym.exp(x).infer_shape_partial()[0] == [()]
+
+    @mx.util.use_np_shape
+    def inside():
+        assert mx.is_np_shape()
+        assert net.infer_shape_partial(x=(-1, 3), y=(3, 5))[1] == [(-1, 5)]
+        assert net.infer_shape(x=(2, 3), y=(3, -1)) == (None, None, None)
+        assert mx.sym.exp(x).infer_shape_partial() == ([None], [None], [])
+        with mx.np_shape(False):
+            assert mx.sym.exp(x).infer_shape_partial()[0] == [()]
+        with pytest.raises(ShapeError, match=r"'x': \(0, 3\) has no elements"):
+            net.infer_shape_partial(x=(0, 3))
+        assert not in_a_thread(mx.is_np_shape)
+
+    with pytest.warns(UserWarning, match="shapes cannot be inferred"):
+        inside()
+    assert not mx.is_np_shape()

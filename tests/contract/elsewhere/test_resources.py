@@ -1,3 +1,0 @@
-"""Storage resources over devices."""
-
-from tests.contract.test_storage import *  # noqa: F403

@@ -1,0 +1,4 @@
+"""MXNet's names for what stands elsewhere here: ``mx.base``, ``mx.util``, ``mx.runtime``, ``mx.contrib``.
+
+Nothing in weftplan imports this package; scripts written for MXNet do.
+"""

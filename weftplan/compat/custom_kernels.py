@@ -1,0 +1,222 @@
+"""The two operators of one custom node: what the planner sees of a property, and the calls of user code.
+
+User code runs in an engine operation. The arrays that it gets are NDArrays over the operation's memory, on a
+NaiveEngine of the thread (:func:`weftplan.engine.nested`), so it may call ``mx.nd`` and read results at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from weftplan import engine
+from weftplan.device.context import Context, cpu, gpu
+from weftplan.errors import DTypeError, MXNetError, ShapeError
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.chunk import Chunk
+from weftplan.ops.params import p_str
+from weftplan.ops.rules import DTypes, Shapes, is_known, merge_dtype, merge_shape, pass_dtype, pass_shape
+from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
+
+_NAME = "Custom"
+
+
+class Property(Protocol):
+    """What is asked of a CustomOpProp."""
+
+    def list_arguments(self) -> list[str]: ...
+    def list_outputs(self) -> list[str]: ...
+    def list_auxiliary_states(self) -> list[str]: ...
+    def infer_shape(self, in_shape: list[Any]) -> Any: ...
+    def infer_type(self, in_type: list[Any]) -> Any: ...
+    def declare_backward_dependency(self, out_grad: Any, in_data: Any, out_data: Any) -> Any: ...
+    def create_operator(self, ctx: Any, in_shapes: list[Any], in_dtypes: list[Any]) -> Any: ...
+
+
+class Declared:
+    """One node's property, what it declares, and the objects that compute."""
+
+    def __init__(self, kind: str, prop: Property, settings: tuple[str, ...]) -> None:
+        self.kind = kind
+        self.prop = prop
+        self.settings = settings
+        self.arguments = tuple(prop.list_arguments())
+        self.outputs = tuple(prop.list_outputs())
+        self.states = tuple(prop.list_auxiliary_states())
+        if not self.outputs:
+            raise MXNetError(f"operator Custom ({kind}): list_outputs() names no output")
+        counts = (len(self.outputs), len(self.arguments), len(self.outputs))
+        ends = [sum(counts[: k + 1]) for k in range(3)]
+        groups = [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
+        wanted = {int(number) for number in prop.declare_backward_dependency(*groups)}
+        self.needed = [[k for k, number in enumerate(group) if number in wanted] for group in groups]
+        """Which output gradients, inputs and outputs backward reads."""
+        self._objects: dict[Any, Any] = {}
+
+    @property
+    def is_loss(self) -> bool:
+        """Its gradient does not depend on that of its outputs."""
+        return not self.needed[0]
+
+    def object(self, ctx: Context, arrays: Sequence[Any]) -> Any:
+        """The object that computes for these inputs; the same in forward and backward."""
+        shapes, dtypes = tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays)
+        key = (ctx, shapes, dtypes)
+        found = self._objects.get(key)
+        if found is None:
+            types = [dtype.type for dtype in dtypes]
+            found = self._objects[key] = self.prop.create_operator(ctx, [list(s) for s in shapes], types)
+        return found
+
+
+def _facts(declared: Declared, found: Any, what: str) -> tuple[list[Any], list[Any], list[Any]]:
+    """What infer_shape or infer_type has returned, the auxiliary states filled in."""
+    if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
+        raise MXNetError(f"operator Custom ({declared.kind}): {what} must return two or three lists, got {found!r}")
+    ins, outs = list(found[0]), list(found[1])
+    aux = list(found[2]) if len(found) == 3 else []
+    for part, names, which in ((ins, declared.arguments, "inputs"), (outs, declared.outputs, "outputs")):
+        if len(part) != len(names):
+            raise MXNetError(
+                f"operator Custom ({declared.kind}): {what} says {len(part)} {which}, there are {len(names)}: {names}"
+            )
+    return ins, outs, aux + [None] * (len(declared.states) - len(aux))
+
+
+def _as_shape(value: Any) -> Any:
+    return None if value is None or not len(value) else tuple(int(dim) for dim in value)
+
+
+def forward_op(declared: Declared, backward: Op) -> Op:
+    """The operator of the node."""
+    count = len(declared.arguments)
+
+    def infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        try:
+            found = declared.prop.infer_shape([list(shape or ()) for shape in ins[:count]])
+        except Exception as error:
+            if not all(is_known(shape) for shape in ins[:count]):
+                return ins, outs  # it asked for what is not known yet
+            raise ShapeError(f"operator Custom ({declared.kind}): infer_shape raised {error!r}") from error
+        some, made, states = (list(map(_as_shape, part)) for part in _facts(declared, found, "infer_shape"))
+        what = f"operator Custom ({declared.kind})"
+        known = [merge_shape(a, b, what) for a, b in zip(ins, [*some, *states], strict=True)]
+        return known, [merge_shape(a, b, what) for a, b in zip(outs, made, strict=True)]
+
+    def infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+        first = next((dtype for dtype in ins[:count] if dtype is not None), None)
+        if count and first is None:
+            return ins, outs
+        try:
+            found = declared.prop.infer_type([(dtype or first).type for dtype in ins[:count]])  # type: ignore[union-attr]
+        except Exception as error:
+            if count:
+                raise DTypeError(f"operator Custom ({declared.kind}): infer_type raised {error!r}") from error
+            found = [], [np.float32] * len(outs), [np.float32] * len(declared.states)
+        some, made, states = (
+            [None if t is None else np.dtype(t) for t in part] for part in _facts(declared, found, "infer_type")
+        )
+        what = f"operator Custom ({declared.kind})"
+        known = [merge_dtype(a, b, what) for a, b in zip(ins, [*some, *states], strict=True)]
+        return known, [merge_dtype(a, b, what) for a, b in zip(outs, made, strict=True)]
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        with engine.nested():
+            where = _place(ctx.xp)
+            arrays = [_wrap(where, raw) for raw in inputs]
+            computing = declared.object(where, arrays[:count])
+            made, reqs = _targets(where, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
+            computing.forward(
+                is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=made, aux=arrays[count:]
+            )
+
+    def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+        grads, ins, outs = declared.needed
+        reads = [builder.ograd(k) for k in grads] + [builder.input(k) for k in ins] + [builder.output(k) for k in outs]
+        reads += [builder.input(count + k) for k in range(len(declared.states))]
+        return [*builder.node(backward, reads), *[None] * len(declared.states)]
+
+    return Op(
+        name=_NAME,
+        forward=kernel,
+        infer_shape=infer_shape,
+        infer_dtype=infer_dtype,
+        params=(Param("op_type", p_str), *(Param(name, p_str) for name in declared.settings)),
+        inputs=(*declared.arguments, *declared.states),
+        aux=tuple(range(count, count + len(declared.states))),
+        outputs=declared.outputs,
+        gradient=gradient if count else None,
+        random=True,  # it may be anything: never merged with another
+        loss=declared.is_loss,
+        needs_training=lambda params: True,
+        single=True,
+        doc="An operator registered with mx.operator.register.",
+    )
+
+
+def backward_op(declared: Declared) -> Op:
+    """The operator of its gradient: reads what ``declared.needed`` says, and the auxiliary states."""
+    grads, ins, outs = declared.needed
+    ends = [len(grads), len(grads) + len(ins), len(grads) + len(ins) + len(outs)]
+
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        with engine.nested():
+            where = _place(ctx.xp)
+            arrays = [_wrap(where, raw) for raw in inputs]
+            out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]
+            made, reqs = _targets(where, outputs, ctx.output_shapes, np.float32)
+            computing = declared.object(where, in_data if len(in_data) == len(declared.arguments) else made)
+            computing.backward(
+                req=reqs,
+                out_grad=out_grad,
+                in_data=in_data,
+                out_data=arrays[ends[1] : ends[2]],
+                in_grad=made,
+                aux=arrays[ends[2] :],
+            )
+
+    names = (
+        *(f"ograd{k}" for k in grads),
+        *(declared.arguments[k] for k in ins),
+        *(declared.outputs[k] for k in outs),
+        *declared.states,
+    )
+    return Op(
+        name=f"_backward_{_NAME}",
+        forward=kernel,
+        infer_shape=pass_shape,
+        infer_dtype=pass_dtype,
+        inputs=names,
+        outputs=tuple(f"{name}_grad" for name in declared.arguments),
+        backward_of=_NAME,
+        grad_inputs=tuple(range(len(declared.arguments))),
+        single=True,
+        doc="Gradients of an operator registered with mx.operator.register.",
+    )
+
+
+def _place(xp: Any) -> Context:
+    return cpu(0) if xp is np else gpu(int(xp.cuda.Device().id))
+
+
+def _wrap(ctx: Context, raw: Any) -> NDArray:
+    """The memory of ``raw`` as an array of the thread's engine."""
+    return NDArray(Chunk.wrap(ctx, raw.reshape(-1).view(np.uint8)), tuple(raw.shape), raw.dtype)
+
+
+def _targets(ctx: Context, raws: Sequence[Any], shapes: Sequence[Any], dtype: Any) -> tuple[list[NDArray], list[str]]:
+    """Arrays to write, zeros at first so that what user code forgets is the same in every run, and their requests."""
+    made, reqs = [], []
+    for position, raw in enumerate(raws):
+        if raw is None:  # nobody wants it; user code may write it all the same
+            shape = tuple(shapes[position]) if shapes else (1,)
+            made.append(NDArray(Chunk(ctx, math.prod(shape) * np.dtype(dtype).itemsize), shape, np.dtype(dtype)))
+            reqs.append("null")
+        else:
+            raw.fill(0)
+            made.append(_wrap(ctx, raw))
+            reqs.append("write")
+    return made, reqs

@@ -1,0 +1,50 @@
+"""Pulling some rows of a stored value into arrays of storage type ``row_sparse``, which are dense here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.keys import Key
+from weftplan.ndarray import NDArray
+
+
+def with_rows(groups: Sequence[tuple[Key, list[NDArray]]], row_ids: Any) -> list[tuple[Key, NDArray, NDArray]]:
+    """(key, array to fill, numbers of its rows): of ``row_ids`` one array for each, or one for all.
+
+    Raises:
+        KVStoreError: another number of them, or an array of another storage type.
+    """
+    arrays = [(key, array) for key, group in groups for array in group]
+    rows = list(_flat(row_ids))
+    if len(rows) == 1:
+        rows *= len(arrays)
+    if len(rows) != len(arrays):
+        raise KVStoreError(f"row_sparse_pull: {len(rows)} arrays of row_ids for {len(arrays)} arrays to fill")
+    for key, array in arrays:
+        if array.stype != "row_sparse":
+            raise KVStoreError(f"row_sparse_pull: key {key!r}: out must be row_sparse, got {array.stype!r}; use pull")
+    return [(key, array, numbers) for (key, array), numbers in zip(arrays, rows, strict=True)]
+
+
+def copy_rows(stored: NDArray, array: NDArray, rows: NDArray) -> None:
+    """Write the numbered rows of ``stored`` to ``array``, zeros to the others; waits for the numbers alone."""
+    mask = np.zeros((stored.shape[0], *[1] * (stored.ndim - 1)), stored.dtype)
+    mask[rows.asnumpy().astype(np.int64).reshape(-1)] = 1
+    near = stored.as_in_context(array.context)
+    nd.where(
+        nd.broadcast_to(nd.array(mask, array.context, mask.dtype), near.shape), near, nd.zeros_like(near), out=array
+    )
+
+
+def _flat(arrays: Any) -> Iterator[NDArray]:
+    """The arrays of a nest of lists."""
+    if isinstance(arrays, NDArray):
+        yield arrays
+        return
+    for item in arrays:
+        yield from _flat(item)
