@@ -91,6 +91,25 @@ class Waiting(Combining):
                 add_note(first, f"another operation failed: {other.describe()}")
             raise first
 
+    def settle(self, timeout: float) -> bool:
+        """Wait until nothing is pending, for at most ``timeout`` seconds; raises no failure, and reports none.
+
+        Returns:
+            True when nothing is pending; False when time is over, and at once where a wait could wait for itself: in
+            an operation.
+        """
+        if running.engines or running.seated or running.short is not None:
+            return False
+        if self._bulking:
+            self._flush_bulk()
+        self._apply()
+        self._before_wait()
+        idle = self._wait_idle(timeout)
+        if idle:
+            for stream in list(self._streams):
+                stream.drain(self)
+        return idle
+
     def _observe_all(self) -> list[Failure]:
         """Inside: the user is told of every failure that no wait has raised; in push order."""
         failures = sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)

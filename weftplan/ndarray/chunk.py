@@ -8,6 +8,7 @@ therefore only appends to a deque, which a later push or new chunk empties.
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import weakref
@@ -24,6 +25,8 @@ from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import EngineError, MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
+from weftplan.ndarray.origin import origin_of
+from weftplan.storage import relief
 
 _dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
@@ -32,6 +35,9 @@ _due: deque[None] = deque()
 at this only: most chunks will be given back without an operation then, because those on their vars are over."""
 _SMALL, _FEW = 4096, 1024
 """Bytes, chunks: together the most that waits, 4 MiB."""
+_coming: deque[None] = deque()
+"""One element for each memory that the engine will give back when the operations on it are over."""
+_PATIENCE_S = 10.0
 _delay_lock = whole_in_children(Lock())
 
 
@@ -80,14 +86,7 @@ class Chunk:
 
     def _allocate(self) -> None:
         resource = storage.get(self.context)
-        try:
-            allocation = resource.allocate(self.nbytes, name=self.name)
-        except OutOfMemoryError:
-            # Chunks that died since the last push still hold memory.
-            if not _dead:
-                raise
-            drain()
-            allocation = resource.allocate(self.nbytes, name=self.name)
+        allocation = resource.allocate(self.nbytes, name=origin_of(self.name, self.nbytes))
         self._release = partial(resource.free, allocation)
         self._raw = allocation.raw
 
@@ -248,11 +247,48 @@ def drain() -> None:
         if count == _ALONE and var.failure is None and var.events is None:
             release()
             continue
+        _coming.append(None)
         try:
-            owner.delete_variable(var, release, context)
+            owner.delete_variable(var, partial(_arrive, release), context)
         except EngineError:
             # The engine has stopped for good: nothing can be pending.
-            release()
+            _arrive(release)
+
+
+def _arrive(release: Callable[[], object]) -> None:
+    """Give memory back whose var the engine has deleted."""
+    try:
+        release()
+    finally:
+        _coming.pop()
+
+
+def _give_dead_back(context: Context) -> bool:
+    """A rung of the ladder: what is dead."""
+    if not _dead:
+        return False
+    drain()
+    return True
+
+
+def _collect_cycles(context: Context) -> bool:
+    """A rung: arrays that only cycles hold."""
+    gc.collect()
+    return _give_dead_back(context)
+
+
+def _await_frees(context: Context) -> bool:
+    """A rung: frees that wait for pending operations. Where none does, or in an operation, there is no wait."""
+    coming = len(_coming)
+    try:
+        return coming > 0 and (engine.get().settle(_PATIENCE_S) or len(_coming) < coming)
+    except EngineError:  # the engine has stopped, or this thread is in the middle of its work
+        return False
+
+
+relief.add(10, _give_dead_back)
+relief.add(30, _collect_cycles)
+relief.add(40, _await_frees)
 
 
 def push(

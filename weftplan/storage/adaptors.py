@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
-from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, report
+from weftplan.storage import relief
+from weftplan.storage.base import Allocation, Resource, Statistics, checked_size
+from weftplan.storage.report import report
 
 
 class Adaptor(Resource):
@@ -21,7 +23,7 @@ class Adaptor(Resource):
         self.upstream = upstream
         self.context = upstream.context
 
-    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         return self.upstream.allocate(nbytes, name=name)
 
     def free(self, allocation: Allocation) -> None:
@@ -53,7 +55,7 @@ class PoisonResource(Adaptor):
         self.byte = byte
         self._live: dict[int, Allocation] = {}
 
-    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         allocation = self.upstream.allocate(nbytes, name=name)
         allocation.raw.fill(self.byte)
         self._live[id(allocation)] = allocation
@@ -82,7 +84,7 @@ class StatisticsResource(Adaptor):
         zeros = dict.fromkeys(Statistics.__dataclass_fields__, 0)
         self._now = Statistics(**zeros)
 
-    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         try:
             allocation = self.upstream.allocate(nbytes, name=name)
         except BaseException as error:
@@ -162,13 +164,15 @@ class LimitResource(StatisticsResource):
         self.limit = limit
         self._promised = 0
 
-    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         nbytes = checked_size(nbytes, self.context)
-        with self._lock:
-            now = self._settled()
-            # Promised bytes are on their way through the upstream in other threads and not yet counted.
-            if nbytes > 0 and now.requested_bytes + self._promised + nbytes > self.limit:
-                self._now = replace(now, failures=now.failures + 1)
+        promised = self._promise(nbytes)
+        for _ in relief.climb(self.context) if not promised and nbytes <= self.limit else ():
+            if promised := self._promise(nbytes):
+                break
+        if not promised:
+            with self._lock:
+                now = self._now = replace(self._settled(), failures=self._now.failures + 1)
                 raise OutOfMemoryError(
                     report(
                         nbytes,
@@ -181,8 +185,16 @@ class LimitResource(StatisticsResource):
                         cause=f"The limit of this resource is {self.limit:,} bytes.",
                     )
                 )
-            self._promised += nbytes
         return super().allocate(nbytes, name=name)
+
+    def _promise(self, nbytes: int) -> bool:
+        """Set bytes aside, which are on their way through the upstream and not yet counted; False: not below the
+        limit."""
+        with self._lock:
+            if nbytes > 0 and self._settled().requested_bytes + self._promised + nbytes > self.limit:
+                return False
+            self._promised += nbytes
+            return True
 
     # A promise ends in the step that counts the bytes: in between they would count twice, and refuse another thread.
 

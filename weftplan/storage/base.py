@@ -12,7 +12,6 @@ A resource hands out :class:`Allocation` objects and takes each back exactly onc
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -26,8 +25,9 @@ from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.storage import relief
+from weftplan.storage.report import report
 
-_LISTED_HOLDERS = 5
 _MOST_SHELVES, _MOST_ON_A_SHELF = 4096, 64
 _by_order = itemgetter(0)
 
@@ -74,12 +74,12 @@ class Allocation:
         raw: flat uint8 array of exactly ``nbytes`` elements; dead once freed.
         nbytes: bytes that were asked for.
         context: the device of the memory.
-        name: what holds it, for reports; may be None.
+        name: what holds it, for reports: text, or an object whose text is made when it is asked for; may be None.
     """
 
     __slots__ = ("block", "context", "name", "nbytes", "raw", "size")
 
-    def __init__(self, raw: Any, nbytes: int, context: Context, name: str | None, block: Any, size: int) -> None:
+    def __init__(self, raw: Any, nbytes: int, context: Context, name: object, block: Any, size: int) -> None:
         self.raw = raw
         self.nbytes = nbytes
         self.context = context
@@ -101,7 +101,7 @@ class Resource(ABC):
     context: Context
 
     @abstractmethod
-    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         """Memory of ``nbytes`` >= 0 bytes, contents undefined.
 
         Args:
@@ -193,7 +193,7 @@ class Ledger(Resource):
         """Bytes of the largest block in the cache."""
         return 0
 
-    def allocate(self, nbytes: int, *, name: str | None = None) -> Allocation:
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         if nbytes.__class__ is int:
             shelf = self._shelves.get(nbytes)
             if shelf:
@@ -208,12 +208,27 @@ class Ledger(Resource):
                     return allocation
         return self._allocate(nbytes, name)
 
-    def _allocate(self, nbytes: int, name: str | None) -> Allocation:
+    def _allocate(self, nbytes: int, name: object) -> Allocation:
         """As ``allocate``, where no shelf serves."""
         if nbytes.__class__ is not int or nbytes < 0:
             nbytes = checked_size(nbytes, self.context)
         if self._lock.owned():
             return self._allocate_aside(nbytes, name)
+        try:
+            return self._allocate_now(nbytes, name)
+        except OutOfMemoryError as error:
+            cause = error
+        for _ in relief.climb(self.context) if nbytes <= self._room() else ():
+            try:
+                return self._allocate_now(nbytes, name)
+            except OutOfMemoryError as error:
+                cause = error
+        with self._lock:
+            self._failures += 1
+            raise OutOfMemoryError(self._report(nbytes, cause)) from cause
+
+    def _allocate_now(self, nbytes: int, name: object) -> Allocation:
+        """As ``_allocate``, without any rung of the ladder."""
         with self._lock:
             if self._touched or self._returned or self._aside:
                 self._drain()
@@ -229,6 +244,10 @@ class Ledger(Resource):
             self._count(nbytes, size)
             return allocation
 
+    def _room(self) -> int:
+        """Bytes beyond which no request can ever be served."""
+        return self.device.memory_info()[1]
+
     def _count(self, nbytes: int, size: int) -> None:
         self._allocations += 1
         total = self._requested = self._requested + nbytes
@@ -238,7 +257,7 @@ class Ledger(Resource):
         if total > self._peak_allocated:
             self._peak_allocated = total
 
-    def _allocate_aside(self, nbytes: int, name: str | None) -> Allocation:
+    def _allocate_aside(self, nbytes: int, name: object) -> Allocation:
         """As ``allocate``, under the lock in the middle of a change: touches nothing that the change may touch."""
         block, raw, size = None, self._empty(), 0
         if nbytes:
@@ -268,8 +287,7 @@ class Ledger(Resource):
                 return self._take(nbytes)
             except OutOfMemoryError as error:
                 cause = error
-        self._failures += 1
-        raise OutOfMemoryError(self._report(nbytes, cause)) from cause
+        raise cause
 
     def free(self, allocation: Allocation) -> None:
         if self._live.pop(id(allocation), None) is None:
@@ -421,30 +439,6 @@ class Ledger(Resource):
             f"<{type(self).__name__} {self.context}: {len(self._live)} live, {self._allocated:,} bytes in use, "
             f"{self._reserved:,} reserved>"
         )
-
-
-def report(
-    nbytes: int,
-    *,
-    context: Context,
-    requested: int,
-    allocated: int,
-    reserved: int,
-    largest_free: int,
-    holders: list[Allocation],
-    cause: str,
-) -> str:
-    """The text of an OutOfMemoryError: what was asked, what is held and by whom, and what to change."""
-    largest = heapq.nlargest(_LISTED_HOLDERS, holders, key=lambda allocation: allocation.nbytes)
-    held = "; ".join(f"{allocation.name or 'unnamed'}: {allocation.nbytes:,}" for allocation in largest) or "nobody"
-    return (
-        f"out of memory on {context}: {nbytes:,} bytes requested. {cause}\n"
-        f"  live: {requested:,} bytes in {len(holders)} allocations ({allocated:,} after rounding)\n"
-        f"  reserved from the system: {reserved:,} bytes; largest free cached block: {largest_free:,} bytes\n"
-        f"  largest holders: {held}\n"
-        f"  to fit: use a smaller batch, drop arrays that are no longer needed, or let the planner recompute "
-        f"(MXNET_BACKWARD_DO_MIRROR=1)"
-    )
 
 
 def checked_size(nbytes: Any, context: Context) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from weftplan import config, device
 from weftplan.device.context import Context
 from weftplan.locks import Lock, whole_in_children
-from weftplan.storage import flags
+from weftplan.storage import flags, relief
 from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.base import Resource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
@@ -23,6 +23,7 @@ in the cache, too. Fresh pages cost a large addition on the host half as much ag
 is worth more to others; on a GPU, where a system allocation stops the device, pools keep what they have."""
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Whose variables configure a device type; a simulated device follows the GPU's."""
+_HOST = ("cpu", "cpu_pinned")
 PADDLE_POISON = 0xEF
 """What Paddle fills memory with under ``FLAGS_init_allocated_mem``."""
 
@@ -95,6 +96,18 @@ def empty_cache(context: Context | None = None) -> int:
     with _lock:
         chosen = [resource for key, resource in _resources.items() if context is None or key == context]
     return sum(resource.empty_cache() for resource in chosen)
+
+
+def _empty_neighbours(context: Context) -> bool:
+    """A rung: the caches of all pools of host memory, where host memory is wanted."""
+    if context.device_type not in _HOST:
+        return False
+    with _lock:
+        chosen = [resource for key, resource in _resources.items() if key.device_type in _HOST]
+    return sum(resource.empty_cache() for resource in chosen) > 0
+
+
+relief.add(20, _empty_neighbours)
 
 
 @contextmanager

@@ -1,0 +1,329 @@
+"""Out of memory: what is tried first, what the error says, and that everything can be released afterwards."""
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.storage.rooms import MIB, Room
+from weftplan import device, engine, storage
+from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.ndarray.chunk import drain
+from weftplan.storage import AutoGrowth, LimitResource, NaiveBestFit, NaivePool, RawResource, StatisticsResource, relief
+
+CTX = device.cpu(61)
+
+
+def room(total):
+    return Room(total, CTX)
+
+
+def emptied(resource):
+    """Live bytes once everything that is dead has gone."""
+    gc.collect()
+    drain()
+    mx.nd.waitall()
+    drain()
+    return resource.statistics().requested_bytes
+
+
+# -- the ladder -------------------------------------------------------------------------------------------------------
+
+
+def test_rungs_are_tried_from_the_lowest_and_only_as_far_as_needed(monkeypatch):
+    """The request is served after the rung that made room; those above it are left alone."""
+    monkeypatch.setattr(relief, "_rungs", {})
+    place, tried = room(1000), []
+    pool = RawResource(place)
+    held = pool.allocate(900)
+
+    def rung(name, does):
+        def climb(context):
+            tried.append((name, str(context)))
+            does()
+            return True
+
+        return climb
+
+    relief.add(30, rung("never", lambda: None))
+    relief.add(20, rung("frees", lambda: pool.free(held)))
+    relief.add(10, rung("nothing", lambda: None))
+    pool.allocate(500)
+    assert [name for name, _ in tried] == ["nothing", "frees"]
+    assert tried[0][1] == "cpu(61)"
+    assert pool.statistics().failures == 0
+
+
+def test_a_rung_that_allocates_does_not_climb(monkeypatch):
+    """Running out on the ladder is an error at once, so a rung cannot call itself for ever."""
+    monkeypatch.setattr(relief, "_rungs", {})
+    pool, depth = RawResource(room(1000)), []
+
+    def rung(context):
+        depth.append(1)
+        with pytest.raises(OutOfMemoryError):
+            pool.allocate(1000)
+        return False
+
+    relief.add(10, rung)
+    pool.allocate(500)
+    with pytest.raises(OutOfMemoryError):
+        pool.allocate(600)
+    assert len(depth) == 1
+
+
+@pytest.mark.parametrize("nbytes", [1 << 40, 1 << 62])
+def test_what_can_never_fit_is_refused_at_once(monkeypatch, nbytes):
+    """Nobody is asked to give anything up for a request that is larger than the device."""
+    monkeypatch.setattr(relief, "_rungs", {10: [lambda context: pytest.fail("asked")]})
+    with pytest.raises(OutOfMemoryError, match=f"{nbytes:,} bytes requested"):
+        RawResource(room(1000)).allocate(nbytes)
+
+
+def test_arrays_in_a_cycle_make_room():
+    """The garbage collector is asked before anybody is refused."""
+    resource = RawResource(room(3 * MIB))
+    with storage.using(resource):
+        gc.disable()
+        try:
+            array = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
+            cycle = [array]
+            cycle.append(cycle)
+            del array, cycle
+            again = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
+        finally:
+            gc.enable()
+        assert resource.statistics().failures == 0
+        del again
+        assert emptied(resource) == 0
+
+
+def test_the_cache_of_another_host_pool_makes_room():
+    """cpu(61) and cpu(62) share one memory: what the other only keeps goes back."""
+    other = AutoGrowth(Room(context=device.cpu(62)))
+    place = room(1000)
+    with storage.using(other):
+        other.free(other.allocate(5000))
+        place.allocate = lambda nbytes, inner=place.allocate: (
+            inner(nbytes) if other.statistics().reserved_bytes == 0 else Room(0).allocate(1)
+        )
+        RawResource(place).allocate(10)
+    assert other.statistics().reserved_bytes == 0
+
+
+def test_a_free_that_is_coming_is_waited_for():
+    """The memory of a dead array, whose last operation still runs, serves the request when that is over.
+
+    worker:     [ slow reader of a ........ ]  a is deleted
+    this one:   del a; ask ---- waits ------>  served
+    """
+    resource = RawResource(room(3 * MIB))
+    with storage.using(resource):
+        a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
+        a.wait_to_read()
+        goes = threading.Event()
+        engine.get().push(lambda: goes.wait(20), (a.var,), (), CTX, name="slow reader")
+        del a
+        threading.Timer(0.3, goes.set).start()
+        b = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
+        assert goes.is_set()
+        del b
+        assert emptied(resource) == 0
+
+
+def test_nobody_waits_for_itself():
+    """In an operation there is no wait for others: they may need this very worker."""
+    resource = RawResource(room(3 * MIB))
+    with storage.using(resource):
+        a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
+        a.wait_to_read()
+        held, seen = [a], []
+
+        def greedy():
+            held.clear()
+            try:
+                resource.allocate(2 * MIB)
+            except OutOfMemoryError as error:
+                seen.append(error)
+
+        engine.get().push(greedy, (a.var,), (), CTX, name="greedy")
+        del a
+        mx.nd.waitall()
+        assert len(seen) == 1
+        assert emptied(resource) == 0
+
+
+def test_without_a_free_on_its_way_nothing_is_waited_for():
+    """A long operation that holds nothing dead does not delay the error."""
+    resource = RawResource(room(3 * MIB))
+    with storage.using(resource):
+        a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
+        a.wait_to_read()
+        goes = threading.Event()
+        engine.get().push(lambda: goes.wait(60), (a.var,), (), CTX, name="slow reader")
+        with pytest.raises(OutOfMemoryError):
+            mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
+        assert not goes.is_set()
+        goes.set()
+        del a
+        assert emptied(resource) == 0
+
+
+def test_a_limit_climbs_too():
+    """Dead arrays make room below a limit of requested bytes."""
+    resource = LimitResource(NaivePool(room(1 << 30)), 3 * MIB)
+    with storage.using(resource):
+        mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8").wait_to_read()
+        b = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
+        b.wait_to_read()
+        assert resource.statistics().failures == 0
+        del b
+        assert emptied(resource) == 0
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def hold(n):
+    """Memory that a function of the user asks for."""
+    return mx.nd.zeros((n,), ctx=CTX)
+
+
+def line_of(part):
+    """The only line of this file that assigns to it."""
+    found = [n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith(part)]
+    return found[0]
+
+
+def test_the_report_names_operators_functions_and_lines():
+    """Holders are added up by who asked and on which line; a network's memory has the line of its bind."""
+    resource = NaivePool(room(1 << 22))
+    with storage.using(resource):
+        many = [hold(10_000) for _ in range(3)]
+        twice = many[0] + many[1]
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4096, name="fc")
+        executor = net.simple_bind(CTX, grad_req="null", data=(20, 10))
+        with pytest.raises(OutOfMemoryError) as caught:
+            hold(1 << 20)
+        text = str(caught.value)
+        assert f"zeros at {__file__}:{hold.__code__.co_firstlineno + 2}: 120,000 in 3" in text
+        for name, part in (("add", "twice ="), ("planned", "executor ="), ("simple_bind", "executor =")):
+            assert f"{name} at {__file__}:{line_of(part)}: " in text, text
+        assert "unnamed" not in text
+        del many, twice, executor, net, caught
+        assert emptied(resource) == 0
+
+
+def test_the_report_tells_settings_and_what_to_change(monkeypatch):
+    """Settings that are set are listed, and the one that limits is named first."""
+    monkeypatch.setenv("FLAGS_gpu_memory_limit_mb", "16")
+    monkeypatch.setenv("MXNET_GPU_MEM_POOL_TYPE", "Round")
+    pool = RawResource(Room(100, device.sim(3)))
+    with pytest.raises(OutOfMemoryError) as caught:
+        pool.allocate(101)
+    text = str(caught.value)
+    assert "settings: MXNET_GPU_MEM_POOL_TYPE=Round, FLAGS_gpu_memory_limit_mb=16" in text
+    assert "to fit: raise FLAGS_gpu_memory_limit_mb, use a smaller batch" in text
+
+
+def test_the_report_measures_fragmentation():
+    """Free bytes, the largest free block, and what share of the free bytes lies elsewhere."""
+    pool = AutoGrowth(room(8192), chunk=8192)
+    held = [pool.allocate(1024) for _ in range(8)]
+    for allocation in held[::2]:
+        pool.free(allocation)
+    with pytest.raises(OutOfMemoryError) as caught:
+        pool.allocate(2048)
+    text = str(caught.value)
+    assert "8,192 bytes, 4,096 of them cached; largest free cached block: 1,024 bytes, 75% of them scattered" in text
+    assert "the free bytes would do but lie apart" in text
+
+
+def test_the_report_lists_ten_origins():
+    """And says how many more there are."""
+    pool = RawResource(room(1000))
+    for k in range(13):
+        pool.allocate(10 + k, name=f"array {k}")
+    with pytest.raises(OutOfMemoryError, match="array 3: 13; 3 more") as caught:
+        pool.allocate(900)
+    assert "array 2:" not in str(caught.value)
+
+
+# -- afterwards -------------------------------------------------------------------------------------------------------
+
+
+class Failing(Room):
+    """Refuses the nth allocation and all after it, until it is healed."""
+
+    def __init__(self, n):
+        super().__init__(context=CTX)
+        self.left = n
+
+    def allocate(self, nbytes):
+        self.left -= 1
+        if self.left < 0:
+            raise OutOfMemoryError("refused")
+        return super().allocate(nbytes)
+
+
+def training_step():
+    """One step of a small network through Module; returns the weights."""
+    rng = np.random.RandomState(0)
+    batches = mx.io.NDArrayIter(rng.rand(8, 5).astype("float32"), rng.randint(0, 3, 8).astype("float32"), 8)
+    net = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="one"), act_type="tanh")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="two"), name="softmax")
+    module = mx.mod.Module(net, context=CTX)
+    module.bind(batches.provide_data, batches.provide_label)
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    module.forward_backward(next(batches))
+    module.update()
+    weights, _ = module.get_params()
+    return {name: value.asnumpy() for name, value in weights.items()}
+
+
+POOLS = {
+    "raw": RawResource,
+    "naive": NaivePool,
+    "auto growth": AutoGrowth,
+    "best fit": lambda place: NaiveBestFit(place, first=64),
+}
+
+
+@pytest.mark.parametrize("kind", POOLS)
+def test_the_nth_allocation_fails_in_a_training_step(kind):
+    """For n = 1, 2, … until none does: an error, no leak, no hang, and the next step on the same pool is right."""
+    expected, n, failures = None, 0, 0
+    while True:
+        place = Failing(n)
+        resource = StatisticsResource(POOLS[kind](place))
+        with storage.using(resource):
+            failed = False
+            try:
+                training_step()
+                mx.nd.waitall()
+            except OutOfMemoryError:
+                failed = True
+                failures += 1
+            for _ in range(3):
+                try:
+                    mx.nd.waitall()
+                    break
+                except MXNetError:
+                    continue
+            assert emptied(resource) == 0, n
+            place.left = 1 << 60
+            again = training_step()
+            expected = expected or again
+            for name, value in again.items():
+                np.testing.assert_array_equal(value, expected[name])
+            assert emptied(resource) == 0, n
+            resource.empty_cache()
+            assert place.taken == [], n
+        if not failed:
+            break
+        n += 1 if n < 6 else 4
+    assert failures > 3

@@ -1,0 +1,45 @@
+"""Where memory comes from: an operator or function, and the user's line; text only when somebody reads it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from weftplan.engine.sites import USER, Site, origin, site_text
+
+_LEAST = 16384
+"""Bytes from which a line is looked for: below, looking takes longer than making the array, and a report names the
+largest holders."""
+
+
+class Origin:
+    """``str(origin)`` is ``NAME at FILE:LINE``."""
+
+    __slots__ = ("name", "site")
+
+    def __init__(self, name: str, site: Site) -> None:
+        self.name = name
+        self.site = site
+
+    def __str__(self) -> str:
+        return f"{self.name} at {site_text(self.site)}"
+
+    __repr__ = __str__
+
+
+def origin_of(name: str | None, nbytes: int) -> object:
+    """The origin of memory that is being asked for by a function of this package: what it is called, or that function's
+    name, and the line of the innermost caller outside. Small memory has a name alone."""
+    if nbytes < _LEAST:
+        return name or "a small array"
+    frame: Any = sys._getframe(2)
+    function = "memory"
+    while origin(frame.f_code.co_filename) != USER:
+        function = frame.f_code.co_name
+        if frame.f_back is None:
+            return name
+        frame = frame.f_back
+    if frame.f_code.co_filename == threading.__file__:  # a worker: the line is nobody's
+        return name or function
+    return Origin(name or function, (frame.f_code, frame.f_lasti))

@@ -1,0 +1,95 @@
+"""The text of an out-of-memory error: what was asked, who holds what, which settings are in force, what to change."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from weftplan import config
+from weftplan.device.context import Context
+from weftplan.errors import ConfigError
+
+_LISTED_HOLDERS = 10
+
+
+class Holder(Protocol):
+    """What a report needs to know of an allocation."""
+
+    nbytes: int
+    name: object
+
+
+def report(
+    nbytes: int,
+    *,
+    context: Context,
+    requested: int,
+    allocated: int,
+    reserved: int,
+    largest_free: int,
+    holders: Collection[Holder],
+    cause: str,
+) -> str:
+    """The text of an OutOfMemoryError."""
+    cached = reserved - allocated
+    scattered = f", {1 - largest_free / cached:.0%} of them scattered" if cached > 0 else ""
+    return (
+        f"out of memory on {context}: {nbytes:,} bytes requested. {cause}\n"
+        f"  live: {requested:,} bytes in {len(holders)} allocations ({allocated:,} after rounding)\n"
+        f"  reserved from the system: {reserved:,} bytes, {cached:,} of them cached; largest free cached block: "
+        f"{largest_free:,} bytes{scattered}\n"
+        f"  largest holders: {largest_holders(holders)}\n"
+        f"  settings: {settings_in_force()}\n"
+        f"  to fit: {advice(context, nbytes, cached, largest_free)}"
+    )
+
+
+def by_origin(holders: Iterable[Holder]) -> dict[str, tuple[int, int]]:
+    """(bytes, allocations) of each operator or function and line that holds memory."""
+    found: dict[str, tuple[int, int]] = {}
+    for allocation in holders:
+        origin = "unnamed" if allocation.name is None else str(allocation.name)
+        nbytes, number = found.get(origin, (0, 0))
+        found[origin] = (nbytes + allocation.nbytes, number + 1)
+    return found
+
+
+def largest_holders(holders: Iterable[Holder], most: int = _LISTED_HOLDERS) -> str:
+    """The origins that hold most, in words."""
+    origins = by_origin(holders)
+    largest = heapq.nlargest(most, origins.items(), key=lambda item: item[1][0])
+    told = [f"{origin}: {nbytes:,}" + (f" in {n}" if n > 1 else "") for origin, (nbytes, n) in largest]
+    if len(origins) > most:
+        told.append(f"{len(origins) - most} more")
+    return "; ".join(told) or "nobody"
+
+
+def settings_in_force() -> str:
+    """Every variable of storage that is set, in words."""
+    told = []
+    for variable in config.table():
+        if variable.group != "storage":
+            continue
+        try:
+            found = config.lookup(variable.name)
+        except ConfigError:
+            continue
+        if found.text is not None:
+            told.append(f"{variable.name}={found.text}")
+    return ", ".join(told) or "all at their defaults"
+
+
+def advice(context: Context, nbytes: int, cached: int, largest_free: int) -> str:
+    """What to change, the most likely first."""
+    found = []
+    if cached >= nbytes > largest_free:
+        found.append(
+            "the free bytes would do but lie apart: set FLAGS_allocator_strategy=naive_best_fit or auto_growth"
+        )
+    if context.device_type in ("gpu", "sim") and config.lookup("FLAGS_gpu_memory_limit_mb").text is not None:
+        found.append("raise FLAGS_gpu_memory_limit_mb")
+    found.append("use a smaller batch")
+    found.append("drop arrays that are no longer needed")
+    found.append("let the planner recompute (MXNET_BACKWARD_DO_MIRROR=1, or simple_bind with memory_budget=)")
+    return ", ".join(found)
