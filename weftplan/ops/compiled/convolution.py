@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import dense, tables
+from weftplan.ops.compiled import dense, depthwise_tables, tables
 from weftplan.ops.compiled.tables import Scratch, Sizes, sizes
 from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.nn import convolution, deconvolution
 from weftplan.ops.nn.conv_geometry import Geometry
 from weftplan.ops.schema import OpContext, Params, TensorSpec, aligned
-
-GeometryOf = Callable[[Params, TensorSpec, tuple[int, ...]], Geometry]
-"""From parameters, the data and the shape of the output."""
 
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
@@ -26,23 +23,31 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
         return found
     if spec.dtype not in (np.float32, np.float64):
         return f"compiled kernels are written for float32 and float64, not {spec.dtype}"
-    if geo.groups > 1 and geo.groups == geo.channels == geo.filters:
-        return "depthwise: a product of single channels"
     return ""
 
 
 def _slower(geo: Geometry) -> str:
-    if min(geo.channels, geo.filters) // geo.groups < 2 and geo.groups > 1:
-        return "groups of single channels"
+    """Why NumPy is expected to be faster; empty when it is not."""
+    s = sizes(geo)
+    if s.groups > 1 and min(s.channels, s.filters) == 1 and not depthwise_tables.takes(s):
+        return "groups of single channels, in a form that has no kernel of its own"
     return ""
 
 
-def _nbytes(*scratches: Scratch) -> int:
-    """What :func:`_buffers` takes for the most demanding of these passes."""
+Room = tuple[Any, Any]
+"""Scratch of a pass: the two buffers of a dense one, or one buffer and None."""
+
+
+def _nbytes(s: Sizes, *scratches: Scratch) -> int:
+    """What :func:`_room` takes for the most demanding of these passes."""
+    if depthwise_tables.takes(s):
+        return aligned(depthwise_tables.scratch(s))
     return aligned(max(s.packed for s in scratches)) + aligned(max(s.padded for s in scratches))
 
 
-def _buffers(ctx: OpContext, *scratches: Scratch) -> tuple[Any, Any]:
+def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Room:
+    if depthwise_tables.takes(s):
+        return ctx.take((depthwise_tables.scratch(s),), np.uint8), None
     packed, padded = max(s.packed for s in scratches), max(s.padded for s in scratches)
     return ctx.take((packed,), np.uint8), ctx.take((padded,), np.uint8) if padded else None
 
@@ -71,23 +76,42 @@ def _spec(array: Any) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
+def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Room) -> None:
+    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None."""
+    if not depthwise_tables.takes(s):
+        dense.forward(s, data, weight, bias, out, *room)
+        return
+    depthwise_tables.compute_forward(s, data, weight, out, room[0])
+    if bias is not None:
+        np.add(out, bias.reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
+
+
+def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Room) -> None:
+    """Gradients of :func:`_correlate` for data and weight, unless None."""
+    single = depthwise_tables.takes(s)
+    if dgrad is not None and single:
+        depthwise_tables.compute_data(s, ograd, weight, dgrad, room[0])
+    elif dgrad is not None:
+        dense.data_gradient(s, ograd, weight, dgrad, *room)
+    if wgrad is not None and single:
+        depthwise_tables.compute_weight(s, data, ograd, wgrad, room[0])
+    elif wgrad is not None:
+        dense.weight_gradient(s, data, ograd, wgrad, *room)
+
+
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
-    s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
-    packed, padded = _buffers(ctx, tables.forward_scratch(s))
-    dense.forward(s, inputs[0], inputs[1], None if params["no_bias"] else inputs[2], out, packed, padded)
+    if out is not None:
+        s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
+        bias = None if params["no_bias"] else inputs[2]
+        _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, tables.forward_scratch(s)))
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     ograd, data, weight = inputs
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
-    packed, padded = _buffers(ctx, tables.data_scratch(s), tables.weight_scratch(s))
-    if outputs[0] is not None:
-        dense.data_gradient(s, ograd, weight, outputs[0], packed, padded)
-    if outputs[1] is not None:
-        dense.weight_gradient(s, data, ograd, outputs[1], packed, padded)
+    room = _room(ctx, s, tables.data_scratch(s), tables.weight_scratch(s))
+    _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
     if not params["no_bias"] and outputs[2] is not None:
         _sum_to_bias(ograd, outputs[2])
 
@@ -97,8 +121,7 @@ def _transposed(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: 
     if out is None:
         return
     s = sizes(_deconvolution(params, [_spec(inputs[0])], [_spec(out)]))
-    packed, padded = _buffers(ctx, tables.data_scratch(s))
-    dense.data_gradient(s, inputs[0], inputs[1], out, packed, padded)
+    _adjoint(s, None, inputs[0], inputs[1], out, None, _room(ctx, s, tables.data_scratch(s)))
     if not params["no_bias"]:
         np.add(out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
 
@@ -106,11 +129,10 @@ def _transposed(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: 
 def _transposed_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     ograd, data, weight = inputs
     s = sizes(_deconvolution_backward(params, [_spec(ograd), _spec(data)], []))
-    packed, padded = _buffers(ctx, tables.forward_scratch(s), tables.weight_scratch(s))
-    if outputs[1] is not None:
-        dense.weight_gradient(s, ograd, data, outputs[1], packed, padded)
+    room = _room(ctx, s, tables.forward_scratch(s), tables.weight_scratch(s))
+    _adjoint(s, ograd, data, None, None, outputs[1], room)
     if outputs[0] is not None:
-        dense.forward(s, ograd, weight, None, outputs[0], packed, padded)
+        _correlate(s, ograd, weight, None, outputs[0], room)
     if not params["no_bias"] and outputs[2] is not None:
         _sum_to_bias(ograd, outputs[2])
 
@@ -120,12 +142,17 @@ def _provide(
     scratch: Callable[[Sizes], Sequence[Scratch]],
 ) -> None:  # fmt: skip
     """Offer ``kernel`` for ``op``, whose input number ``data`` has the dtype that counts."""
+
+    def workspace(params: Params, inputs: Specs, outputs: Specs) -> int:
+        s = sizes(geometry(params, inputs, outputs))
+        return _nbytes(s, *scratch(s))
+
     provide(
         op,
         Implementation(
             name="native",
             kernel=kernel,
-            workspace=lambda params, inputs, outputs: _nbytes(*scratch(sizes(geometry(params, inputs, outputs)))),
+            workspace=workspace,
             refusal=lambda params, inputs, outputs: _refusal(inputs[data], geometry(params, inputs, outputs)),
             slower=lambda params, inputs, outputs: _slower(geometry(params, inputs, outputs)),
         ),

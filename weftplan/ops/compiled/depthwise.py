@@ -1,0 +1,223 @@
+"""Kernels of depthwise convolutions (one filter for each channel) as LLVM IR: vectors run along rows.
+
+A plane of one channel is copied with its padding into a small buffer; where columns are taken two by two, even and odd
+columns lie apart, so that every load is a whole vector. Each output is one chain over the taps; each tap's gradient is
+a chain in every lane of a vector of 32 bytes, on every machine, whose lanes are added by halves at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weftplan.ops.compiled.ir import Function, Value
+from weftplan.ops.compiled.product import pad, pointer, word
+
+VECTOR_BYTES = 32
+ROWS = 4
+"""Rows of outputs that are computed together, so that a tap's weight is loaded once for all."""
+GROUPS = (9, 3, 1)
+"""Taps whose gradients are summed together."""
+
+PASS = ("x", "w", "y", "buffer", "second", "images", "channels", "first", "last", "x_plane", "y_plane", "rows",
+        "columns", "row_step", "taps", "tap_table", "pad", "lead", "apart", "pitch", "pad_rows", "phase", "counts",
+        "sums")  # fmt: skip
+"""``tap_table``: pairs (offset in the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between rows of
+outputs. ``apart``: whether even and odd columns are laid apart, ``phase`` bytes from each other, in rows of ``pitch``.
+Of a data gradient of stride 2, ``counts`` says where the taps of its four phases begin, and where the last ends;
+``sums`` has room for a vector for each tap of a weight's gradient."""
+
+
+def _lanes(scalar: str) -> int:
+    return VECTOR_BYTES // (4 if scalar == "float" else 8)
+
+
+def _copy(f: Function, get: dict[str, str], plane: str, helpers: dict[str, Function], how: str) -> str:
+    """The plane in the form that the taps' offsets count on; returns where it is."""
+    buffer, second = pointer(f, how, PASS, "buffer"), pointer(f, how, PASS, "second")
+    f.call(helpers["pad"], plane, buffer, pointer(f, how, PASS, "pad"), 1, get["lead"])
+    apart = f.compare("ne", get["apart"], 0)
+    n, wide = f.lanes, f.lanes * f.size
+    with f.when(apart), f.loop(0, get["pad_rows"]) as row:
+        from_ = f.at(buffer, f.mul(f.mul(row, 2), get["pitch"]))
+        to = f.at(second, f.mul(row, get["pitch"]))
+        with f.loop(0, get["pitch"], wide) as i:
+            double = f.at(from_, f.mul(i, 2))
+            a, b = f.load(double), f.load(f.at(double, wide))
+            f.store(f.shuffle(a, b, [2 * lane for lane in range(n)]), f.at(to, i))
+            f.store(f.shuffle(a, b, [2 * lane + 1 for lane in range(n)]), f.at(f.at(to, get["phase"]), i))
+    return f.value(f"select i1 {apart}, ptr {second}, ptr {buffer}")
+
+
+def _words(f: Function, names: Sequence[str]) -> dict[str, str]:
+    return {name: word(f, "%how", PASS, name) for name in names}
+
+
+_NUMBERS = ("images", "channels", "first", "last", "x_plane", "y_plane", "rows", "columns", "row_step", "taps", "lead",
+            "apart", "pitch", "pad_rows", "phase")  # fmt: skip
+
+
+def _put_row(f: Function, value: str, place: str, end: str, left: Value) -> None:
+    """A vector of outputs, of which ``left`` belong to the row. What it writes too far is the beginning of later rows,
+    which are written later; behind the plane's ``end`` nothing is written."""
+    behind = f.value(f"ptrtoint ptr {f.at(place, f.lanes * f.size)} to i64")
+    inside = f.compare("sle", behind, end)
+    with f.when(inside):
+        f.store(value, place)
+    with f.when(f.value(f"xor i1 {inside}, true")):
+        f.store_masked(value, place, f.mask_below(left))
+
+
+def forward(scalar: str, helpers: dict[str, Function]) -> Function:
+    """``forward(how)``: outputs from padded planes; also a data gradient of stride 1, whose taps are turned."""
+    f = Function("forward", (("ptr", "how"),), scalar, _lanes(scalar))
+    get = _words(f, _NUMBERS)
+    x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
+    n, size = f.lanes, f.size
+    blocks = f.value(f"sdiv i64 {f.add(get['columns'], n - 1)}, {n}")
+    by_four = f.value(f"and i64 {get['rows']}, {-ROWS}")
+    taps_bytes = f.mul(get["taps"], size)
+    row_bytes = f.mul(get["columns"], size)
+    with f.loop(0, get["images"]) as image, f.loop(get["first"], get["last"]) as channel:
+        number = f.add(f.mul(image, get["channels"]), channel)
+        weight = f.at(w, f.mul(channel, taps_bytes))
+        source = _copy(f, get, f.at(x, f.mul(number, get["x_plane"])), helpers, "%how")
+        target = f.at(y, f.mul(number, get["y_plane"]))
+        end = f.value(f"ptrtoint ptr {f.at(target, get['y_plane'])} to i64")
+
+        def rows(first: Value, count: int, source: str = source, target: str = target, weight: str = weight,
+                 end: str = end) -> None:  # fmt: skip
+            with f.loop(0, blocks) as turned:
+                block = f.sub(f.sub(blocks, 1), turned)  # the last first: see _put_row
+                column = f.mul(block, n)
+                begin = f.at(source, f.add(f.mul(first, get["row_step"]), f.mul(column, size)))
+                sums = [f.local(f.vector) for _ in range(count)]
+                for one in sums:
+                    f.store("zeroinitializer", one)
+                with f.loop(0, get["taps"]) as tap:
+                    pair = f.mul(tap, 2)
+                    here = f.at(begin, f.word(table, pair))
+                    factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
+                    for row, one in enumerate(sums):
+                        value = f.load(f.at(here, f.mul(get["row_step"], row)))
+                        f.store(f.fma(value, factor, f.load(one)), one)
+                for row, one in enumerate(sums):
+                    place = f.at(target, f.add(f.mul(f.add(first, row), row_bytes), f.mul(column, size)))
+                    _put_row(f, f.load(one), place, end, f.sub(get["columns"], column))
+
+        with f.loop(0, by_four, ROWS) as first:
+            rows(first, ROWS)
+        with f.loop(by_four, get["rows"]) as first:
+            rows(first, 1)
+    return f
+
+
+def data_by_two(scalar: str, helpers: dict[str, Function]) -> Function:
+    """``data_by_two(how)``: the data gradient of stride 2. Rows and columns of one parity are read by the same taps, so
+    both parities of columns are computed side by side and woven together."""
+    f = Function("data_by_two", (("ptr", "how"),), scalar, _lanes(scalar))
+    get = _words(f, _NUMBERS)
+    x, w, y, table, counts = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table", "counts"))
+    n, size = f.lanes, f.size
+    pairs = f.value(f"sdiv i64 {f.add(get['columns'], 2 * n - 1)}, {2 * n}")
+    taps_bytes = f.mul(get["taps"], size)
+    row_bytes = f.mul(get["columns"], size)
+    with f.loop(0, get["images"]) as image, f.loop(get["first"], get["last"]) as channel:
+        number = f.add(f.mul(image, get["channels"]), channel)
+        weight = f.at(w, f.mul(channel, taps_bytes))
+        source = _copy(f, get, f.at(x, f.mul(number, get["x_plane"])), helpers, "%how")
+        target = f.at(y, f.mul(number, get["y_plane"]))
+        end = f.value(f"ptrtoint ptr {f.at(target, get['y_plane'])} to i64")
+        with f.loop(0, get["rows"]) as row:
+            half = f.value(f"sdiv i64 {row}, 2")
+            parity = f.sub(row, f.mul(half, 2))
+            with f.loop(0, pairs) as turned:
+                block = f.sub(f.sub(pairs, 1), turned)
+                column = f.mul(block, 2 * n)
+                begin = f.at(source, f.add(f.mul(half, get["row_step"]), f.mul(f.mul(block, n), size)))
+                sums = []
+                for side in range(2):
+                    phase = f.add(f.mul(parity, 2), side)
+                    first = f.word(counts, phase)
+                    last = f.word(counts, f.add(phase, 1))
+                    one = f.local(f.vector)
+                    f.store("zeroinitializer", one)
+                    with f.loop(first, last) as tap:
+                        pair = f.mul(tap, 2)
+                        value = f.load(f.at(begin, f.word(table, pair)))
+                        factor = f.broadcast(f.at(weight, f.word(table, f.add(pair, 1))))
+                        f.store(f.fma(value, factor, f.load(one)), one)
+                    sums.append(f.load(one))
+                low = [lane // 2 + n * (lane % 2) for lane in range(n)]
+                high = [n // 2 + lane for lane in low]
+                place = f.at(target, f.add(f.mul(row, row_bytes), f.mul(column, size)))
+                left = f.sub(get["columns"], column)
+                with f.when(f.compare("sgt", left, n)):
+                    _put_row(f, f.shuffle(sums[0], sums[1], high), f.at(place, n * size), end, f.sub(left, n))
+                _put_row(f, f.shuffle(sums[0], sums[1], low), place, end, left)
+    return f
+
+
+def weights(scalar: str, helpers: dict[str, Function]) -> Function:
+    """``weights(how)``: the gradient of the weight; ``x`` is the image, ``y`` the output gradient, ``w`` the result."""
+    f = Function("weights", (("ptr", "how"),), scalar, _lanes(scalar))
+    get = _words(f, _NUMBERS)
+    x, w, y, table = (pointer(f, "%how", PASS, name) for name in ("x", "w", "y", "tap_table"))
+    n, size = f.lanes, f.size
+    taps_bytes = f.mul(get["taps"], size)
+    row_bytes = f.mul(get["columns"], size)
+    whole = f.value(f"and i64 {get['columns']}, {-n}")
+    rest = f.sub(get["columns"], whole)
+    mask = f.mask_below(rest)
+    has_rest = f.compare("ne", rest, 0)
+    done = f.local("i64")
+    room = pointer(f, "%how", PASS, "sums")
+    with f.loop(get["first"], get["last"]) as channel:
+        result = f.at(w, f.mul(channel, taps_bytes))
+        with f.loop(0, get["images"]) as image:
+            number = f.add(f.mul(image, get["channels"]), channel)
+            source = _copy(f, get, f.at(x, f.mul(number, get["x_plane"])), helpers, "%how")
+            dy = f.at(y, f.mul(number, get["y_plane"]))
+            f.keep(0, done)
+            for group in GROUPS:
+                end = f.sub(get["taps"], group - 1)
+                with f.loop(f.word(done), end, group) as tap:
+                    places = [f.word(table, f.mul(f.add(tap, k), 2)) for k in range(group)]
+                    kept = [f.at(room, f.mul(f.add(tap, k), n * size)) for k in range(group)]
+                    sums = [f.local(f.vector) for _ in range(group)]
+                    fresh = f.compare("eq", image, 0)
+                    for one, place in zip(sums, kept, strict=True):
+                        old = f.load(place)
+                        f.store(f.value(f"select i1 {fresh}, {f.vector} zeroinitializer, {f.vector} {old}"), one)
+                    with f.loop(0, get["rows"]) as row:
+                        line = f.at(dy, f.mul(row, row_bytes))
+                        begin = f.at(source, f.mul(row, get["row_step"]))
+                        with f.loop(0, whole, n) as column:
+                            offset = f.mul(column, size)
+                            d, here = f.load(f.at(line, offset)), f.at(begin, offset)
+                            for one, place in zip(sums, places, strict=True):
+                                f.store(f.fma(f.load(f.at(here, place)), d, f.load(one)), one)
+                        with f.when(has_rest):
+                            offset = f.mul(whole, size)
+                            d, here = f.load_masked(f.at(line, offset), mask), f.at(begin, offset)
+                            for one, place in zip(sums, places, strict=True):
+                                value = f.load_masked(f.at(here, place), mask)
+                                f.store(f.fma(value, d, f.load(one)), one)
+                    for one, place in zip(sums, kept, strict=True):
+                        f.store(f.load(one), place)
+                    f.keep(f.add(tap, group), done)
+        with f.loop(0, get["taps"]) as tap:
+            place = f.at(result, f.word(table, f.add(f.mul(tap, 2), 1)))
+            total = f.total(f.load(f.at(room, f.mul(tap, n * size))))
+            f.put_scalar(total, place)
+    return f
+
+
+def functions(scalar: str) -> list[Function]:
+    """All functions of the module of depthwise convolutions."""
+    helpers = {"pad": pad(scalar, _lanes(scalar))}
+    return [
+        helpers["pad"],
+        forward(scalar, helpers),
+        data_by_two(scalar, helpers),
+        weights(scalar, helpers),
+    ]

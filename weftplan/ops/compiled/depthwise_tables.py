@@ -1,0 +1,189 @@
+"""Words and tables of the kernels of :mod:`weftplan.ops.compiled.depthwise`, from sizes, and their calls."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from itertools import product as every
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled import depthwise
+from weftplan.ops.compiled.depthwise import PASS, VECTOR_BYTES
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.product import PAD
+from weftplan.ops.compiled.tables import Plan, Sizes, Words, address
+from weftplan.ops.compiled.target import Target
+from weftplan.ops.schema import DType
+
+
+def takes(s: Sizes) -> bool:
+    """Whether these kernels compute such a convolution: one filter a channel, two axes, strides of one or of two."""
+    if s.channels != 1 or s.filters != 1 or s.groups == 1 or s.image[0] != 1 or s.kernel[0] != 1 or s.pad[0]:
+        return False
+    return _level(s).stride[1:] in ((1, 1), (2, 2))
+
+
+def _level(s: Sizes) -> Sizes:
+    """A single row has any stride."""
+    if s.image[1] == s.kernel[1] == 1 and not s.pad[1]:
+        return replace(s, stride=(1, s.stride[2], s.stride[2]))
+    return s
+
+
+def _lanes(s: Sizes) -> int:
+    return VECTOR_BYTES // s.itemsize
+
+
+def scratch(s: Sizes) -> int:
+    """Bytes of the buffers of the most demanding of the three passes."""
+    s = _level(s)
+    return max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
+
+
+def plan_bytes(plan: Plan) -> tuple[int, int, int]:
+    """Bytes of the copy of a plane, of its two parts, and of a weight's sums; each a whole number of vectors."""
+    pad = plan.tables[0]
+    get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
+    rows, columns = int(pad[PAD.index("to_height")]), int(pad[PAD.index("to_width")])
+    size = int(plan.tables[1][-1])  # the entry behind the last tap holds the bytes of an element
+    slack = 2 * VECTOR_BYTES
+    first = -(-rows * columns * size // VECTOR_BYTES) * VECTOR_BYTES + slack
+    second = 2 * get["phase"] + slack if get["apart"] else 0
+    return first, second, get["taps"] * VECTOR_BYTES
+
+
+def _plan(
+    s: Sizes, source: tuple[int, int], to: tuple[int, int], lead: tuple[int, int], row_stride: int,
+    taps: list[tuple[int, int, int]], rows: int, columns: int, *, apart: bool, counts: list[int] | None = None,
+) -> Plan:  # fmt: skip
+    """Words of one pass; ``taps``: (row, column, index in the kernel) in the padded plane."""
+    size, lanes = s.itemsize, _lanes(s)
+    width = -(-to[1] // (2 * lanes)) * 2 * lanes if apart else to[1]
+    pitch = width * size // (2 if apart else 1)
+    phase = to[0] * pitch
+    pad = np.array([{"depth": 1, "height": source[0], "width": source[1], "to_depth": 1, "to_height": to[0],
+                     "to_width": width, "lead_width": lead[1]}.get(name, 0) for name in PAD], np.int64)  # fmt: skip
+    table = np.array(
+        [
+            (row * pitch + ((column % 2) * phase + column // 2 * size if apart else column * size), index * size)
+            for row, column, index in taps
+        ]
+        + [(0, size)],
+        np.int64,
+    ).reshape(-1)
+    starts = np.array(counts or [0], np.int64)
+    values = {
+        "images": s.batch, "channels": s.groups, "last": s.groups, "rows": rows, "columns": columns,
+        "row_step": row_stride * pitch, "taps": s.taps, "tap_table": address(table), "pad": address(pad),
+        "lead": lead[0], "apart": int(apart), "pitch": pitch, "pad_rows": to[0], "phase": phase,
+        "counts": address(starts),
+    }  # fmt: skip
+    return Plan(PASS, np.array([values.get(name, 0) for name in PASS], np.int64), [pad, table, starts])
+
+
+def _with(plan: Plan, **values: int) -> Plan:
+    return Plan(plan.names, plan.filled(**values), plan.tables)
+
+
+def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
+    """(row, column, index) of each tap."""
+    return [(i, j, i * s.kernel[2] + j) for i, j in every(range(s.kernel[1]), range(s.kernel[2]))]
+
+
+@functools.lru_cache(maxsize=1024)
+def forward(s: Sizes) -> Plan:
+    """Outputs from the image."""
+    taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
+    plan = _plan(
+        s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
+    )
+    image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
+    return _with(plan, x_plane=image, y_plane=grid)
+
+
+def weight(s: Sizes) -> Plan:
+    """The gradient of the weight from image and output gradient: the same planes and places."""
+    return forward(s)
+
+
+@functools.lru_cache(maxsize=1024)
+def data(s: Sizes) -> Plan:
+    """The gradient of the image."""
+    image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
+    if s.stride[1:] == (1, 1):
+        reach = [d * (k - 1) for d, k in zip(s.dilate[1:], s.kernel[1:], strict=True)]
+        taps = [(reach[0] - i * s.dilate[1], reach[1] - j * s.dilate[2], index) for i, j, index in _kernel(s)]
+        lead = (reach[0] - s.pad[1], reach[1] - s.pad[2])
+        to = (s.image[1] + reach[0], s.image[2] + reach[1])
+        plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], apart=False)
+        return _with(plan, x_plane=grid, y_plane=image)
+    # Position 2a + parity is read by tap i of output a + moved, where 2 · moved = parity + pad - i · dilate.
+    moved: list[list[list[tuple[int, int]]]] = []
+    for axis in (1, 2):
+        of = [
+            (i, parity, parity + s.pad[axis] - i * s.dilate[axis]) for parity in (0, 1) for i in range(s.kernel[axis])
+        ]
+        moved.append([[(i, twice // 2) for i, p, twice in of if p == parity and twice % 2 == 0] for parity in (0, 1)])
+    leads, extents = [], []
+    for axis, parities in zip((1, 2), moved, strict=True):
+        steps = [step for parity in parities for _, step in parity] or [0]
+        leads.append(-min(steps))
+        extents.append(-(-s.image[axis] // 2) + max(steps) - min(steps))
+    taps, counts = [], [0]
+    for row_parity, column_parity in every((0, 1), (0, 1)):
+        for (i, row), (j, column) in every(moved[0][row_parity], moved[1][column_parity]):
+            taps.append((row + leads[0], column + leads[1], i * s.kernel[2] + j))
+        counts.append(len(taps))
+    plan = _plan(
+        s,
+        s.grid[1:],
+        (extents[0], extents[1]),
+        (leads[0], leads[1]),
+        1,
+        taps,
+        s.image[1],
+        s.image[2],
+        apart=False,
+        counts=counts,
+    )
+    return _with(plan, x_plane=grid, y_plane=image)
+
+
+def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
+    """The compiled functions for elements of ``dtype``."""
+    scalar = "float" if dtype.itemsize == 4 else "double"
+    return library(
+        f"depthwise-{scalar}",
+        lambda _: depthwise.functions(scalar),
+        ("forward", "data_by_two", "weights"),
+        target,
+    )
+
+
+def run(name: str, plan: Plan, x: Any, w: Any, y: Any, room: Any, target: Target | None = None) -> None:
+    """One pass: ``x`` is the side that is padded, ``y`` the other one."""
+    first, second, _ = plan_bytes(plan)
+    begin = address(room)
+    words: Words = plan.filled(
+        x=address(x), w=address(w), y=address(y), buffer=begin, second=begin + first, sums=begin + first + second
+    )
+    entries(x.dtype, target)[name](address(words))
+
+
+def compute_forward(s: Sizes, x: Any, weight: Any, y: Any, room: Any, target: Target | None = None) -> None:
+    """``y`` = each channel of ``x`` with its filter."""
+    run("forward", forward(_level(s)), x, weight, y, room, target)
+
+
+def compute_data(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> None:
+    """The gradient of the image."""
+    s = _level(s)
+    name = "forward" if s.stride[1:] == (1, 1) else "data_by_two"
+    run(name, data(s), ograd, weight, dgrad, room, target)
+
+
+def compute_weight(s: Sizes, x: Any, ograd: Any, wgrad: Any, room: Any, target: Target | None = None) -> None:
+    """The gradient of the weight."""
+    run("weights", weight(_level(s)), x, wgrad, ograd, room, target)
