@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-from weftplan.ops.params import p_int
+from weftplan.ops.params import p_inputs, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
     same_dtype,
@@ -24,11 +25,21 @@ from weftplan.ops.schema import (
 
 def numbered_inputs(params: Params) -> tuple[str, ...]:
     """arg0, arg1, … of operators with num_args inputs."""
-    return tuple(f"arg{k}" for k in range(params["num_args"]))
+    return numbered("arg", params["num_args"])
+
+
+@lru_cache(maxsize=16)
+def numbered(stem: str, count: int) -> tuple[str, ...]:
+    """``stem0``, ``stem1``, …: kept, since names are asked for again at every look at a node.
+
+    >>> numbered("output", 2)
+    ('output0', 'output1')
+    """
+    return tuple(f"{stem}{k}" for k in range(count))
 
 
 def p_count(value: Any) -> int:
-    """A number of inputs: an integer of at least 1.
+    """A size: an integer of at least 1.
 
     >>> p_count("3")
     3
@@ -39,7 +50,7 @@ def p_count(value: Any) -> int:
     return count
 
 
-NUM_ARGS = Param("num_args", p_count, doc="number of inputs (filled in when composing)")
+NUM_ARGS = Param("num_args", p_inputs, doc="number of inputs (filled in when composing)")
 
 
 def _add_n(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import MXNetError, ShapeError
-from weftplan.ops.add_n import NUM_ARGS, numbered_inputs, p_count
-from weftplan.ops.params import p_bool, p_int
+from weftplan.ops.add_n import NUM_ARGS, numbered, numbered_inputs
+from weftplan.ops.params import p_bool, p_int, p_outputs
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
     Shapes,
@@ -259,7 +259,7 @@ def _backward_split(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
 
 
 def _split_outputs(params: Params) -> tuple[str, ...]:
-    return tuple(f"output{k}" for k in range(params["num_outputs"]))
+    return numbered("output", params["num_outputs"])
 
 
 def _split_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
@@ -268,7 +268,7 @@ def _split_gradient(builder: GradientBuilder) -> list[EntryRef | None]:
 
 
 _SPLIT = (
-    Param("num_outputs", p_count, doc="number of equal parts"),
+    Param("num_outputs", p_outputs, doc="number of equal parts"),
     Param("axis", p_int, 1, "axis to split"),
     Param("squeeze_axis", p_bool, False, "drop the axis, which must be split into parts of size 1"),
 )
@@ -288,6 +288,6 @@ register(
 backward(
     "SliceChannel",
     _backward_split,
-    lambda params: tuple(f"ograd{k}" for k in range(params["num_outputs"])),
+    lambda params: numbered("ograd", params["num_outputs"]),
     params=_SPLIT,
 )

@@ -71,6 +71,30 @@ def p_int(value: Any) -> int:
         raise ValueError("expected an integer") from None
 
 
+def p_range(least: int, most: int) -> Parser:
+    """A parser of integers from ``least`` to ``most``.
+
+    >>> p_range(1, 3)("3")
+    3
+    """
+
+    def parse(value: Any) -> int:
+        number = p_int(value)
+        if not least <= number <= most:
+            raise ValueError(f"expected at least {least}" if number < least else f"expected at most {most:,}")
+        return number
+
+    return parse
+
+
+p_inputs = p_range(1, 1 << 20)
+"""A number of inputs. Names of inputs are made from it, so it has a limit; a file of symbols is checked more closely:
+it holds the inputs themselves."""
+MOST_OUTPUTS = 1 << 16
+p_outputs = p_range(1, MOST_OUTPUTS)
+"""A number of outputs of one node. No file holds the outputs themselves, so this limit is all that bounds them."""
+
+
 def p_float(value: Any) -> float:
     """A float, from any real number or its text.
 

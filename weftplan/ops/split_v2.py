@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.params import p_bool, p_int, p_shape
+from weftplan.ops.add_n import numbered
+from weftplan.ops.params import MOST_OUTPUTS, p_bool, p_int, p_range, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, normalize_axis, same_dtype
 from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
@@ -16,7 +17,7 @@ _SPLIT = (
     Param("indices", p_shape, doc="where each piece begins, the first at 0; unused when sections is given"),
     Param("axis", p_int, 1, "axis to cut"),
     Param("squeeze_axis", p_bool, False, "drop the axis, of which every piece must have size 1"),
-    Param("sections", p_int, 0, "number of equal pieces; 0: as indices says"),
+    Param("sections", p_range(0, MOST_OUTPUTS), 0, "number of equal pieces; 0: as indices says"),
 )
 
 
@@ -92,11 +93,9 @@ register(
         infer_shape=_shape,
         infer_dtype=same_dtype,
         params=_SPLIT,
-        outputs=lambda params: (
-            ("output",) if _count(params) == 1 else tuple(f"output{k}" for k in range(_count(params)))
-        ),
+        outputs=lambda params: ("output",) if _count(params) == 1 else numbered("output", _count(params)),
         gradient=_gradient,
         doc="The pieces of data along axis: sections equal ones, or those that begin at indices.",
     )
 )
-backward("_split_v2", _backward, lambda params: tuple(f"ograd{k}" for k in range(_count(params))), params=_SPLIT)
+backward("_split_v2", _backward, lambda params: numbered("ograd", _count(params)), params=_SPLIT)

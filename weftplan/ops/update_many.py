@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
-from weftplan.ops.add_n import p_count
+from weftplan.ops.add_n import numbered
 from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
-from weftplan.ops.params import p_bool, p_float, p_tuple
+from weftplan.ops.params import p_bool, p_float, p_inputs, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
@@ -76,10 +76,10 @@ register(
             Param("lrs", _FLOATS, doc="learning rate of each weight"),
             Param("wds", _FLOATS, doc="weight decay of each weight"),
             *COMMON[1:3],
-            Param("num_weights", p_count, 1, "number of weights"),
+            Param("num_weights", p_inputs, 1, "number of weights"),
         ),
         inputs=lambda params: tuple(f"{what}_{k}" for k in range(params["num_weights"]) for what in ("weight", "grad")),
-        outputs=lambda params: tuple(f"output{k}" for k in range(params["num_weights"])),
+        outputs=lambda params: numbered("output", params["num_weights"]),
         inplace=lambda params: tuple(InplacePair(2 * k, k) for k in range(params["num_weights"])),
         workspace=_multi_sgd_workspace,
         doc="sgd_update of several weights; inputs are the pairs of weight and gradient, one after the other.",
@@ -166,8 +166,8 @@ register(
         forward=_all_finite,
         infer_shape=_reduced(lambda params: 1),
         infer_dtype=floats_only("multi_all_finite", _to_single),
-        params=(Param("num_arrays", p_count, 1, "number of arrays"), _INIT),
-        inputs=lambda params: tuple(f"array_{k}" for k in range(params["num_arrays"])),
+        params=(Param("num_arrays", p_inputs, 1, "number of arrays"), _INIT),
+        inputs=lambda params: numbered("array_", params["num_arrays"]),
         workspace=_finite_workspace,
         doc="1 if all elements of all arrays are finite, else 0.",
     )
@@ -178,8 +178,8 @@ register(
         forward=_sum_sq,
         infer_shape=_reduced(lambda params: int(params["num_arrays"])),
         infer_dtype=floats_only("multi_sum_sq", _to_single),
-        params=(Param("num_arrays", p_count, doc="number of arrays"),),
-        inputs=lambda params: tuple(f"array_{k}" for k in range(params["num_arrays"])),
+        params=(Param("num_arrays", p_inputs, doc="number of arrays"),),
+        inputs=lambda params: numbered("array_", params["num_arrays"]),
         workspace=_sum_sq_workspace,
         doc="The sum of squares of each array, in float32.",
     )

@@ -6,15 +6,17 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from weftplan.errors import FormatError, UnknownOperatorError
+from weftplan.errors import FormatError, UnknownOperatorError, listed
 from weftplan.ops import registry
 from weftplan.symbol import upgrade
-from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import topological_order
 
 MXNET_VERSION = 10901
 """The release whose files we write: major * 10000 + minor * 100 + patch."""
+MOST_OUTPUTS = 1 << 22
+"""Most outputs of all operators of one file together: nothing in a file but their number speaks of them, and a few
+characters could ask for more than any memory holds."""
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -114,9 +116,15 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
         for entry in node.inputs:
             if entry.node.op is None and entry.version > entry.node.version:
                 entry.node.version = entry.version
+    outputs = 0
     for node in nodes:
         if node.op is not None:
             _finish(node, version, where)
+            outputs += node.num_outputs
+            if outputs > MOST_OUTPUTS:
+                raise FormatError(
+                    f"{where}: {outputs:,} outputs up to node {node.name!r}; at most {MOST_OUTPUTS:,} are read"
+                )
     for reader in (*nodes, None):
         for entry in heads if reader is None else reader.inputs:
             if entry.index >= entry.node.num_outputs:
@@ -131,12 +139,12 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
 def _finish(node: Node, version: int, where: str) -> None:
     """Upgrade an operator node from its file's version, parse its parameters, check its inputs."""
     assert node.op is not None
-    kept = upgrade.hidden_keys(node)
+    kept = upgrade.hidden_keys(node, where)
     if version < 905:
         upgrade.argument_axis(node)
     # An operator without parameters may carry any attribute, as in MXNet.
     texts = {k: v for k, v in node.attrs.items() if k not in kept} if node.op.params else {}
-    node.params = parse_interned(node.op, texts, node=node.name)
+    node.params = upgrade.stored_params(node, texts, where)
     if version < 900:
         upgrade.missing_inputs(node)
     if version < 904:
@@ -145,7 +153,7 @@ def _finish(node: Node, version: int, where: str) -> None:
     if len(names) != len(node.inputs):
         raise FormatError(
             f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), "
-            f"its operator takes {len(names)}: {', '.join(names) or 'none'}"
+            f"its operator takes {len(names)}: {listed(names)}"
         )
 
 

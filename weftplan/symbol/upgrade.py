@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from weftplan.errors import FormatError
+from weftplan.ops.params import p_inputs
 from weftplan.symbol.attribute import HIDDEN_KEYS
 from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import Entry, Node
@@ -14,13 +19,33 @@ def variable_keys(node: Node) -> None:
             node.attrs[f"__{hidden}__"] = node.attrs.pop(hidden)
 
 
-def hidden_keys(node: Node) -> set[str]:
+def stored_params(node: Node, texts: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Parameters of a node of a file from their texts; its inputs are those of the file, as far as it has them.
+
+    Raises:
+        ParameterError: the parameters do not parse.
+        FormatError: a parameter counts inputs, and more of them than the file gives the node. Names of inputs are made
+            from such a number, so it is compared before anything is made.
+    """
+    assert node.op is not None
+    params = parse_interned(node.op, texts, node=node.name)
+    if node.op.backward_of is None:
+        for param in node.op.params:
+            if param.parse is p_inputs and params[param.name] > len(node.inputs):
+                raise FormatError(
+                    f"{where}: node {node.name!r} ({node.op.name}) has {len(node.inputs)} input(s), but its parameter "
+                    f"{param.name} says {params[param.name]}"
+                )
+    return params
+
+
+def hidden_keys(node: Node, where: str) -> set[str]:
     """The same on an operator; ``<input>_<hidden>`` moves to that input when it is a variable, whatever its name.
 
     Returns the keys that stay and are no parameters.
 
     Raises:
-        ParameterError: the parameters do not parse; some operators' inputs depend on them.
+        ParameterError, FormatError: as :func:`stored_params`; some operators' inputs depend on their parameters.
     """
     variable_keys(node)
     found = {
@@ -32,7 +57,7 @@ def hidden_keys(node: Node) -> set[str]:
     if not found:
         return set()
     assert node.op is not None
-    params = parse_interned(node.op, {k: v for k, v in node.attrs.items() if k not in found}, node=node.name)
+    params = stored_params(node, {k: v for k, v in node.attrs.items() if k not in found}, where)
     inputs = dict(zip(node.op.input_names(params), (entry.node for entry in node.inputs), strict=False))
     kept: set[str] = set()
     for key, hidden in found.items():

@@ -18,7 +18,7 @@ from weftplan.errors import ShapeError
 from weftplan.ops.kernels import BLOCK, BOOL
 from weftplan.ops.nn.rnn_layout import Layout, layout
 from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
-from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional
+from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_range
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, is_known, merge_dim, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
@@ -59,7 +59,7 @@ def _p_no_clip(value: Any) -> None:
 
 _PARAMS = (
     Param("state_size", _p_positive, doc="Size of the state of each layer."),
-    Param("num_layers", _p_positive, doc="Layers, each fed by the one before."),
+    Param("num_layers", p_range(1, 1024), doc="Layers, each fed by the one before."),
     Param("bidirectional", p_bool, False, "True: every layer runs in both directions and joins the results."),
     Param("mode", p_enum("rnn_relu", "rnn_tanh", "lstm", "gru"), doc="The cell."),
     Param("p", _p_fraction, 0.0, "Probability that an element between two layers is dropped in training."),

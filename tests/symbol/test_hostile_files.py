@@ -1,0 +1,111 @@
+"""Files that somebody damaged, or made to do harm: a clear error in little time and memory, whatever they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weftplan as mx
+from weftplan.errors import FormatError, MXNetError
+
+ROOT = Path(__file__).parents[2]
+HUGE = 2**31 - 1
+COUNTS = [
+    ("add_n", {"num_args": HUGE}),
+    ("Concat", {"num_args": HUGE}),
+    ("stack", {"num_args": HUGE}),
+    ("UpSampling", {"num_args": HUGE, "scale": 2, "sample_type": "nearest"}),
+    ("Crop", {"num_args": HUGE}),
+    ("SliceChannel", {"num_outputs": HUGE}),
+    ("_split_v2", {"sections": HUGE, "indices": "(0,)"}),
+    ("multi_sgd_update", {"num_weights": HUGE, "lrs": "(1,)", "wds": "(1,)"}),
+    ("multi_all_finite", {"num_arrays": HUGE}),
+    ("multi_sum_sq", {"num_arrays": HUGE}),
+    ("_rnn_param_concat", {"num_args": HUGE}),
+    ("_backward_Concat", {"num_args": HUGE}),
+    ("_backward_SliceChannel", {"num_outputs": HUGE}),
+    ("RNN", {"num_layers": HUGE, "state_size": 4, "mode": "lstm"}),
+]
+
+
+def file_of(op: str, attrs: dict[str, object], inputs: int = 1) -> str:
+    """A symbol file of one operator on ``inputs`` variables."""
+    nodes = [{"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)]
+    texts = {key: str(value) for key, value in attrs.items()}
+    nodes.append({"op": op, "name": "y", "attrs": texts, "inputs": [[k, 0, 0] for k in range(inputs)]})
+    return json.dumps(
+        {
+            "nodes": nodes,
+            "arg_nodes": list(range(inputs)),
+            "heads": [[inputs, 0, 0]],
+            "attrs": {"mxnet_version": ["int", 10901]},
+        }
+    )
+
+
+def limited(*arguments: str, seconds: int, megabytes: int) -> str:
+    """The output of this file as a program under a limit of time and of memory beyond what the imports take."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.symbol.hostile", str(megabytes), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=seconds,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_counts_that_no_file_can_back(tmp_path: Path) -> None:
+    """A count of 2,147,483,647 is refused before anything is expanded: the file has one input."""
+    for k, (op, attrs) in enumerate(COUNTS):
+        (tmp_path / f"{k}.json").write_text(file_of(op, attrs, 3 if op == "RNN" else 1))
+    out = limited("load", *(str(path) for path in sorted(tmp_path.glob("*.json"))), seconds=60, megabytes=300)
+    assert out.count("refused") == len(COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"), [case for case in COUNTS if "num_args" in case[1] and case[0] != "_backward_Concat"]
+)
+def test_the_error_compares_the_count_with_the_inputs(op: str, attrs: dict[str, object]) -> None:
+    """It names the file, the node, the parameter, and both numbers."""
+    text = file_of(op, {**attrs, "num_args": 5}, inputs=2)
+    with pytest.raises(MXNetError, match=r"'y' \(.*\)|'y'.*") as caught:
+        mx.sym.load_json(text)
+    assert "num_args" in str(caught.value)
+    assert "5" in str(caught.value)
+
+
+def test_many_outputs_that_nobody_needs() -> None:
+    """A file may not make more outputs than a graph of a sensible size has."""
+    nodes = [{"op": "null", "name": "x", "inputs": []}]
+    nodes += [
+        {"op": "SliceChannel", "name": f"s{k}", "attrs": {"num_outputs": "65536"}, "inputs": [[0, 0, 0]]}
+        for k in range(80)
+    ]
+    text = json.dumps({"nodes": nodes, "heads": [[80, 0, 0]], "attrs": {"mxnet_version": ["int", 10901]}})
+    with pytest.raises(FormatError, match="outputs"):
+        mx.sym.load_json(text)
+
+
+def test_mutations_of_files_are_refused_or_read() -> None:
+    """A thousand damaged symbol files and parameter files: an MXNetError or a result, within a second each."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    out = limited("fuzz", str(seed), "1000", seconds=110, megabytes=600)
+    assert "1000 mutations" in out
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_ten_thousand_mutations() -> None:
+    """The same, ten thousand times."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    out = limited("fuzz", str(seed), "10000", seconds=850, megabytes=600)
+    assert "10000 mutations" in out
