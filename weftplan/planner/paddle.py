@@ -18,7 +18,7 @@ from collections import deque
 
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
-from weftplan.planner.reachability import ancestors, producers
+from weftplan.planner.reachability import last_needs_others, producers
 
 COMPAT = ("paddle", "paddle_pir")
 
@@ -78,12 +78,12 @@ class InplaceRule:
         self._fetched = frozenset(facts.graph.outputs.tolist())
         self._step = {nid: step for step, nid in enumerate(facts.order)}
         self._taken: set[int] = set()
-        # Per entry the set of steps that read it, and per step the set of steps that come before it by data.
-        self._readers = [0] * facts.graph.num_entries
+        readers: list[list[int]] = [[] for _ in range(facts.graph.num_entries)]
         for step, nid in enumerate(facts.order):
             for e in facts.reads[nid]:
-                self._readers[e] |= 1 << step
-        self._needs = [] if pir else ancestors(producers(facts))
+                readers[e].append(step)
+        self._last_reader = [steps[-1] if steps else -1 for steps in readers]
+        self._ordered = [] if pir else last_needs_others(producers(facts), readers)
 
     def __call__(self, nid: int, source: int, out: int) -> bool:
         """True when ``out`` of node ``nid`` is to take the memory of ``source``, which is then not taken again."""
@@ -98,18 +98,15 @@ class InplaceRule:
             or facts.graph.inputs[nid].count(source) != 1
         ):
             return False
-        readers, now = self._readers[source], 1 << self._step[nid]
+        allowed = self._last_reader[source] == self._step[nid]
         if self._pir:
-            allowed = (
-                readers & now > 0
-                and readers < now << 1
-                and facts.dtypes[source] == facts.dtypes[out]
+            allowed &= (
+                facts.dtypes[source] == facts.dtypes[out]
                 and out not in self._fetched
                 and not (place == "cpu" and op.name in NOT_ON_CPU)
             )
         else:
-            needs = self._needs[self._step[nid]]
-            allowed = readers & now > 0 and readers | needs == needs
+            allowed = allowed and self._ordered[source]
         if allowed:
             self._taken.add(source)
         return allowed
@@ -151,6 +148,8 @@ def order_edges(facts: Facts, found: Assignment) -> list[tuple[int, int]]:
 
     The later node is the first to write a block that others used before; each of them that does not come before it, by
     data or by an edge added already, gets an edge. All edges lead forward in the order, so none closes a cycle.
+
+    Its memory grows with the square of the number of steps: not for more than `MOST_STEPS` of them.
     """
     step_of_entry = producers(facts)
     users: dict[int, list[int]] = {}

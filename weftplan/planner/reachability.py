@@ -31,6 +31,38 @@ def ancestors(producers: Sequence[Iterable[int]]) -> list[int]:
     return found
 
 
+def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequence[int]]) -> list[bool]:
+    """For each ascending list of steps whether the last one needs all the others, directly or through others.
+
+    Sets hold `MOST_STEPS` steps at a time, so that their memory grows with the number of steps, not with its square.
+
+    Args:
+        producers: as for :func:`ancestors`.
+        steps: the lists; one of at most one step is ordered.
+
+    >>> last_needs_others([(), (), (0,), (2, 0)], [[0, 3], [1, 3], [1]])
+    [True, False, True]
+    """
+    found = [True] * len(steps)
+    asked: dict[int, list[tuple[int, int]]] = {}
+    for k, row in enumerate(steps):
+        for step in row[:-1]:
+            if step != row[-1]:
+                asked.setdefault(step // MOST_STEPS, []).append((k, step))
+    for block, questions in asked.items():
+        first = block * MOST_STEPS
+        sets: list[int] = []
+        for step in range(first, max(steps[k][-1] for k, _ in questions) + 1):
+            mine = 1 << (step - first) if step < first + MOST_STEPS else 0
+            for source in producers[step]:
+                if source >= first:
+                    mine |= sets[source - first]
+            sets.append(mine)
+        for k, step in questions:
+            found[k] = found[k] and bool(sets[steps[k][-1] - first] >> (step - first) & 1)
+    return found
+
+
 def producers(facts: Facts) -> list[list[int]]:
     """For each step the steps whose results it reads."""
     row = facts.graph.row

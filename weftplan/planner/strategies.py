@@ -12,6 +12,7 @@ from weftplan.planner.liveness import Facts
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.reachability import MOST_STEPS
 
 
 def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
@@ -77,7 +78,7 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
     if strategy in ("auto", "match_range", "none"):
         name = "none" if strategy == "none" else "match_range"
         waits = None
-        if options.compat == "paddle" and name == "match_range":
+        if options.compat == "paddle" and name == "match_range" and len(buffers.facts.order) <= MOST_STEPS:
             waits = len(paddle.order_edges(buffers.facts, buffers.found))
         one_slab = options.strategy in ("auto", "arena")
         yield blocks(buffers, name, reported, color, one_slab=one_slab, added_waits=waits)

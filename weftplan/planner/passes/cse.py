@@ -1,8 +1,9 @@
 """Common-subexpression elimination: nodes that compute the same from the same become one.
 
-Two operator nodes are merged when operator, input entries and attributes (all of them, so also the device group) are
-equal, and running once or twice makes no difference: the operator is not random, mutates no input, and is no loss (two
-equal losses count twice in the gradient). Names do not matter; the first node in depth-first order stays.
+Two operator nodes are merged when operator, input entries, control dependencies and attributes (all of them, so also
+the device group) are equal, and running once or twice makes no difference: the operator is not random, mutates no
+input, and is no loss (two equal losses count twice in the gradient). Names do not matter; the first node in depth-first
+order stays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
     distinct through a ``_copy`` node.
     """
     twin: dict[Node, Node] = {}
-    table: dict[tuple[object, ...], list[Node]] = {}
+    table: dict[tuple[object, ...], Node] = {}
     removed = 0
     for node in order:
         op = node.op
@@ -36,18 +37,12 @@ def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Ent
                 twin[node] = kept
         if not node.inputs or op.random or op.aux or op.loss:
             continue
-        key = (op.name, *[(e[0], e[1]) for e in kept.inputs])
-        same = table.setdefault(key, [])
-        for other in same:
-            if other.attrs == kept.attrs:
-                extra = [dep for dep in kept.control_deps if dep not in other.control_deps]
-                if extra:
-                    continue
-                twin[node] = other
-                removed += 1
-                break
-        else:
-            same.append(kept)
+        deps = frozenset(kept.control_deps) if kept.control_deps else None
+        key = (op.name, frozenset(kept.attrs.items()), deps, *[(e[0], e[1]) for e in kept.inputs])
+        other = table.setdefault(key, kept)
+        if other is not kept:
+            twin[node] = other
+            removed += 1
     if not removed:
         return list(entries), 0
     result: list[Entry] = []

@@ -1,0 +1,122 @@
+"""Corners where work or memory once grew with the square of a graph, each held against a plain way to the result."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weftplan import symbol as sym
+from weftplan.planner import PlanOptions, plan_symbol, reachability
+from weftplan.planner.packing import solve
+from weftplan.planner.packing.problem import Problem, sectioned
+from weftplan.symbol.node import Node
+
+
+def test_merging_compares_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of nodes of one input that differ in a parameter are told apart by their keys, not one by one."""
+    compared = 0
+
+    class Counted(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    x = sym.Variable("x")
+    heads = [x * float(k % 1000) for k in range(2000)]
+    for head in heads:
+        node: Node = head.entries[0].node
+        node.attrs = {key: Counted(value) for key, value in node.attrs.items()}
+    planned = plan_symbol(sym.Group(heads), {"x": (2,)}, options=PlanOptions(strategy="none"))
+    copies = [node for node in planned.graph.nodes if node.op is not None and node.op.name == "_copy"]
+    assert planned.graph.num_nodes == 1 + 1000 + len(copies)
+    assert compared < 10 * len(heads)
+
+
+def layer_by_layer(problem: Problem) -> list[tuple[int, Problem]]:
+    """The parts and what lives as long as each of them, found by doing one step after the other."""
+    leaves = []
+    todo = [(0, problem)] if len(problem) else []
+    while todo:
+        base, whole = todo.pop()
+        for part in whole.parts():
+            always = (part.lo == 0) & (part.hi == part.sections)
+            if always.all() or not always.any():
+                leaves.append((base, part))
+                continue
+            ground = part.take(always)
+            leaves.append((base, ground))
+            todo.append((base + int(ground.size.sum()), part.take(~always)))
+    return leaves
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_layers_by_one_sort(seed: int) -> None:
+    """Nested, short, chained and mixed lifetimes fall into the same parts, in the same order, as step by step."""
+    rng = np.random.default_rng(seed)
+    for kind in range(4):
+        n, times = int(rng.integers(1, 60)), int(rng.integers(2, 50))
+        lower = rng.integers(0, times, n)
+        upper = lower + rng.integers(1, times if kind == 0 else 4, n)
+        if kind == 1:
+            lower = np.arange(n)
+            upper = 2 * n - lower + rng.integers(0, 2, n)
+        elif kind == 2:
+            upper = np.where(rng.random(n) < 0.5, times + 5, upper)
+        problem = sectioned(lower, upper, rng.integers(1, 9, n), np.arange(n))
+        found, expected = solve.leaf_parts(problem), layer_by_layer(problem)
+        assert [base for base, _ in found] == [base for base, _ in expected]
+        for (_, part), (_, other) in zip(found, expected, strict=True):
+            assert part.sections == other.sections
+            for field in ("lo", "hi", "size", "index"):
+                assert getattr(part, field).tolist() == getattr(other, field).tolist()
+
+
+def test_nested_lifetimes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of lifetimes one in another every buffer is taken once: one layer does not copy all below it."""
+    taken = 0
+    take = Problem.take
+
+    def counted(self: Problem, which: Any) -> Problem:
+        nonlocal taken
+        taken += len(which)
+        return take(self, which)
+
+    monkeypatch.setattr(Problem, "take", counted)
+    n = 5000
+    problem = sectioned(np.arange(n), 2 * n - np.arange(n), np.full(n, 8), np.arange(n))
+    assert len(solve.leaf_parts(problem)) == n
+    assert taken == n
+
+
+@pytest.mark.parametrize("block", [1, 3, 64])
+def test_who_needs_whom_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of a few steps at a time answer as sets of all steps do."""
+    monkeypatch.setattr(reachability, "MOST_STEPS", block)
+    rng = random.Random(block)
+    for _ in range(50):
+        count = rng.randrange(1, 30)
+        producers = [rng.sample(range(step), min(step, rng.randrange(3))) for step in range(count)]
+        rows = [sorted(rng.choices(range(count), k=rng.randrange(4))) for _ in range(20)]
+        sets = reachability.ancestors(producers)
+        expected = [not row or all(sets[row[-1]] >> step & 1 for step in row) for row in rows]
+        assert reachability.last_needs_others(producers, rows) == expected
+
+
+def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit the plan is the same, and nobody counted its order edges."""
+    x = sym.Variable("x")
+    for _ in range(6):
+        x = sym.tanh(x) * sym.exp(x)
+    options = PlanOptions(compat="paddle", strategy="match_range")
+    counted = plan_symbol(x, {"x": (4,)}, options=options).memory
+    monkeypatch.setattr("weftplan.planner.strategies.MOST_STEPS", 5)
+    plan = plan_symbol(x, {"x": (4,)}, options=options).memory
+    assert counted.num_added_waits is not None
+    assert plan.num_added_waits is None
+    assert plan.entry_storage.tolist() == counted.entry_storage.tolist()
