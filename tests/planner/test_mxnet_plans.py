@@ -98,16 +98,16 @@ def _facts(stored: dict[str, Any]) -> Facts:
     return collect(
         graph,
         [n for n, node in enumerate(nodes) if node.op is not None],
-        [(n,) for n in elements],
-        [np.dtype(np.float32)] * len(elements),
-        counts,
-        counts * 4,
-        (cpu(0),),
-        [0] * len(nodes),
-        graph.outputs[1:].tolist(),
-        frozenset(),
-        {},
-        {},
+        shapes=[(n,) for n in elements],
+        dtypes=[np.dtype(np.float32)] * len(elements),
+        elements=counts,
+        nbytes=counts * 4,
+        contexts=(cpu(0),),
+        device=[0] * len(nodes),
+        gradients=graph.outputs[1:].tolist(),
+        added=frozenset(),
+        workspaces={},
+        external_bytes={},
     )
 
 

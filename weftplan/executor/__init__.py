@@ -3,7 +3,7 @@
 Importing this package teaches symbols to bind: it fills the hook that :mod:`weftplan.symbol` keeps for that.
 """
 
-from weftplan.executor.bind import bind, simple_bind
+from weftplan.executor.binding import bind, simple_bind
 from weftplan.executor.executor import Executor
 from weftplan.symbol import set_binder
 

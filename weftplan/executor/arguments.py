@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, DTypeError, ShapeError, did_you_mean, listed
+from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
+from weftplan.symbol import unknown
 from weftplan.symbol.provenance import warn
 
 GRAD_REQS = ("null", "write", "add")
@@ -94,19 +95,27 @@ def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> 
 
 
 def as_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """``shape`` of the argument ``name`` as a tuple of ints; raises ShapeError."""
+    """``shape`` of the argument ``name`` as a tuple of ints, 0 for what is unknown (0 or -1); raises ShapeError."""
     try:
-        return tuple(operator.index(d) for d in shape)
+        dims: tuple[int, ...] = unknown.read([operator.index(d) for d in shape], f"the shape of {name!r}")
+        return dims
     except TypeError:
         raise ShapeError(f"the shape of {name!r} must be a tuple of integers such as (32, 10), got {shape!r}") from None
 
 
-def as_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """``dtype`` of the argument ``name`` as NumPy's; raises DTypeError."""
-    try:
-        known: np.dtype[Any] = np.dtype(dtype)
-        return known
-    except TypeError:
-        raise DTypeError(
-            f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}"
-        ) from None
+def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str, np.dtype[Any]]:
+    """The dtypes that ``type_dict`` gives to variables; raises DTypeError, or ParameterError for an unknown name."""
+    known: dict[str, np.dtype[Any]] = {}
+    for name, dtype in type_dict.items():
+        if dtype is None:
+            continue
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise ParameterError(f"type_dict: no variable is called {name!r}; {hint}variables: {listed(names)}")
+        try:
+            known[name] = np.dtype(dtype)
+        except TypeError:
+            raise DTypeError(
+                f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}"
+            ) from None
+    return known

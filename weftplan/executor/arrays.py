@@ -1,4 +1,4 @@
-"""The arrays that ``simple_bind`` makes: shapes and dtypes inferred from a few, places, and what is shared."""
+"""The arrays that ``simple_bind`` and ``reshape`` make: where they are, what is shared, what is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
-from weftplan.executor.arguments import as_dtype
 from weftplan.executor.block import grow, growable
 from weftplan.ndarray import NDArray, zeros
 from weftplan.ndarray.chunk import MovableChunk
@@ -17,29 +16,6 @@ from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
 
 Groups = Mapping[str, Context] | None
-
-
-def infer_types(symbol: Symbol, type_dict: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Dtypes of arguments, outputs and auxiliary states; what stays open is float32."""
-    known = {name: as_dtype(name, dtype) for name, dtype in type_dict.items() if dtype is not None}
-    args, outs, aux = symbol.infer_type_partial(**known)
-    if any(t is None for t in args):
-        known.update({n: np.dtype(np.float32) for n, t in zip(symbol.list_arguments(), args, strict=True) if t is None})
-        args, outs, aux = symbol.infer_type_partial(**known)
-    fallback = np.dtype(np.float32)
-    return [t or fallback for t in args], [t or fallback for t in outs], [t or fallback for t in aux]
-
-
-def complete_shapes(
-    symbol: Symbol, known: Mapping[str, tuple[int, ...]]
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Shapes of all arguments and auxiliary states; raises ShapeError naming those that stay open."""
-    args, _, aux = symbol.infer_shape_partial(**known)
-    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
-    open_ones = [n for n, shape in zip(names, (*args, *aux), strict=True) if not shape or min(shape) <= 0]
-    if open_ones:
-        raise ShapeError(f"shapes of {listed(open_ones)} cannot be inferred; give them too")
-    return [tuple(s or ()) for s in args], [tuple(s or ()) for s in aux]
 
 
 def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:
@@ -101,3 +77,16 @@ def buffered_array(
 def view_as(array: NDArray, shape: tuple[int, ...]) -> NDArray:
     """The first bytes of ``array`` under another shape, sharing memory and var."""
     return NDArray(array.chunk, shape, array.dtype, array.offset)
+
+
+def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: bool) -> NDArray:
+    """``array`` under another shape, or a new one where it is too small; raises ShapeError where none is allowed."""
+    if tuple(array.shape) == shape:
+        return array
+    if int(np.prod(shape, dtype=np.int64)) <= array.size:
+        return view_as(array, shape)
+    if not allow_up_sizing:
+        raise ShapeError(
+            f"reshape: {name!r} grows from {array.shape} to {shape}; pass allow_up_sizing=True for a new array"
+        )
+    return zeros(shape, ctx=array.context, dtype=array.dtype)

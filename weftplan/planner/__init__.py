@@ -8,7 +8,7 @@ from weftplan.planner.call import plan
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, pack
-from weftplan.planner.pipeline import plan_symbol
+from weftplan.planner.pipeline import SizedGraph, plan_symbol, size_symbol
 from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
 from weftplan.planner.validate import validate
 from weftplan.symbol.hooks import set_planner
@@ -21,10 +21,12 @@ __all__ = [
     "Packing",
     "PlanOptions",
     "PlannedGraph",
+    "SizedGraph",
     "pack",
     "plan",
     "plan_symbol",
     "plan_within",
+    "size_symbol",
     "validate",
 ]
 

@@ -11,7 +11,7 @@ from weftplan.errors import PlanError, did_you_mean
 from weftplan.ops.schema import Req, Shape
 from weftplan.planner.budget import plan_within
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.pipeline import plan_symbol
+from weftplan.planner.pipeline import size_symbol
 from weftplan.planner.plan import MemoryPlan, PlannedGraph
 from weftplan.planner.recompute import parse_bytes
 
@@ -87,24 +87,23 @@ raise it to that, or use a smaller batch
     chosen = chosen.replace(workspaces=workspaces and chosen.workspaces, **_chosen(strategy, order, recompute))
     _check_names(symbol, shapes)
 
-    def make(these: PlanOptions) -> PlannedGraph:
-        return plan_symbol(
-            symbol,
-            shapes,
-            _dtypes(dtypes, shapes),
-            grad_req=grad_req if train else "null",
-            context=context,
-            group2ctx=group2ctx,
-            options=these,
-        )
+    sized = size_symbol(
+        symbol,
+        shapes,
+        _dtypes(dtypes, shapes),
+        grad_req=grad_req if train else "null",
+        context=context,
+        group2ctx=group2ctx,
+        options=chosen,
+    )
 
     def states(planned: PlannedGraph) -> int:
         return _state_bytes(planned, shapes, optimizer_states)
 
     if budget is None:
-        planned = make(chosen)
+        planned = sized.plan()
     else:
-        planned = plan_within(make, chosen, parse_bytes(budget), besides=states)
+        planned = plan_within(sized.plan, chosen, parse_bytes(budget), besides=states)
     if optimizer_states is None:
         return planned.memory
     return replace(

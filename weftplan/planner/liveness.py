@@ -51,6 +51,7 @@ class Facts:
 def collect(
     graph: IndexedGraph,
     order: list[int],
+    *,
     shapes: list[Shape],
     dtypes: list[DType],
     elements: IntArray,

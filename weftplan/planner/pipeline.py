@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner import recompute, spill
-from weftplan.planner.graph import IndexedGraph, IntArray, depth_first_order
+from weftplan.planner.graph import IndexedGraph, depth_first_order
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import collect
+from weftplan.planner.liveness import Facts, collect
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.outcome import planned
+from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.passes.cse import eliminate
 from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
@@ -68,125 +68,254 @@ def plan_symbol(
         ShapeError, DTypeError: something conflicts or cannot be inferred.
         BindError: a group has no device.
     """
+    sized = size_symbol(
+        symbol,
+        shapes,
+        dtypes,
+        grad_req=grad_req,
+        context=context,
+        group2ctx=group2ctx,
+        variable_contexts=variable_contexts,
+        options=options,
+        mirror=mirror,
+    )
+    return sized.plan(seconds=seconds)
+
+
+def size_symbol(
+    symbol: Any,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any] | None = None,
+    *,
+    grad_req: str | Mapping[str, str] = "null",
+    context: Context | None = None,
+    group2ctx: Mapping[str, Context] | None = None,
+    variable_contexts: Mapping[str, Context] | None = None,
+    options: PlanOptions | None = None,
+    mirror: Callable[[Node], bool] | None = None,
+) -> SizedGraph:
+    """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory."""
     chosen = PlanOptions.from_environment() if options is None else options
-    like_mxnet = chosen.compat == "mxnet"
-    default = Context("cpu", 0) if context is None else context
     heads: list[Entry] = list(getattr(symbol, "entries", symbol))
     if not heads:
         raise PlanError("there is nothing to plan: the symbol has no outputs")
+    ends = _differentiate(heads, grad_req, chosen, mirror)
+    default = Context("cpu", 0) if context is None else context
+    graph, devices = _placed(ends, default, group2ctx or {}, variable_contexts or {})
+    facts, num_forward = _collected(ends, graph, devices, shapes, dtypes or {}, chosen.kernels)
+    if chosen.compat == "paddle":
+        facts = replace(facts, order=breadth_first(facts, num_forward))
+    return SizedGraph(ends, facts, num_forward, chosen, mirrored=mirror is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """A differentiated graph: where it begins and where it ends."""
+
+    heads: list[Entry]
+    gradients: list[Entry]
+    head_grads: list[Node]
+    wanted: list[str]
+    """Arguments whose gradients these are."""
+    arguments: dict[str, Node]
+    states: dict[str, Node]
+    requests: dict[str, Req]
+    notes: tuple[str, ...]
+
+
+class SizedGraph:
+    """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget.
+
+    Attributes:
+        facts: the graph with sizes, in the order in which it is written.
+        num_forward: how many steps of it are the forward part.
+        options: how to plan.
+    """
+
+    def __init__(
+        self, ends: _Ends, facts: Facts, num_forward: int, options: PlanOptions, *, mirrored: bool = False
+    ) -> None:
+        self.facts = facts
+        self.num_forward = num_forward
+        self.options = options
+        self._ends = ends
+        self._mirrored = mirrored
+        self._drafts: dict[PlanOptions, Outcome] = {}
+
+    def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
+        """The graph with its plan.
+
+        Args:
+            options: how to plan memory; default: as the graph was sized. What shapes the graph itself
+                (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must be as it was there.
+            seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
+        """
+        chosen = self.options if options is None else options
+        outcome = self._draft(chosen)
+        notes = [*self._ends.notes, *outcome.notes]
+        if not self._mirrored and recompute.wanted(chosen, self.facts):
+            step = spill.apply if spill.wanted(chosen, outcome) else recompute.apply
+            fitted = step(replace(outcome, notes=()), chosen, measured=seconds)
+            notes.extend(fitted.notes)
+            outcome = fitted
+        return self._finished(outcome, chosen, tuple(notes))
+
+    def _draft(self, options: PlanOptions) -> Outcome:
+        """The plan without recomputation; kept, since a budget asks for it again."""
+        plain = options.replace(recompute="off", budget=None)
+        found = self._drafts.get(plain)
+        if found is None:
+            found = self._drafts[plain] = self._ordered(plain)
+        return found
+
+    def _ordered(self, options: PlanOptions) -> Outcome:
+        facts, num_forward = self.facts, self.num_forward
+        outcome = planned(facts, num_forward, options)
+        peak = outcome.memory.peak
+        if not options.reorder or not peak:
+            return outcome
+        better = replace(facts, order=choose_order(facts, num_forward, options))
+        if better.order is facts.order:
+            return outcome
+        moved = planned(better, num_forward, options)
+        if moved.memory.peak >= peak:
+            return outcome
+        note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
+        return replace(moved, notes=(note,))
+
+    def _finished(self, outcome: Outcome, options: PlanOptions, notes: tuple[str, ...]) -> PlannedGraph:
+        # Recomputation and spills make other graphs.
+        ends, facts, found = self._ends, outcome.facts, outcome.found
+        graph = facts.graph
+        outputs = graph.outputs[: len(ends.heads)].tolist()
+        gradients = dict(zip(ends.wanted, graph.outputs[len(ends.heads) :].tolist(), strict=True))
+        devices = [facts.contexts[index] for index in facts.device]
+        kernels = operator_choices(graph, facts.shapes, facts.dtypes, devices, options.kernels)
+        return PlannedGraph(
+            graph=graph,
+            order=facts.order,
+            num_forward_nodes=outcome.num_forward,
+            shapes=facts.shapes,
+            dtypes=facts.dtypes,
+            devices=devices,
+            requests=_entry_requests(found, {e: ends.requests[name] for name, e in gradients.items()}),
+            skipped=frozenset(found.skipped),
+            outputs=outputs,
+            gradients=gradients,
+            grad_req=ends.requests,
+            head_grads=[graph.nid.get(variable, -1) for variable in ends.head_grads] or [-1] * len(outputs),
+            arguments={name: graph.nid.get(node, -1) for name, node in ends.arguments.items()},
+            aux={name: graph.nid.get(node, -1) for name, node in ends.states.items()},
+            memory=replace(
+                outcome.memory,
+                options=options,
+                outputs=tuple(outputs),
+                num_forward=outcome.num_forward,
+                notes=notes,
+                kernels={graph.nodes[nid].name: choice.text for nid, choice in kernels.items() if choice.several},
+            ),
+            notes=notes,
+            kernels=kernels,
+        )
+
+
+def _differentiate(
+    heads: list[Entry],
+    grad_req: str | Mapping[str, str],
+    options: PlanOptions,
+    mirror: Callable[[Node], bool] | None,
+) -> _Ends:
+    """Merge what computes the same, and add the gradients that somebody wants."""
     order, _ = depth_first_order(entry.node for entry in heads)
     arguments, states = _variables(order)
-    reqs = _requests(grad_req, arguments)
-    notes: list[str] = []
-
-    if chosen.eliminate_common_expr:
+    requests = _requests(grad_req, arguments)
+    notes: tuple[str, ...] = ()
+    if options.eliminate_common_expr:
         heads, removed = eliminate(heads, order)
         if removed:
-            notes.append(f"merged {removed} node(s) that compute the same as others")
-    wanted = [name for name in arguments if reqs[name] != Req.NULL]
+            notes = (f"merged {removed} node(s) that compute the same as others",)
+    wanted = [name for name in arguments if requests[name] != Req.NULL]
     gradients = Gradients([], [])
     if wanted:
         gradients = add_gradients(
             heads,
             [arguments[name] for name in wanted],
-            sum_cap=chosen.inplace_grad_sum_cap,
-            accumulated={arguments[name] for name in wanted if reqs[name] == Req.ADD},
+            sum_cap=options.inplace_grad_sum_cap,
+            accumulated={arguments[name] for name in wanted if requests[name] == Req.ADD},
             mirror=mirror,
-            like_mxnet=like_mxnet,
+            like_mxnet=options.compat == "mxnet",
         )
-    entries = [*heads, *gradients.entries]
-    if group2ctx or variable_contexts:
-        homes = {
-            len(heads) + i: _home(arguments[name], default, group2ctx or {}, variable_contexts or {})
-            for i, name in enumerate(wanted)
-        }
-        added = {len(heads) + i for i, name in enumerate(wanted) if reqs[name] == Req.ADD}
-        entries, placed = place(entries, default, group2ctx or {}, variable_contexts or {}, homes, added)
-        graph = IndexedGraph(entries)
-        devices = [placed[node] for node in graph.nodes]
-    else:
-        graph = IndexedGraph(entries)
-        devices = [default] * graph.num_nodes
+    return _Ends(
+        heads=heads,
+        gradients=gradients.entries,
+        head_grads=gradients.heads,
+        wanted=wanted,
+        arguments=arguments,
+        states=states,
+        requests=requests,
+        notes=notes,
+    )
 
-    outputs = graph.outputs[: len(heads)].tolist()
-    sizes = _infer(graph, outputs, gradients.heads, shapes, dtypes or {})
+
+def _placed(
+    ends: _Ends,
+    default: Context,
+    group2ctx: Mapping[str, Context],
+    variable_contexts: Mapping[str, Context],
+) -> tuple[IndexedGraph, list[Context]]:
+    """The numbered graph, with copies between devices, and the device of each node."""
+    entries = [*ends.heads, *ends.gradients]
+    if not group2ctx and not variable_contexts:
+        graph = IndexedGraph(entries)
+        return graph, [default] * graph.num_nodes
+    first = len(ends.heads)
+    homes = {
+        first + i: _home(ends.arguments[name], default, group2ctx, variable_contexts)
+        for i, name in enumerate(ends.wanted)
+    }
+    added = {first + i for i, name in enumerate(ends.wanted) if ends.requests[name] == Req.ADD}
+    entries, where = place(entries, default, group2ctx, variable_contexts, homes, added)
+    graph = IndexedGraph(entries)
+    return graph, [where[node] for node in graph.nodes]
+
+
+def _collected(
+    ends: _Ends,
+    graph: IndexedGraph,
+    devices: Sequence[Context],
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any],
+    kernels: str,
+) -> tuple[Facts, int]:
+    """Sizes and what operators declare, and the number of forward steps."""
+    outputs = graph.outputs[: len(ends.heads)].tolist()
+    gradients = graph.outputs[len(ends.heads) :].tolist()
+    sizes = _infer(graph, outputs, ends.head_grads, shapes, dtypes)
     elements, nbytes = byte_sizes(graph, *sizes)
-    gradient_ids = graph.outputs[len(heads) :].tolist()
-    boundary = max(int(graph.entry_node[e]) for e in outputs) + 1
     steps = np.flatnonzero(~graph.is_variable).tolist()
-    forward = bisect_left(steps, boundary)
     contexts = tuple(dict.fromkeys(devices))
     number = {ctx: i for i, ctx in enumerate(contexts)}
+    brought = {
+        "arguments": [graph.row[graph.nid[n]] for n in ends.arguments.values() if n in graph.nid],
+        "gradients": gradients,
+        "aux": [graph.row[graph.nid[n]] for n in ends.states.values() if n in graph.nid],
+        "head_grads": [graph.row[graph.nid[n]] for n in ends.head_grads if n in graph.nid],
+    }
     facts = collect(
         graph,
         steps,
-        sizes[0],
-        sizes[1],
-        elements,
-        nbytes,
-        contexts,
-        [number[ctx] for ctx in devices],
-        gradient_ids,
-        frozenset(e for e, name in zip(gradient_ids, wanted, strict=True) if reqs[name] == Req.ADD),
-        operator_workspaces(graph, *sizes, operator_choices(graph, *sizes, devices, chosen.kernels)),
-        {
-            "arguments": _total(nbytes, (graph.row[graph.nid[n]] for n in arguments.values() if n in graph.nid)),
-            "gradients": _total(nbytes, gradient_ids),
-            "aux": _total(nbytes, (graph.row[graph.nid[n]] for n in states.values() if n in graph.nid)),
-            "head_grads": _total(nbytes, (graph.row[graph.nid[n]] for n in gradients.heads if n in graph.nid)),
-        },
+        shapes=sizes[0],
+        dtypes=sizes[1],
+        elements=elements,
+        nbytes=nbytes,
+        contexts=contexts,
+        device=[number[ctx] for ctx in devices],
+        gradients=gradients,
+        added=frozenset(e for e, name in zip(gradients, ends.wanted, strict=True) if ends.requests[name] == Req.ADD),
+        workspaces=operator_workspaces(graph, *sizes, operator_choices(graph, *sizes, devices, kernels)),
+        external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
     )
-    if chosen.compat == "paddle":
-        facts = replace(facts, order=breadth_first(facts, forward))
-    outcome = planned(facts, forward, chosen)
-    peak = outcome.memory.peak
-    if chosen.reorder and peak:
-        better = replace(facts, order=choose_order(facts, forward, chosen))
-        if better.order is not facts.order:
-            moved = planned(better, forward, chosen)
-            if moved.memory.peak < peak:
-                notes.append(f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes")
-                outcome = moved
-    if mirror is None and recompute.wanted(chosen, facts):
-        step = spill.apply if spill.wanted(chosen, outcome) else recompute.apply
-        outcome = step(outcome, chosen, measured=seconds)
-        notes.extend(outcome.notes)
-    # Recomputation and spills make other graphs.
-    facts, found = outcome.facts, outcome.found
-    graph = facts.graph
-    outputs = graph.outputs[: len(heads)].tolist()
-    gradient_of = dict(zip(wanted, graph.outputs[len(heads) :].tolist(), strict=True))
-    places = [facts.contexts[index] for index in facts.device]
-    kernels = operator_choices(graph, facts.shapes, facts.dtypes, places, chosen.kernels)
-    return PlannedGraph(
-        graph=graph,
-        order=facts.order,
-        num_forward_nodes=outcome.num_forward,
-        shapes=facts.shapes,
-        dtypes=facts.dtypes,
-        devices=places,
-        requests=_entry_requests(found, {e: reqs[name] for name, e in gradient_of.items()}),
-        skipped=frozenset(found.skipped),
-        outputs=outputs,
-        gradients=gradient_of,
-        grad_req=reqs,
-        head_grads=[graph.nid.get(variable, -1) for variable in gradients.heads] or [-1] * len(heads),
-        arguments={name: graph.nid.get(node, -1) for name, node in arguments.items()},
-        aux={name: graph.nid.get(node, -1) for name, node in states.items()},
-        memory=replace(
-            outcome.memory,
-            outputs=tuple(outputs),
-            num_forward=outcome.num_forward,
-            notes=tuple(notes),
-            kernels={graph.nodes[nid].name: choice.text for nid, choice in kernels.items() if choice.several},
-        ),
-        notes=tuple(notes),
-        kernels=kernels,
-    )
-
-
-def _total(nbytes: IntArray, entries: Iterable[int]) -> int:
-    return int(nbytes[list(entries)].sum())
+    return facts, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1)
 
 
 def _variables(order: Sequence[Node]) -> tuple[dict[str, Node], dict[str, Node]]:

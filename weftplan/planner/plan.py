@@ -318,6 +318,11 @@ class PlannedGraph:
         """True when gradients are computed."""
         return bool(self.gradients)
 
+    def variables(self) -> dict[str, tuple[Shape, DType]]:
+        """Shape and dtype of each argument and auxiliary state."""
+        rows = {name: self.graph.row[nid] for name, nid in (self.arguments | self.aux).items()}
+        return {name: (self.shapes[e], self.dtypes[e]) for name, e in rows.items()}
+
     def entry_device(self, eid: int) -> Context:
         """Device of an entry: that of the node that makes it."""
         return self.devices[int(self.graph.entry_node[eid])]

@@ -1,0 +1,326 @@
+"""``bind``, ``simple_bind`` and ``reshape``: from a symbol and arrays (or shapes) to an executor.
+
+Every way is the same climb: what is given is checked, then the graph is planned, then arrays are made where there are
+none, then the executor lays the plan into memory. So what is wrong is said before anything is allocated, and shapes and
+dtypes are inferred once, by the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weftplan import config, planner
+from weftplan.device.context import Context
+from weftplan.errors import (
+    BindError,
+    BudgetError,
+    DTypeError,
+    MXNetError,
+    PlanError,
+    ShapeError,
+    did_you_mean,
+    listed,
+)
+from weftplan.executor.arguments import (
+    as_shape,
+    check_context,
+    collect,
+    collect_optional,
+    given_dtypes,
+    normalize_grad_req,
+)
+from weftplan.executor.arrays import Groups, buffered_array, fitted, shared_array, variable_contexts
+from weftplan.executor.executor import Executor
+from weftplan.ndarray import NDArray, zeros
+from weftplan.planner import PlannedGraph, PlanOptions
+from weftplan.planner.recompute import parse_bytes
+from weftplan.symbol import Symbol
+from weftplan.symbol.provenance import warn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """How a symbol is bound: everything but shapes and arrays. An executor keeps it, to be bound again on reshape."""
+
+    symbol: Symbol
+    ctx: Context
+    reqs: dict[str, str]
+    group2ctx: Groups
+    options: PlanOptions
+
+    def plan(
+        self,
+        shapes: Mapping[str, Any],
+        dtypes: Mapping[str, Any],
+        contexts: Mapping[str, Context],
+        *,
+        budget: int | None = None,
+    ) -> PlannedGraph:
+        """The graph planned for these shapes and dtypes of variables (as many as the rest can be inferred from).
+
+        Args:
+            shapes: by name.
+            dtypes: by name; what cannot be inferred is float32.
+            contexts: where the array of each variable is, or is to be; looked at with ``group2ctx`` only.
+            budget: most bytes for everything that the executor holds.
+        """
+        sized = planner.size_symbol(
+            self.symbol,
+            shapes,
+            dtypes,
+            grad_req=self.reqs,
+            context=self.ctx,
+            group2ctx=self.group2ctx,
+            variable_contexts=contexts if self.group2ctx else None,
+            options=self.options,
+        )
+        return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget)
+
+    def executor(
+        self,
+        planned: PlannedGraph,
+        args: Sequence[NDArray],
+        grads: Sequence[NDArray | None],
+        aux: Sequence[NDArray],
+        shared_exec: Executor | None,
+    ) -> Executor:
+        """The executor of a planned graph on arrays that fit it.
+
+        Raises:
+            BindError: without ``group2ctx``, an array is on another context.
+        """
+        config.warn_of_late_changes("storage")
+        ctx = self.ctx
+        if not self.group2ctx:
+            names, aux_names = self.symbol.list_arguments(), self.symbol.list_auxiliary_states()
+            labels = (*names, *(f"grad of {name}" for name in names), *aux_names)
+            for label, held in zip(labels, (*args, *grads, *aux), strict=True):
+                if held is not None and held.context != ctx:
+                    raise BindError(
+                        f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with "
+                        f"as_in_context({ctx}), or bind with group2ctx to spread one network over contexts"
+                    )
+        return Executor(
+            self.symbol,
+            planned,
+            ctx,
+            args,
+            grads,
+            aux,
+            self.reqs,
+            pool=None if shared_exec is None else shared_exec.pool,
+            rebind=self.reshaped,
+        )
+
+    def reshaped(
+        self, old: Executor, partial_shaping: bool, allow_up_sizing: bool, shapes: Mapping[str, Any]
+    ) -> Executor:
+        """An executor like ``old``, which was bound this way, for other shapes: as many arrays are kept as fit.
+
+        Raises:
+            BindError: an unknown name.
+            ShapeError: a change that was not allowed.
+        """
+        unknown = [name for name in shapes if name not in old.arg_names]
+        if unknown:
+            hint = did_you_mean(unknown[0], old.arg_names)
+            raise BindError(
+                f"reshape: no arguments named {listed(unknown)}; {hint}the arguments are {listed(old.arg_names)}"
+            )
+        names, arrays = (*old.arg_names, *old.aux_names), (*old.arg_arrays, *old.aux_arrays)
+        _, dtypes, contexts = _facts(names, arrays)
+        planned = self.plan({name: as_shape(name, shape) for name, shape in shapes.items()}, dtypes, contexts)
+        sizes = planned.variables()
+
+        def fit(name: str, array: NDArray) -> NDArray:
+            shape = sizes[name][0]
+            if array.shape != shape and name not in shapes and not partial_shaping:
+                raise ShapeError(
+                    f"reshape: the shape of {name!r}, which was not given, changes from {array.shape} to {shape}; "
+                    f"give it, or pass partial_shaping=True"
+                )
+            return fitted(name, array, shape, allow_up_sizing)
+
+        args = [fit(name, array) for name, array in zip(old.arg_names, old.arg_arrays, strict=True)]
+        grads = [
+            None if grad is None else fit(name, grad) for name, grad in zip(old.arg_names, old.grad_arrays, strict=True)
+        ]
+        aux = [fit(name, array) for name, array in zip(old.aux_names, old.aux_arrays, strict=True)]
+        new = self.executor(planned, args, grads, aux, old)
+        new._monitor = old._monitor
+        new._inferred, new._unset = old._inferred, old._unset
+        return new
+
+
+def bind(
+    symbol: Symbol,
+    /,
+    ctx: Context,
+    args: Any,
+    args_grad: Any = None,
+    grad_req: Any = "write",
+    aux_states: Any = None,
+    group2ctx: Groups = None,
+    shared_exec: Executor | None = None,
+    *,
+    plan_options: PlanOptions | None = None,
+) -> Executor:
+    """Bind ``symbol`` to arrays, which are used as they are, not copied.
+
+    Args:
+        ctx: default context of the operations.
+        args: every argument, a list in ``list_arguments`` order or a dictionary.
+        args_grad: gradient arrays, a list or a dictionary; an argument without one has ``grad_req`` null.
+        grad_req: ``write``, ``add`` or ``null``: for all, as a list, or as a dictionary (missing: null).
+        aux_states: every auxiliary state, a list or a dictionary.
+        group2ctx: context of each ``ctx_group`` attribute.
+        shared_exec: an executor whose planned memory is used again; the two must not be needed at once.
+        plan_options: how to plan; default: from the environment.
+
+    Raises:
+        BindError: an array is missing, has the wrong context, or lists have the wrong length.
+        ShapeError, DTypeError: an array does not fit the network.
+    """
+    check_context("bind", ctx)
+    names, aux_names = _names(symbol)
+    arg_arrays = collect(args, names, "args")
+    aux_arrays = collect(aux_states if aux_states is not None else [], aux_names, "aux_states")
+    grad_arrays = collect_optional(args_grad, names)
+    reqs = normalize_grad_req(grad_req, names)
+    reqs = {n: r if g is not None else "null" for (n, r), g in zip(reqs.items(), grad_arrays, strict=True)}
+    for name, array, grad in zip(names, arg_arrays, grad_arrays, strict=True):
+        if grad is None:
+            continue
+        if not isinstance(grad, NDArray):
+            raise DTypeError(
+                f"bind: args_grad {name!r} must be an NDArray to write the gradient to, got {type(grad).__name__}; "
+                f"make one with mx.nd.zeros({array.shape})"
+            )
+        if tuple(grad.shape) != tuple(array.shape):
+            raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
+        if grad.dtype != array.dtype:
+            raise DTypeError(f"bind: argument {name!r} has dtype {array.dtype}, its gradient array {grad.dtype}")
+    binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=_options(plan_options))
+    planned = binding.plan(*_facts((*names, *aux_names), (*arg_arrays, *aux_arrays)))
+    return binding.executor(planned, arg_arrays, grad_arrays, aux_arrays, shared_exec)
+
+
+def simple_bind(
+    symbol: Symbol,
+    /,
+    ctx: Context,
+    grad_req: Any = "write",
+    type_dict: Mapping[str, Any] | None = None,
+    stype_dict: Mapping[str, str] | None = None,
+    group2ctx: Groups = None,
+    shared_arg_names: Sequence[str] | None = None,
+    shared_exec: Executor | None = None,
+    shared_buffer: dict[str, NDArray] | None = None,
+    *,
+    plan_options: PlanOptions | None = None,
+    memory_budget: int | str | None = None,
+    **shapes: Any,
+) -> Executor:
+    """Infer every shape and dtype from a few, allocate zero-filled arrays, and bind.
+
+    Args:
+        ctx: default context.
+        grad_req: as for :func:`bind`.
+        type_dict: dtypes by argument name; what nothing says is float32.
+        group2ctx: context of each ``ctx_group`` attribute; arrays are made where their group says.
+        shared_arg_names: arguments that are the same arrays as in ``shared_exec`` (their gradients too).
+        shared_exec: an executor whose planned memory and auxiliary states are used again.
+        shared_buffer: name -> array; other arguments are cut from these; missing ones are added, small ones grow.
+        plan_options: how to plan; default: from the environment.
+        memory_budget: most bytes for everything that the executor holds (arguments, gradients, states and planned
+            memory), such as ``"2GB"``; forward results are computed again where that is needed to fit.
+        shapes: known shapes by argument name.
+
+    Raises:
+        BudgetError: nothing fits ``memory_budget``; names the smallest that works. Nothing has been allocated.
+        MXNetError: beginning ``simple_bind error. Arguments:`` and one line per shape, then the cause.
+    """
+    check_context("simple_bind", ctx)
+    if stype_dict and any(kind != "default" for kind in stype_dict.values()):
+        raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
+    names, aux_names = _names(symbol)
+    every = (*names, *aux_names)
+    unknown = [name for name in shapes if name not in every]
+    if unknown:
+        hint = did_you_mean(unknown[0], every)
+        warn(f"simple_bind: no arguments named {listed(unknown)}; {hint}the arguments are {listed(names)}")
+    shared = {name: shared_exec.arg_dict for name in shared_arg_names or () if name in names} if shared_exec else {}
+    if shared_exec is not None:
+        shared.update((name, shared_exec.aux_dict) for name in aux_names if name in shared_exec.aux_dict)
+    groups = variable_contexts(symbol, ctx, group2ctx)
+    places = {name: groups.get(name, ctx) for name in every}
+    there = {name: table[name].context for name, table in shared.items() if name in table}
+    try:
+        reqs = normalize_grad_req(grad_req, names)
+        known = {name: as_shape(name, shape) for name, shape in shapes.items() if name not in unknown}
+        binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=_options(plan_options))
+        budget = None if memory_budget is None else parse_bytes(memory_budget)
+        planned = binding.plan(known, given_dtypes(type_dict or {}, every), {**places, **there}, budget=budget)
+    except (BudgetError, PlanError):
+        raise
+    except MXNetError as error:
+        lines = "".join(f"\n{name}: {shape}" for name, shape in shapes.items())
+        raise type(error)(f"simple_bind error. Arguments:{lines}\n{error}") from error
+    sizes = planned.variables()
+    args: list[NDArray] = []
+    grads: list[NDArray | None] = []
+    for name in names:
+        (shape, dtype), place = sizes[name], places[name]
+        grad = None
+        if name in shared:
+            assert shared_exec is not None
+            args.append(shared_array(shared[name], name, shape, dtype))
+            if reqs[name] != "null":
+                grad = shared_exec.grad_dict.get(name)
+                grad = zeros(shape, ctx=place, dtype=dtype) if grad is None else grad
+        else:
+            args.append(buffered_array(shared_buffer, name, shape, dtype, place))
+            if reqs[name] != "null":
+                grad = buffered_array(shared_buffer, f"grad of {name}", shape, dtype, place)
+        grads.append(grad)
+    aux = [
+        shared_array(shared[name], name, *sizes[name])
+        if name in shared
+        else zeros(sizes[name][0], ctx=places[name], dtype=sizes[name][1])
+        for name in aux_names
+    ]
+    if budget is not None:
+        binding = replace(binding, options=planned.memory.options)  # on reshape planned memory is to stay as small
+    executor = binding.executor(planned, args, grads, aux, shared_exec)
+    if shared_exec is None and shared_buffer is None:
+        executor._inferred = frozenset(every).difference(known)
+    return executor
+
+
+def _names(symbol: Symbol) -> tuple[list[str], list[str]]:
+    """(arguments, auxiliary states); raises BindError when two arguments have one name."""
+    names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise BindError(f"Duplicate names detected, {twice}: give the variables different names")
+    return names, aux_names
+
+
+def _options(given: PlanOptions | None) -> PlanOptions:
+    return PlanOptions.from_environment() if given is None else given
+
+
+def _facts(
+    names: Iterable[str], arrays: Iterable[NDArray]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]], dict[str, Context]]:
+    """(shapes, dtypes, contexts) of arrays by name."""
+    pairs = list(zip(names, arrays, strict=True))
+    return (
+        {name: tuple(array.shape) for name, array in pairs},
+        {name: np.dtype(array.dtype) for name, array in pairs},
+        {name: array.context for name, array in pairs},
+    )
