@@ -186,7 +186,8 @@ _PLANNER = (
         low=1,
         aliases=("NNVM_EXEC_NUM_TEMP",),
         meaning="Temporary workspaces per device: fewer need less memory and allow less parallelism.",
-        effect="in force at every bind: how many groups of branches share no memory with each other",
+        effect="in force at every bind: above 1, operations wait less for memory of other branches, and memory "
+        "may grow to what so many groups of branches need apart",
     ),
     _planner(
         name="MXNET_EXEC_INPLACE_GRAD_SUM_CAP",

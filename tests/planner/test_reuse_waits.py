@@ -162,3 +162,33 @@ def test_edges_are_listed_for_other_reuse_too() -> None:
     pointers, earlier = reuse_edges(lower, upper, plan.storage_nbytes, plan.storage_offset)
     assert pointers.tolist() == plan.after_ptr.tolist()
     assert earlier.tolist() == plan.after_storages.tolist()
+
+
+@pytest.mark.parametrize("grad_req", ["null", "write"])
+def test_more_colours_make_nobody_wait_more(grad_req: str) -> None:
+    """Inception has branches side by side: with more colours no more nodes wait, with many fewer, in bounded memory."""
+    counts, peaks = [], []
+    for colours in (1, 2, 4, 8):
+        options = PlanOptions(strategy="arena", num_temp=colours)
+        graph = plan_symbol(
+            models.get("inception_v3"), models.input_shapes("inception_v3", 8), grad_req=grad_req, options=options
+        )
+        validate(graph)
+        assert graph.memory.num_added_waits == counted(graph)
+        counts.append(counted(graph))
+        peaks.append(graph.memory.peak)
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] < counts[0] / 2
+    assert max(peaks) < 1.5 * peaks[0]
+
+
+def test_colours_of_long_orders_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sets of steps would take too much memory, buffers of different colours share no bytes."""
+    monkeypatch.setattr(assemble, "MOST_STEPS", 10)
+    options = PlanOptions(strategy="arena", num_temp=2)
+    graph = plan_symbol(models.get("inception_v3"), models.input_shapes("inception_v3", 8), options=options)
+    validate(graph)
+    plan = graph.memory
+    assert plan.num_added_waits is None
+    whole = plan_symbol(models.get("inception_v3"), models.input_shapes("inception_v3", 8), options=ARENA).memory
+    assert plan.peak > whole.peak

@@ -234,8 +234,9 @@ def blocks(
 def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
     """The plan in which every buffer has an offset in one slab per device.
 
-    With ``color`` (per node), buffers first written by nodes of different colours share no bytes, so that reuse does
-    not make branches wait for each other: the parts of the colours lie one behind the other.
+    With ``color`` (per node) reuse is to make branches wait for each other as little as it can in the memory that the
+    colours would need each on their own: the sum of the most bytes alive of what nodes of one colour write. Orders too
+    long for sets of steps get just that: the parts of the colours one behind the other, which share no bytes.
     """
     facts = buffers.facts
     count = len(buffers.nbytes)
@@ -258,11 +259,14 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
         alignment = buffers.options.alignment or alignment_of(context)
         slab_of[index] = len(slab_device)
         slab_device.append(index)
-        top = 0
-        for part in _parts(buffers, mine, color):
+        top = room = 0
+        parts = _parts(buffers, mine, color)
+        if len(parts) > 1 and order is not None:
+            room, parts = sum(_most_alive(buffers, part) for part in parts), [mine]
+        for part in parts:
             lower, upper, size = buffers.first[part], buffers.last[part], buffers.nbytes[part]
             known = None if order is None else order.take(part)
-            packed = _packed(lower, upper, size, alignment, buffers.options.effort, known)
+            packed = _packed(lower, upper, size, alignment, buffers.options.effort, known, room)
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
@@ -298,8 +302,16 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
     return [mine[shades == shade] for shade in np.unique(shades)]
 
 
+def _most_alive(buffers: Buffers, part: IntArray) -> int:
+    """Most bytes that these buffers of one device need at once."""
+    place = np.zeros(len(part), dtype=np.int64)
+    nbytes = buffers.rounded(buffers.nbytes[part], buffers.device[part])
+    steps = len(buffers.facts.order)
+    return int(live_bytes(buffers.first[part], buffers.last[part], nbytes, place, 1, steps).max())
+
+
 def _packed(
-    lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str, order: Precedence | None
+    lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str, order: Precedence | None, room: int
 ) -> Packing:
     """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result.
 
@@ -310,10 +322,10 @@ def _packed(
         PlanError: the packing is wrong.
     """
     first = cast(Effort, "fast" if effort == "auto" else effort)
-    packed = pack(lower, upper, size, alignment=alignment, effort=first, order=order)
+    packed = pack(lower, upper, size, alignment=alignment, effort=first, order=order, room=room)
     check_packing(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
-    if effort == "auto" and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
+    if effort == "auto" and not room and wasted > WORTH_A_SEARCH and wasted > packed.lower_bound // 200:
         harder = pack(lower, upper, size, alignment=alignment, effort="medium", order=order)
         try:
             check_packing(lower, upper, size, harder.offsets, alignment=alignment)

@@ -33,7 +33,9 @@ class PlanOptions:
     enable_inplace: bool = True
     """Let outputs take the memory of dying inputs."""
     num_temp: int = 1
-    """Colours of branches, which do not share memory: more keep branches more independent and need more memory."""
+    """Colours of branches: more keep branches more independent and need more memory. Whole blocks pass between nodes of
+    one colour only; the offsets of ``arena`` make somebody wait for memory as rarely as they can in the bytes that the
+    colours need apart (:attr:`MemoryPlan.num_added_waits <weftplan.planner.plan.MemoryPlan.num_added_waits>`)."""
     inplace_grad_sum_cap: int = 8
     """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
     eliminate_common_expr: bool = True

@@ -12,7 +12,7 @@ from weftplan.planner.packing import greedy
 from weftplan.planner.packing.clock import Clock
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Packing, PackingError, check_input, sectioned
-from weftplan.planner.packing.solve import Plan, solve
+from weftplan.planner.packing.solve import Plan, solve, spread
 
 Effort = Literal["fast", "medium", "normal", "max"]
 
@@ -38,6 +38,7 @@ def pack(
     time_limit: float | None = None,
     effort: Effort | None = None,
     order: Precedence | None = None,
+    room: int = 0,
 ) -> Packing:
     """Give every buffer an offset such that buffers alive at the same time do not overlap, in little memory.
 
@@ -57,6 +58,7 @@ def pack(
             the same time, up to some twenty seconds. ``"max"``: longer.
         order: which steps use each buffer, and which its first writer waits for anyway. Reuse that makes nobody wait is
             then preferred, as far as that costs neither memory nor much time.
+        room: bytes that may be used for reuse that makes nobody wait, where the least memory makes somebody wait.
 
     Returns:
         The offsets, the peak they need, and the lower bound. Work stops at once when the two are equal.
@@ -83,6 +85,8 @@ def pack(
     bound = problem.lower_bound()
     clock = Clock(None if time_limit is None else began + time_limit)
     offsets = solve(problem, bound, EFFORTS[effort], clock, order)
+    if order is not None and room > bound * scale * alignment:
+        offsets = spread(problem, offsets, room // (scale * alignment), order, clock)
     peak = greedy.peak_of(problem, offsets)
     scale *= alignment
     offsets *= scale

@@ -62,6 +62,7 @@ def pack_outwards(
     order: Precedence | None = None,
     clock: Clock = ENDLESS,
     most_holes: int = FAR,
+    patience: int = 1,
 ) -> tuple[Int64, int] | None:
     """(offsets, number of pairs of buffers that share bytes one after the other against ``order``; 0 without it).
 
@@ -73,6 +74,7 @@ def pack_outwards(
         order: of the buffers in ``problem``; a hole in which nothing has to wait is preferred to a tighter one.
         clock: time limit.
         most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
+        patience: look at so many times more places where a buffer would make somebody wait.
     """
     lo, hi, size = problem.lo, problem.hi, problem.size
     load = problem.load()
@@ -98,7 +100,7 @@ def pack_outwards(
     ):
         late = np.flatnonzero(chosen)
         late = late[np.lexsort((-size[late], begin[late]))]
-        space = _Space(floor, stack.tolist(), tops.tolist(), order, most_holes, backwards=flip)
+        space = _Space(floor, stack.tolist(), tops.tolist(), order, most_holes, patience, backwards=flip)
         gone = np.concatenate([stack, late])
         gone = gone[np.argsort(end[gone], kind="stable")]
         found = _sweep(
@@ -153,6 +155,7 @@ class _Space:
         tops: Sequence[int],
         order: Precedence | None,
         most: int,
+        patience: int,
         *,
         backwards: bool,
     ) -> None:
@@ -163,7 +166,8 @@ class _Space:
         self._low = [tops[-1]]
         self._high = [FAR]
         self._last = LastHolders(stack, tops)
-        self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT)
+        self._tries = TRIES * patience
+        self._dead: deque[tuple[int, int, int]] = deque(maxlen=RECENT * patience)
 
     def release(self, buffer: int, low: int, high: int) -> None:
         """A buffer died: its bytes join the holes that they touch."""
@@ -249,7 +253,8 @@ class _Space:
         return best, off, waits
 
     def _places(self, buffer: int, size: int) -> Iterator[tuple[int, int]]:
-        """About `TRIES` places under the floor, as (hole, offset): where buffers died lately, then the ends of holes.
+        """About `TRIES` places (times the patience) under the floor, as (hole, offset): where buffers died lately, then
+        the ends of holes.
 
         The dead are asked first whether they would be waited for, which is cheaper than to look at the place.
         """
@@ -257,7 +262,7 @@ class _Space:
         users, needed = self._order.users, self._order.needed
         lows, highs, floor = self._low, self._high, self._floor
         mine = users[buffer] if self._backwards else needed[buffer]
-        left = TRIES
+        left = self._tries
         for dead, low, high in reversed(self._dead):
             if high - low < size or (
                 mine | needed[dead] != needed[dead] if self._backwards else users[dead] | mine != mine

@@ -23,6 +23,9 @@ GLUE_ROUNDS = (1 << 30, 1)
 # A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
 WORTH_A_SWEEP = 1.05
 
+# Where memory may be spent on waiting less, so many times more places are looked at.
+PATIENCE = 8
+
 # Holes that are looked at when time is over.
 HOLES_IN_A_HURRY = 64
 
@@ -85,6 +88,21 @@ def solve(problem: Problem, bound: int, plan: Plan, clock: Clock, order: Precede
         except OutOfTime:
             best.hurry(floor)
         offsets[part.index] = best.offsets + base
+    return offsets
+
+
+def spread(problem: Problem, offsets: Int64, room: int, order: Precedence, clock: Clock) -> Int64:
+    """The packing of at most ``room`` units with the fewest waits that sweeps find, or ``offsets``."""
+    best = order.waits(*reuse_edges(problem.lo, problem.hi, problem.size, offsets))
+    for variant in VARIANTS:
+        if not best:
+            break
+        try:
+            found = pack_outwards(problem, room, room, variant, order, clock, patience=PATIENCE)
+        except OutOfTime:
+            break
+        if found is not None and found[1] < best:
+            offsets, best = found
     return offsets
 
 
