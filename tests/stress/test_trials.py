@@ -1,0 +1,19 @@
+"""Trials with fresh seeds; ``python -m tests.stress.trials`` runs more of them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.stress import trials
+
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("kind", list(trials.TRIALS))
+def test_fresh_seeds_find_nothing(kind: str) -> None:
+    """A hundred random networks under random option sets, on every engine, or within random budgets."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed {seed}")
+    assert trials.run(kind, seed, 100) == 0

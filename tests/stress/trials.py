@@ -1,0 +1,182 @@
+"""Trials with fresh seeds: ``python -m tests.stress.trials graphs|budgets SEED COUNT``.
+
+``graphs``: a random network under a random option set, on each engine, with bulk on and off, against the same network
+without any sharing; plans are validated, executors judged for races, bytes counted. ``budgets``: a random network that
+trains within a budget, which is either kept, with the same bits, or refused with a smallest budget that works.
+Hostile files are the matter of ``python -m tests.symbol.hostile``. A trial that fails prints its seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import traceback
+import warnings
+from typing import Any
+
+import numpy as np
+
+import weftplan as mx
+from tests.executor.races import races
+from tests.stress.random_graphs import Maker, option_sets, without_sharing
+from weftplan import engine, planner
+from weftplan.engine.simulator import Simulator
+from weftplan.errors import BudgetError, MXNetError
+from weftplan.planner import PlanOptions
+
+SETS = option_sets()
+ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
+
+
+def bound(symbol: Any, shapes: dict[str, Any], grad_req: Any, options: PlanOptions, **how: Any) -> Any:
+    """An executor with values that depend on names alone."""
+    types = dict.fromkeys(shapes, "float32")
+    executor = symbol.simple_bind(mx.cpu(), grad_req, types, plan_options=options, **how, **shapes)
+    for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
+        rng = np.random.default_rng(sum(map(ord, name)))
+        array[:] = rng.uniform(-1, 1, array.shape).astype(array.dtype)
+    for name, array in executor.grad_dict.items():
+        if array is not None:
+            array[:] = (len(name) % 3) * np.ones(array.shape, array.dtype)
+    return executor
+
+
+def results(executor: Any, runs: int = 2) -> dict[str, bytes]:
+    """Everything that ``runs`` training steps leave behind, NaN without its sign."""
+    mx.random.seed(11)
+    for _ in range(runs):
+        out = executor.forward(is_train=True)
+        if executor.planned.trains:
+            executor.backward([mx.nd.ones(o.shape, dtype=o.dtype) for o in out])
+    found = {f"output {k}": array for k, array in enumerate(executor.outputs)}
+    found |= {f"gradient of {n}": array for n, array in executor.grad_dict.items() if array is not None}
+    found |= {f"state {n}": array for n, array in executor.aux_dict.items()}
+    return {name: _bits(array.asnumpy()) for name, array in found.items()}
+
+
+def _bits(values: Any) -> bytes:
+    values = np.array(values)
+    if values.dtype.kind == "f":
+        values[np.isnan(values)] = np.nan
+    return values.tobytes()
+
+
+def network(rng: random.Random) -> tuple[Any, dict[str, Any], Any]:
+    """(symbol, shapes of its inputs, requests)."""
+    maker = Maker(rng.randrange(1 << 30))
+    symbol = maker.graph(rng.randrange(1, 25))
+    names = symbol.list_arguments()
+    shapes = {name: maker.shapes[name] for name in names if name in maker.shapes}
+    kind = rng.choice(("write", "add", "null", "mixed"))
+    requests = {n: rng.choice(("write", "add", "null")) for n in names} if kind == "mixed" else kind
+    return symbol, shapes, requests
+
+
+def on(name: str, seed: int) -> Any:
+    """An engine by name."""
+    if name == "Simulator":
+        return Simulator(seed=seed)
+    return engine.create(name, **({} if name == "NaiveEngine" else {"cpu_workers": 3}))
+
+
+def refused(error: MXNetError) -> bool:
+    """False for a network that cannot be bound at all; raises what should not have happened."""
+    if "not differentiable" in str(error) or "cannot be inferred" in str(error):
+        return False
+    raise error
+
+
+def graph_trial(seed: str) -> bool:
+    """One network under one option set on every engine; False when it cannot be bound."""
+    rng = random.Random(seed)
+    symbol, shapes, requests = network(rng)
+    label = rng.choice(list(SETS))
+    try:
+        with engine.using(on("NaiveEngine", 0)):
+            expected = results(bound(symbol, shapes, requests, without_sharing(SETS[label])))
+    except MXNetError as error:
+        return refused(error)
+    for driver in ENGINES:
+        for bulk in ("0", "1"):
+            os.environ["MXNET_EXEC_BULK_EXEC_TRAIN"] = os.environ["MXNET_EXEC_BULK_EXEC_INFERENCE"] = bulk
+            chosen = on(driver, rng.randrange(1 << 30))
+            with engine.using(chosen):
+                executor = bound(symbol, shapes, requests, PlanOptions(**SETS[label]))
+                planner.validate(executor.planned)
+                assert executor.allocated_bytes == executor.memory_plan.peak, "bytes differ from the plan"
+                found = races(executor)
+                assert not found, f"{label}: races: {found[:3]}"
+                got = results(executor)
+                different = [name for name in expected if got[name] != expected[name]]
+                assert not different, f"{label} on {driver}, bulk {bulk}: {different[:4]} differ"
+                del executor
+                chosen.wait_for_all()
+            chosen.stop()
+    return True
+
+
+def budget_trial(seed: str) -> bool:
+    """One network within one budget; False when it cannot be bound."""
+    rng = random.Random(seed)
+    symbol, shapes, requests = network(rng)
+    try:
+        with engine.using(on("NaiveEngine", 0)):
+            plain = bound(symbol, shapes, requests, PlanOptions())
+            expected = results(plain)
+    except MXNetError as error:
+        return refused(error)
+    whole = plain.memory_plan
+    outside = whole.total - whole.peak
+    budget = outside + int(whole.peak * rng.uniform(0.2, 1.1))
+    with engine.using(on("NaiveEngine", 0)):
+        refusal = None
+        try:
+            executor = bound(symbol, shapes, requests, PlanOptions(), memory_budget=max(budget, 1))
+        except BudgetError as error:
+            refusal = error
+        if refusal is not None:
+            assert refusal.smallest is not None
+            assert refusal.smallest > budget, "a budget is refused that is said to work"
+            budget = refusal.smallest
+            executor = bound(symbol, shapes, requests, PlanOptions(), memory_budget=max(budget, 1))
+        planner.validate(executor.planned)
+        assert executor.memory_plan.total <= budget, "the plan exceeds the budget"
+        found = races(executor)
+        assert not found, f"races: {found[:3]}"
+        got = results(executor)
+        different = [name for name in expected if got[name] != expected[name]]
+        assert not different, f"budget {budget}: {different[:4]} differ"
+    return True
+
+
+TRIALS = {"graphs": graph_trial, "budgets": budget_trial}
+
+
+def run(kind: str, seed: int, count: int) -> int:
+    """Run ``count`` trials; prints and counts those that fail."""
+    warnings.simplefilter("error")
+    failed = ran = 0
+    before = {key: os.environ.get(key) for key in ("MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_INFERENCE")}
+    try:
+        for number in range(count):
+            try:
+                ran += TRIALS[kind](f"{kind}/{seed}/{number}")
+            except Exception as error:
+                failed += 1
+                print(f"{kind}/{seed}/{number}: {type(error).__name__}: {error}", flush=True)
+                traceback.print_exc(limit=-4)
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key, None)
+            if value is not None:
+                os.environ[key] = value
+    print(f"{kind}, seed {seed}: {count} trials, {ran} of them ran to the end, {failed} failed", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:  # one trial again: graphs|budgets and its name
+        TRIALS[sys.argv[1]](sys.argv[2])
+    else:
+        sys.exit(bool(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
