@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from weftplan import config
-from weftplan.engine import blas
+from weftplan import blas, config
 from weftplan.errors import ConfigError
 
 PROBE = """

@@ -13,8 +13,9 @@ import warnings
 import numpy as np
 import pytest
 
-from weftplan import engine
-from weftplan.engine import arrays, blas, core, factory, failure, forking, streams
+from weftplan import blas, engine
+from weftplan.engine import core, factory, failure, forking, streams
+from weftplan.tasks import arrays
 
 
 def in_child(check):

@@ -132,3 +132,11 @@ def test_one_exception_object_of_operations_that_fail_at_once():
     for thread in threads:
         thread.join(60)
     assert error.__notes__.count("raised in the same place") == 1
+
+
+def test_the_folder_shows_public_names_only():
+    """Those of ``__all__``, the tasks' verbs included; anything else is an error that names it."""
+    assert dir(engine) == sorted(engine.__all__)
+    assert all(getattr(engine, name) is not None for name in engine.__all__)
+    with pytest.raises(AttributeError, match=r"'weftplan\.engine' has no attribute 'pushh'"):
+        engine.pushh  # noqa: B018

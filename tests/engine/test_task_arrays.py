@@ -12,8 +12,8 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.engine import arrays
 from weftplan.errors import EngineError
+from weftplan.tasks import arrays
 
 
 class TestVarOf:

@@ -12,8 +12,8 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.engine.arrays import is_array
 from weftplan.errors import EngineError
+from weftplan.tasks.arrays import is_array
 
 
 class TestSubmit:

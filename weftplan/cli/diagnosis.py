@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from weftplan import __version__, config
+from weftplan import __version__, blas, config
 from weftplan.cli import blas_speed
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
-from weftplan.engine import blas as engine_blas
 from weftplan.errors import ConfigError, MXNetError
 from weftplan.ops import implementations
 from weftplan.ops.compiled import cache, target
@@ -158,9 +157,9 @@ def _native(blas: list[dict[str, Any]]) -> int:
 def _blas_limit() -> tuple[int | None, str]:
     """What the first engine makes of BLAS, None when it leaves it alone, and which variable decides."""
     try:
-        return engine_blas.planned()
+        return blas.planned()
     except ConfigError:  # which ``problems`` tells
-        return None, engine_blas.VARIABLE
+        return None, blas.VARIABLE
 
 
 def _load(cpus: int, blas: list[dict[str, Any]]) -> dict[str, Any]:

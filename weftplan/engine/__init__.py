@@ -14,15 +14,17 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from typing import Any
 
-from weftplan.engine.arrays import var_of
 from weftplan.engine.core import Engine, Tracer
 from weftplan.engine.factory import create, debug_enabled, get, nested, set_engine, set_tracer, using
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.statistics import QueueStatistics, Statistics
-from weftplan.engine.tasks import future, submit, task, wait
 from weftplan.engine.var import Var
 
 __all__ = [
@@ -51,6 +53,25 @@ __all__ = [
     "var_of",
     "wait",
 ]
+
+submit: Callable[..., None]
+task: Callable[..., Callable[[Callable[..., Any]], Callable[..., None]]]
+wait: Callable[..., None]
+future: Callable[[Any], Future[Any]]
+var_of: Callable[..., Var]
+_TASKS = ("future", "submit", "task", "var_of", "wait")
+"""Of the layer above (``weftplan.tasks``), which is imported when one of them is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TASKS:
+        raise AttributeError(f"module 'weftplan.engine' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module("weftplan.tasks"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def set_bulk_size(size: int) -> int:

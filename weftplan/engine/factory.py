@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from operator import index
 from typing import Any, SupportsIndex
 
-from weftplan import config
-from weftplan.engine import blas, forking
+from weftplan import blas, config
+from weftplan.engine import forking
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import Tracer
 from weftplan.engine.naive import NaiveEngine

@@ -28,7 +28,7 @@ from contextvars import Context as Variables
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from weftplan.engine import blas
+from weftplan import blas
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import ample_room

@@ -22,7 +22,7 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from weftplan.engine import blas
+from weftplan import blas
 from weftplan.engine.bulk import BulkRun
 from weftplan.engine.combining import ONE
 from weftplan.engine.execution import once, report, running

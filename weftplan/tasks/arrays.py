@@ -44,7 +44,7 @@ def _is_row(thing: Any) -> bool:
 
 
 def is_ndarray(thing: Any) -> bool:
-    """True for a :class:`weftplan.nd.NDArray`, which brings its var (and which this layer may not import)."""
+    """True for a :class:`weftplan.nd.NDArray`, which brings its var; plain arrays need nothing of that layer."""
     return isinstance(getattr(thing, "var", None), Var) and hasattr(thing, "raw")
 
 

@@ -27,13 +27,13 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.engine.arrays import context_of, is_array, is_ndarray, var_of
 from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
-from weftplan.engine.guard import guarded, read_only
 from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of
+from weftplan.tasks.guard import guarded, read_only
 
 P = ParamSpec("P")
 
@@ -325,7 +325,8 @@ def _plain_positional(signature: inspect.Signature) -> list[str] | None:
 def _engine_of(var: Var) -> Engine:
     if var.engine is None:
         raise EngineError(f"{var!r} has been deleted; nothing can be waited for")
-    return var.engine
+    engine: Engine = var.engine
+    return engine
 
 
 def _nothing() -> None:
