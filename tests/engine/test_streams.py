@@ -58,7 +58,7 @@ def test_streams_are_ordered_by_events(eng):
 
 def test_without_events_the_order_is_lost(monkeypatch):
     """The test above can fail: take the wait for events away and the value is wrong."""
-    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, op: None)
+    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op: None)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
     enqueue(eng, sim(0), lambda: cell.fill(5), (), [a])

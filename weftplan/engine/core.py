@@ -112,7 +112,7 @@ class Engine(Forking):
         with _delete_lock:
             mine, var.deleted = not var.deleted, True
             if mine:
-                var.engine = None  # type: ignore[assignment]  # every later push meets the slow check, which explains
+                var.engine = None  # every later push meets the slow check, which explains
                 self._requests.append(op)
         if not mine:
             checked_vars(self, (), (var,), "delete_variable")
@@ -393,7 +393,7 @@ class Engine(Forking):
         pending = self._exclusively(
             lambda: snapshot([op for op in self._in_flight.values() if type(op) is not Waiter or op.reads])
         )
-        return dump_dot(pending) if format == "dot" else dump_text(self, pending)
+        return dump_dot(pending) if format == "dot" else dump_text(repr(self), pending, hidden=self._pending > 0)
 
     def __repr__(self) -> str:
         return f"<{self.kind}: {self._seq - self._waits} pushed, {self._pending} pending>"

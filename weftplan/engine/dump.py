@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from weftplan.engine.operation import OprBlock, label_of
 from weftplan.engine.var import Var
-
-if TYPE_CHECKING:
-    from weftplan.engine.core import Engine
 
 
 class Pending(NamedTuple):
@@ -55,10 +52,10 @@ def _copy(var: Var) -> Var:
     return copy
 
 
-def dump_text(engine: Engine, pending: Sequence[Pending]) -> str:
-    """One line per pending operation, then for each var that it waits for who holds it."""
-    lines = [repr(engine)]
-    if not pending and engine._pending:
+def dump_text(head: str, pending: Sequence[Pending], *, hidden: bool) -> str:
+    """One line per pending operation, then for each var that it waits for who holds it; ``hidden``: there are more."""
+    lines = [head]
+    if not pending and hidden:
         lines.append("set WEFTPLAN_ENGINE_DEBUG=1 before the engine is made to see every pending operation")
     for one in pending:
         op = one.op

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableSet
 from contextlib import suppress
 from typing import Any
 
@@ -34,7 +34,7 @@ _NEVER_SKIPPED = (FnProperty.NO_SKIP, FnProperty.DELETE_VAR)
 class _Running(threading.local):
     """What this thread executes."""
 
-    engines: tuple[Execution, ...] = ()
+    engines: tuple[Any, ...] = ()
     """Whose operations it is inside of, the innermost last."""
     seated = False
     """It waits and stands in for a worker: what it runs must not find what belongs to the wait."""
@@ -57,7 +57,7 @@ class Execution:
 
     def __init__(self) -> None:
         self._unobserved: dict[Failure, None] = {}
-        self._failed_vars: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._failed_vars: MutableSet[Any] = weakref.WeakSet()
         """Vars that hold a failure."""
         self._any_failure = False
         """There are such vars; otherwise nobody looks for failures."""
@@ -116,12 +116,15 @@ class Execution:
         what an operation finds on its vars was put there before it was granted them."""
         if op.prop in _NEVER_SKIPPED:
             return None
+        failure: Failure | None
         for var in op.reads:
-            if var.failure is not None:
-                return var.failure
+            failure = var.failure
+            if failure is not None:
+                return failure
         for var in op.writes:
-            if var.failure is not None and var.failure.blocks(op.seq):
-                return var.failure
+            failure = var.failure
+            if failure is not None and failure.blocks(op.seq):
+                return failure
         return None
 
     def _execute(self, op: OprBlock) -> Any:

@@ -15,8 +15,6 @@ from weftplan.errors import DuplicateVarError, EngineError
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
-    from weftplan.engine.combining import Combining as Core
-    from weftplan.engine.core import Engine
     from weftplan.engine.var import Var
 
 
@@ -235,7 +233,7 @@ class Operator:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: object,
         fn: Callable[[], Any],
         reads: Sequence[Var],
         writes: Sequence[Var],
@@ -261,7 +259,7 @@ def dedupe(reads: Sequence[Var], writes: Sequence[Var]) -> tuple[list[Var], list
 
 
 def checked_vars(
-    engine: Core, const_vars: Sequence[Var], mutable_vars: Sequence[Var], name: str | None
+    engine: object, const_vars: Sequence[Var], mutable_vars: Sequence[Var], name: str | None
 ) -> tuple[Sequence[Var], Sequence[Var]]:
     """Reads without duplicates, and writes; the slow, complete check behind the fast one in ``push``.
 

@@ -26,7 +26,7 @@ from weftplan.locks import Lock, free_in_children
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
-    from weftplan.engine.execution import Execution as Core
+    from weftplan.engine.types import Runs
     from weftplan.engine.var import Var
 
 _lock = free_in_children(Lock())
@@ -77,7 +77,7 @@ def marks_before(op: OprBlock) -> Iterator[tuple[Var, Mark]]:
                 yield var, mark
 
 
-def synchronize_host(core: Core, op: OprBlock) -> Failure | None:
+def synchronize_host(core: Runs, op: OprBlock) -> Failure | None:
     """Block until ``op``, which runs on the host, may touch its vars; a device's error is its failure."""
     found: Failure | None = None
     for var, mark in marks_before(op):
@@ -88,14 +88,14 @@ def synchronize_host(core: Core, op: OprBlock) -> Failure | None:
     return found
 
 
-def synchronize_var(core: Core, var: Var) -> None:
+def synchronize_var(core: Runs, var: Var) -> None:
     """Block until the last write of ``var`` has passed; a device's error becomes the var's failure."""
     events = var.events
     if events is not None and events.writer is not None:
         _pass(core, var, events.writer)
 
 
-def _pass(core: Core, var: Var, mark: Mark) -> Failure | None:
+def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
     try:
         mark.event.synchronize()
     except BaseException as error:
@@ -118,7 +118,7 @@ def _pass(core: Core, var: Var, mark: Mark) -> Failure | None:
 class StreamWorker:
     """What a worker thread of an asynchronous device runs operations with."""
 
-    def __init__(self, core: Core, place: Any) -> None:
+    def __init__(self, core: Runs, place: Any) -> None:
         self.stream = place.new_stream()
         self._graveyard: list[tuple[list[Mark], OprBlock]] = []
         # Before any operation of this worker can be granted to others, everybody is careful.
@@ -126,40 +126,60 @@ class StreamWorker:
         core._careful = True
         core._streams.append(self)
 
-    def run(self, core: Core, op: OprBlock) -> Any:
-        """As ``Core._execute``, or LATER."""
+    def run(self, core: Runs, op: OprBlock) -> Any:
+        """As ``engine._execute``, or LATER."""
         if op.prop is FnProperty.DELETE_VAR:
             marks = [mark for _, mark in marks_before(op)]
             if marks:
                 self._graveyard.append((marks, op))
                 return LATER
             return core._execute_carefully(op, on_stream=True)
-        self._wait_for_others(op)
-        with self.stream:
-            failure = core._execute_carefully(op, on_stream=True)
-        self._mark(op)
+        try:
+            late = self._wait_for_others(core, op)
+            if late is not None and op.prop is not FnProperty.NO_SKIP:
+                return late
+            with self.stream:
+                failure = core._execute_carefully(op, on_stream=True)
+            self._mark(op)
+        except BaseException as error:  # of the device: it takes no more work
+            return Failure.of(op, error)
         return failure
 
-    def start(self, core: Core, op: OprBlock, done: Callable[[Any], None]) -> None:
-        """As ``Core._start_async``: what was enqueued when the operation says that it is done counts as its work."""
+    def start(self, core: Runs, op: OprBlock, done: Callable[[Any], None]) -> None:
+        """As ``engine._start_async``: what was enqueued when the operation says that it is done counts as its work."""
 
         def complete(failure: Any) -> None:
-            self._mark(op)
+            try:
+                self._mark(op)
+            except BaseException as error:
+                failure = failure or Failure.of(op, error)
             done(failure)
 
-        self._wait_for_others(op)
+        try:
+            late = self._wait_for_others(core, op)
+        except BaseException as error:
+            late = Failure.of(op, error)
+        if late is not None and op.prop is not FnProperty.NO_SKIP:
+            done(late)
+            return
         with self.stream:
             core._start_async(op, complete, on_stream=True)
 
-    def _wait_for_others(self, op: OprBlock) -> None:
+    def _wait_for_others(self, core: Runs, op: OprBlock) -> Failure | None:
         """Order the stream behind what other streams do to the operation's vars. Without this call a stream would read
-        what another has not written yet."""
-        for _, mark in marks_before(op):
+        what another has not written yet.
+
+        Devices of different kinds do not know each other's events: the host waits, and is told what has failed there.
+        """
+        found: Failure | None = None
+        for var, mark in marks_before(op):
             if mark.stream is not self.stream:
                 if type(mark.stream) is type(self.stream):
                     self.stream.wait(mark.event)
                 else:
-                    mark.event.synchronize()
+                    failure = _pass(core, var, mark)
+                    found = found or failure
+        return found
 
     def _mark(self, op: OprBlock) -> None:
         mark = Mark(self.stream, op)
@@ -175,7 +195,7 @@ class StreamWorker:
         """True when deletes wait for events."""
         return bool(self._graveyard)
 
-    def bury(self, core: Core, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
+    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
         """End the deletes whose events have passed; ``block``: the oldest after waiting for it.
 
         Yields (operation, failure); the caller finishes it.
@@ -192,7 +212,7 @@ class StreamWorker:
             yield op, core._execute_carefully(op, on_stream=True) or failure
             block = False
 
-    def drain(self, core: Core) -> None:
+    def drain(self, core: Runs) -> None:
         """Block until everything enqueued has passed; an error becomes a failure that wait_for_all raises."""
         try:
             self.stream.synchronize()
@@ -200,7 +220,7 @@ class StreamWorker:
             failure = Failure(error, f"work on {self.stream!r}", None, 0)
             core._exclusively(lambda: core._add_unobserved(failure))
 
-    def close(self, core: Core | None) -> None:
+    def close(self, core: Runs | None) -> None:
         """The worker ends. Marks of its stream live on, and so does the stream, as long as a var has one."""
         if core is not None:
             with suppress(ValueError):
@@ -213,13 +233,13 @@ class BrokenDevice:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def run(self, core: Core, op: OprBlock) -> Any:
+    def run(self, core: Runs, op: OprBlock) -> Any:
         """The failure."""
         if op.prop is FnProperty.DELETE_VAR:
             return core._execute_carefully(op)
         return Failure.of(op, self._error)
 
-    def start(self, core: Core, op: OprBlock, done: Callable[[Any], None]) -> None:
+    def start(self, core: Runs, op: OprBlock, done: Callable[[Any], None]) -> None:
         """The failure."""
         done(Failure.of(op, self._error))
 
@@ -227,15 +247,15 @@ class BrokenDevice:
         """Never."""
         return False
 
-    def bury(self, core: Core, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
+    def bury(self, core: Runs, *, block: bool) -> Iterator[tuple[OprBlock, Any]]:
         """Nothing."""
         return iter(())
 
-    def close(self, core: Core | None) -> None:
+    def close(self, core: Runs | None) -> None:
         """Nothing."""
 
 
-def enter(core: Core, context: Context | None) -> StreamWorker | BrokenDevice | None:
+def enter(core: Runs, context: Context | None) -> StreamWorker | BrokenDevice | None:
     """What a new worker of a queue of ``context`` runs operations with; None: plain calls."""
     if context is None or context.device_type in ("cpu", "cpu_pinned"):
         return None

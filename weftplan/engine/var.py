@@ -22,14 +22,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weftplan.errors import EngineError
-
-if TYPE_CHECKING:
-    from weftplan.engine.core import Engine
-    from weftplan.engine.failure import Failure
-    from weftplan.engine.operation import OprBlock
 
 _COMPACT = 32
 """Granted operations at the front of ``waiting`` before it is cut; then at least half of it is, so each costs O(1)."""
@@ -52,31 +47,32 @@ class Var:
         "write",
     )
 
-    def __init__(self, engine: Engine, name: str | None = None) -> None:
+    def __init__(self, engine: Any, name: str | None = None) -> None:
         self.engine = engine
         self.name = name
         self.version = 0
         self.readers = 0
         """Granted, unfinished reads."""
-        self.write: OprBlock | None = None
-        """The oldest write that is not finished; granted exactly when ``readers`` is 0."""
+        self.write: Any = None
+        """The operation that is the oldest write not finished; granted exactly when ``readers`` is 0."""
         self.waiting: list[Any] | None = None
         """What is behind ``write``, from ``head`` on: a write as its operation, a read as a tuple of it. A list and an
         index: most vars have one or two, for which a deque is ten times larger. Made when first needed, then kept."""
         self.head = 0
-        self.failure: Failure | None = None
+        self.failure: Any = None
+        """A ``Failure``, or None."""
         self.deleted = False
         self.events: Any = None
         """Stream events of the last write and of the reads since, on asynchronous devices only."""
 
-    def add_read(self, op: OprBlock) -> None:
+    def add_read(self, op: Any) -> None:
         """Register a read: granted at once, or behind the write."""
         if self.write is None:
             self.readers += 1
         else:
             self.append((op,))
 
-    def add_write(self, op: OprBlock) -> None:
+    def add_write(self, op: Any) -> None:
         """Register a write: as ``write``, granted if there are no readers, or behind another one."""
         if self.write is None:
             self.write = op
@@ -90,7 +86,7 @@ class Var:
         else:
             self.waiting.append(entry)
 
-    def finish_read(self, ready: deque[OprBlock]) -> None:
+    def finish_read(self, ready: deque[Any]) -> None:
         """A granted read is over."""
         self.readers -= 1
         if not self.readers and self.write is not None:
@@ -99,14 +95,14 @@ class Var:
             if not op.wait:
                 ready.append(op)
 
-    def finish_write(self, ready: deque[OprBlock]) -> None:
+    def finish_write(self, ready: deque[Any]) -> None:
         """The granted write is over: grant what comes next."""
         self.version += 1
         self.write = None
         if self.waiting:
             self.grant(ready)
 
-    def grant(self, ready: deque[OprBlock]) -> None:
+    def grant(self, ready: deque[Any]) -> None:
         """Nothing holds the var: grant from ``waiting``. Begun again after an interrupt, it goes on where it was."""
         waiting: list[Any] = self.waiting  # type: ignore[assignment]
         head, count = self.head, len(waiting)
@@ -135,11 +131,11 @@ class Var:
             self.head = 0
             del waiting[:head]
 
-    def __await__(self) -> Generator[Any, None, Var]:
+    def __await__(self) -> Generator[Any, None, Any]:
         """``await var`` in a coroutine: until it is readable; raises its failure. The event loop goes on meanwhile."""
-        from weftplan.engine.waiting import await_var
-
-        return await_var(self)
+        if self.deleted:
+            raise EngineError(f"await: {self!r} has been deleted; nothing will ever write it")
+        return (yield from self.engine._await(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Neither copied nor pickled: a twin would let operations past the ones that wait here.

@@ -176,6 +176,12 @@ class Waiting(Combining):
         self._admit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
         return result
 
+    def _await(self, var: Var) -> Generator[Any, None, Var]:
+        """What ``await var`` does: suspend the task, not the thread, until the var is readable; raise its failure."""
+        import asyncio
+
+        return (yield from asyncio.wrap_future(self.future(var)).__await__())
+
     def _raise(self, failure: Failure) -> None:
         self._note_observed(failure)
         raise failure.exception()
@@ -221,12 +227,3 @@ def _for_coroutines(error: BaseException) -> BaseException:
     instead = RuntimeError("an engine operation raised StopIteration")
     instead.__cause__ = error
     return instead
-
-
-def await_var(var: Var) -> Generator[Any, None, Var]:
-    """What ``await var`` does: suspend the task, not the thread, until the var is readable; raise its failure."""
-    import asyncio
-
-    if var.deleted:
-        raise EngineError(f"await: {var!r} has been deleted; nothing will ever write it")
-    return (yield from asyncio.wrap_future(var.engine.future(var)).__await__())
