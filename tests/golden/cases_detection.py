@@ -81,3 +81,27 @@ for _k, _p in enumerate((
 )):  # fmt: skip
     _add("_contrib_MultiBoxTarget", _tensor(_anchors(12, 20)), _tensor(_TRUTH), (4, 3, 20), params=_p,
          name=f"MultiBoxTarget {_k}")  # fmt: skip
+
+_ROIS = [[0, 1.0, 2.0, 9.0, 12.0], [1, 3.3, 0.2, 14.1, 7.7], [1, -3.0, -2.0, 5.0, 40.0], [0, 6.0, 6.0, 6.2, 6.1]]
+for _k, _p in enumerate((
+    {"pooled_size": (2, 3), "spatial_scale": 0.5}, {"pooled_size": (3, 2), "spatial_scale": 0.5, "sample_ratio": 2},
+    {"pooled_size": (7, 7), "spatial_scale": 0.25}, {"pooled_size": (2, 2), "spatial_scale": 0.5, "aligned": True},
+    {"pooled_size": (2, 3), "spatial_scale": 0.5, "aligned": True, "sample_ratio": 3},
+    {"pooled_size": (1, 1), "spatial_scale": 1.0},
+)):  # fmt: skip
+    _add("_contrib_ROIAlign", (2, 4, 8, 9), _tensor(_ROIS), params=_p, name=f"ROIAlign {_k}", grad=(0,))
+_P = {"pooled_size": (2, 3), "spatial_scale": 0.5, "position_sensitive": True}
+_add("_contrib_ROIAlign", (2, 12, 8, 9), _tensor(_ROIS), params=_P, name="ROIAlign by position", grad=(0,))
+
+for _k, _p in enumerate((
+    {}, {"output_score": True, "rpn_post_nms_top_n": 8}, {"iou_loss": True}, {"rpn_post_nms_top_n": 40},
+    {"threshold": 0.3, "rpn_post_nms_top_n": 30},
+    {"rpn_pre_nms_top_n": 10}, {"rpn_min_size": 40}, {"scales": (2.0, 3.0), "ratios": (1.0, 0.4)},
+)):  # fmt: skip
+    _base = {"scales": (2.0, 4.0), "ratios": (0.5, 1.0), "rpn_post_nms_top_n": 12, "output_score": False}
+    _p = {**_base, **_p}
+    _one = ({"shape": (1, 8, 5, 6), "low": 0.0, "high": 1.0, "distinct": True}, (1, 16, 5, 6))
+    _two = ({"shape": (2, 8, 5, 6), "low": 0.0, "high": 1.0, "distinct": True}, (2, 16, 5, 6))
+    _info = [[70.0, 96.0, 1.0], [80.0, 90.0, 0.5]]
+    _add("_contrib_Proposal", *_one, _tensor(_info[:1]), params=_p, name=f"Proposal {_k}", atol=1e-4)
+    _add("_contrib_MultiProposal", *_two, _tensor(_info), params=_p, name=f"MultiProposal {_k}", atol=1e-4)

@@ -12,6 +12,7 @@ from weftplan.ops import registry
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 NMS, MATCHING, IOU = "_contrib_box_nms", "_contrib_bipartite_matching", "_contrib_box_iou"
+ALIGN, PROPOSAL, PROPOSALS = (f"_contrib_{name}" for name in ("ROIAlign", "Proposal", "MultiProposal"))
 PRIOR, DETECTION, TARGET = (f"_contrib_MultiBox{name}" for name in ("Prior", "Detection", "Target"))
 
 
@@ -93,6 +94,38 @@ def test_gradient_of_suppression():
     check_gradient(NMS, [data], {"score_index": 0, "coord_start": 1, "overlap_thresh": 0.2})
 
 
+REGIONS = np.array([[0, 1.1, 2.3, 5.2, 6.4], [1, 0.2, 0.3, 3.1, 2.2], [0, -2.0, 1.0, 3.0, 9.0], [7, 0, 0, 1, 1]])
+AREA = {"pooled_size": (2, 3), "spatial_scale": 0.7}
+
+
+@pytest.mark.parametrize("params", [{}, {"sample_ratio": 2}, {"aligned": True}, {"position_sensitive": True}])
+def test_gradient_of_regions(params):
+    """It is that of the averages; regions of images that are not there have none, nor has the place of a region."""
+    data = np.random.RandomState(0).uniform(-1, 1, (2, 6 if "position_sensitive" in params else 2, 5, 6))
+    check_gradient(ALIGN, [data, REGIONS], {**AREA, **params}, wrt=(0,))
+    (out,) = run(ALIGN, [data, REGIONS], {**AREA, **params})
+    assert not out[3].any()
+    assert out[:3].any()
+
+
+def test_regions_of_a_plane():
+    """Averages of a linear image are its values at the middles of the cells."""
+    rows, columns = np.mgrid[:20, :30].astype(float)
+    image = (2 * rows + 3 * columns)[None, None]
+    (out,) = run(ALIGN, [image, np.array([[0, 4.0, 6.0, 16.0, 10.0]])], {"pooled_size": (2, 3), "spatial_scale": 1.0})
+    np.testing.assert_allclose(out[0, 0], [[2 * y + 3 * x for x in (6, 10, 14)] for y in (7, 9)])
+
+
+def test_proposals_are_repeated():
+    """Where one region is left it fills the output; its score comes with it."""
+    params = {"scales": (1.0,), "ratios": (1.0,), "rpn_post_nms_top_n": 3, "rpn_min_size": 1, "output_score": True}
+    scores = np.zeros((1, 2, 1, 1))
+    scores[0, 1] = 0.75
+    rois, values = run(PROPOSAL, [scores, np.zeros((1, 4, 1, 1)), np.array([[16.0, 16.0, 1.0]])], params)
+    assert rois.tolist() == [[0, 0, 0, 15, 15]] * 3
+    assert values.tolist() == [[0.75]] * 3
+
+
 def test_targets_of_one_box():
     """The anchor that is the box takes it, coded as zeros; the other ones are background."""
     anchors = boxes(4, 5)[None]
@@ -140,6 +173,28 @@ def infer(op, ins, outs, params):
         (NMS, [None], [(2, 7, 6), None], {}, ([(2, 7, 6)], [(2, 7, 6), (2, 7, 1)])),
         (MATCHING, [(2, 3, 4)], [None, None], {"threshold": 1}, ([(2, 3, 4)], [(2, 3), (2, 4)])),
         (MATCHING, [None], [(2, 3), (0, 4)], {"threshold": 1}, ([(2, 3, 4)], [(2, 3), (2, 4)])),
+        (ALIGN, [(2, 3, 8, 9), None], [(7, 0, 0, 0)], AREA, ([(2, 3, 8, 9), (7, 5)], [(7, 3, 2, 3)])),
+        (
+            ALIGN,
+            [(2, 0, 8, 9), (7, 0)],
+            [(0, 3, 0, 0)],
+            {**AREA, "position_sensitive": True},
+            ([(2, 18, 8, 9), (7, 5)], [(7, 3, 2, 3)]),
+        ),
+        (
+            PROPOSALS,
+            [(2, 0, 5, 0), (0, 0, 0, 6), None],
+            [None, None],
+            {"rpn_post_nms_top_n": 8},
+            ([(2, 24, 5, 6), (2, 48, 5, 6), (2, 3)], [(16, 5), (16, 1)]),
+        ),
+        (
+            PROPOSALS,
+            [(0, 24, 5, 6), None, None],
+            [None, (16, 0)],
+            {"rpn_post_nms_top_n": 8},
+            ([(2, 24, 5, 6), (2, 48, 5, 6), (2, 3)], [(16, 5), (16, 1)]),
+        ),
         (PRIOR, [(0, 3, 4, 5)], [None], {"sizes": (0.1, 0.2)}, ([(0, 3, 4, 5)], [(1, 40, 4)])),
         (
             DETECTION,
@@ -178,6 +233,12 @@ def test_shapes(op, ins, outs, params, expected):
         (NMS, [(3, 5)], {}, ParameterError, "do not fit boxes of 5 numbers"),
         (MATCHING, [(3,)], {"threshold": 0}, ShapeError, "rows, columns"),
         (MATCHING, [(3, 4)], {}, ParameterError, "'threshold' is missing"),
+        (ALIGN, [(1, 2, 3, 4), (2, 5)], {**AREA, "pooled_size": (2,)}, ParameterError, "positive height and width"),
+        (ALIGN, [(1, 4, 3, 4), (2, 5)], {**AREA, "position_sensitive": True}, ShapeError, "multiple of 6 channels"),
+        (ALIGN, [(1, 2, 3, 4), (2, 4)], AREA, ShapeError, "rois"),
+        (PROPOSAL, [(2, 24, 5, 6), (2, 48, 5, 6), (2, 3)], {}, ShapeError, "MultiProposal takes several"),
+        (PROPOSAL, [(1, 23, 5, 6), None, None], {}, ShapeError, "cls_prob"),
+        (PROPOSAL, [(1, 24, 5, 6), None, None], {"ratios": (0.0, 1.0, 2.0)}, ParameterError, "positive ratios"),
         (PRIOR, [(1, 2, 3, 4)], {"sizes": ()}, ParameterError, "sizes is empty"),
         (PRIOR, [(1, 2, 3, 4)], {"steps": (1.0,)}, ParameterError, "expected two numbers"),
         (PRIOR, [(1, 2, 3)], {}, ShapeError, "differ in rank"),
@@ -195,11 +256,11 @@ def test_refused(op, ins, params, error, says):
         infer(op, ins, [None] * len(found.output_names(registry.parse_params(found, params))), params)
 
 
-@pytest.mark.parametrize("op", [IOU, NMS, MATCHING, PRIOR, DETECTION, TARGET])
+@pytest.mark.parametrize("op", [IOU, NMS, MATCHING, PRIOR, DETECTION, TARGET, ALIGN, PROPOSAL, PROPOSALS])
 def test_integers_are_refused(op):
     """Boxes are floats."""
     found = registry.get(op)
-    params = registry.parse_params(found, {"threshold": 0.5} if op == MATCHING else {})
+    params = registry.parse_params(found, {"threshold": 0.5} if op == MATCHING else AREA if op == ALIGN else {})
     count = len(found.input_names(params))
     with pytest.raises(DTypeError, match="expects floats, got int32"):
         found.infer_dtype(params, [np.dtype("int32")] * count, [None] * found.num_outputs(params))

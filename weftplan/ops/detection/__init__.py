@@ -1,6 +1,8 @@
-"""Operators of object detectors: boxes, suppression, anchors, targets. Importing this package registers them."""
+"""Operators of object detectors: boxes, suppression, anchors, regions. Importing this package registers them."""
 
 import weftplan.ops.detection.boxes
 import weftplan.ops.detection.multibox
 import weftplan.ops.detection.multibox_target
+import weftplan.ops.detection.proposal
+import weftplan.ops.detection.roi_align
 import weftplan.ops.detection.suppression  # noqa: F401

@@ -1,0 +1,182 @@
+"""Proposal and MultiProposal: regions of interest from a region proposal network (Ren et al., "Faster R-CNN", 2015).
+
+Anchors of every pixel are moved as the network says, cut to the image, sorted by their scores and thinned by
+suppression. Corners are pixels, both included, so a box of one pixel is 1 wide. Where fewer regions are left than are
+wanted they are repeated from the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.detection.boxes import areas, overlap_scratch
+from weftplan.ops.detection.suppression import suppress
+from weftplan.ops.kernels import BOOL
+from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_PARAMS = (
+    Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),
+    Param("rpn_post_nms_top_n", p_int, 300, "regions of each image"),
+    Param("threshold", p_float, 0.7, "boxes that overlap more with a better one go"),
+    Param("rpn_min_size", p_int, 16, "least height and width of a region, for an image of scale 1"),
+    Param("scales", p_tuple(p_float), (4.0, 8.0, 16.0, 32.0), "sizes of anchors, in steps"),
+    Param("ratios", p_tuple(p_float), (0.5, 1.0, 2.0), "ratios of height and width of anchors"),
+    Param("feature_stride", p_int, 16, "pixels of the image for one of the network's output"),
+    Param("output_score", p_bool, False, "give the scores as a second output"),
+    Param("iou_loss", p_bool, False, "the network says how far each corner moves, in pixels"),
+)
+
+
+def anchors_of(params: Params) -> Any:
+    """Corners (n, 4) of the anchors of the first pixel, float64 on the host."""
+    stride = params["feature_stride"]
+    centre, area = 0.5 * (stride - 1), stride * stride
+    found = []
+    for ratio in params["ratios"]:
+        side = math.floor(math.sqrt(math.floor(area / ratio)) + 0.5)
+        other = math.floor(side * ratio + 0.5)
+        for scale in params["scales"]:
+            half_x, half_y = 0.5 * (side * scale - 1), 0.5 * (other * scale - 1)
+            found.append((centre - half_x, centre - half_y, centre + half_x, centre + half_y))
+    return np.array(found)
+
+
+def _count(params: Params, name: str) -> int:
+    count = len(params["scales"]) * len(params["ratios"])
+    if not count or min(params["ratios"]) <= 0 or params["rpn_post_nms_top_n"] < 1 or params["feature_stride"] < 1:
+        raise ParameterError(
+            f"{name}: expected scales, positive ratios, feature_stride and rpn_post_nms_top_n, got scales="
+            f"{params['scales']}, ratios={params['ratios']}, feature_stride={params['feature_stride']} and "
+            f"rpn_post_nms_top_n={params['rpn_post_nms_top_n']}"
+        )
+    return count
+
+
+def _infer_shape(name: str, most: int | None) -> Any:
+    def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        count, wanted = _count(params, name), params["rpn_post_nms_top_n"]
+        scores = merge_shape((0, 2 * count, 0, 0), ins[0], f"{name}: cls_prob (batch, 2 · anchors, height, width)")
+        moves = merge_shape((0, 4 * count, 0, 0), ins[1], f"{name}: bbox_pred (batch, 4 · anchors, height, width)")
+        info = merge_shape((0, 3), ins[2], f"{name}: im_info (batch, 3)")
+        assert scores is not None
+        assert moves is not None
+        assert info is not None
+        batch = merge_dim(merge_dim(scores[0], moves[0], f"{name}: batch"), info[0], f"{name}: batch of im_info")
+        for width, out in zip((5, 1), outs, strict=True):
+            given = merge_shape((0, width), out, f"{name}: output (batch · rpn_post_nms_top_n, {width})")
+            assert given is not None
+            if given[0] % wanted:
+                raise ShapeError(f"{name}: output {given} is not a multiple of rpn_post_nms_top_n={wanted}")
+            batch = merge_dim(batch, given[0] // wanted, f"{name}: batch of output {given}")
+        if most is not None and batch > most:
+            raise ShapeError(f"{name} takes one image, got a batch of {batch}: MultiProposal takes several")
+        image = merge_shape(scores[2:], moves[2:], f"{name}: pixels of cls_prob and bbox_pred")
+        assert image is not None
+        new = [(batch, scores[1], *image), (batch, moves[1], *image), (batch, 3)]
+        return [*new], [(batch * wanted, 5), (batch * wanted, 1)]
+
+    return infer
+
+
+def _most(params: Params, count: int) -> int:
+    return min(params["rpn_pre_nms_top_n"], count) if params["rpn_pre_nms_top_n"] > 0 else count
+
+
+def _scratch(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    """Boxes and scores of every anchor, and what suppression needs for the best of them."""
+    count = shape[1] // 2 * shape[2] * shape[3]
+    most = _most(params, count)
+    found: list[tuple[Shape, DType]] = [((count, 4), dtype), ((count,), dtype), ((most, 4), dtype), ((most,), dtype)]
+    return [*found, ((most,), dtype), ((most,), BOOL), *overlap_scratch(most, dtype)]
+
+
+def _proposal(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    scores, moves, info = inputs
+    rois, kept_scores = outputs
+    boxes, values, best, sizes, row, kept, *scratch = (
+        ctx.take(*spec) for spec in _scratch(params, scores.shape, scores.dtype)
+    )
+    wanted = params["rpn_post_nms_top_n"]
+    for item in range(scores.shape[0]):
+        _propose(xp, params, scores[item], moves[item], info[item].tolist(), boxes, values)
+        order = xp.argsort(-values, kind="stable")[: len(best)]
+        xp.take(boxes, order, axis=0, out=best, mode="clip")
+        xp.add(best[:, 2:], 1, out=best[:, 2:])  # corners are pixels: the far ones are counted in
+        areas(xp, best, sizes, row)
+        suppress(xp, best, sizes, None, params["threshold"], kept, row, scratch, inclusive=False)
+        left = order[kept][:wanted]
+        chosen = left[xp.arange(wanted) % len(left)]
+        part = slice(item * wanted, (item + 1) * wanted)
+        if rois is not None:
+            rois[part, 0] = item
+            rois[part, 1:] = boxes[chosen]
+        if kept_scores is not None:
+            kept_scores[part, 0] = values[chosen]
+
+
+def _propose(xp: Any, params: Params, scores: Any, moves: Any, info: list[float], boxes: Any, values: Any) -> None:
+    """Write the boxes of one image and their scores, ordered by row, column and anchor; -1 for what does not count."""
+    anchors = anchors_of(params)
+    count, (height, width) = len(anchors), scores.shape[1:]
+    stride = params["feature_stride"]
+    grid = boxes.reshape(height, width, count, 4)
+    shape = (height, width, count)
+    base = xp.asarray(anchors, dtype=boxes.dtype)
+    columns = xp.arange(width, dtype=boxes.dtype)[None, :, None] * stride
+    rows = xp.arange(height, dtype=boxes.dtype)[:, None, None] * stride
+    by_anchor = moves.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
+    for low, shift, limit in ((0, columns, info[1]), (1, rows, info[0])):
+        begin, end = base[:, low] + shift, base[:, low + 2] + shift
+        first, second = by_anchor[..., low], by_anchor[..., low + 2]
+        if params["iou_loss"]:
+            begin, end = begin + first, end + second
+        else:
+            size = end - begin + 1
+            centre = first * size + (begin + 0.5 * (size - 1))
+            half = 0.5 * (xp.exp(second) * size - 1)
+            begin, end = centre - half, centre + half
+        grid[..., low] = xp.broadcast_to(xp.clip(begin, 0, limit - 1), shape)
+        grid[..., low + 2] = xp.broadcast_to(xp.clip(end, 0, limit - 1), shape)
+    found = values.reshape(shape)
+    xp.copyto(found, scores[count:].transpose(1, 2, 0))
+    found[int(info[0] / stride) :] = -1
+    found[:, int(info[1] / stride) :] = -1
+    least = params["rpn_min_size"] * info[2]
+    small = (boxes[:, 2] - boxes[:, 0] + 1 < least) | (boxes[:, 3] - boxes[:, 1] + 1 < least)
+    values[small] = -1
+    boxes[small, :2] -= least / 2
+    boxes[small, 2:] += least / 2
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_scratch(params, *inputs[0]))
+
+
+for _name, _most_images, _doc in (
+    ("Proposal", 1, "Regions (0, x1, y1, x2, y2) of one image, the best first, and their scores."),
+    ("MultiProposal", None, "Regions (image, x1, y1, x2, y2) of each image, the best first, and their scores."),
+):
+    register(
+        Op(
+            name=f"_contrib_{_name}",
+            forward=_proposal,
+            infer_shape=_infer_shape(_name, _most_images),
+            infer_dtype=floats_only(_name),
+            params=_PARAMS,
+            inputs=("cls_prob", "bbox_pred", "im_info"),
+            outputs=("output", "score"),
+            visible_outputs=lambda params: 2 if params["output_score"] else 1,
+            gradient=zero_gradient,
+            workspace=_workspace,
+            doc=_doc,
+        )
+    )

@@ -1,0 +1,212 @@
+"""ROIAlign: averages of interpolated values over a grid of cells of each region of interest (He et al., 2017).
+
+A region is (image, x1, y1, x2, y2) in units of which ``spatial_scale`` makes pixels. Cells hold an equal grid of
+points, whose values are interpolated bilinearly, and 0 beyond one pixel outside of the image. Points of a cell are a
+product of rows and columns, and so are their weights: the cells of a region are R · image · Cᵀ with a matrix for the
+rows and one for the columns; the gradient is the transposed product, added region by region in one fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.params import p_bool, p_float, p_int, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_PARAMS = (
+    Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),
+    Param("spatial_scale", p_float, doc="pixels of data for one unit of the regions"),
+    Param("sample_ratio", p_int, -1, "points along each side of a cell; -1: one for each pixel, rounded up"),
+    Param("position_sensitive", p_bool, False, "each cell has channels of its own"),
+    Param("aligned", p_bool, False, "shift regions by half a pixel, and let them be smaller than one"),
+)
+
+
+def _size(params: Params) -> tuple[int, int]:
+    size: Shape = params["pooled_size"]
+    if len(size) != 2 or min(size) < 1:
+        raise ParameterError(f"ROIAlign: pooled_size={size}: expected a positive height and width")
+    return size[0], size[1]
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    size = _size(params)
+    cells = size[0] * size[1] if params["position_sensitive"] else 1
+    data = merge_shape((0, 0, 0, 0), ins[0], "ROIAlign: data of 4 axes")
+    rois = merge_shape((0, 5), ins[1], "ROIAlign: rois (regions, 5)")
+    out = merge_shape((0, 0, *size), outs[0], "ROIAlign: output for pooled_size, and given")
+    assert data is not None
+    assert rois is not None
+    assert out is not None
+    if data[1] % cells:
+        raise ShapeError(f"ROIAlign: position_sensitive needs a multiple of {cells} channels, got data {data}")
+    lead = merge_shape((rois[0], data[1] // cells), out[:2], "ROIAlign: regions and channels of the output, and given")
+    assert lead is not None
+    return [(data[0], lead[1] * cells, *data[2:]), (lead[0], 5)], [(*lead, *size)]
+
+
+def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    data = merge_dtype(merge_dtype(ins[0], ins[1], "ROIAlign: data and rois"), outs[0], "ROIAlign: data and output")
+    return [data, data], [data]
+
+
+def _weights(start: float, length: float, cells: int, points: int, extent: int) -> tuple[Any, int]:
+    """The matrix (cells, touched pixels) of one axis, float64 on the host, and the first pixel touched."""
+    cell = length / cells
+    where = start + cell * (np.arange(cells)[:, None] + (np.arange(points) + 0.5) / points)
+    valid = (where >= -1.0) & (where <= extent)
+    where = np.maximum(where, 0.0)
+    low = np.minimum(where.astype(np.int64), extent - 1)
+    high = np.minimum(low + 1, extent - 1)
+    share = np.where(low >= extent - 1, 0.0, where - low)
+    first, last = int(low.min()), int(high.max()) + 1
+    matrix = np.zeros((cells, last - first))
+    rows = np.repeat(np.arange(cells), points)
+    scale = valid / points
+    np.add.at(matrix, (rows, low.reshape(-1) - first), ((1.0 - share) * scale).reshape(-1))
+    np.add.at(matrix, (rows, high.reshape(-1) - first), (share * scale).reshape(-1))
+    return matrix, first
+
+
+def _regions(ctx: OpContext, params: Params, rois: Any, data: Shape, dtype: DType) -> Iterator[tuple[Any, ...]]:
+    """(region, image, rows matrix, its pixels, columns matrix, its pixels) of each region of an image that is there."""
+    shift = 0.5 if params["aligned"] else 0.0
+    kind = rois.dtype.type
+    scale, cells = kind(params["spatial_scale"]), _size(params)
+    for region, (image, *corners) in enumerate(rois.tolist()):
+        if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
+            continue
+        x1, y1, x2, y2 = (float(kind(corner) * scale) - shift for corner in corners)
+        found = []
+        for begin, end, count, extent in ((y1, y2, cells[0], data[2]), (x1, x2, cells[1], data[3])):
+            length = end - begin if params["aligned"] else max(end - begin, 1.0)
+            points = params["sample_ratio"] if params["sample_ratio"] > 0 else math.ceil(length / count)
+            if points < 1:
+                break
+            matrix, first = _weights(begin, length, count, points, extent)
+            found += [ctx.xp.asarray(matrix, dtype=dtype), slice(first, first + matrix.shape[1])]
+        if len(found) == 4:
+            yield region, int(image), *found
+
+
+def _scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[tuple[Shape, DType]]:
+    """Of the forward pass: after the rows, the image of float16, and all cells of all channels."""
+    wide = accumulator(dtype)
+    channels = data[1]
+    image: Shape = (channels, *data[2:]) if wide != dtype else (0,)
+    return [((channels, size[0], data[3]), wide), (image, wide), ((channels, *size), wide)]
+
+
+def _room(space: Any, shape: Shape) -> Any:
+    return space.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def _own_cells(xp: Any, cells: Any, size: tuple[int, int], out: Any, *, back: bool) -> None:
+    """Between (channels · cells, height, width) and (channels, height, width): each cell's own channel, either way."""
+    height, width = size
+    each = cells.reshape(-1, height, width, height, width)
+    for row in range(height):
+        for column in range(width):
+            if back:
+                each[:, row, column, row, column] = out[:, row, column]
+            else:
+                out[:, row, column] = each[:, row, column, row, column]
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp, size = ctx.xp, _size(params)
+    data, rois = inputs
+    wide = accumulator(data.dtype)
+    between, copy, cells = (ctx.take(*spec) for spec in _scratch(data.shape, size, data.dtype))
+    out.fill(0)
+    for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, params, rois, data.shape, wide):
+        window = data[image, :, rows, columns]
+        if wide != data.dtype:
+            held = _room(copy, window.shape)
+            xp.copyto(held, window)
+            window = held
+        middle = _room(between, (data.shape[1], size[0], window.shape[2]))
+        xp.matmul(row_matrix, window, out=middle)
+        xp.matmul(middle, column_matrix.T, out=cells)
+        if params["position_sensitive"]:
+            _own_cells(xp, cells, size, out[region], back=False)
+        else:
+            xp.copyto(out[region], cells, casting="same_kind")
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_scratch(inputs[0].shape, _size(params), inputs[0].dtype))
+
+
+def _backward_scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[tuple[Shape, DType]]:
+    wide = accumulator(dtype)
+    channels = data[1]
+    return [((channels, *size), wide), ((channels, data[2], size[1]), wide), ((channels, *data[2:]), wide)]
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    ograd, rois = inputs
+    of_data, of_rois = outputs
+    if of_rois is not None:
+        of_rois.fill(0)
+    if of_data is None:
+        return
+    xp, size = ctx.xp, _size(params)
+    shape = of_data.shape
+    wide = accumulator(of_data.dtype)
+    cells, between, whole = (ctx.take(*spec) for spec in _backward_scratch(shape, size, of_data.dtype))
+    of_data.fill(0)
+    cells.fill(0)
+    for region, image, row_matrix, rows, column_matrix, columns in _regions(ctx, params, rois, shape, wide):
+        if params["position_sensitive"]:
+            _own_cells(xp, cells, size, ograd[region], back=True)
+        else:
+            xp.copyto(cells, ograd[region])
+        middle = _room(between, (shape[1], row_matrix.shape[1], size[1]))
+        xp.matmul(row_matrix.T, cells, out=middle)
+        share = _room(whole, (shape[1], row_matrix.shape[1], column_matrix.shape[1]))
+        xp.matmul(middle, column_matrix, out=share)
+        target = of_data[image, :, rows, columns]
+        xp.add(target, share, out=target, casting="same_kind")
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_backward_scratch(outputs[0].shape, _size(params), outputs[0].dtype))
+
+
+def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+    return builder.node("_backward_contrib_ROIAlign", [builder.ograd(), builder.input(1)])
+
+
+register(
+    Op(
+        name="_contrib_ROIAlign",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=floats_only("ROIAlign", _dtypes),
+        params=_PARAMS,
+        inputs=("data", "rois"),
+        gradient=_gradient,
+        workspace=_workspace,
+        doc="Averages over the cells of regions (image, x1, y1, x2, y2): (regions, channels, *pooled_size).",
+    )
+)
+backward(
+    "_contrib_ROIAlign",
+    _backward,
+    ("ograd", "rois"),
+    grad_inputs=(0, 1),
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)
