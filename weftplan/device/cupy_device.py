@@ -184,7 +184,7 @@ class CupyDevice:
                     # Nothing that reads host memory looks at streams, so the copy ends here.
                     finish = True
             elif isinstance(src, np.ndarray):
-                dst.set(np.ascontiguousarray(src), stream=stream)
+                dst.set(np.asarray(src, order="C"), stream=stream)  # not ascontiguousarray: it makes () of (1,)
             elif dst.device.id == src.device.id:
                 cupy.copyto(dst, src)
             else:

@@ -248,7 +248,7 @@ class SimDevice:
 
     def copy(self, dst: Any, src: Any) -> None:
         """Enqueue a copy (equal shapes and dtypes), timed by the cost model."""
-        self._enqueue(lambda: np.copyto(dst, src), self.cost.copy(src.nbytes))
+        self._enqueue(lambda: _copy(dst, src), self.cost.copy(src.nbytes))
 
     def _enqueue(self, fn: Callable[[], object], seconds: float) -> None:
         stream = current_stream()
@@ -302,6 +302,18 @@ class SimDevice:
 
     def __repr__(self) -> str:
         return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {self._made} streams>"
+
+
+def _copy(dst: Any, src: Any) -> None:
+    """Copy within host memory, or to and from an array of CuPy's, and wait for that."""
+    if not isinstance(dst, np.ndarray):
+        with dst.device:
+            dst.set(np.asarray(src, order="C"))
+            dst.device.synchronize()
+    elif not isinstance(src, np.ndarray):
+        src.get(out=dst)
+    else:
+        np.copyto(dst, src)
 
 
 def configure(

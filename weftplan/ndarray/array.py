@@ -499,7 +499,7 @@ def from_host(values: np.ndarray[Any, Any], context: Context) -> NDArray:
     out = NDArray(Chunk(context, values.nbytes), values.shape, values.dtype)
     if values.size:
         if is_device(context):
-            kept = np.ascontiguousarray(values).copy()
+            kept = np.array(values, order="C")  # a copy with its shape: () stays ()
             place, target = device.get(context), out.raw()
             engine.get().push(
                 lambda: place.copy(target, kept), (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array"

@@ -91,11 +91,13 @@ class _ScalarKernel:
     def prepare(
         self, xp: ModuleType, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> Callable[[], Any] | None:
-        """The bare call, with the number as an array of the tensor's dtype; None for integers and unwanted outputs."""
+        """The bare call, with the number in the tensor's dtype; None for integers and unwanted outputs."""
         out = outputs[0]
         if out is None or out.dtype.kind != "f" or inputs[0].dtype != out.dtype:
             return None
-        value = xp.asarray(params["scalar"], dtype=out.dtype)
+        value: Any = np.asarray(params["scalar"], dtype=out.dtype)
+        if xp is not np:  # an array would be on whatever device and stream are current now
+            value = value[()]
         pair = (value, inputs[0]) if self.reverse else (inputs[0], value)
         return partial(getattr(xp, self.ufunc), *pair, out=out)
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from weftplan import device
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import relief
@@ -47,7 +50,7 @@ class PoisonResource(Adaptor):
 
     Reading uninitialised memory, or memory that was handed back too early, then gives the poison (0xFF: NaN, -1),
     always.
-    Writes to host memory at once, not in stream order: that is the point.
+    Writes to host memory at once, not in stream order, also on a simulated device: that is the point.
     """
 
     def __init__(self, upstream: Resource, byte: int = 0xFF) -> None:
@@ -57,7 +60,7 @@ class PoisonResource(Adaptor):
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         allocation = self.upstream.allocate(nbytes, name=name)
-        allocation.raw.fill(self.byte)
+        self._fill(allocation.raw)
         self._live[id(allocation)] = allocation
         return allocation
 
@@ -66,8 +69,14 @@ class PoisonResource(Adaptor):
         if self._live.pop(id(allocation), None) is None:
             raise MXNetError(f"{allocation!r} was freed before, or did not come through {self!r}")
         # Poison first: once freed, the bytes may belong to somebody else.
-        allocation.raw.fill(self.byte)
+        self._fill(allocation.raw)
         self.upstream.free(allocation)
+
+    def _fill(self, raw: Any) -> None:
+        if self.context.is_host:
+            raw.fill(self.byte)
+        else:  # on the GPU's current stream, and over before the memory is anybody's if there is none
+            device.get(self.context).launch(partial(raw.fill, self.byte))
 
 
 class StatisticsResource(Adaptor):

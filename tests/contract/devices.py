@@ -1,0 +1,27 @@
+"""Where the contracts of memory, streams, arrays, operators, executors, stores and training are run."""
+
+import contextlib
+
+import pytest
+
+import weftplan as mx
+from tests import standin_cupy
+
+PLACES = ["cpu", "sim", "standin", pytest.param("gpu", marks=pytest.mark.gpu)]
+"""The host, the simulated device, the real code for GPUs on a stand-in for CuPy, and a real GPU."""
+
+
+@contextlib.contextmanager
+def place(kind, **engine_settings):
+    """The function that makes contexts of ``kind``: ``context(i)`` for devices 0 to 3.
+
+    A machine with one GPU gives it for both.
+    """
+    if kind == "standin":
+        with standin_cupy.installed(**engine_settings):
+            yield mx.gpu
+    elif kind == "gpu":
+        count = mx.num_gpus()
+        yield lambda index=0: mx.gpu(index % count)
+    else:
+        yield {"cpu": mx.cpu, "sim": mx.sim}[kind]

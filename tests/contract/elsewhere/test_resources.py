@@ -1,0 +1,3 @@
+"""Storage resources over devices."""
+
+from tests.contract.test_storage import *  # noqa: F403

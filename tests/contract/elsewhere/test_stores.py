@@ -1,0 +1,9 @@
+"""Stores on devices."""
+
+from tests.contract.conftest import kv  # noqa: F401 - a fixture
+from tests.contract.test_kvstore import *  # noqa: F403
+
+del (
+    test_against_a_dictionary,  # noqa: F821 - a second or two on each device
+    test_an_init_that_runs_out_of_memory_makes_no_key,  # noqa: F821 - it limits the memory of the host
+)

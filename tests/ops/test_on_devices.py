@@ -1,0 +1,112 @@
+"""Every operator case on devices: what CuPy refuses is refused, and the values are those of the host."""
+
+import collections
+import contextlib
+
+import numpy as np
+import pytest
+from ops_harness import Call, differentiate, garbage, prepare, spec_of
+from ops_nn_cases import CASES as NN_CASES
+from ops_tensor_cases import CASES as TENSOR_CASES
+from ops_tensor_cases import NO_GRADIENT, UPDATES
+
+from tests.contract.devices import place
+from weftplan import device
+from weftplan.errors import DTypeError
+from weftplan.ops import registry
+from weftplan.ops.schema import OpContext
+
+CASES = [*TENSOR_CASES, *NO_GRADIENT, *UPDATES, *NN_CASES]
+BY_OPERATOR = collections.defaultdict(list)
+for _case in CASES:
+    BY_OPERATOR[_case[0]].append(_case)
+
+DRAWS = {"Dropout", "RNN", "LeakyReLU", "_backward_RNN"}
+"""Operators whose values depend on a generator, which is another one on a GPU."""
+
+
+def put(where, array):
+    """A copy of a host array on a device."""
+    raw = where.allocate(max(array.nbytes, 1))
+    made = raw[: array.nbytes].view(array.dtype).reshape(array.shape)
+    where.copy(made, np.ascontiguousarray(array).reshape(array.shape))
+    return made
+
+
+def fetch(where, array):
+    """A host copy of an array on a device."""
+    out = np.empty(array.shape, array.dtype)
+    where.copy(out, array)
+    return out
+
+
+def on_device(where, call: Call, inputs):
+    """Run one kernel on a device; returns outputs, and what its inputs hold afterwards, on the host."""
+    op, params = call.op, call.params
+    ignored = set(op.ignored(params))
+    given = [None if k in ignored else put(where, array) for k, array in enumerate(inputs)]
+    outputs = [put(where, garbage(spec)) for spec in call.out_specs]
+    size = op.workspace_bytes(params, [spec_of(x) for x in inputs], call.out_specs)
+    ctx = OpContext(
+        where.xp,
+        is_train=call.is_train,
+        workspace=put(where, np.full(size, 0xFF, np.uint8)) if size else None,
+        random_key=call.key,
+        recompute=call.recompute,
+    )
+
+    def run():
+        with np.errstate(all="ignore"):
+            op.forward(ctx, params, given, outputs)
+
+    where.launch(run)
+    return [fetch(where, y) for y in outputs], [None if x is None else fetch(where, x) for x in given]
+
+
+def same(found, expected, what):
+    """Equal but for rounding; a library's products and sums have another order."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), what
+    loose = 2e-2 if expected.dtype == np.float16 else 1e-4 if expected.dtype == np.float32 else 1e-8
+    scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
+    np.testing.assert_allclose(
+        found.astype(np.float64), expected.astype(np.float64), rtol=loose, atol=loose * scale, err_msg=what
+    )
+
+
+def check(where, name, arrays, params):
+    """Forward and every call of the gradient on the device, against the host."""
+    arrays = [np.array(x) for x in arrays]
+    call = prepare(name, [x.copy() for x in arrays], params)
+    expected = [y.copy() for y in call()]
+    calls = [(call, arrays, expected, [x.copy() for x in call.inputs])]
+    if call.op.gradient is not None:
+        ograds = [np.ones(s.shape, s.dtype) for s in call.out_specs]
+        for made in differentiate(call, ograds)[1].calls:
+            calls.append((made, made.inputs, [y.copy() for y in made.outputs], None))
+    for made, inputs, wanted, after in calls:
+        found, left = on_device(where, made, inputs)
+        if made.op.random or made.op.name in DRAWS:
+            continue
+        for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+            same(mine, theirs, f"{made.op.name}: output {k}")
+        for k in made.op.aux if after is not None else ():
+            same(left[k], after[k], f"{made.op.name}: state {k}")
+
+
+@pytest.fixture(scope="module")
+def standin():
+    """The device gpu(0) of the stand-in."""
+    with place("standin") as context:
+        yield device.get(context(0))
+
+
+@pytest.mark.parametrize("name", BY_OPERATOR)
+def test_as_on_the_host(standin, name):
+    """Every case of the operator: those of float64 in float32 and, where it takes that, in float16."""
+    for _, arrays, params in BY_OPERATOR[name]:
+        if not all(np.asarray(x).dtype == np.float64 for x in arrays):
+            check(standin, name, arrays, params)
+            continue
+        check(standin, name, [np.asarray(x, np.float32) for x in arrays], params)
+        with contextlib.suppress(DTypeError):
+            check(standin, name, [np.asarray(x, np.float16) for x in arrays], params)

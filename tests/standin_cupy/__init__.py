@@ -1,0 +1,123 @@
+"""A strict stand-in for CuPy, with four GPUs, for machines that have none. See README.md for its rules."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from tests.standin_cupy import names
+from tests.standin_cupy.array import ndarray
+from tests.standin_cupy.functions import Namespace
+from tests.standin_cupy.meter import meter
+from tests.standin_cupy.runtime import (
+    Attributes,
+    CUDARuntimeError,
+    Device,
+    Event,
+    Memory,
+    MemoryPointer,
+    OutOfMemoryError,
+    PinnedMemory,
+    PinnedMemoryPointer,
+    Stream,
+    UnownedMemory,
+    DEVICES,
+    alloc,
+    default_pool,
+    get_current_stream,
+    machine,
+    set_allocator,
+    thread,
+    using_allocator,
+)
+from weftplan import engine
+from weftplan.device import registry as devices
+from weftplan.ndarray.chunk import drain
+from weftplan.storage import registry
+
+__all__ = ["CUDARuntimeError", "installed", "machine", "meter", "ndarray"]
+
+_OURS = ("gpu", "cpu_pinned")
+
+
+def _device_count() -> int:
+    machine.check()
+    return DEVICES
+
+
+def _memory_info() -> tuple[int, int]:
+    machine.check()
+    total = machine.capacity[thread.device]
+    return total - machine.used[thread.device], total
+
+
+def _module() -> types.ModuleType:
+    cupy = Namespace()
+    cupy.__version__ = names.VERSION
+    cupy.ndarray = ndarray
+    cupy.get_default_memory_pool = lambda: default_pool
+    runtime = types.SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        getDeviceCount=_device_count,
+        getDevice=lambda: thread.device,
+        memGetInfo=_memory_info,
+        runtimeGetVersion=lambda: 12090,
+        driverGetVersion=lambda: 12090,
+        pointerGetAttributes=Attributes,
+        deviceCanAccessPeer=lambda device, peer: int(device != peer),
+        getDeviceProperties=lambda device: {"name": b"stand-in", "multiProcessorCount": 132},
+    )
+    cupy.cuda = types.SimpleNamespace(
+        Memory=Memory,
+        MemoryPointer=MemoryPointer,
+        UnownedMemory=UnownedMemory,
+        PinnedMemory=PinnedMemory,
+        PinnedMemoryPointer=PinnedMemoryPointer,
+        Device=Device,
+        Stream=Stream,
+        Event=Event,
+        alloc=alloc,
+        get_current_stream=get_current_stream,
+        set_allocator=set_allocator,
+        using_allocator=using_allocator,
+        memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        runtime=runtime,
+    )
+    return cupy
+
+
+@contextlib.contextmanager
+def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: int) -> Iterator[types.ModuleType]:
+    """``cupy`` is the stand-in, in a process that has never seen a GPU, with an engine of its own.
+
+    What the process knows of real GPUs, and of pinned memory, is put aside and comes back.
+    """
+    before = sys.modules.get("cupy")
+    tables: list[dict[Any, Any]] = [devices._devices, registry._resources]
+    kept = [{ctx: table.pop(ctx) for ctx in list(table) if ctx.device_type in _OURS} for table in tables]
+    machine.reset()
+    meter.reset()
+    meter.dry = False
+    module = sys.modules["cupy"] = _module()
+    try:
+        made = engine.create(kind, **engine_settings)
+        with engine.using(made):
+            try:
+                yield module
+            finally:
+                machine.sticky, meter.dry = None, False
+                drain()
+                made.stop()
+            made.wait_for_all()
+    finally:
+        if before is None:
+            del sys.modules["cupy"]
+        else:
+            sys.modules["cupy"] = before
+        for table, entries in zip(tables, kept, strict=True):
+            for ctx in [ctx for ctx in table if ctx.device_type in _OURS]:
+                del table[ctx]
+            table.update(entries)

@@ -1,0 +1,45 @@
+"""What the stand-in counts: launches, host synchronisations, copies from the host, memory that CuPy takes by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Meter:
+    """Counts since the last :meth:`reset`; one object, :data:`meter`, serves all devices and threads.
+
+    Counts are made under the interpreter's lock, one ``+=`` at a time; a test that compares exact figures runs its work
+    on one thread.
+    """
+
+    def __init__(self) -> None:
+        self.dry = False
+        """True: everything is checked and counted, nothing is computed. For large networks, whose values nobody reads.
+        """
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again from nothing."""
+        self.launches: Counter[str] = Counter()
+        """Kernels, memory copies on the device, fills and library calls, by name."""
+        self.syncs: Counter[str] = Counter()
+        """What made the host wait for the device."""
+        self.uploads: Counter[str] = Counter()
+        """Copies from host memory, ``set`` excepted."""
+        self.atomics: Counter[str] = Counter()
+        """Kernels that add or compare with atomic operations on floats: their order, hence their bits, vary."""
+        self.temporaries = 0
+        """Arrays that CuPy allocated by itself."""
+        self.temporary_bytes = 0
+
+    @property
+    def total(self) -> int:
+        """Launches of all kinds."""
+        return sum(self.launches.values())
+
+    def launch(self, name: str, count: int = 1) -> None:
+        """Count a launch."""
+        self.launches[name] += count
+
+
+meter = Meter()

@@ -1,0 +1,73 @@
+"""Writes ``names.txt``, the names and signatures of the installed CuPy: ``python tests/standin_cupy/record.py``.
+
+Importing CuPy needs no driver. A line is one name:
+
+    add ufunc 2 1 ??->? bb->b …            a ufunc: inputs, outputs, its loops
+    sum function a axis? dtype? …          parameters in order; ``?`` has a default; ``/`` and ``*`` as in Python
+    sum function ?                         a function whose signature cannot be read
+    float32 other                          anything else: types, constants, modules
+"""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+FILE = pathlib.Path(__file__).with_name("names.txt")
+MODULES = ["", "linalg", "random", "random.Generator", "lib.stride_tricks", "cuda", "cuda.runtime", "ndarray"]
+"""Where names are recorded; of a class, its methods."""
+
+
+def parameters(function: Any) -> str:
+    """The parameters of a function on one line."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return "?"
+    words: list[str] = []
+    before: Any = None
+    for parameter in signature.parameters.values():
+        kind = parameter.kind
+        if before == parameter.POSITIONAL_ONLY and kind != before:
+            words.append("/")
+        if kind == parameter.KEYWORD_ONLY and before not in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL):
+            words.append("*")
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        words.append(star + parameter.name + ("" if parameter.default is parameter.empty else "?"))
+        before = kind
+    if before == inspect.Parameter.POSITIONAL_ONLY:
+        words.append("/")
+    return " ".join(words)
+
+
+def lines(cupy: Any) -> Iterator[str]:
+    """The table of one CuPy."""
+    yield f"# CuPy {cupy.__version__}"
+    for module in MODULES:
+        place = cupy
+        for part in module.split(".") if module else ():
+            place = getattr(place, part)
+        for name in sorted(dir(place)):
+            if name.startswith("_"):
+                continue
+            found = getattr(place, name)
+            path = f"{module}.{name}" if module else name
+            if isinstance(found, cupy.ufunc):
+                yield f"{path} ufunc {found.nin} {found.nout} {' '.join(found.types)}"
+            elif callable(found) and not inspect.isclass(found):
+                yield f"{path} function {parameters(found)}"
+            else:
+                yield f"{path} other"
+
+
+def main() -> None:
+    """Write the table."""
+    import cupy
+
+    FILE.write_text("\n".join(lines(cupy)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
