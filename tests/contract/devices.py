@@ -6,6 +6,7 @@ import pytest
 
 import weftplan as mx
 from tests import standin_cupy
+from weftplan import device
 
 PLACES = ["cpu", "sim", "standin", pytest.param("gpu", marks=pytest.mark.gpu)]
 """The host, the simulated device, the real code for GPUs on a stand-in for CuPy, and a real GPU."""
@@ -21,7 +22,7 @@ def place(kind, **engine_settings):
         with standin_cupy.installed(**engine_settings):
             yield mx.gpu
     elif kind == "gpu":
-        count = mx.num_gpus()
+        count = device.num_gpus()
         yield lambda index=0: mx.gpu(index % count)
     else:
         yield {"cpu": mx.cpu, "sim": mx.sim}[kind]

@@ -13,7 +13,6 @@ from ops_tensor_cases import NO_GRADIENT, UPDATES
 from tests.contract.devices import place
 from weftplan import device
 from weftplan.errors import DTypeError
-from weftplan.ops import registry
 from weftplan.ops.schema import OpContext
 
 CASES = [*TENSOR_CASES, *NO_GRADIENT, *UPDATES, *NN_CASES]

@@ -13,6 +13,7 @@ from tests.standin_cupy.array import ndarray
 from tests.standin_cupy.functions import Namespace
 from tests.standin_cupy.meter import meter
 from tests.standin_cupy.runtime import (
+    DEVICES,
     Attributes,
     CUDARuntimeError,
     Device,
@@ -24,7 +25,6 @@ from tests.standin_cupy.runtime import (
     PinnedMemoryPointer,
     Stream,
     UnownedMemory,
-    DEVICES,
     alloc,
     default_pool,
     get_current_stream,

@@ -32,8 +32,29 @@ namespace: Any = None
 
 _METHODS = frozenset(path.split(".", 1)[1] for path in names.TABLE if path.startswith("ndarray."))
 _AS_FUNCTION = frozenset(
-    "sum max min prod mean any all argmax argmin cumsum cumprod take argsort repeat clip dot nonzero round var std "
-    "searchsorted".split()
+    [
+        "sum",
+        "max",
+        "min",
+        "prod",
+        "mean",
+        "any",
+        "all",
+        "argmax",
+        "argmin",
+        "cumsum",
+        "cumprod",
+        "take",
+        "argsort",
+        "repeat",
+        "clip",
+        "dot",
+        "nonzero",
+        "round",
+        "var",
+        "std",
+        "searchsorted",
+    ]
 )
 _AS_FUNCTION &= _METHODS | {"searchsorted"}
 
@@ -49,7 +70,7 @@ class Flags:
         self.owndata = host.base is None
 
 
-class ndarray:  # noqa: N801 - CuPy's name
+class ndarray:
     """``cupy.ndarray``. ``host`` is the NumPy view of its bytes, for the stand-in and for assertions only."""
 
     __slots__ = ("__weakref__", "base", "data", "host")

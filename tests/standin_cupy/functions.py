@@ -11,8 +11,8 @@ import numpy as np
 from tests.standin_cupy import array as arrays
 from tests.standin_cupy import names
 from tests.standin_cupy.array import SCALARS, computed, ndarray, run
+from tests.standin_cupy.generators import SPECIAL as RANDOM
 from tests.standin_cupy.meter import meter
-from tests.standin_cupy.random import SPECIAL as RANDOM
 from tests.standin_cupy.runtime import MemoryPointer, UnownedMemory
 
 _AT = {
@@ -77,17 +77,17 @@ class Ufunc:
         for given in outs:
             if not isinstance(given, ndarray):
                 raise TypeError(f"cupy.{name}: Unsupported type {type(given)} as output")
-        kinds = tuple(
-            given.dtype if isinstance(given, (ndarray, np.generic)) else _WEAK[type(given)] for given in ins
-        )
+        kinds = tuple(given.dtype if isinstance(given, (ndarray, np.generic)) else _WEAK[type(given)] for given in ins)
         takes, gives = _loop(name, kinds, None if dtype is None else np.dtype(dtype))
         shape = np.broadcast_shapes(*(np.shape(g.host) if isinstance(g, ndarray) else () for g in ins))
         for given, kind in zip(outs, gives, strict=False):
             if np.broadcast_shapes(shape, given.shape) != given.shape:
                 raise ValueError(f"cupy.{name}: non-broadcastable output operand with shape {given.shape}")
             if not np.can_cast(kind, given.dtype, casting):
-                raise TypeError(f"output (typecode '{kind.char}') could not be coerced to provided output parameter "
-                                f"(typecode '{given.dtype.char}') according to the casting rule \"{casting}\"")
+                raise TypeError(
+                    f"output (typecode '{kind.char}') could not be coerced to provided output parameter "
+                    f"(typecode '{given.dtype.char}') according to the casting rule \"{casting}\""
+                )
         reads = [given for given in ins if isinstance(given, ndarray)]
         targets = list(outs) or [ndarray(shape, kind) for kind in gives]
         run(name, reads, targets)
@@ -356,6 +356,7 @@ def _from_dlpack(array: Any, **how: Any) -> ndarray:
     return source.view()
 
 
+_REDUCTIONS = ["sum", "max", "min", "prod", "all", "any", "argmax", "argmin", "mean", "cumsum", "cumprod"]
 _SPECIAL: dict[str, Any] = {
     "copyto": _copyto,
     "take": _take,
@@ -371,7 +372,7 @@ _SPECIAL: dict[str, Any] = {
     "matmul": _matmul,
     "searchsorted": _searchsorted,
     "from_dlpack": _from_dlpack,
-    **{name: _reduction(name) for name in "sum max min prod all any argmax argmin mean cumsum cumprod".split()},
+    **{name: _reduction(name) for name in _REDUCTIONS},
 }
 
 

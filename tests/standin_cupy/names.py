@@ -14,7 +14,10 @@ FILE = pathlib.Path(__file__).with_name("names.txt")
 
 @dataclass(frozen=True)
 class Name:
-    """One line of the table: ``kind`` is ufunc, function or other. Loops of bfloat16 (``E``) are left out: NumPy has none."""
+    """One line of the table: ``kind`` is ufunc, function or other.
+
+    Loops of bfloat16 (``E``) are left out: NumPy has none.
+    """
 
     path: str
     kind: str
@@ -51,7 +54,9 @@ def _read() -> dict[str, Name]:
     for line in FILE.read_text().splitlines()[1:]:
         path, kind, *rest = line.split(" ")
         if kind == "ufunc":
-            table[path] = Name(path, kind, int(rest[0]), int(rest[1]), tuple(text for text in rest[2:] if "E" not in text))
+            table[path] = Name(
+                path, kind, int(rest[0]), int(rest[1]), tuple(text for text in rest[2:] if "E" not in text)
+            )
         elif kind == "function":
             table[path] = Name(path, kind, signature=_signature([word for word in rest if word]))
         else:

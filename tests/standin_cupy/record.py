@@ -1,4 +1,4 @@
-"""Writes ``names.txt``, the names and signatures of the installed CuPy: ``python tests/standin_cupy/record.py``.
+"""Writes ``names.txt``, the names and signatures of the installed CuPy: ``python -m tests.standin_cupy.record``.
 
 Importing CuPy needs no driver. A line is one name:
 

@@ -379,7 +379,9 @@ def offset_of(pointer: MemoryPointer) -> int:
 Range = tuple[Memory, int, int]
 
 
-def enqueue(name: str, reads: list[Range], writes: list[Range], *, stream: Stream | None = None, count: int = 1) -> None:
+def enqueue(
+    name: str, reads: list[Range], writes: list[Range], *, stream: Stream | None = None, count: int = 1
+) -> None:
     """Count a launch on the current stream (or ``stream``) and check that its accesses are ordered."""
     machine.check()
     where = stream or get_current_stream()
@@ -431,7 +433,7 @@ def set_allocator(allocator: Any = None) -> None:
     _global_allocator[0] = allocator or default_pool.malloc
 
 
-class using_allocator:  # noqa: N801 - CuPy's name
+class using_allocator:
     """``cupy.cuda.using_allocator``: for this thread, within a ``with`` block."""
 
     def __init__(self, allocator: Any = None) -> None:

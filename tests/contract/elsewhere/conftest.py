@@ -1,7 +1,7 @@
 """Runs whole suites with other devices where they say CPU: what holds of ``cpu(i)`` holds of every device.
 
-A module here imports the tests of one suite by their names. In them ``mx.cpu(i)`` is device ``i`` (of four) of the place
-under test, and arrays are made there unless a context is named.
+A module here imports the tests of one suite by their names. In them ``mx.cpu(i)`` is device ``i`` (of four) of the
+place under test, and arrays are made there unless a context is named.
 """
 
 import pytest

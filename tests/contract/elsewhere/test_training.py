@@ -13,7 +13,7 @@ from tests.training.test_module import (  # noqa: F401 - tests
     test_other_batch_size_is_rebound,
     weights,
 )
-from tests.training.test_optimizers import test_shapes_of_outputs, test_training_goes_on_elsewhere  # noqa: F401
+from tests.training.test_optimizers import test_shapes_of_outputs  # noqa: F401
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("ThreadedEngine", 4), ("ThreadedEnginePerDevice", 1)])

@@ -1,0 +1,216 @@
+"""The stand-in for CuPy refuses what CuPy refuses; its table of names is that of the installed CuPy."""
+
+import importlib.util
+import pathlib
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.standin_cupy import CUDARuntimeError, installed, machine, meter, record
+from tests.standin_cupy.runtime import StreamRaceError
+from weftplan import device, storage
+from weftplan.errors import DeviceError, OutOfMemoryError
+
+
+@pytest.fixture
+def xp():
+    """The stand-in."""
+    with installed() as module:
+        yield module
+
+
+def test_the_table_is_that_of_the_installed_cupy():
+    """Where CuPy of the recorded version is installed, it gives the recorded table. (It imports without a driver.)"""
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("CuPy is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cupy = pytest.importorskip("cupy")
+        table = list(record.lines(cupy))
+    stored = record.FILE.read_text().splitlines()
+    if table[0] != stored[0]:
+        pytest.skip(f"the table is of {stored[0]}, installed is {table[0]}")
+    assert table == stored
+
+
+def test_what_is_not_in_cupy_does_not_exist(xp):
+    """Names of NumPy's that CuPy lacks, parameters that it lacks, methods of arrays that it lacks."""
+    with pytest.raises(AttributeError, match="bmat"):
+        xp.bmat  # noqa: B018
+    with pytest.raises(TypeError, match="where"):
+        xp.sum(xp.zeros(3), where=True)
+    with pytest.raises(AttributeError, match="setflags"):
+        xp.zeros(3).setflags(write=False)
+    with pytest.raises(TypeError, match="Wrong arguments"):
+        xp.add(xp.zeros(3), 1, where=xp.zeros(3, bool))
+
+
+def test_host_and_device_do_not_mix(xp):
+    """NumPy arrays are no operands, no sources of assignment, no results of a conversion nobody asked for."""
+    x, host = xp.zeros(3), np.ones(3)
+    for call in (
+        lambda: xp.add(x, host),
+        lambda: xp.concatenate([x, host]),
+        lambda: xp.copyto(x, [1, 2, 3]),
+        lambda: np.asarray(x),
+        lambda: xp.matmul(x, host),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    for call in (lambda: xp.copyto(x, host), lambda: x.__setitem__(slice(None), host)):
+        with pytest.raises(ValueError, match="non-scalar"):
+            call()
+    with pytest.raises(ValueError, match="Shape mismatch"):
+        xp.zeros(()).set(np.ones(1))
+
+
+def test_loops_are_those_of_cupy(xp):
+    """Python numbers are weak, casting follows the loops, and at() takes few dtypes."""
+    assert xp.add(xp.zeros(2, np.float32), 1.5).dtype == np.float32
+    assert xp.sqrt(xp.zeros(2, np.int32)).dtype == np.float64
+    with pytest.raises(TypeError, match="casting"):
+        xp.add(xp.zeros(2), 1.0, out=xp.zeros(2, np.int32))
+    with pytest.raises(TypeError, match=r"subtract\.at only supports int32, uint32"):
+        xp.subtract.at(xp.zeros(2), xp.zeros(1, np.int64), 1.0)
+    with pytest.raises(NotImplementedError, match=r"multiply\.at"):
+        xp.multiply.at(xp.zeros(2), xp.zeros(1, np.int64), 2.0)
+    with pytest.raises(NotImplementedError, match=r"maximum\.reduce"):
+        xp.maximum.reduce(xp.zeros(2))
+
+
+def test_one_random_number_is_drawn_without_a_size(xp):
+    """``random(out=…)`` fills with a single number; with the shape it draws as many as it should."""
+    generator = xp.random.Generator(xp.random.Philox4x3210(3))
+    out = xp.empty(100, np.float32)
+    generator.random(dtype=np.float32, out=out)
+    assert len(set(out.tolist())) == 1
+    generator.random(out.shape, dtype=np.float32, out=out)
+    assert len(set(out.tolist())) > 90
+    with pytest.raises(TypeError, match="wrong type"):
+        generator.random(100, dtype=np.float64, out=out)
+    with pytest.raises(ValueError, match="scalar"):
+        generator.poisson(np.float32(2))
+
+
+def test_take_wraps_around(xp):
+    """Positions out of range are no error and are not clipped."""
+    assert xp.take(xp.arange(3), xp.asarray([3, -1])).tolist() == [0, 2]
+
+
+def test_another_device_may_not_be_current(xp):
+    """An array of gpu(1) cannot be used while gpu(0) is current."""
+    with xp.cuda.Device(1):
+        x = xp.zeros(3)
+        x += 1
+    with pytest.raises(ValueError, match=r"resides \(1\) is different from the current device \(0\)"):
+        x += 1
+
+
+def race(xp, wait):
+    """Stream a writes x, stream b reads it."""
+    x, y = xp.zeros(4), xp.zeros(4)
+    a, b = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
+    xp.cuda.get_current_stream().synchronize()
+    with a:
+        x += 1
+        event = a.record()
+    if wait == "event":
+        b.wait_event(event)
+    elif wait == "host":
+        event.synchronize()
+    with b:
+        xp.copyto(y, x)
+    if wait == "event":
+        b.synchronize()
+    with a:
+        x += 1
+
+
+def test_streams_that_nothing_orders_are_refused(xp):
+    """A read behind another stream's write, and a write behind another's read, need an event or the host."""
+    race(xp, "event")
+    with pytest.raises(StreamRaceError, match="reads"):
+        race(xp, None)
+    with pytest.raises(StreamRaceError, match=r"add .*writes .* reads"):
+        race(xp, "host")
+
+
+def test_an_event_belongs_to_a_device(xp):
+    """It cannot mark a stream of another one."""
+    stream = xp.cuda.Stream()
+    with xp.cuda.Device(1):
+        event = xp.cuda.Event()
+    with pytest.raises(CUDARuntimeError, match="InvalidResourceHandle"):
+        event.record(stream)
+
+
+def test_counts(xp):
+    """Launches by name, what makes the host wait, copies from the host, arrays that CuPy allocates, atomics."""
+    x = xp.zeros(4)
+    meter.reset()
+    y = x + 1
+    y += x
+    assert (meter.launches["add"], meter.total, meter.temporaries, meter.temporary_bytes) == (2, 2, 1, 32)
+    assert bool(xp.all(y == 1))
+    assert meter.syncs == {"bool": 1}
+    _ = x[[0, 1]]
+    assert meter.uploads == {"index": 1}
+    xp.add.at(x, xp.asarray([0, 0]), y[:2])
+    assert meter.atomics == {"add.at": 1}
+    assert x.tolist() == [2, 0, 0, 0]
+
+
+def test_dry_runs_count_the_same(xp):
+    """Nothing is computed, everything is counted and checked."""
+    counts = []
+    for dry in (False, True):
+        x = xp.ones(4)
+        meter.reset()
+        meter.dry = dry
+        x += 1
+        x[xp.asarray([3])] = 0
+        with pytest.raises(TypeError):
+            xp.add(x, np.ones(4))
+        counts.append((dict(meter.launches), meter.temporaries))
+        meter.dry = False
+    assert counts[0] == counts[1]
+    assert x.tolist() == [1] * 4
+
+
+def test_the_driver_refuses_memory(xp):
+    """Beyond a device's capacity; the bytes of what is dropped come back."""
+    machine.capacity[0] = 10_000
+    place = device.get(mx.gpu(0))
+    raw = place.allocate(8_000)
+    with pytest.raises(OutOfMemoryError, match=r"refused 4,000 bytes; 2,000 of 10,000 are free"):
+        place.allocate(4_000)
+    del raw
+    place.allocate(4_000)
+
+
+def test_gpus_that_are_not_there(xp):
+    """gpu(9) names those that are; the stand-in goes as it came."""
+    with pytest.raises(DeviceError, match=r"gpu\(9\) does not exist: this machine has 4 GPU\(s\): gpu\(0\), gpu\(1\)"):
+        device.get(mx.gpu(9))
+
+
+def test_nothing_is_left_behind():
+    """Afterwards ``cupy`` is what it was, and no device of the stand-in is known."""
+    before = sys.modules.get("cupy")
+    with installed():
+        mx.nd.ones((2,), ctx=mx.gpu(0)).wait_to_read()
+        assert device.num_gpus() == 4
+    assert sys.modules.get("cupy") is before
+    assert mx.gpu(0) not in device.registry._devices
+    assert mx.gpu(0) not in storage.registry.in_use()
+
+
+def test_the_rules_name_their_sources():
+    """Every rule of the list names a file of CuPy's."""
+    text = (pathlib.Path(record.__file__).with_name("README.md")).read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    assert len(rows) > 20
+    assert all("cupy/" in row.split("|")[3] for row in rows)
