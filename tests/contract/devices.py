@@ -13,16 +13,16 @@ PLACES = ["cpu", "sim", "standin", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
 @contextlib.contextmanager
-def place(kind, **engine_settings):
-    """The function that makes contexts of ``kind``: ``context(i)`` for devices 0 to 3.
+def place(where, **engine_settings):
+    """The function that makes contexts of one kind: ``context(i)`` for devices 0 to 3.
 
     A machine with one GPU gives it for both.
     """
-    if kind == "standin":
+    if where == "standin":
         with standin_cupy.installed(**engine_settings):
             yield mx.gpu
-    elif kind == "gpu":
+    elif where == "gpu":
         count = device.num_gpus()
         yield lambda index=0: mx.gpu(index % count)
     else:
-        yield {"cpu": mx.cpu, "sim": mx.sim}[kind]
+        yield {"cpu": mx.cpu, "sim": mx.sim}[where]

@@ -7,7 +7,7 @@ import pytest
 from ops_harness import check_contract, gradients, run
 
 from weftplan.errors import DTypeError
-from weftplan.ops import kernels, registry
+from weftplan.ops import grain, kernels, registry
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_contract_of_integers(op, dtype, monkeypatch):
     """Gradients through integers honour in-place pairs and the declared workspace, in one block and in many."""
     two = op in ("_mod", "broadcast_power")
     arrays = [np.array([1, 2, 3, 2, 1], dtype)] * (1 + two)
-    for block in (kernels.BLOCK, 2):
-        monkeypatch.setattr(kernels, "BLOCK", block)
+    for block in (grain.HOST.block, 2):
+        monkeypatch.setattr(grain._thread, "grain", grain.Grain(block, 2 << 20))
         check_contract(op, arrays, {"scalar": 2.0} if op.endswith("scalar") else {})
     if op == "broadcast_power":
         check_contract(op, [arrays[0][None], arrays[0][:, None]], {})

@@ -9,8 +9,8 @@ from ops_harness import check_contract, check_gradient, check_hidden, differenti
 from ops_nn_cases import CASES, DIFFERENTIABLE, ident, narrowed
 
 import weftplan.ops.nn
-from weftplan.ops import kernels, registry
-from weftplan.ops.nn import conv_geometry, embedding, softmax_output
+from weftplan.ops import grain, registry
+from weftplan.ops.nn import embedding, softmax_output
 
 MODULES = [
     importlib.import_module(f"weftplan.ops.nn.{info.name}") for info in pkgutil.iter_modules(weftplan.ops.nn.__path__)
@@ -68,13 +68,9 @@ def test_contract_outside_training(case):
 
 def shrink(monkeypatch, elements):
     """Make every block, tile and batch of labels small, so that each loop over them runs more than once."""
-    for module in (kernels, *MODULES):
-        if hasattr(module, "BLOCK"):
-            monkeypatch.setattr(module, "BLOCK", elements)
-    monkeypatch.setattr(conv_geometry, "TILE_BYTES", 64 * elements)
+    monkeypatch.setattr(grain._thread, "grain", grain.Grain(elements, 64 * elements))
     monkeypatch.setattr(softmax_output, "_LABELS", 3)
     monkeypatch.setattr(embedding, "_INDICES", 3)
-    conv_geometry.geometry.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=ident)
@@ -98,7 +94,6 @@ def test_contract_in_small_blocks(case, elements, monkeypatch):
                 np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-13)
     finally:
         monkeypatch.undo()
-        conv_geometry.geometry.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=ident)

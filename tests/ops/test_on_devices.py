@@ -13,6 +13,7 @@ from ops_tensor_cases import NO_GRADIENT, UPDATES
 from tests.contract.devices import place
 from weftplan import device
 from weftplan.errors import DTypeError
+from weftplan.ops import grain
 from weftplan.ops.schema import OpContext
 
 CASES = [*TENSOR_CASES, *NO_GRADIENT, *UPDATES, *NN_CASES]
@@ -45,7 +46,9 @@ def on_device(where, call: Call, inputs):
     ignored = set(op.ignored(params))
     given = [None if k in ignored else put(where, array) for k, array in enumerate(inputs)]
     outputs = [put(where, garbage(spec)) for spec in call.out_specs]
-    size = op.workspace_bytes(params, [spec_of(x) for x in inputs], call.out_specs)
+    pieces = grain.of(where.context.device_type)
+    with grain.using(pieces):
+        size = op.workspace_bytes(params, [spec_of(x) for x in inputs], call.out_specs)
     ctx = OpContext(
         where.xp,
         is_train=call.is_train,
@@ -55,7 +58,7 @@ def on_device(where, call: Call, inputs):
     )
 
     def run():
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), grain.using(pieces):
             op.forward(ctx, params, given, outputs)
 
     where.launch(run)

@@ -5,7 +5,7 @@ import pytest
 from ops_harness import gradients, prepare, run
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops import kernels
+from weftplan.ops import grain
 
 NAN = float("nan")
 
@@ -51,7 +51,7 @@ def test_blocks_of_rows_change_nothing(shape, monkeypatch):
         return results + gradients("sort", [x], [x], {"axis": 1})
 
     whole = everything()
-    monkeypatch.setattr(kernels, "BLOCK", 1)
+    monkeypatch.setattr(grain._thread, "grain", grain.Grain(1, 2 << 20))
     for expected, actual in zip(whole, everything(), strict=True):
         np.testing.assert_array_equal(actual, expected)
 

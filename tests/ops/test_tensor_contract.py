@@ -7,7 +7,7 @@ import pytest
 from ops_harness import check_contract, check_gradient, check_hidden, differentiate, prepare, run
 from ops_tensor_cases import BINARY, CASES, NO_GRADIENT, UPDATES, ident
 
-from weftplan.ops import kernels, registry
+from weftplan.ops import grain, registry
 
 CONSTANT = {
     "take": (0,),
@@ -71,7 +71,7 @@ def test_contract_in_small_blocks(case, monkeypatch):
     call = prepare(op, arrays, params)
     call.inputs = [x.copy() for x in call.inputs]
     whole = [y.copy() for y in call()]
-    monkeypatch.setattr(kernels, "BLOCK", 4)
+    monkeypatch.setattr(grain._thread, "grain", grain.Grain(4, 2 << 20))
     check_contract(op, arrays, params)
     for expected, actual in zip(whole, run(op, [x.copy() for x in arrays], params), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-12)

@@ -22,6 +22,7 @@ from weftplan.ndarray import NDArray
 from weftplan.ndarray.chunk import nothing
 from weftplan.ndarray.copying import device_end, route
 from weftplan.ndarray.invoke import read_only
+from weftplan.ops import grain
 from weftplan.ops.schema import Kernel, Op, OpContext, Req, Shape, aligned
 from weftplan.planner.plan import PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
@@ -234,7 +235,8 @@ def _kernel_call(
 
     if not place.asynchronous:
         return bind
-    return lambda run: partial(place.launch, bind(run))
+    sizes = grain.of(context.device_type)
+    return lambda run: partial(place.launch, grain.bound(sizes, bind(run)))
 
 
 def crossings(planned: PlannedGraph) -> tuple[frozenset[int], frozenset[int]]:

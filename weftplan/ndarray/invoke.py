@@ -22,7 +22,8 @@ from weftplan.ndarray import random
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.chunk import Chunk, push
 from weftplan.ndarray.quiet import quietly
-from weftplan.ops import registry
+from weftplan.ops import grain, registry
+from weftplan.ops.grain import Grain
 from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Shape, TensorSpec
 
 _MOST_PLANS = 4096
@@ -72,7 +73,7 @@ def invoke(
         op = registry.get(op)
     targets = [] if out is None else [out] if isinstance(out, NDArray) else _arrays_of(op, out)
     context = _context_of(op, inputs, ctx, targets)
-    plan = _plan(op, inputs, params or {}, targets)
+    plan = _plan(op, inputs, params or {}, targets, grain.of(context.device_type))
     if not targets:
         outputs = [
             NDArray(Chunk(context, nbytes, name=op.name, prompt=False), shape, dtype)
@@ -132,7 +133,8 @@ def _run(
         workspace = borrowed.raw
     try:
         ctx = OpContext(place.xp, is_train=is_train, workspace=workspace, random_key=key)
-        quietly(op.forward, ctx, plan.params, raw_in, raw_out)
+        kernel = partial(quietly, op.forward, ctx, plan.params, raw_in, raw_out)
+        grain.bound(grain.of(place.context.device_type), kernel)()
         for target, value in final:
             target[...] = value
     finally:
@@ -171,11 +173,15 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets:
     return context
 
 
-def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
+def _plan(
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], sizes: Grain
+) -> CallPlan:
     if op.single:
-        return _settle(op, inputs, params, targets)
+        with grain.using(sizes):
+            return _settle(op, inputs, params, targets)
     key: Any = (
         op.name,
+        sizes,
         tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
         tuple((a.shape, a.dtype) for a in inputs),
         tuple((a.shape, a.dtype) for a in targets) if targets else None,
@@ -185,7 +191,8 @@ def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets:
     except TypeError:  # a parameter that cannot be hashed, such as a list
         key, plan = None, None
     if plan is None:
-        plan = _settle(op, inputs, params, targets)
+        with grain.using(sizes):
+            plan = _settle(op, inputs, params, targets)
         if key is not None:
             if len(_plans) >= _MOST_PLANS:
                 _plans.clear()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from weftplan.ops import kernels
+from weftplan.ops import grain
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_dtype, p_int, p_optional
 from weftplan.ops.registry import register
@@ -62,9 +62,9 @@ def _around(array: Any, axis: int) -> Any:
 def _wide_block(shape: Shape) -> tuple[int, int, int]:
     """Shape of the scratch block: whole rows of the axis where they are short, else a piece of one."""
     outer, size, inner = shape
-    width = min(inner, kernels.BLOCK)
-    length = min(size, max(1, kernels.BLOCK // max(1, width)))
-    return min(outer, max(1, kernels.BLOCK // max(1, width * length))), length, width
+    width = min(inner, grain.block())
+    length = min(size, max(1, grain.block() // max(1, width)))
+    return min(outer, max(1, grain.block() // max(1, width * length))), length, width
 
 
 def _wide_sums(ctx: OpContext, source: Any, target: Any, step: int) -> None:

@@ -1,8 +1,8 @@
 """Pieces of kernels: copying, blockwise evaluation with bounded scratch, reduction to a broadcast shape.
 
-An elementwise formula of several steps runs block by block: the scratch stays at :data:`BLOCK` elements however large
-the arrays are, and a block stays in the processor's cache between the steps. All block sizes depend on shapes alone, so
-every sum has one fixed order.
+An elementwise formula of several steps runs block by block: the scratch stays at :func:`weftplan.ops.grain.block`
+elements however large the arrays are, and on a CPU a block stays in the cache between the steps. All block sizes depend
+on shapes and the type of the device alone, so every sum has one fixed order.
 
 Kernels call ``negative`` on contiguous arrays only: NumPy 2.1 to 2.4.6 computes it wrongly where input and output are
 strided alike, at 16 bytes for elements of 4 and at 64 bytes for elements of 8. A multiplication by -1 gives the same
@@ -19,10 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from weftplan.ops import grain
 from weftplan.ops.schema import DType, OpContext, Params, Shape, TensorSpec, aligned
-
-BLOCK = 1 << 16
-"""Elements of one block."""
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
@@ -49,22 +47,24 @@ def blocks(ctx: OpContext, arrays: Sequence[Any], scratch: Sequence[DType] = ())
     """
     flat = [array.reshape(-1) for array in arrays]
     size = flat[0].size
-    if size <= BLOCK:
+    limit = grain.block()
+    if size <= limit:
         yield (*flat, *(ctx.take((size,), dtype) for dtype in scratch))
         return
-    room = [ctx.take((BLOCK,), dtype) for dtype in scratch]
-    for start in range(0, size, BLOCK):
-        stop = min(start + BLOCK, size)
+    room = [ctx.take((limit,), dtype) for dtype in scratch]
+    for start in range(0, size, limit):
+        stop = min(start + limit, size)
         yield (*(array[start:stop] for array in flat), *(space[: stop - start] for space in room))
 
 
 def block_bytes(size: int, scratch: Sequence[DType]) -> int:
     """Workspace bytes of :func:`blocks` over arrays of ``size`` elements.
 
-    >>> block_bytes(10**9, [np.dtype("float32")]) == 4 * BLOCK
+    >>> block_bytes(10**9, [np.dtype("float32")]) == 4 * grain.block()
     True
     """
-    return sum(aligned(min(size, BLOCK) * dtype.itemsize) for dtype in scratch)
+    limit = grain.block()
+    return sum(aligned(min(size, limit) * dtype.itemsize) for dtype in scratch)
 
 
 Kind = DType | Literal["float"] | None
@@ -134,13 +134,13 @@ def collapse(out: Shape, *shapes: Shape) -> tuple[Shape, ...]:
 
 def rows_per_block(out: Shape) -> int:
     """Leading rows of a tensor of shape ``out`` that make one block (at least one row)."""
-    return min(out[0], max(1, BLOCK // max(1, math.prod(out[1:]))))
+    return min(out[0], max(1, grain.block() // max(1, math.prod(out[1:]))))
 
 
 def row_blocks(shape: Shape) -> Iterator[slice]:
     """The leading rows of a tensor of shape ``shape``, cut into blocks of :func:`rows_per_block`.
 
-    >>> list(row_blocks((5, BLOCK // 2)))
+    >>> list(row_blocks((5, grain.block() // 2)))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     step = rows_per_block(shape)

@@ -14,8 +14,10 @@ Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same me
 declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
 gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
 (never ``np.empty`` of activation size): what :attr:`Op.workspace` promised is the most that a kernel may take.
-A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state. Callers run kernels under
-``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) give what IEEE 754 says, silently, as in MXNet.
+A kernel uses ``ctx.xp`` (numpy or cupy), never ``numpy`` by name, and reads no global state but the sizes of pieces
+(:mod:`weftplan.ops.grain`), which its caller sets for the device, for the kernel and for its workspace alike. Callers
+run kernels under ``numpy.errstate(all="ignore")``: overflow, 1 / 0 and log(0) give what IEEE 754 says, silently, as in
+MXNet.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ def _collected(
         device=[number[ctx] for ctx in devices],
         gradients=gradients,
         added=frozenset(e for e, name in zip(gradients, ends.wanted, strict=True) if ends.requests[name] == Req.ADD),
-        workspaces=operator_workspaces(graph, *sizes, operator_choices(graph, *sizes, devices, kernels)),
+        workspaces=operator_workspaces(graph, *sizes, devices, operator_choices(graph, *sizes, devices, kernels)),
         external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
     )
     return facts, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops import implementations
+from weftplan.ops import grain, implementations
 from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Shape, TensorSpec, aligned
 from weftplan.planner.graph import IndexedGraph
@@ -47,9 +47,14 @@ def operator_choices(
 
 
 def operator_workspaces(
-    graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType], choices: Mapping[int, Choice]
+    graph: IndexedGraph,
+    shapes: list[Shape],
+    dtypes: list[DType],
+    devices: Sequence[Context],
+    choices: Mapping[int, Choice],
 ) -> dict[int, int]:
-    """Bytes that the chosen implementations declare, by node id; nodes without scratch are absent.
+    """Bytes that the chosen implementations declare for the devices of their nodes, by node id; nodes without scratch
+    are absent.
 
     Raises:
         PlanError: an operator declares a negative number or none at all.
@@ -60,11 +65,13 @@ def operator_workspaces(
     for nid, choice in choices.items():
         node = graph.nodes[nid]
         entries = (*graph.inputs[nid], *range(row[nid], row[nid + 1]))
-        key = (id(choice), id(node.params), *[shapes[e] for e in entries], *[dtypes[e] for e in entries])
+        where = devices[nid].device_type
+        key = (id(choice), id(node.params), where, *[shapes[e] for e in entries], *[dtypes[e] for e in entries])
         found = known.get(key)
         if found is None:
             ins, outs = _specs(graph, nid, shapes, dtypes)
-            nbytes = choice.implementation.workspace(node.params, ins, outs)
+            with grain.using(grain.of(where)):
+                nbytes = choice.implementation.workspace(node.params, ins, outs)
             if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
                 raise PlanError(
                     f"operator {node.op.name} ({node.name!r}) declares "  # type: ignore[union-attr]

@@ -45,8 +45,7 @@ def _softsign(xp: Any, x: Any, out: Any, t: Any) -> None:
 
 
 def _relu_gradient(xp: Any, g: Any, y: Any, out: Any, mask: Any) -> None:
-    xp.less_equal(y, 0, out=mask)
-    xp.logical_not(mask, out=mask)  # NaN is not below 0 either: what comes in must not vanish there
+    xp.not_equal(y, 0, out=mask)  # it is never below; and what comes in must not vanish at NaN
     xp.multiply(g, mask, out=out)
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import BLOCK, accumulator
+from weftplan.ops import grain
+from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_float, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -77,8 +78,8 @@ class _Split:
     def __init__(self, params: Params, shape: Shape) -> None:
         axis = params["axis"] % len(shape)
         self.outer, self.channels, self.inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        self.channel_step = max(1, min(self.channels, BLOCK // max(1, self.inner)))
-        self.outer_step = max(1, min(self.outer, BLOCK // max(1, self.channel_step * self.inner)))
+        self.channel_step = max(1, min(self.channels, grain.block() // max(1, self.inner)))
+        self.outer_step = max(1, min(self.outer, grain.block() // max(1, self.channel_step * self.inner)))
         self.count = self.outer * self.inner
 
     @property
@@ -102,21 +103,32 @@ class _Split:
         return buffer.reshape(-1)[: outer * channels * self.inner].reshape(outer, channels, self.inner)
 
 
+def _add_up(xp: Any, values: Any, where: tuple[slice, slice], total: Any, part: Any) -> None:
+    """Add the sums of a block per channel to ``total``; the first block of its channels sets it."""
+    channels = where[1]
+    if where[0].start == 0:
+        xp.sum(values, axis=(0, 2), dtype=total.dtype, out=total[channels])
+    else:
+        xp.sum(values, axis=(0, 2), dtype=total.dtype, out=part[channels])
+        xp.add(total[channels], part[channels], out=total[channels])
+
+
 def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: Any, block: Any) -> None:
     """Mean and biased variance per channel, the variance from centred data."""
-    mean.fill(0)
+    if xp is not np and split.outer_step == split.outer and split.channel_step == split.channels:
+        xp.mean(data, axis=(0, 2), dtype=mean.dtype, out=mean)  # a launch fewer than a sum and a product
+        xp.subtract(data, mean[:, None], out=block)
+        xp.multiply(block, block, out=block)
+        xp.mean(block, axis=(0, 2), dtype=var.dtype, out=var)
+        return
     for where in split:
-        some = part[where[1]]
-        xp.sum(data[where], axis=(0, 2), dtype=mean.dtype, out=some)
-        xp.add(mean[where[1]], some, out=mean[where[1]])
+        _add_up(xp, data[where], where, mean, part)
     xp.multiply(mean, 1.0 / split.count, out=mean)
-    var.fill(0)
     for where in split:
-        some, centred = part[where[1]], split.cut(block, where)
+        centred = split.cut(block, where)
         xp.subtract(data[where], mean[where[1], None], out=centred)
         xp.multiply(centred, centred, out=centred)
-        xp.sum(centred, axis=(0, 2), out=some)
-        xp.add(var[where[1]], some, out=var[where[1]])
+        _add_up(xp, centred, where, var, part)
     xp.multiply(var, 1.0 / split.count, out=var)
 
 
@@ -128,6 +140,11 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     acc = moving_mean.dtype
     block = ctx.take(split.block, acc)
     mean, var, scale, shift = (ctx.take((split.channels,), acc) for _ in range(4))
+    inverse = scale
+    if outputs[1] is not None:
+        mean = outputs[1]
+    if outputs[2] is not None:
+        inverse = outputs[2]
     if ctx.is_train and not params["use_global_stats"]:
         _statistics(xp, split, data, mean, var, scale, block)
         if not ctx.recompute:
@@ -135,19 +152,18 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
                 xp.multiply(moving, params["momentum"], out=moving)
                 xp.multiply(batch, 1.0 - params["momentum"], out=scale)
                 xp.add(moving, scale, out=moving)
+        xp.add(var, params["eps"], out=inverse)
     else:
         mean[...] = moving_mean
-        var[...] = moving_var
-    xp.add(var, params["eps"], out=scale)
-    xp.sqrt(scale, out=scale)
-    xp.divide(1.0, scale, out=scale)
-    for target, value in zip(outputs[1:], (mean, scale), strict=True):
-        if target is not None:
-            target[...] = value
+        xp.add(moving_var, params["eps"], out=inverse)
+    xp.sqrt(inverse, out=inverse)
+    xp.divide(1.0, inverse, out=inverse)
     if outputs[0] is None:
         return
-    if not params["fix_gamma"]:
-        xp.multiply(scale, gamma, out=scale)
+    if params["fix_gamma"]:
+        scale = inverse
+    else:
+        xp.multiply(inverse, gamma, out=scale)
     xp.multiply(mean, scale, out=shift)
     xp.subtract(beta, shift, out=shift)
     out = outputs[0].reshape(split.shape)
@@ -175,35 +191,31 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
     block = ctx.take(split.block, acc)
     second = ctx.take(split.block, acc) if acc != data.dtype else None
     sums, products, part, scale = (ctx.take((split.channels,), acc) for _ in range(4))
-    sums.fill(0)
-    products.fill(0)
+    total = sums if bgrad is None else bgrad
     for where in split:
-        some, term = part[where[1]], split.cut(block, where)
-        xp.sum(ograd[where], axis=(0, 2), dtype=acc, out=some)
-        xp.add(sums[where[1]], some, out=sums[where[1]])
+        term = split.cut(block, where)
+        _add_up(xp, ograd[where], where, total, part)
         xp.subtract(data[where], mean[where[1], None], out=term)
         xp.multiply(term, ograd[where], out=term)
-        xp.sum(term, axis=(0, 2), out=some)
-        xp.add(products[where[1]], some, out=products[where[1]])
-    scale[...] = inverse
-    xp.multiply(products, scale, out=products)  # the gradient of gamma
-    if bgrad is not None:
-        bgrad[...] = sums
+        _add_up(xp, term, where, products, part)
+    slope = products
     if ggrad is not None:
         if params["fix_gamma"]:
             ggrad.fill(0)
         else:
-            ggrad[...] = products
+            slope = ggrad
+    xp.multiply(products, inverse, out=slope)  # the gradient of gamma
     if dgrad is None:
         return
     # dgrad = slope·data + scale·ograd + offset per channel; slope and offset overwrite products and sums.
-    xp.multiply(products, scale, out=products)
-    if not params["fix_gamma"]:
-        xp.multiply(scale, gamma, out=scale)
-    xp.multiply(products, scale, out=products)
-    xp.multiply(products, -1.0 / split.count, out=products)
-    xp.multiply(sums, scale, out=sums)
-    xp.multiply(sums, -1.0 / split.count, out=sums)
+    xp.multiply(slope, inverse, out=products)
+    if params["fix_gamma"]:
+        scale = inverse
+    else:
+        xp.multiply(inverse, gamma, out=scale)
+    xp.multiply(scale, -1.0 / split.count, out=part)
+    xp.multiply(products, part, out=products)
+    xp.multiply(total, part, out=sums)
     xp.multiply(products, mean, out=part)
     xp.subtract(sums, part, out=sums)
     out = dgrad.reshape(split.shape)

@@ -76,12 +76,15 @@ def _widened(ctx: OpContext, geo: Geometry, weight: Any) -> Any:
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
 
-def _fill(buffers: _Buffers, data: Any, first: int, last: int) -> Any:
-    """Images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself."""
+def _fill(buffers: _Buffers, data: Any, first: int, last: int, *, padded: bool = False) -> Any:
+    """Images first…last as :func:`_lay_out` wants them: flat copies per channel, or the data itself.
+
+    ``padded``: the buffer holds images of an earlier tile, so what is around them is zero already.
+    """
     if not buffers.copies:
         return data[first:last].reshape(last - first, buffers.geo.channels, -1)
     flat, inner = buffers.image(last - first)
-    if flat.shape[2] != math.prod(buffers.geo.image):
+    if flat.shape[2] != math.prod(buffers.geo.image) and not padded:
         flat.fill(0)
     inner[...] = data[first:last]
     return flat
@@ -148,7 +151,7 @@ def correlate(ctx: OpContext, geo: Geometry, data: Any, weight: Any, bias: Any, 
     image = None
     for first, last, top, bottom in geo.tiles():
         if top == 0:
-            image = _fill(buffers, data, first, last)
+            image = _fill(buffers, data, first, last, padded=first > 0)
         images, rows = last - first, bottom - top
         columns = buffers.columns(images, rows)
         _lay_out(ctx, geo, image, top, columns)

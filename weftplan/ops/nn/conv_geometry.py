@@ -1,7 +1,8 @@
 """Sizes of a convolution and of the tiles in which it is worked off.
 
 A *tile* is some images (whole), or some rows of the first spatial axis of one image when a single image is too large.
-Its size depends on shapes and parameters only, so results depend neither on the machine nor on the number of threads.
+Its size depends on shapes, parameters and the type of the device only, so results depend neither on the machine nor on
+the number of threads.
 
 Two layouts of a tile's columns. *Exact*: one column per window. *Wide* (stride 1): one column per position of the
 padded image, row by row, so that a whole tile of one tap is a single contiguous run of the image: copying and adding
@@ -18,11 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops import grain
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.schema import Shape, aligned
-
-TILE_BYTES = 2 << 20
-"""Columns beyond the size of a cache gain nothing, so a tile stays below this even when ``workspace`` allows more."""
 
 WIDE_FILTERS = 192
 """With more filters per group the products cost more than the copies, and superfluous columns do not pay."""
@@ -129,8 +128,14 @@ class Geometry:
         return self._buffer_nbytes() + widened + sums
 
 
+def geometry(*sizes: Any) -> Geometry:
+    """:func:`tiled` with tiles for the device that this thread works for: columns beyond the size of a cache gain
+    nothing on a CPU, even when ``workspace`` allows more."""
+    return tiled(*sizes, grain.tile_bytes())
+
+
 @functools.lru_cache(maxsize=4096)
-def geometry(
+def tiled(
     image: Shape,
     filters: int,
     kernel: Shape,
@@ -141,10 +146,11 @@ def geometry(
     groups: int,
     dtype: np.dtype[Any],
     workspace: int,
+    tile_bytes: int,
 ) -> Geometry:
     """Sizes and tiles for ``image`` (batch, channels, extents…) and windows ``grid``.
 
-    The columns of a tile take at most ``workspace`` MiB, unless a single row of windows takes more.
+    The columns of a tile take at most ``workspace`` MiB and ``tile_bytes``, unless a single row of windows takes more.
     """
     acc = accumulator(dtype)
     batch, channels, *extents = image
@@ -156,7 +162,7 @@ def geometry(
         steps = [math.prod(padded[axis + 1 :]) for axis in range(len(padded))]
         slack = sum((k - 1) * d * step for k, d, step in list(zip(kernel, dilate, steps, strict=True))[1:])
     row = max(1, channels * math.prod(kernel) * math.prod(rest) * acc.itemsize)
-    rows = max(1, min(workspace << 20, TILE_BYTES) // row)
+    rows = max(1, min(workspace << 20, tile_bytes) // row)
     return Geometry(
         batch=batch,
         groups=groups,

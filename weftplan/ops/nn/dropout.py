@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.kernels import BLOCK, blocks
+from weftplan.ops import grain
+from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_enum, p_float, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -75,7 +76,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     out, mask = outputs
     shape = _mask_shape(params, data.shape)
     whole = shape == data.shape
-    size = min(math.prod(shape), BLOCK)
+    size = min(math.prod(shape), grain.block())
     draws = ctx.take((size,), _DRAW)
     # Where nobody wants the mask, this is all of it that there is: one block, or the small mask of `axes`.
     room = ctx.take((size,) if whole else shape, _MASK)
@@ -95,8 +96,8 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
             ctx.xp.multiply(out, _scale(params), out=out)
         return
     flat = data.reshape(-1)
-    for first in range(0, flat.size, BLOCK):
-        here = slice(first, min(first + BLOCK, flat.size))
+    for first in range(0, flat.size, grain.block()):
+        here = slice(first, min(first + grain.block(), flat.size))
         part = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
         _draw(ctx.xp, generator, params, draws, part)
         if out is not None:
@@ -114,7 +115,7 @@ def _draw(xp: Any, generator: Any, params: Params, draws: Any, part: Any) -> Non
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     data = inputs[0].shape
     shape = _mask_shape(params, data)
-    size = min(math.prod(shape), BLOCK)
+    size = min(math.prod(shape), grain.block())
     return take_bytes(((size,), _DRAW), ((size,) if shape == data else shape, _MASK))
 
 

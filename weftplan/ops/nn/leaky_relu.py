@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ParameterError
+from weftplan.ops import grain
 from weftplan.ops.erf import erf
-from weftplan.ops.kernels import BLOCK, BOOL, accumulator, block_bytes, blocks
+from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.nn.prelu import (
     prelu_backward,
     prelu_block,
@@ -213,12 +214,12 @@ def _random_forward(ctx: OpContext, params: Params, data: Any, outputs: Sequence
     low, high = params["lower_bound"], params["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None
     flat = data.reshape(-1)
-    size = min(flat.size, BLOCK)
+    size = min(flat.size, grain.block())
     draws = ctx.take((size,), np.dtype(np.float32))
     above = ctx.take((size,), BOOL)
     slopes = ctx.take((size,), data.dtype)
-    for first in range(0, flat.size, BLOCK):
-        here = slice(first, min(first + BLOCK, flat.size))
+    for first in range(0, flat.size, grain.block()):
+        here = slice(first, min(first + grain.block(), flat.size))
         x = flat[here]
         draw, positive, slope = draws[: x.size], above[: x.size], slopes[: x.size]
         if generator is None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
-from weftplan.ops.kernels import BLOCK, BOOL, INDEX, accumulator
+from weftplan.ops import grain
+from weftplan.ops.kernels import BOOL, INDEX, accumulator
 from weftplan.ops.nn.pooling_windows import (
     Grid,
     divisors,
@@ -112,7 +113,7 @@ def _grid_of(params: Params, image: Shape, grid: Shape) -> Grid:
 
 def _planes(image: Shape, total: int) -> int:
     """Planes (images times channels) that are worked on together, so that they stay in a cache."""
-    return min(total, max(1, BLOCK // max(1, math.prod(image))))
+    return min(total, max(1, grain.block() // max(1, math.prod(image))))
 
 
 def _blocks(total: int, step: int) -> Iterator[tuple[int, int]]:

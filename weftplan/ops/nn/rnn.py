@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import BLOCK, BOOL
+from weftplan.ops import grain
+from weftplan.ops.kernels import BOOL
 from weftplan.ops.nn.rnn_layout import Layout, layout
 from weftplan.ops.nn.rnn_passes import BackwardPass, ForwardPass, backward_scratch, forward_scratch
 from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_range
@@ -172,15 +173,15 @@ def _side(wide: Any, direction: int, units: int) -> Any:
 
 
 def _drop_scratch(params: Params, plan: Layout) -> list[tuple[Shape, DType]]:
-    size = min(math.prod(plan.wide), BLOCK)
+    size = min(math.prod(plan.wide), grain.block())
     return [((size,), _DRAW), ((size,), _MASK)] if _drops(params) else []
 
 
 def _drop(xp: Any, params: Params, generator: Any, scratch: Sequence[Any], source: Any, mask: Any, out: Any) -> None:
     """``out`` = the elements of ``source`` that are kept, scaled; ``mask`` (or None) gets which."""
     draws, room = scratch
-    for first in range(0, source.size, BLOCK):
-        here = slice(first, min(first + BLOCK, source.size))
+    for first in range(0, source.size, grain.block()):
+        here = slice(first, min(first + grain.block(), source.size))
         kept = room[: here.stop - first] if mask is None else mask.reshape(-1)[here]
         numbers = draws[: kept.size]
         generator.random(numbers.shape, dtype=_DRAW, out=numbers)

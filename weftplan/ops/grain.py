@@ -1,0 +1,87 @@
+"""How large the pieces are in which kernels work: blocks of elements, tiles of convolutions.
+
+A CPU works in pieces that stay in a core's cache. A GPU has no use for them: each piece is a launch of its own, which
+costs as much as many elements, so its pieces are as large as the scratch that one may ask for. Plans are made without
+the device, hence the sizes depend on its type alone, and so every sum has one fixed order on each type of device.
+
+Whoever asks an operator for its workspace, and whoever runs its kernel, says for which device: both must see the same
+sizes. The sizes are kept per thread; a thread that says nothing has those of a CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Grain(NamedTuple):
+    """Sizes of the pieces.
+
+    Attributes:
+        block: elements of one block of an elementwise formula, a reduction or a row-wise operator.
+        tile_bytes: bytes of the columns of one tile of a convolution, beyond which a larger tile gains nothing.
+    """
+
+    block: int
+    tile_bytes: int
+
+
+HOST = Grain(block=1 << 16, tile_bytes=2 << 20)
+"""A few arrays of a block, and the columns of a tile, fit a second-level cache."""
+
+GPU = Grain(block=1 << 27, tile_bytes=1 << 30)
+"""What one launch works on must fit the memory beside the network, nothing else. Larger tiles than
+``Convolution``'s default ``workspace`` of 1024 MiB do not occur."""
+
+_BY_TYPE = {"gpu": GPU}
+
+
+class _Thread(threading.local):
+    grain = HOST
+
+
+_thread = _Thread()
+
+
+def of(device_type: str) -> Grain:
+    """The sizes for a type of device, such as ``"gpu"``; a simulated device computes on the host.
+
+    >>> of("cpu") == of("sim") == HOST, of("gpu").block > HOST.block
+    (True, True)
+    """
+    return _BY_TYPE.get(device_type, HOST)
+
+
+def block() -> int:
+    """Elements of one block for the device that this thread works for."""
+    return _thread.grain.block
+
+
+def tile_bytes() -> int:
+    """Bytes of one tile's columns for the device that this thread works for."""
+    return _thread.grain.tile_bytes
+
+
+@contextmanager
+def using(grain: Grain) -> Iterator[None]:
+    """Within a ``with`` block this thread works in pieces of ``grain``."""
+    before = _thread.grain
+    _thread.grain = grain
+    try:
+        yield
+    finally:
+        _thread.grain = before
+
+
+def bound(grain: Grain, call: Callable[[], object]) -> Callable[[], object]:
+    """``call`` as it runs in pieces of ``grain``; itself where that is what every thread does."""
+    if grain is HOST:
+        return call
+
+    def run() -> None:
+        with using(grain):
+            call()
+
+    return run
