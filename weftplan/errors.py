@@ -75,6 +75,10 @@ class ShapeError(MXNetError, ValueError):
     """Shapes conflict, are impossible or cannot be inferred."""
 
 
+class ShapeTypeError(ShapeError, TypeError):
+    """What should be a shape, or a list of names and shapes, is something else."""
+
+
 class DTypeError(MXNetError, TypeError):
     """A dtype conflicts or is not supported."""
 

@@ -216,9 +216,12 @@ class TestTable:
             driver.push(lambda: None, [], [driver.new_variable()], name="a" if i % 3 else "b")
         profiler.set_state("stop")
         table = json.loads(profiler.dumps(format="json"))
-        assert table["Unit"] == "ms"
-        assert {name: row["Count"] for name, row in table["Time"].items()} == {"a": 20, "b": 10}
-        for row in table["Time"].values():
+        assert table["Unit"] == {"Time": "ms", "Memory": "kB"}
+        assert table["Memory"] == {}
+        operations = table["Time"].pop("operator")
+        assert table["Time"] == {}
+        assert {name: row["Count"] for name, row in operations.items()} == {"a": 20, "b": 10}
+        for row in operations.values():
             assert row["Min"] <= row["Avg"] <= row["Max"] <= row["Total"]
             assert row["Avg"] * row["Count"] == pytest.approx(row["Total"])
         lines = profiler.dumps(sort_by="count", ascending=True).splitlines()

@@ -228,4 +228,5 @@ def test_rows_of_users(threaded):
     threaded.push(lambda: None, name="work")
     profiler.set_state("stop")
     table = json.loads(profiler.dumps(format="json"))["Time"]
-    assert {name: row["Count"] for name, row in table.items()} == {"mine:load": 3, "event:alone": 1, "work": 1}
+    counts = {domain: {name: row["Count"] for name, row in rows.items()} for domain, rows in table.items()}
+    assert counts == {"mine": {"load": 3}, "event": {"alone": 1}, "operator": {"work": 1}}

@@ -23,12 +23,56 @@ def test_a_description_is_a_pair():
     assert repr(desc) == "DataDesc[b,(3,),int32,NCHW]"
 
 
-def test_samples_along_another_axis():
-    """A layout whose samples are not first is refused, instead of splitting words for sentences."""
-    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
-    with pytest.raises(ShapeError, match=r"'data' has layout 'TNC', samples along axis 1"):
-        mx.mod.Module(net).bind([mx.io.DataDesc("data", (7, 4, 3), layout="TNC")])
-    mx.mod.Module(net).bind([mx.io.DataDesc("data", (4, 3), layout="NC")], [mx.io.DataDesc("softmax_label", (4,))])
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_samples_along_another_axis(contexts):
+    """A layout says where the samples lie: words first, sentences second are split between the sentences."""
+    x = mx.sym.Variable("data")
+    net = mx.sym.broadcast_mul(x, mx.sym.Variable("w", shape=(1, 1, 2), init="one"), __layout__="TNC", name="out")
+    module = mx.mod.Module(net, label_names=None, context=[mx.cpu(i) for i in range(contexts)])
+    module.bind([mx.io.DataDesc("data", (3, 4, 2), layout="TNC")], inputs_need_grad=True)
+    module.init_params()
+    data = np.arange(24, dtype="float32").reshape(3, 4, 2)
+    module.forward(mx.io.DataBatch([mx.nd.array(data)]), is_train=True)
+    module.backward([mx.nd.array(2 * data)])
+    np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), data)
+    np.testing.assert_array_equal(module.get_input_grads()[0].asnumpy(), 2 * data)
+    assert module.output_shapes == [("out_output", (3, 4, 2))]
+    assert [o.shape for o in module.get_outputs(merge_multi_context=False)[0]] == [(3, 4 // contexts, 2)] * contexts
+    module.forward(mx.io.DataBatch([mx.nd.array(data[:, :2])]), is_train=False)  # fewer sentences
+    np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), data[:, :2])
+    descs = [mx.io.DataDesc("a", (4, 3), layout="NC"), mx.io.DataDesc("b", (4, 3), layout="TN")]
+    two = mx.mod.Module(mx.sym.Variable("a") + mx.sym.Variable("b"), ["a", "b"], None)
+    with pytest.raises(ShapeError, match=r"'b' has shape \(4, 3\), expected 4 samples along axis 1"):
+        two.bind(descs)
+
+
+def test_shapes_may_be_set_on_an_iterator():
+    """provide_data and provide_label of one's own iterator are properties, or attributes as in MXNet's examples."""
+
+    class Own(mx.io.DataIter):
+        def __init__(self):
+            super().__init__(2)
+            self.provide_data = [("data", (2, 3))]
+            self.provide_label = []
+            self.left = 2
+
+        def next(self):
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return mx.io.DataBatch([mx.nd.ones((2, 3))])
+
+    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1), label_names=None)
+    own = Own()
+    module.bind(own.provide_data, own.provide_label, for_training=False)
+    module.init_params()
+    assert module.predict(own).shape == (4, 1)
+    with pytest.raises(NotImplementedError, match=r"DataIter\.provide_data"):
+        _ = mx.io.DataIter().provide_data
+    assert str(mx.io.DataBatch([mx.nd.ones((2, 3))])) == "DataBatch: data shapes: [(2, 3)] label shapes: None"
+    shuffled = mx.io.NDArrayIter(np.arange(9.0), batch_size=1, shuffle=True)
+    order = shuffled.idx.tolist()
+    assert [int(batch.data[0].asscalar()) for batch in shuffled] == order
 
 
 def test_a_batch_larger_than_the_data():

@@ -1,5 +1,6 @@
 """Metrics in the hands of users: their own classes, names of outputs and labels, composites, odd shapes and labels."""
 
+import json
 import logging
 import math
 
@@ -236,3 +237,24 @@ def test_perplexity_of_a_label_that_is_no_class():
     metric = mx.metric.Perplexity(3)
     metric.update([np.array([0, 3, 1])], [pred])
     assert metric.get()[1] == pytest.approx(math.exp(-np.log([0.5, 0.2]).mean()))
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        mx.metric.create("acc", axis=0),
+        mx.metric.create("top_k_accuracy", top_k=3),
+        mx.metric.create("f1", average="micro"),
+        mx.metric.create("pcc"),
+        mx.metric.create("perplexity", -1),
+        mx.metric.create(["acc", mx.metric.create("ce", eps=0.5)]),
+    ],
+    ids=lambda metric: metric.name,
+)
+def test_a_metric_from_its_settings(metric):
+    """get_config() is JSON that create() makes an equal metric of, composites included."""
+    text = json.dumps(metric.get_config())
+    again = mx.metric.create(text)
+    assert type(again) is type(metric)
+    assert again.get_config() == metric.get_config()
+    assert again.name == metric.name

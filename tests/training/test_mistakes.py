@@ -299,3 +299,29 @@ def test_speedometer_leaves_the_epoch_value_whole(caplog):
     assert np.isnan(dict(metric.get_name_value())["accuracy"])
     metric.reset()
     assert np.isnan(dict(metric.get_global_name_value())["mse"])
+
+
+def test_kinds_of_errors_that_scripts_expect():
+    """Unknown parameters are a ValueError, missing ones a RuntimeError, what is no shape a TypeError, as in MXNet."""
+    module = bound()
+    module.init_params()
+    with pytest.raises(ValueError, match="unknown names"):
+        module.set_params({"nobody": mx.nd.ones((1,))}, {}, allow_missing=True)
+    with pytest.raises(RuntimeError, match="missing from the given"):
+        module.set_params({}, {})
+    with pytest.raises(TypeError, match="list of pairs"):
+        module.bind([("data", mx.nd.array([10, 10]))], force_rebind=True)
+
+
+def test_contexts_of_groups(caplog):
+    """A group's contexts are one for all or one for each; another number is refused. grad_req may name strangers."""
+    with mx.AttrScope(ctx_group="first"):
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    for where in (mx.cpu(2), [mx.cpu(2)], [mx.cpu(2), mx.cpu(3)]):
+        module = mx.mod.Module(net, label_names=None, context=contexts, group2ctxs={"first": where})
+        module.bind([("data", (4, 3))], grad_req={"fc_weight": "add", "elsewhere_weight": "write"})
+        assert module.group.executors[1].arg_dict["fc_weight"].context in (mx.cpu(2), mx.cpu(3))
+    assert "grad_req names ['elsewhere_weight']" in caplog.text
+    with pytest.raises(BindError, match="'first' has 3 contexts, the module has 2"):
+        mx.mod.Module(net, label_names=None, context=contexts, group2ctxs={"first": [mx.cpu(0)] * 3})

@@ -61,13 +61,19 @@ def as_text(table: list[Row]) -> str:
 
 
 def as_json(table: list[Row]) -> str:
-    """The table as a JSON object: name -> count, total, min, max, avg (milliseconds)."""
-    return json.dumps(
-        {
-            "Unit": "ms",
-            "Time": {
-                r.name: {"Count": r.count, "Total": r.total, "Min": r.least, "Max": r.most, "Avg": r.average}
-                for r in table
-            },
+    """The table in MXNet's shape: ``Time`` -> domain -> name -> Count, Total, Min, Max, Avg (milliseconds).
+
+    Operations of the engine are of the domain ``operator``; spans, frames and events of that of their maker. Memory is
+    sampled into the trace and not summed up: ``Memory`` is empty.
+    """
+    times: dict[str, dict[str, dict[str, float]]] = {}
+    for row in table:
+        domain, _, name = row.name.rpartition(":")
+        times.setdefault(domain or "operator", {})[name] = {
+            "Count": row.count,
+            "Total": row.total,
+            "Min": row.least,
+            "Max": row.most,
+            "Avg": row.average,
         }
-    )
+    return json.dumps({"Time": times, "Memory": {}, "Unit": {"Time": "ms", "Memory": "kB"}})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import ndarray as nd
-from weftplan.errors import MXNetError, ShapeError
+from weftplan.errors import MXNetError, ShapeTypeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import metric as metrics
@@ -340,11 +340,6 @@ def as_descs(shapes: Any) -> list[DataDesc]:
     descs = []
     for item in () if shapes is None else shapes if isinstance(shapes, (list, tuple)) else [shapes]:
         if isinstance(item, DataDesc):
-            if DataDesc.get_batch_axis(item.layout) > 0:
-                raise ShapeError(
-                    f"{item.name!r} has layout {item.layout!r}, samples along axis "
-                    f"{DataDesc.get_batch_axis(item.layout)}: a module splits batches along axis 0 only; swap the axes"
-                )
             descs.append(item)
             continue
         try:
@@ -353,7 +348,7 @@ def as_descs(shapes: Any) -> list[DataDesc]:
                 raise TypeError
             descs.append(DataDesc(name, tuple(operator.index(n) for n in shape), *dtype[:1]))
         except (TypeError, ValueError):
-            raise ShapeError(
+            raise ShapeTypeError(
                 f"shapes are given as a list of pairs such as [('data', (32, 10))], got {shapes!r}"
             ) from None
     return descs

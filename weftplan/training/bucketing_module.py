@@ -54,6 +54,11 @@ class BucketingModule(BaseModule):
             symbol, data_names, label_names = self._sym_gen(key)
         return Module(symbol, data_names, label_names, **self._settings)
 
+    @property
+    def _curr_module(self) -> Module:
+        """The module of the current bucket, under the name that scripts know."""
+        return self._current
+
     def _use(self, key: Any, module: Module) -> None:
         self._buckets[key] = module
         self._current, self.bucket_key, self.symbol = module, key, module.symbol

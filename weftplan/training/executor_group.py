@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,8 @@ from weftplan.executor import Executor
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.io import DataBatch, DataDesc
+
+log = logging.getLogger("weftplan")
 
 GradReq = str | Sequence[str] | Mapping[str, str]
 
@@ -89,12 +92,15 @@ class ExecutorGroup:
         self.label_shapes = list(label_shapes)
         self.param_names = list(param_names)
         self.aux_names = symbol.list_auxiliary_states()
-        self.batch_size = data_shapes[0].shape[0]
+        self.batch_size = data_shapes[0].shape[data_shapes[0].batch_axis] if data_shapes[0].shape else 0
         for desc in (*data_shapes, *label_shapes):
-            if not desc.shape or desc.shape[0] != self.batch_size:
+            axis = desc.batch_axis
+            if len(desc.shape) <= axis or desc.shape[axis] != self.batch_size:
                 raise ShapeError(
-                    f"input {desc.name!r} has shape {desc.shape}, expected {self.batch_size} samples along axis 0"
+                    f"input {desc.name!r} has shape {desc.shape}, expected {self.batch_size} samples along axis {axis}"
                 )
+        layouts = [symbol[i].attr("__layout__") for i in range(len(symbol.list_outputs()))]
+        self._output_axes = [max(0, DataDesc.get_batch_axis(layout)) for layout in layouts]
         self.slices = split_batch(self.batch_size, len(contexts))
         arguments = symbol.list_arguments()
         trained = [n for n in self.param_names if for_training and n not in fixed_param_names]
@@ -104,7 +110,7 @@ class ExecutorGroup:
         self.executors: list[Executor] = []
         for i, (ctx, part) in enumerate(zip(self.contexts, self.slices, strict=True)):
             shapes = {
-                desc.name: (part.stop - part.start, *desc.shape[1:])
+                desc.name: replaced(desc.shape, desc.batch_axis, part.stop - part.start)
                 for desc in (*data_shapes, *label_shapes)
                 if desc.name in arguments
             }
@@ -157,7 +163,7 @@ class ExecutorGroup:
             for executor, part in zip(self.executors, self.slices, strict=True):
                 target = executor.arg_dict.get(desc.name)
                 if target is not None:
-                    piece = array if len(self.executors) == 1 else array[part]
+                    piece = array if len(self.executors) == 1 else _cut(array, part, desc.batch_axis)
                     (piece if piece.dtype == target.dtype else piece.astype(target.dtype)).copyto(target)
 
     def forward(self, *, is_train: bool) -> None:
@@ -171,7 +177,8 @@ class ExecutorGroup:
             if out_grads is None:
                 executor.backward()
             else:
-                executor.backward([g[part].as_in_context(executor.context) for g in out_grads])
+                grads = zip(out_grads, self._output_axes, strict=False)
+                executor.backward([_cut(g, part, axis).as_in_context(executor.context) for g, axis in grads])
 
     def outputs(self) -> list[list[NDArray]]:
         """For each output the arrays of the contexts, in order."""
@@ -179,18 +186,18 @@ class ExecutorGroup:
 
     def merged_outputs(self) -> list[NDArray]:
         """Each output of the whole batch, on the host if there are several contexts."""
-        return [_merge(parts) for parts in self.outputs()]
+        return [_merge(parts, axis) for parts, axis in zip(self.outputs(), self._output_axes, strict=True)]
 
     def output_shapes(self) -> list[tuple[int, ...]]:
         """Shape of each output of the whole batch; before the first forward, too."""
         return [
-            (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if parts[0].shape else ()
-            for parts in self.outputs()
+            replaced(parts[0].shape, axis, sum(part.shape[axis] for part in parts)) if parts[0].shape else ()
+            for parts, axis in zip(self.outputs(), self._output_axes, strict=True)
         ]
 
     def merged_input_grads(self) -> list[NDArray]:
         """Gradients of the data arrays for the whole batch."""
-        return [_merge([e.grad_dict[d.name] for e in self.executors]) for d in self.data_shapes]
+        return [_merge([e.grad_dict[d.name] for e in self.executors], d.batch_axis) for d in self.data_shapes]
 
     def set_params(self, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]) -> None:
         """Copy parameters and auxiliary states to every context."""
@@ -213,8 +220,8 @@ def _requests(arguments: Sequence[str], trained: Sequence[str], grad_req: GradRe
         return {name: grad_req if name in trained else "null" for name in arguments}
     if isinstance(grad_req, Mapping):
         unknown = [name for name in grad_req if name not in arguments]
-        if unknown:
-            raise BindError(f"grad_req names {unknown}, which are no arguments; there are {listed(arguments)}")
+        if unknown:  # those of another bucket's network, for instance
+            log.warning("grad_req names %s, which are no arguments; there are %s", unknown, listed(arguments))
         return {name: grad_req.get(name, "write" if name in trained else "null") for name in arguments}
     if len(grad_req) != len(arguments):
         raise BindError(
@@ -223,10 +230,27 @@ def _requests(arguments: Sequence[str], trained: Sequence[str], grad_req: GradRe
     return dict(zip(arguments, grad_req, strict=True))
 
 
-def _merge(parts: Sequence[NDArray]) -> NDArray:
+def replaced(shape: tuple[int, ...], axis: int, samples: int) -> tuple[int, ...]:
+    """``shape`` with so many samples along ``axis``.
+
+    >>> replaced((7, 4, 3), 1, 2)
+    (7, 2, 3)
+    """
+    return (*shape[:axis], samples, *shape[axis + 1 :])
+
+
+def _cut(array: NDArray, part: slice, axis: int) -> NDArray:
+    """The samples ``part`` along an axis; a view where it is the first."""
+    if axis == 0:
+        return array[part]
+    cut: NDArray = nd.slice_axis(array, axis=axis, begin=part.start, end=part.stop)
+    return cut
+
+
+def _merge(parts: Sequence[NDArray], axis: int) -> NDArray:
     if len(parts) == 1:
         return parts[0]
-    merged: NDArray = nd.concat(*(part.as_in_context(_HOST) for part in parts), dim=0)
+    merged: NDArray = nd.concat(*(part.as_in_context(_HOST) for part in parts), dim=axis)
     return merged
 
 

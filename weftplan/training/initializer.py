@@ -72,11 +72,11 @@ class One(Zero):
 
 @register
 class Constant(Zero):
-    """One value everywhere."""
+    """One value everywhere, or values of the array's shape."""
 
-    def __init__(self, value: float = 0.0) -> None:
+    def __init__(self, value: Any = 0.0) -> None:
         super().__init__(value=value)
-        self.value = value
+        self.value = self._kwargs["value"]
 
     def values(self, shape: tuple[int, ...], arr: NDArray) -> Host:
         return np.full(shape, self.value)

@@ -48,7 +48,7 @@ class Initializer:
     registry: ClassVar[dict[str, type[Initializer]]] = {}
 
     def __init__(self, **kwargs: Any) -> None:
-        self._kwargs = kwargs
+        self._kwargs = {name: _plain(value) for name, value in kwargs.items()}
 
     def dumps(self) -> str:
         """JSON text of the class alias and parameters, as stored in an ``__init__`` attribute."""
@@ -169,3 +169,10 @@ def create(spec: Any) -> Rule:
             f"one of your own known"
         )
     return construct(klass, (), kwargs, "initializer")
+
+
+def _plain(value: Any) -> Any:
+    """An array as nested lists, which JSON text can hold; anything else as it is."""
+    if isinstance(value, NDArray):
+        value = value.asnumpy()
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -7,7 +7,7 @@ from typing import Any
 
 from weftplan.device.context import Context, current_context
 from weftplan.errors import BindError, MXNetError, ShapeError
-from weftplan.training.executor_group import ExecutorGroup, as_ndarray
+from weftplan.training.executor_group import ExecutorGroup, as_ndarray, replaced
 from weftplan.training.io import DataDesc
 
 
@@ -60,11 +60,14 @@ def resized(
 
     A batch that has no labels, because it is only predicted, leaves the module bound for some: training goes on later.
     """
-    data = [DataDesc(d.name, shape, d.dtype) for d, shape in zip(group.data_shapes, shapes, strict=True)]
+    data = [DataDesc(d.name, shape, d.dtype, d.layout) for d, shape in zip(group.data_shapes, shapes, strict=True)]
     if labels:
         pairs = zip(group.label_shapes, labels, strict=False)
-        return data, [DataDesc(d.name, as_ndarray(a, f"label {d.name!r}").shape, d.dtype) for d, a in pairs]
-    return data, [DataDesc(d.name, (*shapes[0][:1], *d.shape[1:]), d.dtype) for d in group.label_shapes]
+        return data, [DataDesc(d.name, as_ndarray(a, f"label {d.name!r}").shape, d.dtype, d.layout) for d, a in pairs]
+    samples = shapes[0][data[0].batch_axis]
+    return data, [
+        DataDesc(d.name, replaced(d.shape, d.batch_axis, samples), d.dtype, d.layout) for d in group.label_shapes
+    ]
 
 
 def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[DataDesc]:
@@ -91,7 +94,7 @@ def refuse_shares(work_load_list: Sequence[float] | None, state_names: Sequence[
 
 
 def places(
-    group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None, contexts: int
+    group2ctxs: Mapping[str, Any] | Sequence[Mapping[str, Context]] | None, contexts: int
 ) -> list[Mapping[str, Context]] | None:
     """For each context of a module where the nodes of each group run; None without groups.
 
@@ -100,13 +103,28 @@ def places(
     """
     if not group2ctxs:
         return None
-    every = [group2ctxs] * contexts if isinstance(group2ctxs, Mapping) else list(group2ctxs)
+    every = _each(group2ctxs, contexts) if isinstance(group2ctxs, Mapping) else list(group2ctxs)
     if len(every) != contexts or not all(isinstance(one, Mapping) for one in every):
         raise BindError(
             f"group2ctxs must be a dictionary from groups to contexts, or a list of one for each of the {contexts} "
             f"contexts, got {group2ctxs!r}"
         )
     return every
+
+
+def _each(groups: Mapping[str, Any], contexts: int) -> list[Mapping[str, Context]]:
+    """A dictionary from groups to a context, or to a list of one for all or one for each, as a dictionary for each.
+
+    Raises:
+        BindError: a list of another length.
+    """
+    lists = {}
+    for group, where in groups.items():
+        one = list(where) if isinstance(where, (list, tuple)) else [where]
+        if len(one) not in (1, contexts):
+            raise BindError(f"group2ctxs: group {group!r} has {len(one)} contexts, the module has {contexts}")
+        lists[group] = one * contexts if len(one) == 1 else one
+    return [{group: one[i] for group, one in lists.items()} for i in range(contexts)]
 
 
 def name_list(names: Any, what: str) -> list[str]:

@@ -22,7 +22,7 @@ class _NameAndShape(NamedTuple):
 class DataDesc(_NameAndShape):
     """Name and shape of one input, as a pair, with its dtype and the layout of its axes.
 
-    Samples lie along the axis that the layout calls N, which has to be the first.
+    Samples lie along the axis that the layout calls N, the first where it calls none so.
 
     >>> DataDesc("data", (32, 3, 8, 8))
     DataDesc[data,(32, 3, 8, 8),float32,NCHW]
@@ -43,6 +43,11 @@ class DataDesc(_NameAndShape):
     def get_batch_axis(layout: str | None) -> int:
         """The axis of the samples; 0 where there is no layout."""
         return 0 if layout is None else layout.find("N")
+
+    @property
+    def batch_axis(self) -> int:
+        """The axis of the samples."""
+        return max(0, self.get_batch_axis(self.layout))
 
     def __repr__(self) -> str:
         return f"DataDesc[{self.name},{self.shape},{np.dtype(self.dtype).name},{self.layout}]"
@@ -72,6 +77,31 @@ class DataBatch:
         self.provide_data = provide_data
         self.provide_label = provide_label
 
+    def __str__(self) -> str:
+        labels = [tuple(a.shape) for a in self.label] or None
+        return f"DataBatch: data shapes: {[tuple(a.shape) for a in self.data]} label shapes: {labels}"
+
+
+class _Settable:
+    """A property that a subclass computes, or that is set on an iterator, as scripts written for MXNet do."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, iterator: Any, owner: type | None = None) -> Any:
+        if iterator is None:
+            return self
+        try:
+            return vars(iterator)[self._name]
+        except KeyError:
+            raise NotImplementedError(f"{type(iterator).__name__}.{self._name}") from None
+
+    def __set__(self, iterator: Any, value: Any) -> None:
+        vars(iterator)[self._name] = value
+
 
 class DataIter:
     """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next."""
@@ -79,15 +109,8 @@ class DataIter:
     def __init__(self, batch_size: int = 0) -> None:
         self.batch_size = batch_size
 
-    @property
-    def provide_data(self) -> list[DataDesc]:
-        """Names and shapes of the data arrays of a batch."""
-        raise NotImplementedError
-
-    @property
-    def provide_label(self) -> list[DataDesc]:
-        """Names and shapes of the label arrays of a batch."""
-        raise NotImplementedError
+    provide_data: Any = _Settable("Names and shapes of the data arrays of a batch, a list of :class:`DataDesc`.")
+    provide_label: Any = _Settable("Names and shapes of the label arrays of a batch, a list of :class:`DataDesc`.")
 
     def reset(self) -> None:
         """Start over (and shuffle again if that was asked for)."""
@@ -201,6 +224,11 @@ class NDArrayIter(DataIter):
         self._order = np.concatenate([self._carried, order])
         self._carried = np.empty(0, np.int64)
         self._cursor = 0
+
+    @property
+    def idx(self) -> Host:
+        """Numbers of the samples in the order of this epoch."""
+        return self._order
 
     def hard_reset(self) -> None:
         """As :meth:`reset`, and the samples that were to begin the next epoch are forgotten."""

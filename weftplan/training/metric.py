@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -94,12 +95,15 @@ class CompositeEvalMetric(EvalMetric):
         output_names: Names = None,
         label_names: Names = None,
     ) -> None:
-        self.metrics = [create(metric) for metric in metrics or ()]
+        self.metrics = [create(**one) if isinstance(one, Mapping) else create(one) for one in metrics or ()]
         super().__init__(name, output_names, label_names)
 
     def add(self, metric: Any) -> None:
         """One more, as :func:`create` takes it."""
         self.metrics.append(create(metric))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "metrics": [metric.get_config() for metric in self.metrics]}
 
     def get_metric(self, index: int) -> EvalMetric:
         """The metric that was added as number ``index``.
@@ -153,6 +157,8 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
     >>> create("acc").name
     'accuracy'
     """
+    if isinstance(metric, str) and metric.lstrip().startswith("{"):
+        return create(**json.loads(metric))
     if isinstance(metric, EvalMetric):
         if args or kwargs:
             raise ParameterError(f"metric {metric.name} is made already: it takes no settings any more, got {kwargs}")

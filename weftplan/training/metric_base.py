@@ -6,6 +6,7 @@ A metric of one's own gives :meth:`EvalMetric.measure`, or replaces :meth:`EvalM
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -131,6 +132,13 @@ class EvalMetric:
     def get_name_value(self) -> list[tuple[str, float]]:
         """[(name, value), …]."""
         return _as_pairs(*self.get())
+
+    def get_config(self) -> dict[str, Any]:
+        """What :func:`weftplan.training.metric.create` makes this metric of, as JSON text or as keyword arguments."""
+        parameters = inspect.signature(type(self)).parameters.values()
+        names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and hasattr(self, p.name)]
+        settings = {name: getattr(self, name) for name in dict.fromkeys((*names, "output_names", "label_names"))}
+        return {"metric": type(self).__name__, **settings, "name": self.name}
 
     def __str__(self) -> str:
         return f"EvalMetric: {dict(self.get_name_value())}"

@@ -65,6 +65,9 @@ class TopKAccuracy(EvalMetric):
         super().__init__(f"{name}_{top_k}", output_names, label_names)
         self.top_k = top_k
 
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "name": self.name.removesuffix(f"_{self.top_k}")}
+
     def measure(self, label: Host, pred: Host) -> tuple[float, int]:
         if pred.ndim != 2:
             raise ShapeError(f"metric {self.name}: predictions must be (samples, classes), got {pred.shape}")

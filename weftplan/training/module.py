@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, FormatError, MXNetError, ShapeError, listed
+from weftplan.errors import BindError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.files import replacing
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.ndarray import NDArray
@@ -110,6 +110,16 @@ class Module(BaseModule):
         if self._group is None:
             raise MXNetError("the module is not bound; call bind(data_shapes, label_shapes) or fit first")
         return self._group
+
+    @property
+    def _symbol(self) -> Symbol:
+        """The network, under the name that scripts know."""
+        return self.symbol
+
+    @property
+    def _grad_req(self) -> GradReq | None:
+        """What was bound, under the name that scripts know."""
+        return self._bind_options.get("grad_req")
 
     @property
     def _exec_group(self) -> ExecutorGroup:
@@ -293,7 +303,7 @@ class Module(BaseModule):
                 whole and {*self.param_names} <= {*(arg_params or {})} and {*self.aux_names} <= {*(aux_params or {})}
             ):
                 # Where a value is given for each parameter and state, the others belong to a larger network.
-                raise MXNetError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
+                raise ParameterError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
         args = values(params, arg_params, complete=whole)
