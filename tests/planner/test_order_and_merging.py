@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,51 @@ def test_merged_outputs_stay_two_arrays() -> None:
     planned = plan_symbol(sym.Group([sym.tanh(x, name="a"), sym.tanh(x, name="b")]), {"x": (2, 2)})
     validate(planned)
     assert [planned.graph.entry_name(e) for e in planned.outputs] == ["a_output", "a_1_copy_output"]
+
+
+def uneven_symbol(seed: int, size: int, *, shared: bool = True) -> Any:
+    """A random graph whose entries have very different sizes: wide and narrow layers, joins, views, in place."""
+    rng = random.Random(seed)
+    pool: list[tuple[Any, int]] = [(sym.Variable("x"), 8)]
+    unread: list[int] = []
+    k = 0
+    while k < size:
+        name, k = f"n{k}", k + 1
+        at = rng.choice(unread) if unread and (not shared or rng.random() < 0.6) else rng.randrange(len(pool))
+        if not shared and rng.random() < 0.4:
+            at = 0
+        value, width = pool[at]
+        choice = rng.randrange(6)
+        made: list[tuple[Any, int]]
+        if choice < 2:
+            wide = rng.choice([1, 2, 5, 16, 40])
+            made = [(sym.FullyConnected(value, num_hidden=wide, no_bias=True, name=name), wide)]
+        elif choice == 2 and len(unread) > 1:
+            others = rng.sample(unread, min(len(unread), 1 + rng.randrange(2)))
+            joined = [pool[i] for i in dict.fromkeys([at, *others])]
+            made = [(sym.Concat(*[v for v, _ in joined], dim=1, name=name), sum(w for _, w in joined))]
+            unread = [i for i in unread if i not in others]
+        elif choice == 3:
+            made = [(sym.tanh(value, name=name), width)]
+        elif choice == 4:
+            made = [(sym.Reshape(value, shape=(-1, width), name=name), width)]
+        else:
+            made = [(sym.max(value, axis=1, keepdims=True, name=name), 1)]
+        if at in unread:
+            unread.remove(at)
+        unread += range(len(pool), len(pool) + len(made))
+        pool += made
+    return sym.Group([pool[i][0] for i in unread])
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("grad_req", ["null", "write"])
+def test_never_worse_and_valid(seed: int, grad_req: str) -> None:
+    """Larger random graphs: a valid plan, the parts kept apart, and no higher peak than the given order's."""
+    net = uneven_symbol(1000 + seed, 20 + 2 * seed)
+    given = plan_symbol(net, {"x": (4, 8)}, grad_req=grad_req, options=PlanOptions())
+    chosen = plan_symbol(net, {"x": (4, 8)}, grad_req=grad_req, options=PlanOptions(reorder=True))
+    validate(chosen)
+    assert chosen.memory.peak <= given.memory.peak
+    assert chosen.num_forward_nodes == given.num_forward_nodes
+    assert sorted(chosen.order[: chosen.num_forward_nodes]) == sorted(given.order[: given.num_forward_nodes])

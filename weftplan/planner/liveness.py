@@ -123,6 +123,30 @@ def references(graph: IndexedGraph, reads: Sequence[Sequence[int]]) -> list[int]
     return refs
 
 
+def dependencies(facts: Facts) -> list[list[int]]:
+    """Per node the operator nodes that it must follow in any order of execution; empty for variables.
+
+    These are the makers of its inputs, its control dependencies, and of the nodes that touch the same auxiliary state
+    the one before it in the given order: nodes that touch a state keep their order, since one of them writes it.
+    """
+    graph = facts.graph
+    makers: list[int] = graph.entry_node.tolist()
+    variable = graph.is_variable.tolist()
+    states = {graph.row[n] for n in graph.mutable_variables()}
+    before: list[list[int]] = [[] for _ in range(graph.num_nodes)]
+    touched: dict[int, int] = {}
+    for nid in facts.order:
+        needs = dict.fromkeys([*(makers[e] for e in graph.inputs[nid]), *graph.controls[nid]])
+        if states:
+            for e in graph.inputs[nid]:
+                if e in states:
+                    if touched.get(e, nid) != nid:
+                        needs[touched[e]] = None
+                    touched[e] = nid
+        before[nid] = [n for n in needs if not variable[n]]
+    return before
+
+
 def lifetimes(facts: Facts) -> tuple[list[int], list[int]]:
     """(first, last) step per entry, half-open; variables and gradient arrays too, though they need no planned memory.
 

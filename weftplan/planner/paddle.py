@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import Facts, dependencies
 from weftplan.planner.reachability import last_needs_others, producers
 
 COMPAT = ("paddle", "paddle_pir")
@@ -31,23 +31,14 @@ def breadth_first(facts: Facts, forward: int) -> list[int]:
 
     The first ``forward`` steps stay in front. Nodes that touch one auxiliary state keep their order.
     """
-    graph = facts.graph
     order: list[int] = []
-    touched: dict[int, int] = {}
-    state_rows = {graph.row[n] for n in graph.mutable_variables()}
-    entry_node: list[int] = graph.entry_node.tolist()
+    needs = dependencies(facts)
     for nodes in (facts.order[:forward], facts.order[forward:]):
         inside = set(nodes)
         waiting: dict[int, int] = {}
         after: dict[int, list[int]] = {nid: [] for nid in nodes}
         for nid in nodes:
-            before = {entry_node[e] for e in graph.inputs[nid]} | set(graph.controls[nid])
-            for e in graph.inputs[nid]:
-                if e in state_rows:
-                    if e in touched:
-                        before.add(touched[e])
-                    touched[e] = nid
-            before = {n for n in before if n in inside and n != nid}
+            before = inside.intersection(needs[nid])
             waiting[nid] = len(before)
             for n in before:
                 after[n].append(nid)

@@ -6,13 +6,8 @@ of them writes it.
 
 Candidates: the given order; greedy list scheduling forwards in time (next is the ready node after which least is
 alive) and backwards (last is the node before which least is alive); and depth-first order in which the input whose
-computation needs most beyond its result comes first. The two parts are chosen one after the other.
-
-Orders are improved where their peak is (:mod:`.order_window`): the block around the peak is solved exactly by a search
-over down-sets (:mod:`.order_search`) after what is series-parallel in it has been put into its optimal order
-(:mod:`.order_series_parallel`); a block too large for that is improved by windows. Where this proves the given order,
-or one made from it, to be the best, the candidates are not needed; otherwise the best of them is improved too. Costs
-come from :mod:`.order_model`; the planner's own figure decides.
+computation needs most beyond its result comes first. The two parts are chosen one after the other, by the planner's own
+figure. The named networks gain nothing: they are written in their best order. Graphs with wide and narrow branches do.
 """
 
 from __future__ import annotations
@@ -23,11 +18,9 @@ from heapq import heapify, heappop, heappush
 
 from weftplan.planner.assemble import Buffers
 from weftplan.planner.inplace import assign
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import Facts, dependencies
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.passes.order_model import OrderModel
-from weftplan.planner.passes.order_window import improve
 
 
 def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
@@ -37,15 +30,7 @@ def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
     """
     graph = _Dependencies(facts)
     best, least = facts.order, lower_bound(facts, facts.order, options)
-    model = OrderModel(facts, graph.before, options)
-    improved, proven = improve(model, best, forward)
-    if improved != best and (bound := lower_bound(facts, improved, options)) < least:
-        best, least = improved, bound
-    if proven and len(facts.contexts) == 1:
-        return best
-    started = best
-    parts = [(0, forward), (forward, len(facts.order))]
-    for start, end in parts:
+    for start, end in ((0, forward), (forward, len(facts.order))):
         if end - start < 3:
             continue
         for candidate in (_greedy_forwards, _greedy_backwards, _deep_first):
@@ -55,10 +40,6 @@ def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
             bound = lower_bound(facts, order, options)
             if bound < least:
                 best, least = order, bound
-    if best is not started:
-        improved, _ = improve(model, best, forward)
-        if improved != best and lower_bound(facts, improved, options) < least:
-            best = improved
     return best
 
 
@@ -76,14 +57,7 @@ class _Dependencies:
     def __init__(self, facts: Facts) -> None:
         graph = facts.graph
         self.facts = facts
-        self.entry_node: list[int] = graph.entry_node.tolist()
-        variable = graph.is_variable.tolist()
-        self.before: list[list[int]] = []
-        for nid in range(graph.num_nodes):
-            needs = {self.entry_node[e] for e in graph.inputs[nid]}
-            needs.update(graph.controls[nid])
-            self.before.append([n for n in needs if not variable[n]])
-        self._keep_state_order()
+        self.before = dependencies(facts)
         # Bytes of each entry that count: not the caller's, and read by somebody.
         self.size = [0 if facts.external[e] else facts.nbytes[e] for e in range(graph.num_entries)]
         self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in facts.reads]
@@ -93,19 +67,6 @@ class _Dependencies:
             for e in reads:
                 self.readers[e].append(nid)
         self.forever = [e in outputs for e in range(graph.num_entries)]
-
-    def _keep_state_order(self) -> None:
-        graph, order = self.facts.graph, self.facts.order
-        states = {graph.row[n] for n in graph.mutable_variables()}
-        if not states:
-            return
-        last: dict[int, int] = {}
-        for nid in order:
-            for e in graph.inputs[nid]:
-                if e in states:
-                    if e in last and last[e] != nid:
-                        self.before[nid].append(last[e])
-                    last[e] = nid
 
     def outputs(self, nid: int) -> range:
         """Entries that a node makes."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import Facts, dependencies
 
 
 def reversed_backward(facts: Facts, num_forward: int) -> Facts:
@@ -21,18 +21,18 @@ def reversed_backward(facts: Facts, num_forward: int) -> Facts:
     when that is the given order.
     """
     graph = facts.graph
-    makers: list[int] = graph.entry_node.tolist()
     part = facts.order[num_forward:]
     if any(op.aux for nid in part if (op := graph.nodes[nid].op) is not None):
         return facts  # who writes a state, and when, is not for this pass to change
     place = {nid: step for step, nid in enumerate(facts.order[:num_forward])}
     given = {nid: step for step, nid in enumerate(part)}
+    needs = dependencies(facts)
     urgency: dict[int, int] = {}
     waits: dict[int, int] = {}
     followers: dict[int, list[int]] = {}
     for nid in part:
         controls = graph.controls[nid]
-        before = {m for e in graph.inputs[nid] if (m := makers[e]) in given} | {m for m in controls if m in given}
+        before = [m for m in needs[nid] if m in given]
         waits[nid] = len(before)
         for m in before:
             followers.setdefault(m, []).append(nid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import Facts, dependencies
 from weftplan.planner.passes.order_deep import deepest_first
 
 
@@ -18,19 +18,6 @@ def stepwise_forward(facts: Facts, num_forward: int) -> Facts:
 
     Nodes that touch one auxiliary state keep their given order. Returns ``facts`` itself when that is the given order.
     """
-    graph = facts.graph
-    makers: list[int] = graph.entry_node.tolist()
     part = facts.order[:num_forward]
-    before: dict[int, list[int]] = {
-        nid: [*(makers[e] for e in graph.inputs[nid]), *graph.controls[nid]] for nid in part
-    }
-    states = {graph.row[nid] for nid in graph.mutable_variables()}
-    if states:
-        last: dict[int, int] = {}
-        for nid in part:
-            for e in states.intersection(graph.inputs[nid]):
-                if e in last:
-                    before[nid].append(last[e])
-                last[e] = nid
-    order = deepest_first(part, before)
+    order = deepest_first(part, dependencies(facts))
     return facts if order == part else replace(facts, order=[*order, *facts.order[num_forward:]])
