@@ -18,11 +18,12 @@ from pathlib import Path
 
 import blas_setting
 import numpy as np
+from packing_instances import challenges, planted, skewed_trace, training_trace
 
-from weftplan.planner.packing import check_packing, compiled, greedy, large, pack
-from weftplan.planner.packing.challenges import challenges
-from weftplan.planner.packing.instances import planted, read_csv, skewed_trace, training_trace
-from weftplan.planner.packing.problem import sectioned
+from weftplan.planner.packing import check_packing, pack
+from weftplan.planner.packing.csv_file import read_csv
+from weftplan.planner.packing.hard import compiled, greedy, large
+from weftplan.planner.packing.problem import peak_of, sectioned
 
 DATA = Path(__file__).parent / "data"
 
@@ -57,7 +58,7 @@ def baseline(buffers, *, by_birth):
         return None
     problem = sectioned(lower, upper, size, np.arange(len(lower)))
     order = np.lexsort((-size, problem.lo)) if by_birth else large.by_size(problem)
-    return greedy.peak_of(problem, greedy.fit(problem, order, best=by_birth)) / problem.lower_bound()
+    return peak_of(problem, greedy.fit(problem, order, best=by_birth)) / problem.lower_bound()
 
 
 def measured(buffers, effort, *, jit):

@@ -10,8 +10,7 @@ import pytest
 
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, plan_symbol, reachability
-from weftplan.planner.packing import solve
-from weftplan.planner.packing.problem import Problem, sectioned
+from weftplan.planner.packing.problem import Problem, leaf_parts, sectioned
 from weftplan.symbol.node import Node
 
 
@@ -69,7 +68,7 @@ def test_all_layers_by_one_sort(seed: int) -> None:
         elif kind == 2:
             upper = np.where(rng.random(n) < 0.5, times + 5, upper)
         problem = sectioned(lower, upper, rng.integers(1, 9, n), np.arange(n))
-        found, expected = solve.leaf_parts(problem), layer_by_layer(problem)
+        found, expected = leaf_parts(problem), layer_by_layer(problem)
         assert [base for base, _ in found] == [base for base, _ in expected]
         for (_, part), (_, other) in zip(found, expected, strict=True):
             assert part.sections == other.sections
@@ -90,7 +89,7 @@ def test_nested_lifetimes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Problem, "take", counted)
     n = 5000
     problem = sectioned(np.arange(n), 2 * n - np.arange(n), np.full(n, 8), np.arange(n))
-    assert len(solve.leaf_parts(problem)) == n
+    assert len(leaf_parts(problem)) == n
     assert taken == n
 
 

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bench.packing_instances import planted, skewed_trace, training_trace
 from weftplan.errors import FormatError, PlanError
-from weftplan.planner.packing import Packing, PackingError, check_packing, compiled, pack, reuse_edges
-from weftplan.planner.packing.glue import glue
-from weftplan.planner.packing.instances import planted, read_csv, skewed_trace, training_trace
-from weftplan.planner.packing.peel import peel
+from weftplan.planner.packing import Packing, PackingError, check_packing, pack, reuse_edges
+from weftplan.planner.packing.csv_file import read_csv
+from weftplan.planner.packing.hard import compiled
+from weftplan.planner.packing.hard.glue import glue
+from weftplan.planner.packing.hard.peel import peel
 from weftplan.planner.packing.problem import sectioned
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
@@ -126,7 +128,7 @@ def test_hard_set_with_numpy_alone(name: str) -> None:
 def test_compiled_kernel_agrees_with_the_plain_one() -> None:
     """The same source, run on lists and compiled for arrays, finds the same offsets in as many runs."""
     pytest.importorskip("numba")
-    from weftplan.planner.packing.search import Budget, Searcher
+    from weftplan.planner.packing.hard.search import Budget, Searcher
 
     _, lower, upper, size = read_csv(DATA / "minimalloc" / "H.1048576.csv")
     problem = sectioned(lower, upper, size // 1024, np.arange(len(lower)))

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from weftplan.planner.packing import check_packing, compiled, pack
-from weftplan.planner.packing.challenges import FAMILIES, SIDE, challenge, challenges
+from bench.packing_instances import FAMILIES, SIDE, challenge, challenges
+from weftplan.planner.packing import check_packing, pack
+from weftplan.planner.packing.hard import compiled
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from weftplan import models
 from weftplan.planner import PlanOptions, plan_symbol
-from weftplan.planner.packing import Precedence, check_packing, greedy, reuse_edges
+from weftplan.planner.packing import Precedence, check_packing, reuse_edges
 from weftplan.planner.packing.outward import VARIANTS, Variant, pack_outwards
-from weftplan.planner.packing.problem import Problem, sectioned
+from weftplan.planner.packing.problem import Problem, peak_of, sectioned
 
 NO_LIMIT = 1 << 60
 
@@ -45,7 +45,7 @@ def test_every_variant_is_valid(rows: list[tuple[int, int, int]], variant: Varia
     found = pack_outwards(problem, problem.lower_bound() + slack, NO_LIMIT, variant, order)
     assert found is not None
     peak = check_packing(problem.lo, problem.hi, problem.size, found[0])
-    assert peak == greedy.peak_of(problem, found[0])
+    assert peak == peak_of(problem, found[0])
 
 
 @given(buffers, st.sampled_from(VARIANTS))
@@ -56,7 +56,7 @@ def test_it_gives_up_only_above_the_limit(rows: list[tuple[int, int, int]], vari
     floor = problem.lower_bound()
     free = pack_outwards(problem, floor, NO_LIMIT, variant)
     assert free is not None
-    peak = greedy.peak_of(problem, free[0])
+    peak = peak_of(problem, free[0])
     again = pack_outwards(problem, floor, peak, variant)
     assert again is not None
     assert again[0].tolist() == free[0].tolist()
@@ -77,7 +77,7 @@ def test_waits_are_the_unordered_reuse_edges(rows: list[tuple[int, int, int]], v
     found = pack_outwards(problem, problem.lower_bound(), NO_LIMIT, variant, order)
     assert found is not None
     offsets, waits = found
-    if greedy.peak_of(problem, offsets) > problem.lower_bound():
+    if peak_of(problem, offsets) > problem.lower_bound():
         return
     pointers, earlier = reuse_edges(problem.lo, problem.hi, problem.size, offsets)
     later = np.repeat(np.arange(len(problem)), np.diff(pointers)).tolist()
@@ -98,7 +98,7 @@ def test_nested_lifetimes_are_packed_at_the_bound() -> None:
     for variant in VARIANTS:
         found = pack_outwards(problem, problem.lower_bound(), NO_LIMIT, variant)
         assert found is not None
-        assert greedy.peak_of(problem, found[0]) == problem.lower_bound()
+        assert peak_of(problem, found[0]) == problem.lower_bound()
 
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "resnet50", "mobilenet", "inception_v3", "densenet121"])

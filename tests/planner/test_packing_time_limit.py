@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weftplan.planner.packing import Precedence, check_packing, clock, compiled, pack
-from weftplan.planner.packing.instances import Buffers, planted, read_csv, skewed_trace
+from bench.packing_instances import Buffers, planted, skewed_trace
+from weftplan.planner.packing import Precedence, check_packing, clock, pack
+from weftplan.planner.packing.csv_file import read_csv
+from weftplan.planner.packing.hard import compiled
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 

@@ -15,7 +15,7 @@ import numpy as np
 from weftplan.errors import FormatError, listed
 from weftplan.planner.packing import check_packing, pack
 from weftplan.planner.packing.api import Effort
-from weftplan.planner.packing.instances import read_csv
+from weftplan.planner.packing.csv_file import read_csv
 
 
 @click.command("pack")

@@ -8,24 +8,24 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from weftplan.planner.packing import greedy
 from weftplan.planner.packing.clock import Clock
+from weftplan.planner.packing.incumbent import Spending
 from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.packing.problem import Packing, PackingError, check_input, sectioned
-from weftplan.planner.packing.solve import Plan, solve, spread
+from weftplan.planner.packing.problem import Packing, PackingError, check_input, peak_of, sectioned
+from weftplan.planner.packing.solve import solve, spread
 
 Effort = Literal["fast", "medium", "normal", "max"]
 
 
-EFFORTS: dict[str, Plan] = {
-    "fast": Plan(work=400_000, compiled=0, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
-    "medium": Plan(
+EFFORTS: dict[str, Spending] = {
+    "fast": Spending(work=400_000, compiled=0, good_enough=1.005, large_enough=1.02, largest=600, tries=3),
+    "medium": Spending(
         work=13_000_000, compiled=1_200_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5
     ),
-    "normal": Plan(
+    "normal": Spending(
         work=13_000_000, compiled=2_600_000_000, good_enough=1.001, large_enough=1.005, largest=3000, tries=5
     ),
-    "max": Plan(work=80_000_000, compiled=8_000_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
+    "max": Spending(work=80_000_000, compiled=8_000_000_000, good_enough=1.0, large_enough=1.0, largest=6000, tries=5),
 }
 
 
@@ -87,7 +87,7 @@ def pack(
     offsets = solve(problem, bound, EFFORTS[effort], clock, order)
     if order is not None and room > bound * scale * alignment:
         offsets = spread(problem, offsets, room // (scale * alignment), order, clock)
-    peak = greedy.peak_of(problem, offsets)
+    peak = peak_of(problem, offsets)
     scale *= alignment
     offsets *= scale
     offsets.flags.writeable = False

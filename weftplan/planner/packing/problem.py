@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ Int64 = npt.NDArray[np.int64]
 
 # Bytes of all buffers together must stay below this, so that no sum of sizes can leave int64.
 MAX_TOTAL = 1 << 62
+
+MANY = 3000
+"""Parts of more buffers than this are packed with less care for each, since first fit looks at all placed before."""
 
 
 class PackingError(PlanError, ValueError):
@@ -108,6 +112,48 @@ def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
     """Make a `Problem` of lifetimes on any time axis."""
     births = np.unique(lower)
     return Problem(np.searchsorted(births, lower), np.searchsorted(births, upper), size, len(births), index)
+
+
+def peak_of(problem: Problem, offsets: Int64) -> int:
+    """Highest end of any buffer, in units."""
+    return int((offsets + problem.size).max(initial=0))
+
+
+def leaf_parts(problem: Problem) -> list[tuple[int, Problem]]:
+    """Cut a problem into (units below it, part): at moments where nothing lives, and by taking away what always lives.
+
+    A buffer that lives as long as its part conflicts with everything in it, so it can lie at the bottom and the rest
+    is packed above it; without it there may be new moments to cut at. The buffers taken away are parts of their own.
+
+    All layers come from one sort. By birth, and of one birth the longest-lived first, every part is a range of
+    buffers, and those that always live are its first ones. A part may be cut before a birth that only what was taken
+    away below it outlives; how many buffers outlive a birth is counted once.
+    """
+    if not len(problem):
+        return []
+    order = np.lexsort((-problem.hi, problem.lo))
+    lo, hi, size = problem.lo[order], problem.hi[order], problem.size[order]
+    over = np.arange(len(order)) - np.searchsorted(np.sort(hi), lo, side="right")
+    over[1:][lo[1:] == lo[:-1]] = -1  # nothing is cut between buffers of one birth
+    by_count = np.argsort(over, kind="stable")
+    bounds = np.searchsorted(over[by_count], np.arange(-1, len(order) + 1))
+    begin, end, nbytes = lo.tolist(), hi.tolist(), size.tolist()
+    leaves: list[tuple[int, Problem]] = []
+    todo = [(0, 0, len(order), 0)]
+    while todo:
+        base, first, last, below = todo.pop()
+        places = by_count[bounds[below + 1] : bounds[below + 2]]
+        cuts = places[np.searchsorted(places, first, side="right") : np.searchsorted(places, last)].tolist()
+        for start, stop in pairwise([first, *cuts, last]):
+            rest, height = start, 0
+            while rest < stop and begin[rest] == begin[start] and end[rest] > begin[stop - 1]:
+                height += nbytes[rest]
+                rest += 1
+            ground = stop if rest == start else rest
+            leaves.append((base, problem.take(np.sort(order[start:ground]))))
+            if ground < stop:
+                todo.append((base + height, rest, stop, below + rest - start))
+    return leaves
 
 
 def integers(name: str, values: npt.ArrayLike) -> Int64:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from weftplan.planner.packing.clock import ENDLESS, Clock, OutOfTime
-from weftplan.planner.packing.greedy import Placed, fit, orders, peak_of
-from weftplan.planner.packing.problem import Int64, Problem
-from weftplan.planner.packing.search import Budget, improve
-
-THRESHOLD = 3000
+from weftplan.planner.packing.hard.greedy import Placed, fit, orders
+from weftplan.planner.packing.hard.search import Budget, improve
+from weftplan.planner.packing.problem import MANY, Int64, Problem, peak_of
 
 # Above so many buffers a core of the largest is searched before all of them.
 CORED = 600
@@ -90,7 +88,7 @@ def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int, clo
     offsets = every[core]
     rest = order[cut:]
     rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline
-    headroom = HEADROOM if len(problem) > THRESHOLD else 1.0
+    headroom = HEADROOM if len(problem) > MANY else 1.0
     target = int(max(floor, int((offsets + problem.size[core]).max(initial=0))) * headroom)
     return complete(problem, core, offsets, rest, target, clock)
 

@@ -14,7 +14,7 @@ come under any more is placed at once. When a section has no buffer left it spli
 and a part that fails jumps back over the decisions of the others.
 
 The functions use nothing but integers, indexing and loops. They run as they are on lists, and numba compiles the same
-source for arrays (:mod:`weftplan.planner.packing.compiled`), so there is one algorithm to read, and to trust.
+source for arrays (:mod:`weftplan.planner.packing.hard.compiled`), so there is one algorithm to read, and to trust.
 """
 
 from __future__ import annotations

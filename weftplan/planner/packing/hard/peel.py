@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weftplan.planner.packing.clock import ENDLESS, Clock
-from weftplan.planner.packing.greedy import Placed
+from weftplan.planner.packing.hard.greedy import Placed
 from weftplan.planner.packing.problem import Int64, Problem
 
 ROUNDS = 200

@@ -1,7 +1,7 @@
 """The search kernel compiled by numba, when the ``fast`` extra is installed.
 
-The same source as :mod:`weftplan.planner.packing.kernel`; only ``search`` is called from Python. numba is imported at
-the first request, because importing and compiling it costs seconds.
+The same source as :mod:`weftplan.planner.packing.hard.kernel`; only ``search`` is called from Python. numba is imported
+at the first request, because importing and compiling it costs seconds.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import importlib.util
 from collections.abc import Callable
 from functools import cache
 
-from weftplan.planner.packing import kernel
-from weftplan.planner.packing.kernel import Ints, Tables
+from weftplan.planner.packing.hard import kernel
+from weftplan.planner.packing.hard.kernel import Ints, Tables
 
 Search = Callable[[Tables, Tables, Tables, Ints, Ints, int, int, int], tuple[int, int]]
 

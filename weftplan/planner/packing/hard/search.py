@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing import compiled, kernel
 from weftplan.planner.packing.clock import ENDLESS, Clock
-from weftplan.planner.packing.kernel import Ints, Tables
+from weftplan.planner.packing.hard import compiled, kernel
+from weftplan.planner.packing.hard.kernel import Ints, Tables
 from weftplan.planner.packing.problem import Int64, Problem
 
 # Parts of the gap between lower bound and best packing at which the decision question is put, lowest first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weftplan.planner.packing.clock import ENDLESS, Clock, OutOfTime
-from weftplan.planner.packing.problem import Int64, Problem
+from weftplan.planner.packing.problem import Int64, Problem, peak_of
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -81,11 +81,6 @@ def fit(problem: Problem, order: Int64, *, best: bool = False, clock: Clock = EN
     offsets = np.zeros(len(problem), np.int64)
     Placed(len(problem)).place_each(problem, order, offsets, best=best, clock=clock)
     return offsets
-
-
-def peak_of(problem: Problem, offsets: Int64) -> int:
-    """Highest end of any buffer, in units."""
-    return int((offsets + problem.size).max(initial=0))
 
 
 def orders(problem: Problem) -> list[tuple[Int64, bool]]:

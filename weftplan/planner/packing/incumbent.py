@@ -1,0 +1,111 @@
+"""The best packing of a part so far, what may be spent on a better one, and the sweeps that find most of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weftplan.planner.packing.clock import Clock
+from weftplan.planner.packing.edges import reuse_edges
+from weftplan.planner.packing.outward import VARIANTS, pack_outwards
+from weftplan.planner.packing.precedence import Precedence
+from weftplan.planner.packing.problem import MANY, Int64, Problem, peak_of
+
+# A sweep from the fullest moment is given up above this many times the floor: other methods do better there.
+WORTH_A_SWEEP = 1.05
+
+# Holes that are looked at when time is over.
+HOLES_IN_A_HURRY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What one effort spends.
+
+    Attributes:
+        work: search work with the plain kernel, about 5e6 per second.
+        compiled: the same with the numba kernel, about 2e8 per second; 0: numba is not even imported.
+        good_enough: search only while peak / lower bound is above this.
+        large_enough: the same for parts of more than a few thousand buffers, if that is more.
+        largest: parts with more buffers than this are not searched (their conflict table is quadratic).
+        tries: greedy packings tried before the search.
+    """
+
+    work: int
+    compiled: int
+    good_enough: float
+    large_enough: float
+    largest: int
+    tries: int
+
+
+def enough_for(part: Problem, floor: int, spending: Spending) -> float:
+    """Peak at which work on a part stops."""
+    small = len(part) <= MANY
+    return floor * (spending.good_enough if small else max(spending.good_enough, spending.large_enough))
+
+
+class Incumbent:
+    """The best packing of a part so far: the lowest, and of equally low ones one whose buffers wait for few others."""
+
+    def __init__(self, part: Problem, order: Precedence | None = None) -> None:
+        self.part = part
+        self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
+        self.peak = int(part.size.sum())
+        self.order = None if order is None else order.take(part.index)
+        self.found = False
+        self.waits: int | None = None
+        """How many reuses make somebody wait; None: not counted, or nobody asked."""
+
+    def offer(self, offsets: Int64) -> None:
+        """Keep ``offsets`` if they are lower."""
+        peak = peak_of(self.part, offsets)
+        self.found = True
+        if peak < self.peak:
+            self.offsets, self.peak, self.waits = offsets, peak, None
+
+    def hurry(self, floor: int) -> None:
+        """Have some packing, when time was over before there was any."""
+        if not self.found:
+            quick = pack_outwards(self.part, floor, self.peak, VARIANTS[0], most_holes=HOLES_IN_A_HURRY)
+            if quick is not None:
+                self.offer(quick[0])
+
+    def sweep(self, floor: int, enough: float, clock: Clock) -> None:
+        """Build packings outwards from the fullest moment, until one is low enough.
+
+        They are given up above what other methods reach.
+        """
+        worth = int(floor * WORTH_A_SWEEP)
+        tries = len(VARIANTS) if len(self.part) <= MANY else 2
+        for order in (None,) if self.order is None else (self.order, None):
+            for variant in VARIANTS[: tries if order is None else 1]:
+                if self.peak <= enough:
+                    return
+                found = pack_outwards(self.part, floor, min(self.peak - 1, worth), variant, order, clock)
+                if found is not None:
+                    self.found = True
+                    self.offsets, self.peak = found[0], peak_of(self.part, found[0])
+                    self.waits = None if order is None else found[1]
+
+    def swept(self, floor: int, spending: Spending, clock: Clock) -> bool:
+        """Sweep where that is worth it; whether the packing is low enough now. Few buffers are to reach the floor."""
+        enough = floor if len(self.part) <= MANY else enough_for(self.part, floor, spending)
+        if self.peak > enough:
+            self.sweep(floor, enough, clock)
+        return self.peak <= enough
+
+    def wait_less(self, floor: int, clock: Clock) -> None:
+        """Look for packings that are as low but in which buffers wait for fewer others."""
+        if self.order is None or self.waits is not None:
+            return
+        self.waits = self.order.waits(*reuse_edges(self.part.lo, self.part.hi, self.part.size, self.offsets))
+        for variant in VARIANTS:
+            if not self.waits:
+                return
+            found = pack_outwards(self.part, floor, self.peak, variant, self.order, clock)
+            if found is not None and found[1] < self.waits:
+                self.offsets, self.waits = found
+                self.peak = peak_of(self.part, self.offsets)
+                return
