@@ -17,6 +17,7 @@ PACKAGE = ROOT / "weftplan"
 LAYERS = (
     {"cli"},
     {"compat"},
+    {"rnn"},
     {"report"},
     {"training"},
     {"kvstore"},

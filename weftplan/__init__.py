@@ -60,6 +60,7 @@ _LAZY = {
     "num_gpus": "device:num_gpus",
     "random": "ndarray.random",
     "rnd": "ndarray.random",
+    "rnn": "rnn",
     "runtime": "compat.runtime",
     "sym": "symbol",
     "util": "compat.util",
@@ -76,7 +77,6 @@ _ABSENT = {
     "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
     "npx": "use the operators of mx.nd and mx.sym",
     "recordio": "read the records with a library of your choice and give the arrays to mx.io.NDArrayIter",
-    "rnn": "unroll the network with mx.sym, as mx.models.get('lstm') does",
 }
 """Modules of MXNet 1.9.1 that are absent on purpose -> what to use instead."""
 

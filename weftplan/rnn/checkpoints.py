@@ -1,0 +1,52 @@
+"""Checkpoints whose weights are taken apart, one for each gate, so that other cells can read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weftplan.ndarray import NDArray
+from weftplan.rnn.base import BaseRNNCell
+from weftplan.symbol import Symbol
+from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
+
+Cells = BaseRNNCell | Sequence[BaseRNNCell]
+
+
+def _each(cells: Cells) -> list[BaseRNNCell]:
+    return [cells] if isinstance(cells, BaseRNNCell) else list(cells)
+
+
+def save_rnn_checkpoint(
+    cells: Cells,
+    prefix: str,
+    epoch: int,
+    symbol: Symbol | None,
+    arg_params: Mapping[str, NDArray],
+    aux_params: Mapping[str, NDArray],
+) -> Path:
+    """``mx.model.save_checkpoint`` with the weights of ``cells`` taken apart."""
+    found = dict(arg_params)
+    for cell in _each(cells):
+        found = cell.unpack_weights(found)
+    return save_checkpoint(prefix, epoch, symbol, found, aux_params)
+
+
+def load_rnn_checkpoint(cells: Cells, prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
+    """``mx.model.load_checkpoint`` with the weights of ``cells`` joined again."""
+    symbol, found, aux = load_checkpoint(prefix, epoch)
+    for cell in _each(cells):
+        found = cell.pack_weights(found)
+    return symbol, found, aux
+
+
+def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..., None]:
+    """A callback for the end of an epoch that saves every ``period`` epochs."""
+    every = max(1, int(period))
+
+    def save(epoch: int, symbol: Any = None, args: Any = None, aux: Any = None) -> None:
+        if (epoch + 1) % every == 0:
+            save_rnn_checkpoint(cells, prefix, epoch + 1, symbol, args or {}, aux or {})
+
+    return save

@@ -1,0 +1,134 @@
+"""Cells made of cells: one behind the other, and one for each direction of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weftplan import symbol as sym
+from weftplan.errors import ParameterError
+from weftplan.ndarray import NDArray
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, Weights, merge_time, split_time
+from weftplan.symbol import Symbol
+
+
+class Container(BaseRNNCell):
+    """Base: states and weights are those of the cells, in order."""
+
+    def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
+        super().__init__(prefix, params)
+        self._override_cell_params = params is not None
+        self._cells: list[BaseRNNCell] = []
+
+    def _adopt(self, cell: BaseRNNCell) -> None:
+        self._cells.append(cell)
+        if self._override_cell_params:
+            if not cell._own_params:
+                raise ParameterError(f"params are given to {type(self).__name__} and to a cell in it; give them to one")
+            cell._params._params.update(self._params._params)
+        self._params._params.update(cell.params._params)
+
+    @property
+    def state_info(self) -> list[dict[str, Any]]:
+        return [info for cell in self._cells for info in cell.state_info]
+
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
+        if self._modified:
+            raise ParameterError(f"begin_state: {type(self).__name__} was given to a modifier; call the modifier's")
+        return [state for cell in self._cells for state in cell.begin_state(func, **kwargs)]
+
+    def unpack_weights(self, args: Mapping[str, NDArray]) -> Weights:
+        found = dict(args)
+        for cell in self._cells:
+            found = cell.unpack_weights(found)
+        return found
+
+    def pack_weights(self, args: Mapping[str, NDArray]) -> Weights:
+        found = dict(args)
+        for cell in self._cells:
+            found = cell.pack_weights(found)
+        return found
+
+    def _shares(self, states: Sequence[Symbol]) -> list[list[Symbol]]:
+        """Of all states those of each cell."""
+        shares, start = [], 0
+        for cell in self._cells:
+            count = len(cell.state_info)
+            shares.append(list(states[start : start + count]))
+            start += count
+        return shares
+
+
+class SequentialRNNCell(Container):
+    """Cells one behind the other: the output of each is the input of the next."""
+
+    def __init__(self, params: RNNParams | None = None) -> None:
+        super().__init__("", params)
+
+    def add(self, cell: BaseRNNCell) -> None:
+        """One more cell, behind those that are there."""
+        self._adopt(cell)
+
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
+        self._counter += 1
+        after: list[Symbol] = []
+        for cell, share in zip(self._cells, self._shares(states), strict=True):
+            inputs, new = cell(inputs, share)
+            after += new
+        return inputs, after
+
+    def unroll(
+        self,
+        length: int,
+        inputs: Symbol | Sequence[Symbol],
+        begin_state: Sequence[Symbol] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Outputs, list[Symbol]]:
+        self.reset()
+        states = self.begin_state() if begin_state is None else begin_state
+        after: list[Symbol] = []
+        passed: Any = inputs
+        for k, (cell, share) in enumerate(zip(self._cells, self._shares(states), strict=True)):
+            merged = merge_outputs if k == len(self._cells) - 1 else None
+            passed, new = cell.unroll(length, passed, share, layout, merged)
+            after += new
+        return passed, after
+
+
+class BidirectionalCell(Container):
+    """A cell that goes through time as it runs, and one that goes backwards; their outputs stand side by side.
+
+    Args:
+        output_prefix: of the names of the joined outputs.
+    """
+
+    steps = False
+
+    def __init__(
+        self, l_cell: BaseRNNCell, r_cell: BaseRNNCell, params: RNNParams | None = None, output_prefix: str = "bi_"
+    ) -> None:
+        super().__init__("", params)
+        self._output_prefix = output_prefix
+        for cell in (l_cell, r_cell):
+            self._adopt(cell)
+
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
+        raise NotImplementedError("BidirectionalCell needs all of time at once: call unroll")
+
+    def unroll(
+        self,
+        length: int,
+        inputs: Symbol | Sequence[Symbol],
+        begin_state: Sequence[Symbol] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Outputs, list[Symbol]]:
+        self.reset()
+        steps = split_time(length, inputs, layout)
+        forth, back = self._shares(self.begin_state() if begin_state is None else begin_state)
+        left, left_states = self._cells[0].unroll(length, steps, forth, layout, False)
+        right, right_states = self._cells[1].unroll(length, steps[::-1], back, layout, False)
+        pairs = zip(split_time(length, left, layout), reversed(split_time(length, right, layout)), strict=True)
+        outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{k}") for k, (a, b) in enumerate(pairs)]
+        return (merge_time(outputs, layout) if merge_outputs else outputs), [*left_states, *right_states]

@@ -1,0 +1,144 @@
+"""Cells that change what another cell does: dropout between layers, zoneout, residual connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weftplan import symbol as sym
+from weftplan.errors import ParameterError
+from weftplan.ndarray import NDArray
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, Weights, merge_time, split_time
+from weftplan.symbol import Symbol
+from weftplan.training.settings import number
+
+
+class DropoutCell(BaseRNNCell):
+    """Zeroes elements of its input with probability ``dropout``, in training; it has no state."""
+
+    def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
+        super().__init__(prefix, params)
+        self.dropout = number(dropout, "DropoutCell: dropout", low=0, below=1)
+
+    @property
+    def state_info(self) -> list[dict[str, Any]]:
+        return []
+
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
+        return (sym.Dropout(inputs, p=self.dropout) if self.dropout else inputs), list(states)
+
+    def unroll(
+        self,
+        length: int,
+        inputs: Symbol | Sequence[Symbol],
+        begin_state: Sequence[Symbol] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Outputs, list[Symbol]]:
+        if isinstance(inputs, Symbol) and merge_outputs is not False:
+            self.reset()
+            return self(inputs, [])  # all steps at once
+        return super().unroll(length, inputs, begin_state, layout, merge_outputs)
+
+
+class ModifierCell(BaseRNNCell):
+    """Base: states and weights are those of the cell that is modified, which must not be called itself any more."""
+
+    def __init__(self, base_cell: BaseRNNCell) -> None:
+        super().__init__()
+        base_cell._modified = True
+        self.base_cell = base_cell
+
+    @property
+    def params(self) -> RNNParams:
+        self._own_params = False
+        return self.base_cell.params
+
+    @property
+    def state_info(self) -> list[dict[str, Any]]:
+        return self.base_cell.state_info
+
+    def reset(self) -> None:
+        super().reset()
+        if hasattr(self, "base_cell"):
+            self.base_cell.reset()
+
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
+        if self._modified:
+            raise ParameterError(f"begin_state: {type(self).__name__} was given to a modifier; call the modifier's")
+        self.base_cell._modified = False
+        try:
+            return self.base_cell.begin_state(func, **kwargs)
+        finally:
+            self.base_cell._modified = True
+
+    def unpack_weights(self, args: Mapping[str, NDArray]) -> Weights:
+        return self.base_cell.unpack_weights(args)
+
+    def pack_weights(self, args: Mapping[str, NDArray]) -> Weights:
+        return self.base_cell.pack_weights(args)
+
+
+class ZoneoutCell(ModifierCell):
+    """In training, elements of outputs and states stay at random what they were a step before (Krueger et al., 2017).
+
+    Args:
+        zoneout_outputs, zoneout_states: the probabilities.
+    """
+
+    def __init__(self, base_cell: BaseRNNCell, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
+        if not base_cell.steps:
+            raise ParameterError(
+                f"ZoneoutCell works on single steps, which {type(base_cell).__name__} does not make: unfuse it, or "
+                f"modify the cells in it"
+            )
+        super().__init__(base_cell)
+        self.zoneout_outputs = number(zoneout_outputs, "ZoneoutCell: zoneout_outputs", low=0, below=1)
+        self.zoneout_states = number(zoneout_states, "ZoneoutCell: zoneout_states", low=0, below=1)
+        self.prev_output: Symbol | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.prev_output = None
+
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
+        output, after = self.base_cell(inputs, states)
+
+        def mixed(new: Symbol, old: Symbol, share: float) -> Symbol:
+            chosen: Symbol = sym.where(sym.Dropout(sym.ones_like(new), p=share), new, old)
+            return chosen
+
+        if self.zoneout_outputs:
+            before = sym.zeros_like(output) if self.prev_output is None else self.prev_output
+            output = mixed(output, before, self.zoneout_outputs)
+        if self.zoneout_states:
+            after = [mixed(new, old, self.zoneout_states) for new, old in zip(after, states, strict=True)]
+        self.prev_output = output
+        return output, after
+
+
+class ResidualCell(ModifierCell):
+    """The output is the cell's plus its input (He et al., 2016)."""
+
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
+        output, after = self.base_cell(inputs, states)
+        return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual"), after
+
+    def unroll(
+        self,
+        length: int,
+        inputs: Symbol | Sequence[Symbol],
+        begin_state: Sequence[Symbol] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Outputs, list[Symbol]]:
+        self.reset()
+        self.base_cell._modified = False
+        try:
+            found, after = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
+        finally:
+            self.base_cell._modified = True
+        if isinstance(found, Symbol):
+            return sym.elemwise_add(found, merge_time(inputs, layout), name=f"{found.name}_plus_residual"), after
+        steps = zip(found, split_time(length, inputs, layout), strict=True)
+        return [sym.elemwise_add(a, b, name=f"{a.name}_plus_residual") for a, b in steps], after

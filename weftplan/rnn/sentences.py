@@ -1,0 +1,145 @@
+"""Sentences as numbers, in batches of one length each: ``mx.rnn.BucketSentenceIter``."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import cpu
+from weftplan.errors import ParameterError
+from weftplan.ndarray import array, random
+from weftplan.training.io import DataBatch, DataDesc, DataIter
+
+Sentences = Iterable[Sequence[Any]]
+
+
+def encode_sentences(
+    sentences: Sentences,
+    vocab: dict[Any, int] | None = None,
+    invalid_label: int = -1,
+    invalid_key: Any = "\n",
+    start_label: int = 0,
+    unknown_token: Any = None,
+) -> tuple[list[list[int]], dict[Any, int]]:
+    """(sentences as lists of numbers, numbers of the words).
+
+    Args:
+        vocab: numbers of words that are known; None: every word gets the next number.
+        invalid_label, invalid_key: number and word that fill sentences up.
+        start_label: the first number.
+        unknown_token: the word that stands for all that are not in ``vocab``; it gets a number when first needed.
+
+    Raises:
+        ParameterError: a word that is not in ``vocab``, and no ``unknown_token``.
+
+    >>> encode_sentences([["a", "b"], ["b", "c"]], start_label=1)
+    ([[1, 2], [2, 3]], {'\\n': -1, 'a': 1, 'b': 2, 'c': 3})
+    """
+    known = {invalid_key: invalid_label} if vocab is None else vocab
+    following = start_label
+    coded = []
+    for sentence in sentences:
+        numbers = []
+        for word in sentence:
+            if word not in known:
+                if vocab is not None and unknown_token is None:
+                    raise ParameterError(f"encode_sentences: {word!r} is not in vocab, and there is no unknown_token")
+                word = word if unknown_token is None else unknown_token
+                if word not in known:
+                    following += following == invalid_label
+                    known[word] = following
+                    following += 1
+            numbers.append(known[word])
+        coded.append(numbers)
+    return coded, known
+
+
+class BucketSentenceIter(DataIter):
+    """Batches of sentences that were filled up to the length of their bucket; labels are the words that follow.
+
+    Args:
+        sentences: lists of numbers.
+        buckets: lengths; default: each length of which there is a batch. Longer sentences are left out.
+        invalid_label: what fills up.
+        dtype: of data and labels.
+        layout: ``NT``: sentences along the first axis; ``TN``: along the second.
+
+    Each epoch has batches, and sentences within their bucket, in a new order from the seeded sequence of ``mx.random``.
+    """
+
+    def __init__(
+        self,
+        sentences: Sequence[Sequence[int]],
+        batch_size: int,
+        buckets: Sequence[int] | None = None,
+        invalid_label: int = -1,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        dtype: Any = "float32",
+        layout: str = "NT",
+    ) -> None:
+        super().__init__(batch_size)
+        if layout not in ("NT", "TN"):
+            raise ParameterError(f"BucketSentenceIter: layout must be 'NT' or 'TN', got {layout!r}")
+        counts = np.bincount([len(sentence) for sentence in sentences])
+        lengths = sorted(buckets or [n for n, count in enumerate(counts) if count >= batch_size and n])
+        if not lengths:
+            raise ParameterError(f"BucketSentenceIter: no length has a batch of {batch_size} sentences; give buckets")
+        rows: dict[int, list[Any]] = {length: [] for length in lengths}
+        self.discarded = 0
+        for sentence in sentences:
+            place = bisect_left(lengths, len(sentence))
+            if place == len(lengths):
+                self.discarded += 1
+                continue
+            row = np.full(lengths[place], invalid_label, dtype)
+            row[: len(sentence)] = sentence
+            rows[lengths[place]].append(row)
+        self.data = [np.asarray(found, dtype) for found in rows.values() if found]
+        self.buckets = [length for length, found in rows.items() if found]
+        self.invalid_label = invalid_label
+        self.data_name, self.label_name = data_name, label_name
+        self.dtype, self.layout = np.dtype(dtype), layout
+        self.default_bucket_key = max(self.buckets)
+        self.provide_data = [self._desc(data_name, self.default_bucket_key)]
+        self.provide_label = [self._desc(label_name, self.default_bucket_key)]
+        self.idx: list[tuple[int, int]] = []
+        self.reset()
+
+    def _desc(self, name: str, length: int) -> DataDesc:
+        shape = (self.batch_size, length) if self.layout == "NT" else (length, self.batch_size)
+        return DataDesc(name, shape, self.dtype, self.layout)
+
+    def reset(self) -> None:
+        seed, counter = random.next_key(cpu())
+        generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
+        self.curr_idx = 0
+        for rows in self.data:
+            generator.shuffle(rows)
+        self.idx = [
+            (bucket, start)
+            for bucket, rows in enumerate(self.data)
+            for start in range(0, len(rows) - self.batch_size + 1, self.batch_size)
+        ]
+        generator.shuffle(self.idx)
+
+    def next(self) -> DataBatch:
+        if self.curr_idx == len(self.idx):
+            raise StopIteration
+        bucket, start = self.idx[self.curr_idx]
+        self.curr_idx += 1
+        rows = self.data[bucket][start : start + self.batch_size]
+        labels = np.full_like(rows, self.invalid_label)
+        labels[:, :-1] = rows[:, 1:]
+        length = self.buckets[bucket]
+        both = [part if self.layout == "NT" else np.ascontiguousarray(part.T) for part in (rows, labels)]
+        return DataBatch(
+            [array(both[0], dtype=self.dtype)],
+            [array(both[1], dtype=self.dtype)],
+            bucket_key=length,
+            provide_data=[self._desc(self.data_name, length)],
+            provide_label=[self._desc(self.label_name, length)],
+        )
