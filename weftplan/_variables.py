@@ -220,6 +220,13 @@ _PLANNER = (
 
 _EXECUTOR = (
     _executor(
+        name="WEFTPLAN_EXECUTOR_STRATEGY",
+        default="static",
+        choices=("static", "dynamic"),
+        meaning="Whether an executor holds the memory of its plan, or takes and gives back each result's as it runs.",
+        effect=_BIND_NOW,
+    ),
+    _executor(
         name="MXNET_EXEC_BULK_EXEC_INFERENCE",
         default=True,
         meaning="Push an inference graph as one operation.",
@@ -353,7 +360,6 @@ def _flag(
     )
 
 
-_NO_GC = "no effect yet: the planner frees by plan; collecting at run time is to come"
 _STORAGE = (
     *_mxnet_pool("GPU", "gpu(i)"),
     *_mxnet_pool("CPU", "cpu(i)"),
@@ -445,8 +451,9 @@ _STORAGE = (
     _flag(
         "eager_delete_tensor_gb",
         0.0,
-        "GiB of garbage that are collected together; below 0 collection is off.",
-        effect=_NO_GC,
+        "GiB of dead results that are given back together; below 0 none within a run.",
+        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic",
+        group="executor",
     ),
     _flag(
         "memory_fraction_of_eager_deletion",
@@ -454,10 +461,23 @@ _STORAGE = (
         "Share of the bytes of a graph's temporaries that is collected, largest first.",
         low=0,
         high=1,
-        effect=_NO_GC,
+        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic",
+        group="executor",
     ),
-    _flag("fast_eager_deletion_mode", True, "Free GPU memory before the kernels that use it end.", effect=_NO_GC),
-    _flag("eager_delete_scope", True, "Destroy the temporaries of a run before the next one starts.", effect=_NO_GC),
+    _flag(
+        "fast_eager_deletion_mode",
+        True,
+        "Free GPU memory before the kernels that use it end.",
+        effect="no effect yet: memory goes back behind the kernels that use it, since streams of a device share a pool",
+        group="executor",
+    ),
+    _flag(
+        "eager_delete_scope",
+        True,
+        "Give what was not collected back at the end of each run; else it stays for the next.",
+        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic",
+        group="executor",
+    ),
     _flag(
         "cudnn_exhaustive_search",
         False,

@@ -34,6 +34,7 @@ from weftplan.executor.arguments import (
     normalize_grad_req,
 )
 from weftplan.executor.arrays import Groups, buffered_array, fitted, shared_array, variable_contexts
+from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
 from weftplan.ndarray import NDArray, zeros
 from weftplan.planner import PlannedGraph, PlanOptions
@@ -51,6 +52,7 @@ class Binding:
     reqs: dict[str, str]
     group2ctx: Groups
     options: PlanOptions
+    kind: type[Executor]
 
     def plan(
         self,
@@ -104,7 +106,7 @@ class Binding:
                         f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with "
                         f"as_in_context({ctx}), or bind with group2ctx to spread one network over contexts"
                     )
-        return Executor(
+        return self.kind(
             self.symbol,
             planned,
             ctx,
@@ -204,7 +206,8 @@ def bind(
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
         if grad.dtype != array.dtype:
             raise DTypeError(f"bind: argument {name!r} has dtype {array.dtype}, its gradient array {grad.dtype}")
-    binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=_options(plan_options))
+    options, kind = _strategy(plan_options)
+    binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=options, kind=kind)
     planned = binding.plan(*_facts((*names, *aux_names), (*arg_arrays, *aux_arrays)))
     return binding.executor(planned, arg_arrays, grad_arrays, aux_arrays, shared_exec)
 
@@ -247,6 +250,11 @@ def simple_bind(
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
+    options, kind = _strategy(plan_options)
+    if memory_budget is not None and kind is DynamicExecutor:
+        raise BindError(
+            "simple_bind: memory_budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic"
+        )
     names, aux_names = _names(symbol)
     every = (*names, *aux_names)
     unknown = [name for name in shapes if name not in every]
@@ -262,7 +270,7 @@ def simple_bind(
     try:
         reqs = normalize_grad_req(grad_req, names)
         known = {name: as_shape(name, shape) for name, shape in shapes.items() if name not in unknown}
-        binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=_options(plan_options))
+        binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=options, kind=kind)
         budget = None if memory_budget is None else parse_bytes(memory_budget)
         planned = binding.plan(known, given_dtypes(type_dict or {}, every), {**places, **there}, budget=budget)
     except (BudgetError, PlanError):
@@ -310,8 +318,12 @@ def _names(symbol: Symbol) -> tuple[list[str], list[str]]:
     return names, aux_names
 
 
-def _options(given: PlanOptions | None) -> PlanOptions:
-    return PlanOptions.from_environment() if given is None else given
+def _strategy(given: PlanOptions | None) -> tuple[PlanOptions, type[Executor]]:
+    """How to plan, and what runs it."""
+    options = PlanOptions.from_environment() if given is None else given
+    if config.get("WEFTPLAN_EXECUTOR_STRATEGY") == "dynamic":
+        return replace(options, strategy="none"), DynamicExecutor
+    return options, Executor
 
 
 def _facts(

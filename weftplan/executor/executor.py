@@ -17,7 +17,8 @@ from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.repeating import keeps_forward
-from weftplan.executor.schedule import RunState, Step, StepBuilder, crossings
+from weftplan.executor.run import RunState
+from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray import zeros as nd_zeros
@@ -93,7 +94,7 @@ class Executor:
                 head = nd_zeros(planned.shapes[out], ctx=planned.devices[nid], dtype=planned.dtypes[out])
                 external[graph.row[nid]] = head
             self._head_grads.append(head)
-        self._memory = PlannedMemory(planned, pool)
+        self._memory = self._make_memory(planned, pool)
         self.allocated_bytes = self._memory.allocated_bytes
         self._external = external
         training = bool(planned.gradients)
@@ -123,6 +124,10 @@ class Executor:
         self._repeatable: bool | None = None
         self._run = RunState(is_train=False)
         self._engine = engine.get()
+
+    def _make_memory(self, planned: PlannedGraph, pool: SlabPool | None) -> PlannedMemory:
+        """The memory of the plan's storages."""
+        return PlannedMemory(planned, pool)
 
     def _prepare(self) -> list[NDArray]:
         """Make the calls of a run, on views at the addresses that planned memory has now; returns the outputs."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.executor.pool import Placement, SlabPool
+from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
 from weftplan.planner.assemble import alignment_of
 from weftplan.planner.plan import PlannedGraph
@@ -83,6 +85,10 @@ class PlannedMemory:
         if nbytes == 0:
             return None
         return self.chunks[int(plan.workspace_storage[node])], nbytes
+
+    def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
+        """What makes the calls of node ``nid``: the result of ``make``, which looks at addresses."""
+        return make()
 
     def after(self, storage: int) -> list[Any]:
         """Vars of the storages whose memory this one reuses: its first writer must wait for their readers."""

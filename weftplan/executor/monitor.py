@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weftplan.executor.schedule import RunState, Step
+from weftplan.executor.run import RunState
+from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 

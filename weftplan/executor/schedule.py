@@ -7,7 +7,7 @@ because it writes vars of its own outputs, so its call and context may be kept a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.memory import PlannedMemory
+from weftplan.executor.run import Bind, Call, RunState
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.chunk import nothing
 from weftplan.ndarray.copying import device_end, route
@@ -27,19 +28,6 @@ from weftplan.ops.schema import Kernel, Op, OpContext, Req, Shape, aligned
 from weftplan.planner.plan import PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
-
-
-@dataclass(slots=True)
-class RunState:
-    """What differs between runs, fixed on the pushing thread."""
-
-    is_train: bool
-    seed: int = 0
-    counter: int = 0
-
-
-Call = Callable[[], Any]
-Bind = Callable[[RunState], Call]
 
 
 @dataclass(slots=True)
@@ -129,14 +117,16 @@ class StepBuilder:
             if outputs[0] is None:
                 return step  # its reader wants the shape alone
             assert inputs[0] is not None
-            step.bind, step.copies, step.context = _copy_call(inputs[0], outputs[0])
+            step.copies, step.context = route(inputs[0].context, outputs[0].context)
+            step.bind = self._memory.bound(nid, partial(_copy_call, inputs[0], outputs[0]))
             if node.attrs.get(SPILL_MARK) == "out":
                 step.bind = _training_only(step.bind)
             return step
         chosen = planned.kernels.get(nid)
         kernel = op.forward if chosen is None else chosen.implementation.kernel
-        step.bind = _kernel_call(
-            op, node, kernel, self._ranks.get(node, 0), context, inputs, outputs, requests, workspace, shapes
+        rank = self._ranks.get(node, 0)
+        step.bind = self._memory.bound(
+            nid, partial(_kernel_call, op, node, kernel, rank, context, inputs, outputs, requests, workspace, shapes)
         )
         return step
 
@@ -162,11 +152,10 @@ def _is_noop(op: Op, node: Node, in_ids: Sequence[int], out_ids: Sequence[int], 
     )
 
 
-def _copy_call(source: NDArray, target: NDArray) -> tuple[Bind, FnProperty, Context]:
-    """What makes a copy between contexts, and the queue and context that it runs in."""
-    prop, where = route(source.context, target.context)
+def _copy_call(source: NDArray, target: NDArray) -> Bind:
+    """What makes a copy between contexts."""
     call = partial(device.get(device_end(source.context, target.context)).copy, target.raw(), source.raw())
-    return (lambda run: call), prop, where
+    return lambda run: call
 
 
 def _training_only(bind: Bind) -> Bind:

@@ -15,7 +15,8 @@ import numpy as np
 from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
-from weftplan.executor.schedule import RunState, Step
+from weftplan.executor.run import RunState
+from weftplan.executor.schedule import Step
 
 
 class Segment:

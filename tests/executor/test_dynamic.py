@@ -1,0 +1,271 @@
+"""The executor strategy ``dynamic``: the bits of the plan, memory only between first and last use, Paddle's flags."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, storage
+from weftplan.errors import BindError, ConfigError, MXNetError, OutOfMemoryError
+from weftplan.executor.dynamic import DynamicExecutor
+from weftplan.ndarray.chunk import drain
+from weftplan.storage import AutoGrowth, LimitResource, RawResource, StatisticsResource
+
+CONTEXTS = [device.cpu(45), device.sim(45)]
+
+
+@pytest.fixture
+def dynamic(monkeypatch):
+    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
+    return monkeypatch
+
+
+def network():
+    """Branches, an identity in place, dropout, batch normalisation with states, two outputs."""
+    data = mx.sym.Variable("data")
+    net = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=40, name="one"), act_type="tanh", name="tanh")
+    left = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=30, name="left"), act_type="relu", name="relu")
+    right = mx.sym.Dropout(mx.sym.FullyConnected(net, num_hidden=30, name="right"), p=0.5, name="drop")
+    both = mx.sym.BatchNorm(mx.sym.identity(left + right), fix_gamma=False, name="norm")
+    last = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(both, num_hidden=10, name="two"), name="softmax")
+    return mx.sym.Group([last, mx.sym.BlockGrad(both, name="shown")])
+
+
+def deep():
+    """A long chain: most results are dead soon in a run without a backward part."""
+    net = mx.sym.Variable("data")
+    for k in range(20):
+        net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=50, name=f"fc{k}"), act_type="tanh")
+    return mx.sym.sum(net, name="total")
+
+
+def run(ctx, symbol=network, steps=3, **bind):
+    """What a few steps compute: outputs, gradients and states, bit for bit."""
+    mx.random.seed(7)
+    executor = symbol().simple_bind(ctx, data=(20, 30), **bind)
+    rng = np.random.RandomState(0)
+    for name, array in sorted(executor.arg_dict.items()):
+        array[:] = rng.randint(0, 9, array.shape) if "label" in name else rng.rand(*array.shape) - 0.5
+    found = []
+    for _ in range(steps):
+        executor.forward(is_train=True)
+        executor.backward(*([mx.nd.ones(o.shape, ctx=ctx) for o in executor.outputs],) if symbol is deep else ())
+        found += [a.asnumpy() for a in (*executor.outputs, *executor.aux_arrays)]
+        found += [a.asnumpy() for a in executor.grad_arrays if a is not None]
+        executor.forward(is_train=False)
+        found += [a.asnumpy() for a in executor.outputs]
+    return executor, found
+
+
+def settled(resource):
+    gc.collect()
+    drain()
+    mx.nd.waitall()
+    drain()
+    return resource.statistics()
+
+
+@pytest.mark.parametrize("ctx", CONTEXTS, ids=str)
+@pytest.mark.parametrize("gb", ["0", "-1", "1e-5", "5"])
+@pytest.mark.parametrize("fraction", ["1", "0.4", "0"])
+@pytest.mark.parametrize("scope", ["1", "0"])
+def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
+    """Outputs, gradients and states are those of the static plan, in training and inference, run after run."""
+    _, expected = run(ctx)
+    monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
+    monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", gb)
+    monkeypatch.setenv("FLAGS_memory_fraction_of_eager_deletion", fraction)
+    monkeypatch.setenv("FLAGS_eager_delete_scope", scope)
+    resource = StatisticsResource(AutoGrowth(device.get(ctx)))
+    with storage.using(resource):
+        executor, found = run(ctx)
+        assert type(executor) is DynamicExecutor
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        del executor
+        assert settled(resource).requested_bytes == 0
+
+
+@pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
+def test_same_bits_on_every_engine(dynamic, engine):
+    """Order and thread count change neither results nor what is left."""
+    dynamic.delenv("WEFTPLAN_EXECUTOR_STRATEGY")
+    _, expected = run(mx.cpu(45))
+    dynamic.setenv("WEFTPLAN_EXECUTOR_STRATEGY", "dynamic")
+    with mx.engine.using(mx.engine.create(engine)):
+        for ours, theirs in zip(run(mx.cpu(45))[1], expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        mx.nd.waitall()
+
+
+def held_by(symbol=deep, is_train=True, backward=True):
+    """(peak, at the end) of planned memory in one run on a context of its own."""
+    ctx = mx.cpu(46)
+    resource = StatisticsResource(RawResource(device.get(ctx)))
+    # One after the other: on other engines the peak depends on how operations overlap.
+    with storage.using(resource), mx.engine.using(mx.engine.create("NaiveEngine")):
+        executor = symbol().simple_bind(ctx, data=(20, 30), grad_req="write" if backward else "null")
+        mx.nd.waitall()
+        before = resource.statistics().requested_bytes
+        resource._now = type(resource._now)(**{**_fields(resource._now), "peak_requested_bytes": before})
+        executor.forward(is_train=is_train)
+        if backward and is_train:
+            executor.backward([mx.nd.ones(o.shape, ctx=ctx) for o in executor.outputs])
+        mx.nd.waitall()
+        now = resource.statistics()
+        peak, end, total = now.peak_requested_bytes - before, now.requested_bytes - before, executor.memory_plan.peak
+        del executor
+        assert settled(resource).requested_bytes == 0
+    return peak, end, total
+
+
+def _fields(statistics):
+    return {name: getattr(statistics, name) for name in statistics.__dataclass_fields__}
+
+
+def test_each_result_goes_back_after_its_last_reader(dynamic):
+    """A chain without a backward part holds two results at a time, of 4,000 bytes each, not twenty."""
+    peak, end, total = held_by(backward=False, is_train=False)
+    assert total >= 20 * 4000
+    assert peak <= 3 * 4000 + 200
+    assert end <= 100, "a small output and nothing else"
+
+
+def test_the_peak_is_below_the_plan_without_sharing(dynamic):
+    """In training too, and nothing but outputs is held between runs."""
+    peak, end, total = held_by()
+    assert peak < 0.95 * total
+    assert end <= 4100
+
+
+def test_eager_delete_tensor_gb(dynamic):
+    """Below 0 nothing goes back within the run; at 0 at once; above 0 in batches, which lie between the two."""
+    peaks = []
+    for gb in ("0", str(30_000 / 2**30), "-1"):
+        dynamic.setenv("FLAGS_eager_delete_tensor_gb", gb)
+        peaks.append(held_by(backward=False, is_train=False)[0])
+    at_once, batches, never = peaks
+    assert at_once < batches <= never
+    assert never >= 20 * 4000
+
+
+def test_memory_fraction_of_eager_deletion(dynamic):
+    """0 collects nothing, 1 everything, and half of the bytes lies between."""
+    peaks = []
+    for fraction in ("1", "0.5", "0"):
+        dynamic.setenv("FLAGS_memory_fraction_of_eager_deletion", fraction)
+        peaks.append(held_by(backward=False, is_train=False)[0])
+    assert peaks[0] < peaks[1] < peaks[2]
+
+
+def test_the_largest_are_collected_first(dynamic):
+    """With a small share only the one large result goes back, whole; the small ones stay until the run is over."""
+    dynamic.setenv("FLAGS_memory_fraction_of_eager_deletion", "0.01")
+
+    def symbol():
+        wide = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=5000, name="wide")
+        net = mx.sym.FullyConnected(wide, num_hidden=10, name="narrow")
+        for k in range(5):
+            net = mx.sym.FullyConnected(net, num_hidden=10, name=f"fc{k}")
+        return net
+
+    ctx = mx.cpu(47)
+    executor = symbol().simple_bind(ctx, data=(20, 30), grad_req="null")
+    chosen = {chunk.name for ends in executor._memory.local[False].values() for chunk in ends}
+    assert chosen == {"wide"}
+
+
+def test_eager_delete_scope(dynamic):
+    """What is not collected goes back at the end of the run, or stays for the next."""
+    dynamic.setenv("FLAGS_eager_delete_tensor_gb", "-1")
+    ends = []
+    for scope in ("1", "0"):
+        dynamic.setenv("FLAGS_eager_delete_scope", scope)
+        ends.append(held_by(backward=False, is_train=False)[1])
+    assert ends[0] <= 100
+    assert ends[1] >= 20 * 4000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("FLAGS_eager_delete_tensor_gb", "much"),
+        ("FLAGS_memory_fraction_of_eager_deletion", "1.5"),
+        ("FLAGS_memory_fraction_of_eager_deletion", "-0.1"),
+        ("FLAGS_eager_delete_scope", "maybe"),
+        ("WEFTPLAN_EXECUTOR_STRATEGY", "lazy"),
+    ],
+)
+def test_bad_settings(dynamic, name, text):
+    """The message names the variable and what is legal; nothing is bound."""
+    dynamic.setenv(name, text)
+    with pytest.raises(ConfigError, match=f"{name}='{text}' is not legal"):
+        network().simple_bind(mx.cpu(), data=(20, 30))
+
+
+def test_backward_twice_is_refused(dynamic):
+    """The results of forward are gone."""
+    executor, _ = run(mx.cpu(45), steps=1)
+    executor.forward(is_train=True)
+    executor.backward()
+    with pytest.raises(MXNetError, match=r"given back \(WEFTPLAN_EXECUTOR_STRATEGY=dynamic\); run forward"):
+        executor.backward()
+
+
+def test_a_budget_needs_a_plan(dynamic):
+    """Both at once contradict each other."""
+    with pytest.raises(BindError, match="unset WEFTPLAN_EXECUTOR_STRATEGY"):
+        network().simple_bind(mx.cpu(), data=(20, 30), memory_budget="1GB")
+
+
+def test_a_monitor_sees_every_result(dynamic):
+    """Nothing goes back while somebody looks, and the values are those of the static executor."""
+    shown = {}
+
+    def look(name, array):
+        shown.setdefault(name, []).append(array.asnumpy())
+
+    for strategy in ("static", "dynamic"):
+        dynamic.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
+        mx.random.seed(3)
+        executor = network().simple_bind(mx.cpu(45), data=(20, 30))
+        executor.set_monitor_callback(look)
+        for array in executor.arg_arrays:
+            array[:] = 0.25
+        executor.forward(is_train=True)
+        mx.nd.waitall()
+    named = {name: arrays for name, arrays in shown.items() if len(arrays) == 2}  # not those with numbers for names
+    for name, (ours, theirs) in named.items():
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+    assert len(named) > 8
+
+
+def test_running_out_in_the_middle_of_a_run(dynamic):
+    """The operation that got no memory fails with the report, and the next run with room is right."""
+    ctx = mx.cpu(48)
+    resource = LimitResource(RawResource(device.get(ctx)), 1 << 30)
+    with storage.using(resource):
+        executor, expected = run(ctx, deep, steps=1)
+        mx.nd.waitall()
+        resource.limit = resource.statistics().requested_bytes + 6000
+        executor.forward(is_train=True)
+        with pytest.raises(OutOfMemoryError, match="out of memory on cpu"):
+            executor.outputs[0].asnumpy()
+        resource.limit = 1 << 30
+        executor.forward(is_train=True)
+        np.testing.assert_array_equal(executor.outputs[0].asnumpy(), expected[0])
+        executor.backward([mx.nd.ones(o.shape, ctx=ctx) for o in executor.outputs])
+        mx.nd.waitall()
+        del executor
+        assert settled(resource).requested_bytes == 0
+
+
+def test_reshape(dynamic):
+    """An executor for another batch size is dynamic too, and computes the same."""
+    executor, _ = run(mx.cpu(45), steps=1)
+    smaller = executor.reshape(data=(5, 30), softmax_label=(5,))
+    assert type(smaller) is DynamicExecutor
+    smaller.forward(is_train=False, data=executor.arg_dict["data"][:5])
+    executor.forward(is_train=False)
+    np.testing.assert_allclose(smaller.outputs[0].asnumpy(), executor.outputs[0].asnumpy()[:5], rtol=1e-6)

@@ -1,0 +1,105 @@
+"""When dead results of a dynamic executor give their memory back: the rules of Paddle's garbage collector.
+
+* ``FLAGS_eager_delete_tensor_gb`` below 0: nothing is collected within a run; 0: at once; above: when so much is dead.
+* ``FLAGS_memory_fraction_of_eager_deletion``: only the largest, until their bytes are that share of all; the one that
+  crosses the line is collected whole.
+* ``FLAGS_eager_delete_scope``: what was not collected goes back at the end of the run; else it stays for the next one.
+
+Everything is decided on the pushing thread, from sizes that are known when the executor is bound.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan import config
+from weftplan.executor.schedule import Step
+from weftplan.executor.segments import Segment
+
+Local = dict[bool, dict[int, list[Any]]]
+
+
+class Collector:
+    """Decides for one executor; the settings are those of the moment when it is made."""
+
+    def __init__(self) -> None:
+        self.threshold = float(config.get("FLAGS_eager_delete_tensor_gb")) * 2**30
+        self.fraction = float(config.get("FLAGS_memory_fraction_of_eager_deletion"))
+        self.scope = bool(config.get("FLAGS_eager_delete_scope"))
+        self._ends: dict[bool, dict[int, list[Any]]] = {}
+        self._kept: dict[bool, list[Any]] = {}
+        self._queue: list[Any] = []
+        self._queued = 0
+
+    def settle(
+        self,
+        forward: Sequence[Segment],
+        backward: Sequence[Segment],
+        chunks_of: Callable[[Step], list[Any]],
+        *,
+        inside: bool,
+    ) -> Local:
+        """Find out where each chunk dies.
+
+        Args:
+            forward, backward: segments in the order in which they are pushed.
+            chunks_of: the chunks that a step uses.
+            inside: chunks may go back inside a segment.
+
+        Returns:
+            By is_train and node, the chunks that go back when the step of that node is over.
+        """
+        local: Local = {}
+        for is_train in (True, False):
+            first: dict[int, int] = {}
+            last: dict[int, tuple[int, Step]] = {}
+            known: dict[int, Any] = {}
+            for number, segment in enumerate((*forward, *backward) if is_train else forward):
+                for step in segment.steps:
+                    for chunk in chunks_of(step):
+                        known[id(chunk)] = chunk
+                        first.setdefault(id(chunk), number)
+                        last[id(chunk)] = number, step
+            chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
+            here: dict[int, list[Any]] = defaultdict(list)
+            ends: dict[int, list[Any]] = defaultdict(list)
+            for key, (number, step) in last.items():
+                if key not in chosen:
+                    continue
+                if inside and self.threshold == 0 and first[key] == number and step.bind is not None:
+                    here[step.nid].append(known[key])
+                else:
+                    ends[number].append(known[key])
+            local[is_train], self._ends[is_train] = dict(here), dict(ends)
+            self._kept[is_train] = [chunk for key, chunk in known.items() if key not in chosen]
+        return local
+
+    def _chosen(self, chunks: list[Any]) -> list[Any]:
+        """The chunks that are collected at all, largest first."""
+        if self.threshold < 0:
+            return []
+        most = self.fraction * sum(chunk.nbytes for chunk in chunks)
+        found, nbytes = [], 0
+        for chunk in sorted(chunks, key=lambda chunk: -chunk.nbytes):
+            if nbytes >= most:
+                break
+            found.append(chunk)
+            nbytes += chunk.nbytes
+        return found
+
+    def passed(self, is_train: bool, number: int) -> list[Any]:
+        """What goes back behind segment ``number``, which has just been pushed."""
+        dead = self._ends[is_train].get(number, ())
+        self._queue += dead
+        self._queued += sum(chunk.nbytes for chunk in dead)
+        return self._emptied() if self._queued >= self.threshold else []
+
+    def ended(self, is_train: bool) -> list[Any]:
+        """What goes back at the end of a run."""
+        return [*self._emptied(), *(self._kept[is_train] if self.scope else ())]
+
+    def _emptied(self) -> list[Any]:
+        dead, self._queue, self._queued = self._queue, [], 0
+        return dead

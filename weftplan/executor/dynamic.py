@@ -1,0 +1,141 @@
+"""The executor strategy ``dynamic``: each result takes memory when it is written, and gives it back when it is dead.
+
+The graph is planned without sharing, except in place. Each storage is a chunk of its own, which takes memory inside the
+operation that first writes it. A chunk that one segment alone uses goes back inside that segment, behind the last step
+that uses it; every other one by an operation of its own, which writes the chunk's var and therefore runs when the last
+reader is over, on streams too. When that happens, and for which chunks, is up to the :class:`Collector`.
+
+Outputs, arguments, gradients and auxiliary states are held for as long as the executor lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from weftplan import device
+from weftplan.device.context import cpu
+from weftplan.engine import FnProperty
+from weftplan.errors import MXNetError
+from weftplan.executor.collecting import Collector
+from weftplan.executor.executor import Executor
+from weftplan.executor.memory import PlannedMemory
+from weftplan.executor.pool import Placement, SlabPool
+from weftplan.executor.run import Bind, RunState
+from weftplan.executor.schedule import Step
+from weftplan.executor.segments import Segment
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.chunk import Chunk, push
+from weftplan.ndarray.dynamic import DynamicChunk
+from weftplan.planner.plan import PlannedGraph
+
+
+class DynamicMemory(PlannedMemory):
+    """Storages of a plan that hold memory only while they are needed; those of outputs always do."""
+
+    chunks: Any
+
+    def __init__(self, planned: PlannedGraph) -> None:
+        plan = planned.memory
+        self.pool = SlabPool()
+        self.placement = Placement([], {})
+        self.pool.join(self.placement)
+        self._planned = planned
+        held = {int(plan.entry_storage[eid]) for eid in planned.outputs}
+        names = ["workspace"] * plan.num_storages
+        for eid in range(len(plan.entry_storage) - 1, -1, -1):
+            if plan.entry_storage[eid] >= 0:
+                names[int(plan.entry_storage[eid])] = planned.graph.nodes[int(planned.graph.entry_node[eid])].name
+        self.chunks = []
+        self.allocated_bytes = 0
+        for number, (slab, nbytes) in enumerate(
+            zip(plan.storage_slab.tolist(), plan.storage_nbytes.tolist(), strict=True)
+        ):
+            ctx = plan.contexts[int(plan.slab_device[slab])]
+            if number in held:
+                self.chunks.append(Chunk(ctx, nbytes, name=f"output {names[number]}"))
+                self.allocated_bytes += nbytes
+            else:
+                self.chunks.append(DynamicChunk(ctx, nbytes, names[number]))
+        self.local: dict[bool, dict[int, list[DynamicChunk]]] = {True: {}, False: {}}
+        """By is_train and node: what goes back when the step of that node is over."""
+
+    def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
+        """What makes a call that looks for memory only when it runs."""
+        return lambda run: partial(self._call, nid, make, run)
+
+    def _call(self, nid: int, make: Callable[[], Bind], run: RunState) -> None:
+        make()(run)()
+        for chunk in self.local[run.is_train].get(nid, ()):
+            chunk.drop()
+
+    def after(self, storage: int) -> list[Any]:
+        """No storage lies where another one lay."""
+        return []
+
+
+class DynamicExecutor(Executor):
+    """An executor without a slab. ``allocated_bytes`` counts what it holds between runs: its outputs."""
+
+    _memory: DynamicMemory
+
+    def _make_memory(self, planned: PlannedGraph, pool: SlabPool | None) -> PlannedMemory:
+        self._collector = Collector()
+        return DynamicMemory(planned)
+
+    def _prepare(self) -> list[NDArray]:
+        # Work that is enqueued on streams goes on when the call of a step is over: there nothing goes back inside.
+        asynchronous = any(device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks})
+        if asynchronous:
+            self._bulk = False
+        outputs = super()._prepare()
+        self._memory.local = self._collector.settle(
+            self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=not asynchronous
+        )
+        return outputs
+
+    def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
+        if self._monitor is not None:
+            # What a monitor shows is read when it likes: nothing goes back.
+            self._memory.local = {True: {}, False: {}}
+            super()._push(segments, steps)
+            return
+        run, first = self._run, 0 if segments is self._forward_segments else len(self._forward_segments)
+        for number, segment in enumerate(segments, first):
+            segment.push(run)
+            give_back(self._collector.passed(run.is_train, number))
+        if not run.is_train or first or not self._backward_segments:
+            give_back(self._collector.ended(run.is_train))
+
+    def _check_repeatable(self) -> None:
+        raise MXNetError(
+            "backward: backward has run since the last forward(is_train=True), and results of forward have been given "
+            "back (WEFTPLAN_EXECUTOR_STRATEGY=dynamic); run forward(is_train=True) again"
+        )
+
+
+def _chunks_of(memory: DynamicMemory) -> Callable[[Step], list[DynamicChunk]]:
+    """What finds the chunks that a step uses; inputs of which it reads the shape alone are none."""
+
+    def found(step: Step) -> list[DynamicChunk]:
+        workspace = memory.workspace(step.nid)
+        chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]
+        if workspace is not None:
+            chunks.append(workspace[0])
+        return [chunk for chunk in chunks if isinstance(chunk, DynamicChunk)]
+
+    return found
+
+
+def give_back(chunks: Iterable[DynamicChunk]) -> None:
+    """Push an operation that gives memory back after everything pushed before that uses it, failed or not."""
+    chunks = list(chunks)
+    if chunks:
+        vars_ = [chunk.var for chunk in chunks]
+        push(partial(_drop, chunks), (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
+
+
+def _drop(chunks: Sequence[DynamicChunk]) -> None:
+    for chunk in chunks:
+        chunk.drop()

@@ -1,0 +1,22 @@
+"""What one run of an executor is, and what becomes of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class RunState:
+    """What differs between runs, fixed on the pushing thread."""
+
+    is_train: bool
+    seed: int = 0
+    counter: int = 0
+
+
+Call = Callable[[], Any]
+"""Does the work of one step in one run."""
+Bind = Callable[[RunState], Call]
+"""Makes the call of a run."""
