@@ -16,7 +16,7 @@ def test_unknown_name(name):
 def test_names_that_are_still_to_come():
     """Distributed stores say so instead of pretending."""
     with pytest.raises(KVStoreError, match="not available in this version"):
-        mx.kv.create("dist_async")
+        mx.kv.create("p3")
     with pytest.raises(KVStoreError, match="not available in this version; use 'device'"):
         mx.kv.create("nccl")
 

@@ -13,7 +13,8 @@ LOCAL_TYPES = ("local", "local_update_cpu", "local_allreduce_cpu")
 DEVICE_TYPES = ("device", "local_allreduce_device")
 DIST_TYPES = ("dist_sync", "dist")
 DIST_DEVICE_TYPES = ("dist_device_sync", "dist_sync_device", "dist_device")
-FUTURE_TYPES = ("nccl", "dist_async", "dist_device_async", "dist_async_device", "p3")
+DIST_ASYNC_TYPES = ("dist_async",)
+FUTURE_TYPES = ("nccl", "dist_device_async", "dist_async_device", "p3")
 
 
 def create(name: str = "local") -> KVStoreBase:
@@ -41,18 +42,20 @@ def create(name: str = "local") -> KVStoreBase:
     if lowered in DEVICE_TYPES:
         return KVStoreDevice(lowered)
     if lowered in DIST_TYPES:
-        return _dist("KVStoreDistSync", lowered)
+        return _dist("sync", "KVStoreDistSync", lowered)
     if lowered in DIST_DEVICE_TYPES:
-        return _dist("KVStoreDistDeviceSync", lowered)
+        return _dist("sync", "KVStoreDistDeviceSync", lowered)
+    if lowered in DIST_ASYNC_TYPES:
+        return _dist("asynchronous", "KVStoreDistAsync", lowered)
     if lowered in FUTURE_TYPES:
-        known = "'device'" if lowered == "nccl" else "'dist_sync'"
+        known = "'device'" if lowered == "nccl" else "'dist_sync' or 'dist_async'"
         raise KVStoreError(f"kvstore {name!r} is not available in this version; use {known}")
-    known_names = [*LOCAL_TYPES, *DEVICE_TYPES, *DIST_TYPES, *DIST_DEVICE_TYPES, *plugins]
+    known_names = [*LOCAL_TYPES, *DEVICE_TYPES, *DIST_TYPES, *DIST_DEVICE_TYPES, *DIST_ASYNC_TYPES, *plugins]
     hint = did_you_mean(lowered, known_names)
     raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(known_names)}")
 
 
-def _dist(class_name: str, name: str) -> KVStoreBase:
+def _dist(module: str, class_name: str, name: str) -> KVStoreBase:
     """A store of several processes; its modules are imported only now, since one process needs none of them."""
-    store: KVStoreBase = getattr(importlib.import_module("weftplan.kvstore.distributed.sync"), class_name)(name)
+    store: KVStoreBase = getattr(importlib.import_module(f"weftplan.kvstore.distributed.{module}"), class_name)(name)
     return store

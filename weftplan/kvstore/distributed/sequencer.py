@@ -109,7 +109,7 @@ class Sequencer:
             raise KVStoreError("this store was closed: it exchanges nothing any more")
 
     def put(self, ticket: Ticket) -> None:
-        """Put an exchange behind all others. Called by the program's threads, one at a time."""
+        """Put an exchange behind all others: where ranks must agree, in the order of the program."""
         self._queue.put(ticket)
 
     def call(self, work: Callable[[Group], Any], *, repairs: bool = False, timeout: float | None = None) -> Any:

@@ -11,37 +11,27 @@ backward computes gradients, and keys are joined into buckets (``buckets.py``).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from weftplan import config
-from weftplan.device.context import cpu, cpu_pinned
-from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.errors import MXNetError
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
-from weftplan.kvstore.copies import HOST, copy
-from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
-from weftplan.kvstore.distributed.sequencer import Exchange, OnComplete, Part, Sequencer, Ticket
+from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
+from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
-from weftplan.ndarray import NDArray, empty
-
-_EXIT_S = 30.0
-"""Seconds that a process which ends gives its last exchanges."""
+from weftplan.ndarray import NDArray
 
 
-class KVStoreDistSync(KVStoreLocal):
+class KVStoreDistSync(KVStoreDist):
     """A store of all processes of a job, synchronous; sums over this process's devices are made on the CPU.
 
     Start the processes with ``weftplan launch -n 4 script.py``. Alone, a process is a job of one.
@@ -49,40 +39,13 @@ class KVStoreDistSync(KVStoreLocal):
 
     def __init__(self, name: str = "dist_sync") -> None:
         super().__init__(name)
-        library = mpi.start()
-        group = Group(
-            library,
-            library.COMM_WORLD.Dup(),
-            stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
-            timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
-            threads=self._threads,
-            bound=self._bound,
-        )
-        self._group = group
         self._rule = BucketRule.from_environment()
-        self._sequencer = Sequencer(group, name)
-        self._wire: dict[Key, NDArray] = {}
-        """What travels of a sum that is made on a device, in host memory."""
+        self._meet(f"join gradients by {self._rule}")
         self._collected: list[tuple[Key, NDArray, Part]] | None = None
         self._dist_compression: Compression | None = None
         self._dist_residuals: dict[Key, Array] = {}
-        self._at_exit = _close_at_exit(self._sequencer)
-        self._sequencer.call(lambda group: group.meet(f"create the store {name!r} with {self._rule}"))
 
     # -- data -----------------------------------------------------------------------------------------------------
-
-    def init(self, key: Any, value: Any) -> None:
-        """Make keys with the values of rank 0; every rank gives its own, of the same shape and dtype.
-
-        Raises:
-            KVStoreError: as ``local``; the other ranks' errors are raised where the value is read.
-        """
-        with self._turn:
-            self._sequencer.check()
-            made = self._new_values(key, value)
-            super().init(key, value)
-            for k, _ in made:
-                self._from(0, f"init {_described(k, self._stored[k])}", self._stored[k])
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -116,51 +79,14 @@ class KVStoreDistSync(KVStoreLocal):
         compressing = self._dist_compression is not None
         rule = BucketRule(1, None) if compressing else self._rule
         for bucket in rule.cut([(item, item[1].nbytes, item[1].dtype) for item in collected]):
-            described = ", ".join(_described(key, merged) for key, merged, _ in bucket)
+            what = ", ".join(described(key, merged) for key, merged, _ in bucket)
             exchange: Exchange = self._sum_compressed(bucket[0][0]) if compressing else Group.sum
-            self._sequencer.put(Ticket(f"sum {described}", [part for _, _, part in bucket], exchange))
+            self._sequencer.put(Ticket(f"sum {what}", [part for _, _, part in bucket], exchange))
 
     def _place(self, index: int, item: tuple[Key, NDArray, Part]) -> tuple[int, int]:
         return -self._keys.number(item[0]), index
 
-    def _part(self, key: Key, array: NDArray, priority: int) -> Part:
-        """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged."""
-        wire = array
-        if array.context.device_type not in HOST:
-            wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
-            copy(array, wire, priority)
-        part = Part()
-
-        def start(on_complete: OnComplete) -> None:
-            failure = wire.var.failure
-            if failure is None:
-                part.arrive(wire.raw(), None, on_complete)
-            else:
-                part.arrive(None, failure.exception(), on_complete)
-
-        # It runs even when the sum has failed: the others wait for this process, and must be told.
-        get_engine().push_async(
-            start, (), (wire.var,), cpu(0), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"
-        )
-        if wire is not array:
-            copy(wire, array, priority)
-        return part
-
-    def _from(self, root: int, description: str, array: NDArray) -> None:
-        """Queue that ``array`` becomes what rank ``root`` has."""
-        part = self._part(description, array, 0)
-
-        def exchange(group: Group, values: Array, what: str, failure: str | None) -> None:
-            group.broadcast(values, root, what, failure)
-
-        self._sequencer.put(Ticket(description, [part], exchange))
-
     # -- optimizer ------------------------------------------------------------------------------------------------
-
-    def set_optimizer(self, optimizer: Any) -> None:
-        """Let every process apply ``optimizer`` to each sum; raises KVStoreError where ranks give different ones."""
-        super().set_optimizer(optimizer)
-        self._sequencer.call(lambda group: group.meet(f"use the optimizer {_settings(optimizer)}"))
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Send two bits for each element of a float32 sum of this process, and keep the rest in a residual.
@@ -171,7 +97,7 @@ class KVStoreDistSync(KVStoreLocal):
             KVStoreError: see :meth:`KVStoreDevice.set_gradient_compression`; ranks that give different settings.
         """
         chosen = Compression.from_params(compression_params)
-        self._sequencer.call(lambda group: group.meet(f"compress gradients by {chosen}"))
+        self._meet(f"compress gradients by {chosen}")
         with self._turn:
             self._dist_compression = chosen
 
@@ -229,14 +155,14 @@ class KVStoreDistSync(KVStoreLocal):
             root = int(self._sequencer.call(Group.shrink, repairs=True, timeout=self._group.timeout_s))
             for key, stored in self._stored.items():
                 _heal(stored)
-                self._from(root, f"recover {_described(key, stored)}", stored)
+                self._from(root, f"recover {described(key, stored)}", stored)
             if isinstance(self._updater, Updater):
                 self._share_states(self._updater, root)
         return self.num_workers
 
     def _share_states(self, updater: Updater, root: int) -> None:
         for state in updater.states.values():
-            for array in _arrays(state):
+            for array in arrays_in(state):
                 _heal(array)
         own = updater.get_states()
         size = np.array([len(own)], np.int64)
@@ -247,10 +173,6 @@ class KVStoreDistSync(KVStoreLocal):
         if self._group.world_rank != root:
             updater.set_states(data.tobytes())
 
-    def close(self) -> None:
-        """Take part in no exchange any more; the others go on without this process. A process that ends does this."""
-        self._at_exit()
-
     def statistics(self) -> dict[str, int]:
         """As of ``local``, and bytes for the exchange: parts of other processes' arrays, copies of what a GPU holds."""
         return {
@@ -260,11 +182,6 @@ class KVStoreDistSync(KVStoreLocal):
             "residual_bytes": sum(array.nbytes for array in list(self._dist_residuals.values())),
         }
 
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} {self.type!r}: {len(self._stored)} keys, rank {self.rank} of {self.num_workers}>"
-        )
-
 
 class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
     """As :class:`KVStoreDistSync`, with sums over this process's devices made on those devices."""
@@ -273,41 +190,8 @@ class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
         super().__init__(name)
 
 
-def _close_at_exit(sequencer: Sequencer) -> Any:
-    """A function that closes the sequencer once; called when the process ends, too."""
-
-    def at_exit() -> None:
-        atexit.unregister(at_exit)
-        sequencer.close(_EXIT_S)
-
-    atexit.register(at_exit)
-    return at_exit
-
-
-def _described(key: Key, array: NDArray) -> str:
-    return f"{key!r} {array.shape} {array.dtype}"
-
-
-def _settings(optimizer: Any) -> str:
-    """An optimizer's class and its plain settings."""
-    plain = {
-        name: value
-        for name, value in sorted(vars(optimizer).items())
-        if isinstance(value, (int, float, str, bool, type(None))) and not name.startswith("_")
-    }
-    return f"{type(optimizer).__name__} {json.dumps(plain, sort_keys=True)}"
-
-
 def _heal(array: NDArray) -> None:
     """Let ``array`` be read again after a failure: what should have written it did not run, so its values are whole."""
     with contextlib.suppress(MXNetError):
         array.wait_to_read()
     get_engine().push(lambda: None, (), (array.var,), array.context, name="KVStoreRecover")
-
-
-def _arrays(state: Any) -> Iterator[NDArray]:
-    if isinstance(state, NDArray):
-        yield state
-    elif isinstance(state, tuple | list):
-        for item in state:
-            yield from _arrays(item)

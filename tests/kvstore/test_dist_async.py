@@ -1,0 +1,144 @@
+"""``dist_async`` in several real processes: servers apply pushes as they come; ranges, rates, staleness, mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kvstore.ranks import run_ranks
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.server import HEADER, Header, Verb, placement
+
+
+def test_every_push_is_applied_once(tmp_path: Path):
+    """Small values on one server, large ones cut over all: after a barrier all see the sum of all updates."""
+    run_ranks(
+        tmp_path,
+        3,
+        """
+        shapes = {"small": (5,), "large": (40, 100), "host": (3,)}
+        for key, shape in shapes.items():
+            kv.init(key, mx.nd.ones(shape) * (1 + rank))
+            assert (value(key, shape) == 1).all()
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        for step in range(4):
+            for key, shape in shapes.items():
+                kv.push(key, [mx.nd.ones(shape) * (rank + 1), mx.nd.ones(shape)])
+                assert (value(key, shape) <= 1 - (step + 1) * (rank + 2)).all()  # a pull sees the push before it
+        kv.barrier()
+        for key, shape in shapes.items():
+            assert (value(key, shape) == 1 - 4 * (2 + 3 + 4)).all(), value(key, shape)
+        seen = kv.statistics()
+        assert seen["staleness_max"] <= seen["staleness_sum"] <= 2 * 12 * 3
+        assert seen["server_bytes"] % 4 == 0 and seen["server_bytes"] > 0
+        kv.barrier()
+        """,
+        STORE="dist_async",
+        MXNET_KVSTORE_BIGARRAY_BOUND="1000",
+    )
+
+
+def test_rates_reach_the_servers(tmp_path: Path):
+    """A change of the worker's learning rate, by hand or by a schedule, counts from the next push on."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        sgd = mx.optimizer.create("sgd", learning_rate=1.0)
+        kv.set_optimizer(sgd)
+        if rank == 0:
+            kv.push("w", mx.nd.ones((3,)))
+            assert value("w").tolist() == [-1, -1, -1]
+            sgd.set_learning_rate(10.0)
+            kv.push("w", mx.nd.ones((3,)))
+            assert value("w").tolist() == [-11, -11, -11]
+        kv.barrier()
+        """,
+        STORE="dist_async",
+    )
+
+
+def test_mistakes(tmp_path: Path):
+    """No optimizer, optimizers that differ, a failed gradient: an error where it belongs, and the store goes on."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        kv.init("w", mx.nd.zeros((3,)))
+        says(lambda: kv.push("w", mx.nd.ones((3,))), "needs an optimizer")
+        says(lambda: kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0 + rank)), "do not do the same")
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        grad = mx.nd.ones((3,))
+        def broken():
+            raise ValueError("no data left")
+        mx.engine.get().push(broken, mutable_vars=[grad.var])
+        kv.push("w", grad)
+        error = None
+        try:
+            value("w")
+        except Exception as raised:
+            error = raised
+        assert "no data left" in str(error), error
+        kv.push("w", mx.nd.ones((3,)))
+        kv.barrier()
+        assert value("w").tolist() == [-2, -2, -2]
+        kv.barrier()
+        """,
+        STORE="dist_async",
+    )
+
+
+def test_module_trains(tmp_path: Path):
+    """Module.fit over dist_async learns a separable task on every rank."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        from weftplan.training.parts import PartOfBatchIter
+        mx.random.seed(1)
+        rng = np.random.default_rng(0)
+        labels = np.arange(128) % 2
+        data = (rng.standard_normal((128, 4)) + 3 * labels[:, None]).astype("f4")
+        batches = PartOfBatchIter(mx.io.NDArrayIter(data, labels, batch_size=32), rank=rank, num_workers=size)
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+        module = mx.mod.Module(net)
+        module.fit(batches, kvstore=kv, num_epoch=15, optimizer_params={"learning_rate": 0.2})
+        accuracy = dict(module.score(mx.io.NDArrayIter(data, labels, batch_size=16), "acc"))["accuracy"]
+        assert accuracy > 0.9, accuracy
+        kv.barrier()
+        """,
+        STORE="dist_async",
+    )
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 9), st.integers(1, 1000))
+def test_ranges_cover_a_value_once(number: int, size: int, servers: int, bound: int):
+    """The ranges of a value follow each other from 0 to its size, on different servers."""
+    ranges = placement(number, size, servers, bound)
+    assert [first for _, first, _ in ranges] == [0, *(end for _, _, end in ranges[:-1])]
+    assert ranges[-1][2] == size
+    assert len({server for server, _, _ in ranges}) == len(ranges)
+    assert all(0 <= server < servers for server, _, _ in ranges)
+
+
+@given(st.binary(max_size=2 * HEADER))
+def test_hostile_headers_are_errors(data: bytes):
+    """Any bytes are a header or an error that names the sender."""
+    refused = None
+    try:
+        found = Header.decode(data, 5)
+    except KVStoreError as error:
+        refused = str(error)
+    assert "rank 5" in refused if refused is not None else Header.decode(found.encode(), 5) == found
+
+
+def test_headers_come_back():
+    """What is encoded is decoded, with a rate and without; damage is named."""
+    for header in (Header(Verb.PUSH, 3, 7, 40, 0.1), Header(Verb.PULL, 2**40)):
+        assert Header.decode(header.encode(), 0) == header
+    with pytest.raises(KVStoreError, match="another kind"):
+        Header.decode(b"\x80\x04" + bytes(HEADER - 2), 0)

@@ -1,0 +1,161 @@
+"""``dist_async``: no process waits for another; servers apply each push when it comes.
+
+Every process is a worker and, on a thread of its own, a server of a share of the values (``server.py``). A push sums
+over this process's devices and sends the sum to the servers of the value; a pull asks them. Between what a worker has
+seen of a value and its push, others may have pushed: how many is the *staleness* that
+:meth:`KVStoreDistAsync.statistics` reports. Results depend on who comes first, so runs differ; use ``dist_sync`` where
+they must not.
+
+A push and a pull of one key happen in the order of the program. The death of a process ends the job: its share is gone.
+"""
+
+from __future__ import annotations
+
+import copy as copies
+import time
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import cpu
+from weftplan.engine import Var
+from weftplan.engine import get as get_engine
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.copies import copy_to_all
+from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.member import KVStoreDist
+from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Ticket
+from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.updater import Updater
+from weftplan.ndarray import NDArray
+
+
+class KVStoreDistAsync(KVStoreDist):
+    """A store whose values live on servers, one in each process; it needs an optimizer."""
+
+    def __init__(self, name: str = "dist_async") -> None:
+        super().__init__(name)
+        self._comm = self._mpi.COMM_WORLD.Dup()
+        self._server = Server(self._mpi, self._comm)
+        self._versions: dict[Key, list[int]] = {}
+        """Of each range of a key, the version that this worker saw last."""
+        self._optimizer: Any = None
+
+    # -- data -----------------------------------------------------------------------------------------------------
+
+    def init(self, key: Any, value: Any) -> None:
+        """Make keys with the values of rank 0 and give them to their servers; every rank calls it, and waits here.
+
+        Raises:
+            KVStoreError: as ``dist_sync``.
+        """
+        with self._turn:
+            made = self._new_values(key, value)
+            super().init(key, value)
+            for k, _ in made:
+                stored = self._stored[k]
+                flat = stored.asnumpy().reshape(-1)
+                for server, first, end in self._ranges(k):
+                    if server == self.rank:
+                        self._server.add(self._keys.number(k), k, flat[first:end])
+                self._versions[k] = [0] * len(self._ranges(k))
+            self._meet("begin with these keys")
+
+    def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        with self._turn:
+            self._sequencer.check()
+            if self._optimizer is None:
+                raise KVStoreError("dist_async needs an optimizer: call set_optimizer on every rank before push")
+            rate = _rate(self._optimizer)
+            for k, arrays in groups:
+                merged = self._reduce(k, arrays, priority)
+                # It writes the stored value's var, too: a pull of this key that comes later waits for the push.
+                self._ask(k, Verb.PUSH, merged, (merged.var,), priority, rate)
+
+    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        with self._turn:
+            self._sequencer.check()
+            for k, arrays in groups:
+                stored = self._stored[k]
+                self._ask(k, Verb.PULL, stored, (), priority, None)
+                copy_to_all(stored, arrays, priority)
+
+    def _ask(
+        self, key: Key, verb: Verb, values: NDArray, reads: tuple[Var, ...], priority: int, rate: float | None
+    ) -> None:
+        """Push the operation that asks the servers of ``key``; requests go out in the order in which they are ready."""
+        exchange = self._exchange(key, verb, rate)
+
+        def start(on_complete: OnComplete) -> None:
+            part = Part()
+            part.arrive(values.raw(), None, on_complete)
+            self._sequencer.put(Ticket(f"{verb.name.lower()} {key!r}", [part], exchange))
+
+        get_engine().push_async(
+            start, reads, (self._stored[key].var,), cpu(0), priority=priority, name=f"KVStore{verb.name.title()}"
+        )
+
+    def _exchange(self, key: Key, verb: Verb, rate: float | None) -> Any:
+        number, versions = self._keys.number(key), self._versions[key]
+        ranges = self._ranges(key)
+
+        def exchange(group: Group, values: Array, what: str, failure: str | None) -> None:
+            if failure is not None:
+                raise KVStoreError(f"{what}: {failure}")
+            flat = values.reshape(-1)
+            requests = [
+                (server, Header(verb, number, version, flat[a:b].nbytes * (verb is Verb.PUSH), rate), flat[a:b])
+                for (server, a, b), version in zip(ranges, versions, strict=True)
+            ]
+            answers = ask(self._mpi, self._comm, requests, time.monotonic() + group.timeout_s, what)
+            versions[:] = [answer.version for answer in answers]
+
+        return exchange
+
+    def _ranges(self, key: Key) -> list[tuple[int, int, int]]:
+        size = int(np.prod(self._stored[key].shape, dtype=np.int64))
+        return placement(self._keys.number(key), size, self.num_workers, self._bound)
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Let the servers apply a copy of ``optimizer``; a later change of its learning rate goes out with pushes.
+
+        Raises:
+            KVStoreError: ranks give different optimizers.
+        """
+        super().set_optimizer(optimizer)
+        self._updater = None  # it belongs to the server
+        ours = copies.deepcopy(optimizer)
+        ours.lr_scheduler = None  # the worker's rate comes with each push
+
+        def set_rate(rate: float) -> None:
+            ours.lr = rate
+
+        self._server.use(Updater(ours), set_rate)
+        self._optimizer = optimizer
+        self._meet("begin with this optimizer")
+
+    def statistics(self) -> dict[str, int]:
+        """As of ``local``, and of this process's server: bytes, pushes, and how many updates those were behind."""
+        return {
+            **super().statistics(),
+            "server_bytes": self._server.nbytes,
+            "pushes": self._server.pushes,
+            "staleness_max": self._server.staleness_max,
+            "staleness_sum": self._server.staleness_sum,
+        }
+
+    def _end(self) -> None:
+        super()._end()
+        self._server.end(30.0)
+
+
+def _rate(optimizer: Any) -> float:
+    """The learning rate of the worker's optimizer now."""
+    scheduler = getattr(optimizer, "lr_scheduler", None)
+    if scheduler is not None:
+        return float(scheduler(optimizer.num_update))
+    return float(optimizer.lr)

@@ -1,0 +1,173 @@
+"""What every store of several processes has: a place in the job, a thread for exchanges, initial values of rank 0."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from weftplan import config
+from weftplan.device.context import cpu, cpu_pinned
+from weftplan.engine import FnProperty
+from weftplan.engine import get as get_engine
+from weftplan.kvstore.copies import HOST, copy
+from weftplan.kvstore.distributed import mpi
+from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Sequencer, Ticket
+from weftplan.kvstore.keys import Key
+from weftplan.kvstore.local import KVStoreLocal
+from weftplan.kvstore.reduce import Array
+from weftplan.ndarray import NDArray, empty
+
+_EXIT_S = 30.0
+"""Seconds that a process which ends gives its last exchanges."""
+
+
+class KVStoreDist(KVStoreLocal):
+    """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        library = mpi.start()
+        self._mpi = library
+        self._group = Group(
+            library,
+            library.COMM_WORLD.Dup(),
+            stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
+            timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
+            threads=self._threads,
+            bound=self._bound,
+        )
+        self._sequencer = Sequencer(self._group, name)
+        self._wire: dict[Key, NDArray] = {}
+        """What travels of an array on a device, in host memory."""
+        self._at_exit = _once_at_exit(self._end)
+        self._meet(f"create the store {name!r}")
+
+    def init(self, key: Any, value: Any) -> None:
+        """Make keys with the values of rank 0; every rank gives its own, of the same shape and dtype.
+
+        Raises:
+            KVStoreError: as ``local``; the other ranks' errors are raised where the value is read.
+        """
+        with self._turn:
+            self._sequencer.check()
+            made = self._new_values(key, value)
+            super().init(key, value)
+            for k, _ in made:
+                self._from(0, f"init {described(k, self._stored[k])}", self._stored[k])
+
+    def _part(self, key: Key, array: NDArray, priority: int) -> Part:
+        """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged."""
+        wire = array
+        if array.context.device_type not in HOST:
+            wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
+            copy(array, wire, priority)
+        part = Part()
+
+        def start(on_complete: OnComplete) -> None:
+            failure = wire.var.failure
+            if failure is None:
+                part.arrive(wire.raw(), None, on_complete)
+            else:
+                part.arrive(None, failure.exception(), on_complete)
+
+        # It runs even when the sum has failed: the others wait for this process, and must be told.
+        get_engine().push_async(
+            start, (), (wire.var,), cpu(0), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"
+        )
+        if wire is not array:
+            copy(wire, array, priority)
+        return part
+
+    def _from(self, root: int, description: str, array: NDArray) -> None:
+        """Queue that ``array`` becomes what rank ``root`` has."""
+        part = self._part(description, array, 0)
+
+        def exchange(group: Group, values: Array, what: str, failure: str | None) -> None:
+            group.broadcast(values, root, what, failure)
+
+        self._sequencer.put(Ticket(description, [part], exchange))
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Let the store apply ``optimizer`` to what is pushed; raises KVStoreError where ranks give different ones."""
+        super().set_optimizer(optimizer)
+        self._meet(f"use the optimizer {_settings(optimizer)}")
+
+    def _meet(self, description: str) -> None:
+        """Wait for all processes, and compare what they are about to do."""
+        self._sequencer.call(lambda group: group.meet(description))
+
+    # -- the group ------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's place among those that share the store, from 0."""
+        return self._group.position
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes share the store now."""
+        return len(self._group.members)
+
+    def barrier(self) -> None:
+        """Wait until every process is here and all that was pushed before has been exchanged.
+
+        Raises:
+            KVStoreError: a process does something else, or does not come in time.
+            WorkerLostError: a process died.
+        """
+        self._meet("meet at a barrier")
+
+    _barrier = barrier
+
+    def close(self) -> None:
+        """Take part in no exchange any more; the others go on without this process. A process that ends does this."""
+        self._at_exit()
+
+    def _end(self) -> None:
+        self._sequencer.close(_EXIT_S)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.type!r}: {len(self._stored)} keys, rank {self.rank} of {self.num_workers}>"
+        )
+
+
+def described(key: Key, array: NDArray) -> str:
+    """A key with the shape and dtype of its array."""
+    return f"{key!r} {array.shape} {array.dtype}"
+
+
+def arrays_in(state: Any) -> Iterator[NDArray]:
+    """The arrays of an optimizer's state."""
+    if isinstance(state, NDArray):
+        yield state
+    elif isinstance(state, tuple | list):
+        for item in state:
+            yield from arrays_in(item)
+
+
+def _once_at_exit(end: Any) -> Any:
+    """A function that calls ``end`` when it is called or when the process ends, whichever comes first."""
+    done: list[bool] = []
+
+    def at_exit() -> None:
+        atexit.unregister(at_exit)
+        if not done:
+            done.append(True)
+            end()
+
+    atexit.register(at_exit)
+    return at_exit
+
+
+def _settings(optimizer: Any) -> str:
+    """An optimizer's class and its plain settings."""
+    plain = {
+        name: value
+        for name, value in sorted(vars(optimizer).items())
+        if isinstance(value, (int, float, str, bool, type(None))) and not name.startswith("_")
+    }
+    return f"{type(optimizer).__name__} {json.dumps(plain, sort_keys=True)}"
