@@ -132,7 +132,7 @@ def test_switched_on_after_pushes():
     ("params", "message"),
     [
         ({"type": "none"}, "must have the type '2bit'"),
-        ({"type": "1bit"}, "must have the type '2bit'"),
+        ({"type": "4bit"}, "must have the type '2bit'"),
         ({}, "must have the type '2bit'"),
         ({"threshold": 0.5}, "must have the type '2bit'"),
         ("2bit", "must be a dictionary such as"),
@@ -172,3 +172,36 @@ def test_other_dtypes_are_refused(dtype):
     outs = [mx.nd.zeros((2,)), mx.nd.zeros((2,), dtype=dtype)]
     kv.pull(["w", "other"], out=outs)
     assert [out.tolist() for out in outs] == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 17, 100])
+def test_one_bit_element_by_element(size, monkeypatch):
+    """Bytes, residuals and sums of ``1bit`` are those of MXNet 2.0's rule, over several pushes."""
+    monkeypatch.setattr(compression, "_BLOCK", 16)
+    rng, rule = np.random.default_rng(size), Compression.from_params({"type": "1bit", "threshold": 0.25})
+    residual, slow = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    packed = np.full(rule.packed_size(size), 0x55, np.uint8)
+    assert len(packed) == -(-size // 8)
+    for _ in range(4):
+        gradient = rng.standard_normal(size).astype(np.float32)
+        rule.pack(gradient, residual, packed)
+        sent = []
+        for place in range(size):
+            slow[place] += gradient[place]
+            sent.append(1 if slow[place] > np.float32(0.25) else -1)
+            slow[place] -= sent[-1]
+        bits = "".join("1" if one == 1 else "0" for one in sent) + "0" * (-size % 8)
+        assert packed.tolist() == [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)]
+        assert residual.tolist() == slow.tolist()
+        out = np.full(size, np.nan, np.float32)
+        rule.unpack_sum([packed, packed], out)
+        np.testing.assert_array_equal(out, 2 * np.array(sent, np.float32))
+
+
+def test_a_store_sends_one_bit():
+    """The type is taken by stores: a push of 0.3 is sent as 1, then -0.7 is left."""
+    kv = mx.kv.create("device")
+    kv.set_gradient_compression({"type": "1bit", "threshold": 0.1})
+    kv.init("w", mx.nd.zeros((3,)))
+    assert pushed(kv, [np.array([0.3, 0.1, -5], np.float32)], [mx.cpu(0)]).tolist() == [1, -1, -1]
+    assert pushed(kv, [np.array([0.9, 0.1, 5], np.float32)], [mx.cpu(0)]).tolist() == [1, 1, 1]

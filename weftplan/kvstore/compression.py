@@ -1,14 +1,21 @@
-"""Two bits for each element of a gradient, and the rest remembered: what ``set_gradient_compression`` switches on.
+"""Two bits or one for each element of a gradient, and the rest remembered: ``set_gradient_compression``.
 
-The rule is that of MXNet 1.9.1's ``2bit`` (after Seide et al., "1-bit stochastic gradient descent", 2014): what a
-gradient adds to the *residual* of its place is sent as +threshold, -threshold or nothing, and taken off the residual.
+The rule is that of MXNet's ``2bit`` (1.9.1) and ``1bit`` (2.0), after Seide et al., "1-bit stochastic gradient
+descent", 2014: a gradient is added to the *residual* of its place, and what is sent is taken off the residual. With
+``2bit`` that is +threshold, -threshold or nothing:
 
     residual += gradient
     residual >=  threshold:  send code 11, meaning  threshold;  residual -= threshold
     residual <= -threshold:  send code 10, meaning -threshold;  residual += threshold
     else:                    send code 00, meaning 0
 
-Four codes make a byte, the first in its two highest bits. Everything works in blocks that stay in a core's cache.
+Four codes make a byte, the first in its two highest bits. With ``1bit`` it is always 1 or -1:
+
+    residual += gradient
+    residual >  threshold:  send code 1, meaning  1;  residual -= 1
+    else:                   send code 0, meaning -1;  residual += 1
+
+Eight codes make a byte, the first in its highest bit. Everything works in blocks that stay in a core's cache.
 """
 
 from __future__ import annotations
@@ -25,7 +32,10 @@ DTYPE = np.dtype(np.float32)
 """The only dtype that is compressed, as in MXNet."""
 
 _BLOCK = 1 << 16
-"""Elements of a block, a multiple of four."""
+"""Elements of a block, a multiple of eight."""
+
+_PER_BYTE = {"2bit": 4, "1bit": 8}
+"""Elements that share a byte."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +43,13 @@ class Compression:
     """How gradients travel.
 
     Attributes:
-        threshold: what an element that is sent stands for, above 0; rounded to float32.
+        threshold: above 0, rounded to float32. With ``2bit`` what an element that is sent stands for; with ``1bit``
+            the least residual that is sent as 1.
+        kind: ``"2bit"`` or ``"1bit"``.
     """
 
     threshold: float = 0.5
+    kind: str = "2bit"
 
     @classmethod
     def from_params(cls, params: Any) -> Compression:
@@ -52,8 +65,11 @@ class Compression:
         unknown = sorted(set(map(str, params)) - {"type", "threshold"})
         if unknown:
             raise KVStoreError(f"compression_params has the unknown entries {unknown}: expected a dictionary {example}")
-        if params.get("type") != "2bit":
-            raise KVStoreError(f"compression_params must have the type '2bit', {example}; got {dict(params)!r}")
+        kind = params.get("type")
+        if not isinstance(kind, str) or kind not in _PER_BYTE:
+            raise KVStoreError(
+                f"compression_params must have the type '2bit' or '1bit', {example}; got {dict(params)!r}"
+            )
         try:
             threshold = float(np.float32(params.get("threshold", 0.5)))
         except (TypeError, ValueError):
@@ -62,37 +78,51 @@ class Compression:
             raise KVStoreError(
                 f"the threshold of a compression must be a finite number above 0, got {params.get('threshold')!r}"
             )
-        return cls(threshold)
+        return cls(threshold, kind)
 
     def packed_size(self, size: int) -> int:
         """Bytes that ``size`` elements become."""
-        return -(-size // 4)
+        return -(-size // _PER_BYTE[self.kind])
 
     def pack(self, gradient: Any, residual: Any, packed: Any) -> None:
-        """Add a gradient to its residual and send what reaches the threshold.
+        """Add a gradient to its residual and write the codes of what is sent.
 
         Args:
             gradient: float32 array, contiguous, any shape.
             residual: array like it; changed.
             packed: uint8 array of :meth:`packed_size` bytes; overwritten.
         """
-        xp = _module(packed)
+        xp, share = _module(packed), _PER_BYTE[self.kind]
+        codes_of = self._two_bits if self.kind == "2bit" else self._one_bit
         gradient, residual = gradient.reshape(-1), residual.reshape(-1)
-        up, down = DTYPE.type(self.threshold), DTYPE.type(-self.threshold)
-        step = _BLOCK if xp is np else max(4, -(-gradient.size // 4) * 4)
-        codes = xp.empty(min(step, packed.size * 4), np.uint8)
+        step = _BLOCK if xp is np else max(share, -(-gradient.size // share) * share)
+        codes = xp.empty(min(step, packed.size * share), np.uint8)
         for start in range(0, gradient.size, step):
             rest = residual[start : start + step]
             xp.add(rest, gradient[start : start + step], out=rest)
-            above, below = rest >= up, rest <= down
-            rest -= above * up
-            rest -= below * down
-            block = codes[: -(-rest.size // 4) * 4]
+            block = codes[: -(-rest.size // share) * share]
             block[rest.size :] = 0
-            block[: rest.size] = above * np.uint8(3) + below * np.uint8(2)
-            four = block.reshape(-1, 4)
-            target = packed[start // 4 : start // 4 + len(four)]
-            target[...] = four[:, 0] << 6 | four[:, 1] << 4 | four[:, 2] << 2 | four[:, 3]
+            block[: rest.size] = codes_of(rest)
+            rows = block.reshape(-1, share)
+            target = packed[start // share : start // share + len(rows)]
+            bits = 8 // share
+            target[...] = rows[:, 0] << (8 - bits)
+            for column in range(1, share):
+                target |= rows[:, column] << (8 - bits * (column + 1))
+
+    def _two_bits(self, rest: Any) -> Any:
+        """Codes of residuals, which lose what is sent."""
+        up, down = DTYPE.type(self.threshold), DTYPE.type(-self.threshold)
+        above, below = rest >= up, rest <= down
+        rest -= above * up
+        rest -= below * down
+        return above * np.uint8(3) + below * np.uint8(2)
+
+    def _one_bit(self, rest: Any) -> Any:
+        """As :meth:`_two_bits`: 1 above the threshold, 0 elsewhere."""
+        above = rest > DTYPE.type(self.threshold)
+        rest += DTYPE.type(1) - above * DTYPE.type(2)
+        return above.astype(np.uint8)
 
     def unpack_sum(self, packed: Sequence[Any], out: Any) -> None:
         """``out[...]`` = the sum of what was sent, from left to right.
@@ -101,22 +131,24 @@ class Compression:
             packed: at least one array of :meth:`pack`, each of ``out.size`` elements.
             out: float32 array, contiguous; overwritten.
         """
-        xp = _module(out)
+        xp, share = _module(out), _PER_BYTE[self.kind]
         flat = out.reshape(-1)
         table = xp.asarray(self._table())
-        step = _BLOCK if xp is np else max(4, -(-flat.size // 4) * 4)
+        step = _BLOCK if xp is np else max(share, -(-flat.size // share) * share)
         for start in range(0, flat.size, step):
             block = flat[start : start + step]
-            taken = slice(start // 4, start // 4 + -(-block.size // 4))
+            taken = slice(start // share, start // share + -(-block.size // share))
             block[...] = table[packed[0][taken]].reshape(-1)[: block.size]
             for source in packed[1:]:
                 block += table[source[taken]].reshape(-1)[: block.size]
 
     def _table(self) -> Any:
-        """The four elements that each byte stands for; code 01 is never sent."""
-        shifts = np.array([6, 4, 2, 0], np.uint8)
-        codes = np.arange(256, dtype=np.uint8)[:, None] >> shifts & 3
-        return np.array([0, 0, -self.threshold, self.threshold], DTYPE)[codes]
+        """The elements that each byte stands for; code 01 of two bits is never sent."""
+        share = _PER_BYTE[self.kind]
+        shifts = np.arange(8 - 8 // share, -1, -(8 // share), dtype=np.uint8)
+        codes = np.arange(256, dtype=np.uint8)[:, None] >> shifts & (2 ** (8 // share) - 1)
+        meanings = [0, 0, -self.threshold, self.threshold] if self.kind == "2bit" else [-1, 1]
+        return np.array(meanings, DTYPE)[codes]
 
 
 def _module(array: Any) -> Any:

@@ -31,13 +31,14 @@ class KVStoreDevice(KVStoreLocal):
         self._packed: dict[tuple[Key, int], NDArray] = {}
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Send two bits for each element of a pushed float32 gradient: +threshold, -threshold or nothing.
+        """Send two bits for each element of a pushed float32 gradient (+threshold, -threshold or nothing), or one.
 
         What is not sent is kept in a residual per key and place in the list of values, and added to the next gradient.
         Pulls are not compressed. It cannot be switched off again; another threshold may be set.
 
         Args:
-            compression_params: ``{"type": "2bit", "threshold": 0.5}``; the threshold is above 0, default 0.5.
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``; the threshold is above 0, default 0.5. The
+                type ``"1bit"`` sends 1 where the residual is above the threshold, and -1 elsewhere.
 
         Raises:
             KVStoreError: anything else in ``compression_params``; afterwards also pushes of another dtype.

@@ -89,7 +89,7 @@ class KVStoreDistSync(KVStoreDist):
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Send two bits for each element of a float32 sum of this process, and keep the rest in a residual.
+        """Send two bits, or one, for each element of a float32 sum of this process; keep the rest in a residual.
 
         Pulls and initial values are not compressed. It cannot be switched off again.
 
