@@ -30,6 +30,7 @@ import weftplan.ops.moments
 import weftplan.ops.nan_reduce
 import weftplan.ops.nn
 import weftplan.ops.norm
+import weftplan.ops.numpy
 import weftplan.ops.ordering
 import weftplan.ops.random
 import weftplan.ops.raveling

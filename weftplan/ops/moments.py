@@ -61,7 +61,7 @@ def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
         xp.sum(block, axis=axes, dtype=total.dtype, out=total[here], keepdims=True)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def moments_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp = ctx.xp
     shape, small, count = _view(params, inputs[0].shape)
     data = inputs[0].reshape(shape)
@@ -83,12 +83,12 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
             xp.copyto(out.reshape(small), value, casting="same_kind")
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+def moments_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, small, _ = _view(params, inputs[0].shape)
     return take_bytes(*_room(shape, small, accumulator(inputs[0].dtype)))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def moments_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
     if outputs[0] is None:
         return
@@ -108,7 +108,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
         xp.multiply(block, 1.0 / count, out=out[here], casting="same_kind")
 
 
-def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+def moments_backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, _, _ = _view(params, outputs[0].shape)
     return take_bytes(((rows_per_block(shape), *shape[1:]), accumulator(outputs[0].dtype)))
 
@@ -116,21 +116,21 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 register(
     Op(
         name="moments",
-        forward=_forward,
+        forward=moments_forward,
         infer_shape=_infer_shape,
         infer_dtype=floats_only("moments"),
         params=_PARAMS,
         outputs=("output0", "output1"),
         gradient=grad("_backward_moments", "g0", "g1", "x0", "y0"),
-        workspace=_workspace,
+        workspace=moments_workspace,
         doc="Mean and variance (divided by the number of elements) over axes.",
     )
 )
 backward(
     "moments",
-    _backward,
+    moments_backward,
     ("ograd0", "ograd1", "data", "mean"),
     params=_PARAMS,
     inplace=(InplacePair(2, 0),),
-    workspace=_backward_workspace,
+    workspace=moments_backward_workspace,
 )

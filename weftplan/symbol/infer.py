@@ -58,7 +58,8 @@ def infer_shapes(
 
     Args:
         nodes: in topological order.
-        known: shapes of variables; ``()`` and None are unknown. Its ``__shape__`` says what these leave open.
+        known: shapes of variables, by name or node; None, and ``()`` by name, are unknown. What they leave open, the
+            ``__shape__`` of a variable may say.
         rows: :func:`entry_rows` of ``nodes``, when the caller has them.
         inputs: entry ids that each node reads, when the caller has them.
         settled: what is already known, completely, of the entries of the first nodes: these are not visited.
@@ -179,6 +180,9 @@ class _Solver:
             if node.op is not None:
                 continue
             fact = facts.get(node)
+            if kind is _SHAPES and fact == ():  # of a node (a head gradient): known to have no dimensions
+                self.values[self.rows[i]] = ()
+                continue
             if fact is None:
                 fact = facts.get(node.name)
             source = f"the {kind.word} given for variable {node.name!r}"

@@ -1,0 +1,143 @@
+"""Elementwise operators of MXNet's NumPy interface.
+
+Of floats they are the operators of this package. Comparisons give booleans. Where NumPy would make floats of integers
+(division, means) integers are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.ops.kernels import BOOL, UfuncKernel
+from weftplan.ops.numpy.derive import derive
+from weftplan.ops.params import p_dtype, p_float, p_optional, p_str
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    DTypes,
+    broadcast_shape,
+    floats_only,
+    merge_dtype,
+    same_shape,
+    zero_gradient,
+)
+from weftplan.ops.scalar import SCALAR
+from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params
+
+for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",
+              "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "degrees", "radians",
+              "negative", "reciprocal", "sign", "ceil", "floor", "trunc", "fix", "rint"):  # fmt: skip
+    derive(f"_npi_{_name}", _name, inputs=("x",))
+derive("_npi_absolute", "abs", inputs=("x",), aliases=("_npi_abs",))
+for _name in ("relu", "sigmoid", "erf", "erfinv", "gamma", "gammaln"):
+    derive(f"_npx_{_name}", _name)
+derive("_np_copy", "_copy", inputs=("a",), aliases=("_npi_copy",))
+derive("_npi_clip", "clip")
+
+for _name, _base in (
+    ("add", "add"), ("subtract", "sub"), ("multiply", "mul"), ("mod", "mod"), ("power", "power"), ("hypot", "hypot"),
+    ("maximum", "maximum"), ("minimum", "minimum"),
+):  # fmt: skip
+    derive(f"_npi_{_name}", f"broadcast_{_base}")
+derive(
+    "_npi_true_divide",
+    "broadcast_div",
+    infer_dtype=floats_only("_npi_true_divide"),
+    doc="lhs / rhs of floats. Shapes broadcast.",
+)
+for _name, _base in (
+    ("add", "plus"), ("subtract", "minus"), ("rsubtract", "rminus"), ("multiply", "mul"), ("mod", "mod"),
+    ("rmod", "rmod"), ("power", "power"), ("rpower", "rpower"), ("maximum", "maximum"), ("minimum", "minimum"),
+    ("hypot", "hypot"),
+):  # fmt: skip
+    derive(f"_npi_{_name}_scalar", f"_{_base}_scalar")
+for _name, _base in (("true_divide", "div"), ("rtrue_divide", "rdiv")):
+    derive(f"_npi_{_name}_scalar", f"_{_base}_scalar", infer_dtype=floats_only(f"_npi_{_name}_scalar"))
+
+
+# ---------------------------------------------------------------------------------------------------------- comparisons
+
+
+def _bool_out(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    merged = None
+    for position, dtype in enumerate(ins):
+        merged = merge_dtype(merged, dtype, f"input {position} of a comparison, and those before it")
+    return [merged] * len(ins), [merge_dtype(BOOL, outs[0], "output of a comparison, which is bool")]
+
+
+def _against_number(ufunc: str) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if outputs[0] is not None:
+            getattr(ctx.xp, ufunc)(inputs[0], params["scalar"], out=outputs[0])
+
+    return kernel
+
+
+for _name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"):
+    register(
+        Op(
+            name=f"_npi_{_name}",
+            forward=UfuncKernel(_name, 2),
+            infer_shape=broadcast_shape,
+            infer_dtype=_bool_out,
+            inputs=("lhs", "rhs"),
+            gradient=zero_gradient,
+            doc=f"{_name}(lhs, rhs) as bool. Shapes broadcast.",
+        )
+    )
+    register(
+        Op(
+            name=f"_npi_{_name}_scalar",
+            forward=_against_number(_name),
+            infer_shape=same_shape,
+            infer_dtype=_bool_out,
+            params=SCALAR,
+            gradient=zero_gradient,
+            doc=f"{_name}(data, scalar) as bool.",
+        )
+    )
+register(
+    Op(
+        name="_npi_logical_not",
+        forward=UfuncKernel("logical_not", 1),
+        infer_shape=same_shape,
+        infer_dtype=_bool_out,
+        inputs=("x",),
+        gradient=zero_gradient,
+        doc="True where x is 0, as bool.",
+    )
+)
+
+
+# -------------------------------------------------------------------------------------------------------------- filling
+
+
+def _like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    wanted = params["dtype"] if params["dtype"] is not None else ins[0]
+    return ins, [merge_dtype(wanted, outs[0], "output of _npi_full_like")]
+
+
+def _full_like(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        outputs[0].fill(params["fill_value"])
+
+
+register(
+    Op(
+        name="_npi_full_like",
+        forward=_full_like,
+        infer_shape=same_shape,
+        infer_dtype=_like_dtype,
+        params=(
+            Param("fill_value", p_float, doc="the number"),
+            Param("ctx", p_str, "", "accepted, no effect: the context is that of a"),
+            Param("dtype", p_optional(p_dtype), None, "dtype; None: that of a"),
+        ),
+        inputs=("a",),
+        gradient=zero_gradient,
+        ignored_inputs=(0,),
+        doc="A tensor full of fill_value, in the shape of a.",
+    )
+)
+for _name in ("zeros", "ones", "full", "arange"):
+    derive(f"_npi_{_name}", f"_{_name}")

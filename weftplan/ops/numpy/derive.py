@@ -1,0 +1,139 @@
+"""How one operator is made from another: under a new name, with other parameters or other rules.
+
+Kernel, gradient and planner facts are those of the base, which sees its own parameters: ``translate`` makes them from
+the derived operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import weftplan.ops.argmax
+import weftplan.ops.binary
+import weftplan.ops.clip
+import weftplan.ops.cumsum
+import weftplan.ops.detection
+import weftplan.ops.expand
+import weftplan.ops.filling
+import weftplan.ops.gather_nd
+import weftplan.ops.indexing
+import weftplan.ops.join
+import weftplan.ops.matrix
+import weftplan.ops.nn
+import weftplan.ops.ordering
+import weftplan.ops.reduce
+import weftplan.ops.scalar
+import weftplan.ops.shape
+import weftplan.ops.sizes
+import weftplan.ops.slicing
+import weftplan.ops.special
+import weftplan.ops.split_v2
+import weftplan.ops.unary
+import weftplan.ops.where  # noqa: F401  (the families that operators are derived from)
+from weftplan.ops import registry
+from weftplan.ops.schema import (
+    DTypeRule,
+    EntryRef,
+    GradientBuilder,
+    GradientRule,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    ShapeRule,
+)
+
+Translate = Callable[[Params], Mapping[str, Any]]
+
+
+class _Translated:
+    """A gradient builder that shows the base's parameters."""
+
+    def __init__(self, builder: GradientBuilder, params: Params) -> None:
+        self._builder = builder
+        self.params = params
+        self.num_inputs = builder.num_inputs
+        self.input = builder.input
+        self.output = builder.output
+        self.ograd = builder.ograd
+
+    def node(
+        self,
+        op: str | Op,
+        inputs: Sequence[EntryRef],
+        params: Mapping[str, Any] | None = None,
+        *,
+        suffix: str = "backward",
+    ) -> Sequence[EntryRef]:
+        """As of the builder; the base's parameters unless others are given."""
+        if params is None:
+            made = registry.get(op) if isinstance(op, str) else op
+            params = {param.name: self.params[param.name] for param in made.params}
+        return self._builder.node(op, inputs, params, suffix=suffix)
+
+
+def _translated_gradient(rule: GradientRule, translate: Translate) -> GradientRule:
+    def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
+        return rule(_Translated(builder, translate(builder.params)))
+
+    return gradient
+
+
+def derive(
+    name: str,
+    base: str,
+    *,
+    inputs: tuple[str, ...] | None = None,
+    params: tuple[Param, ...] | None = None,
+    translate: Translate | None = None,
+    infer_shape: ShapeRule | None = None,
+    infer_dtype: DTypeRule | None = None,
+    aliases: tuple[str, ...] = (),
+    doc: str = "",
+) -> Op:
+    """Register ``name``, the operator ``base`` with what is given in place of its own.
+
+    Args:
+        params: with ``translate``; the rules given then get these parameters, the base's own rules the translated ones.
+    """
+    op = registry.get(base)
+    changed = replace(op, name=name, aliases=aliases, doc=doc or f"{op.doc} As {base}.")
+    if inputs is not None:
+        changed = replace(changed, inputs=inputs)
+    if translate is not None:
+        assert params is not None
+        changed = _with_parameters(changed, params, translate)
+    if infer_shape is not None:
+        changed = replace(changed, infer_shape=infer_shape)
+    if infer_dtype is not None:
+        changed = replace(changed, infer_dtype=infer_dtype)
+    return registry.register(changed)
+
+
+def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) -> Op:
+    """``op`` declaring ``params``; every function of it gets the translated ones."""
+
+    def first(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda values, *rest: function(translate(values), *rest)
+
+    def forward(ctx: OpContext, values: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        op.forward(ctx, translate(values), inputs, outputs)
+
+    found: dict[str, Any] = {
+        name: first(value)
+        for name in (
+            "infer_shape",
+            "infer_dtype",
+            "inputs",
+            "outputs",
+            "visible_outputs",
+            "inplace",
+            "ignored_inputs",
+            "workspace",
+        )
+        if callable(value := getattr(op, name))
+    }
+    gradient = None if op.gradient is None else _translated_gradient(op.gradient, translate)
+    return replace(op, params=params, forward=forward, gradient=gradient, **found)

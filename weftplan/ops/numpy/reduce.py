@@ -1,0 +1,193 @@
+"""Reductions of MXNet's NumPy interface: what is reduced to one number has no dimensions, not one of size 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.errors import DTypeError, ParameterError
+from weftplan.ops.kernels import INDEX
+from weftplan.ops.moments import moments_backward, moments_backward_workspace, moments_forward, moments_workspace
+from weftplan.ops.numpy.derive import derive
+from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
+from weftplan.ops.reduce import kept_shape, reduced_axes
+from weftplan.ops.registry import register
+from weftplan.ops.rules import (
+    DTypes,
+    Shapes,
+    backward,
+    floats_only,
+    grad,
+    merge_dtype,
+    merge_shape,
+    normalize_axis,
+    same_dtype,
+    take_bytes,
+)
+from weftplan.ops.schema import DTypeRule, Op, OpContext, Param, Params, Shape, TensorSpec
+
+
+def _p_nothing(value: Any) -> None:
+    if value is not None and str(value).strip().lower() not in ("none", ""):
+        raise ValueError("expected None: another start than the usual one is not supported")
+
+
+_AXIS = Param("axis", p_optional(p_shape), None, "axes to reduce; None: all")
+_DTYPE = Param("dtype", p_optional(p_dtype), None, "accepted when it is the dtype of the tensor")
+_KEEP = Param("keepdims", p_bool, False, "keep the reduced axes with size 1")
+_INITIAL = Param("initial", _p_nothing, None, "accepted when None")
+
+
+def _reduced(source: Shape, params: Params, what: str) -> Shape:
+    """The shape of the output."""
+    axes = reduced_axes({"axis": params["axis"]}, len(source), what)
+    if params["keepdims"]:
+        return kept_shape(source, axes)
+    return tuple(dim for axis, dim in enumerate(source) if axis not in axes)
+
+
+def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    source = ins[0]
+    if source is None:
+        return ins, outs
+    made = _reduced(source, params, "a reduction")
+    return ins, [merge_shape(out, made, f"output of reducing {source}") for out in outs]
+
+
+def _own_dtype(name: str, rule: DTypeRule) -> DTypeRule:
+    """``rule``, and the parameter dtype must be that of the tensor."""
+
+    def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+        new_ins, new_outs = rule(params, ins, outs)
+        wanted, found = params.get("dtype"), new_ins[0]
+        if wanted is not None and found is not None and wanted != found:
+            raise DTypeError(f"{name} of {found} gives {found}, not dtype={wanted}: cast its input (Cast)")
+        return [*new_ins], [*new_outs]
+
+    return infer
+
+
+for _name, _base, _params in (
+    ("_np_sum", "sum", (_AXIS, _DTYPE, _KEEP, _INITIAL)),
+    ("_np_prod", "prod", (_AXIS, _DTYPE, _KEEP, _INITIAL)),
+    ("_npi_mean", "mean", (_AXIS, _DTYPE, _KEEP, _INITIAL)),
+    ("_np_max", "max", (_AXIS, _KEEP, _INITIAL)),
+    ("_np_min", "min", (_AXIS, _KEEP, _INITIAL)),
+):
+    derive(
+        _name,
+        _base,
+        inputs=("a",),
+        params=_params,
+        translate=lambda params: {"axis": params["axis"], "keepdims": params["keepdims"], "exclude": False},
+        infer_shape=_shape,
+        infer_dtype=_own_dtype(_name, same_dtype if _base in ("max", "min") else floats_only(_name)),
+        aliases={"max": ("_np_amax", "_npi_max"), "min": ("_np_amin", "_npi_min"), "mean": ()}.get(
+            _base, (f"_npi_{_base}",)
+        ),
+    )
+
+# ----------------------------------------------------------------------------------------------------------- positions
+
+
+def _position_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    source = ins[0]
+    if source is None:
+        return ins, outs
+    axis = params["axis"]
+    axes = None if axis is None else (normalize_axis(axis, len(source), "axis of argmax"),)
+    made = _reduced(source, {**params, "axis": axes}, "argmax")
+    return ins, [merge_shape(outs[0], made, f"output of argmax or argmin of {source}")]
+
+
+def _position_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    return ins, [merge_dtype(outs[0], INDEX, "output of argmax or argmin, which is int64")]
+
+
+for _name in ("argmax", "argmin"):
+    derive(f"_npi_{_name}", _name, infer_shape=_position_shape, infer_dtype=_position_dtype)
+
+# --------------------------------------------------------------------------------------------------------- var and std
+
+_SPREAD = (_AXIS, _DTYPE, Param("ddof", p_int, 0, "taken from the number of elements before dividing"), _KEEP)
+
+
+def _moments(params: Params, rank: int) -> Params:
+    """The parameters of moments."""
+    axes = reduced_axes({"axis": params["axis"]}, rank, "var or std")
+    return {"axes": axes, "keepdims": params["keepdims"]}
+
+
+def _correction(params: Params, source: Shape) -> float:
+    """By how much a variance over N elements grows for ``ddof``."""
+    count = math.prod(source[axis] for axis in reduced_axes({"axis": params["axis"]}, len(source), "var or std"))
+    if count <= params["ddof"]:
+        raise ParameterError(f"var or std of {count} elements with ddof={params['ddof']}: expected a smaller ddof")
+    return count / float(count - params["ddof"])
+
+
+def _spread(root: bool) -> Any:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Output 1: the mean, which the gradient needs."""
+        source = inputs[0].shape
+        out, mean = outputs
+        moments_forward(ctx, _moments(params, len(source)), inputs, [mean, out])
+        if out is not None:
+            correction = _correction(params, source)
+            if correction != 1.0:
+                ctx.xp.multiply(out, correction, out=out)
+            if root:
+                ctx.xp.sqrt(out, out=out)
+
+    return kernel
+
+
+def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return moments_workspace(_moments(params, len(inputs[0].shape)), inputs, outputs)
+
+
+def _backward_spread(root: bool) -> Any:
+    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if outputs[0] is None:
+            return
+        xp, (g, data, out, mean) = ctx.xp, inputs
+        of_mean, of_var = ctx.take(g.shape, g.dtype), ctx.take(g.shape, g.dtype)
+        of_mean.fill(0)
+        xp.multiply(g, _correction(params, data.shape), out=of_var)
+        if root:
+            xp.divide(of_var, out, out=of_var)
+            xp.multiply(of_var, 0.5, out=of_var)
+        moments_backward(ctx, _moments(params, data.ndim), [of_mean, of_var, data, mean], outputs)
+
+    return kernel
+
+
+def _backward_spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    inner = moments_backward_workspace(_moments(params, len(outputs[0].shape)), inputs, outputs)
+    return inner + take_bytes(inputs[0], inputs[0])
+
+
+for _name, _root, _doc in (("var", False, "Variance over axes."), ("std", True, "Standard deviation over axes.")):
+    register(
+        Op(
+            name=f"_npi_{_name}",
+            forward=_spread(_root),
+            infer_shape=_shape,
+            infer_dtype=_own_dtype(f"_npi_{_name}", floats_only(f"_npi_{_name}")),
+            params=_SPREAD,
+            inputs=("a",),
+            outputs=("output", "mean"),
+            visible_outputs=1,
+            gradient=grad(f"_backward_npi_{_name}", "g0", "x0", "y0", "y1"),
+            workspace=_spread_workspace,
+            doc=_doc,
+        )
+    )
+    backward(
+        f"_npi_{_name}",
+        _backward_spread(_root),
+        ("ograd", "data", "output", "mean"),
+        params=_SPREAD,
+        workspace=_backward_spread_workspace,
+    )
