@@ -26,8 +26,10 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
     return ""
 
 
-def _slower(geo: Geometry) -> str:
+def _slower(geo: Geometry, *, forward: bool) -> str:
     """Why NumPy is expected to be faster; empty when it is not."""
+    if forward and geo.pointwise:
+        return "a plain matrix product"
     s = sizes(geo)
     if s.groups > 1 and min(s.channels, s.filters) == 1 and not depthwise_tables.takes(s):
         return "groups of single channels, in a form that has no kernel of its own"
@@ -50,6 +52,11 @@ def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Room:
         return ctx.take((depthwise_tables.scratch(s),), np.uint8), None
     packed, padded = max(s.packed for s in scratches), max(s.padded for s in scratches)
     return ctx.take((packed,), np.uint8), ctx.take((padded,), np.uint8) if padded else None
+
+
+def _data_scratch(s: Sizes) -> Scratch:
+    """Scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
+    return Scratch(0, 0) if s.pointwise else tables.data_scratch(s)
 
 
 def _sum_to_bias(ograd: Any, target: Any) -> None:
@@ -91,6 +98,10 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
     single = depthwise_tables.takes(s)
     if dgrad is not None and single:
         depthwise_tables.compute_data(s, ograd, weight, dgrad, room[0])
+    elif dgrad is not None and s.pointwise:
+        kernel = weight.reshape(s.groups, s.filters, s.channels).swapaxes(1, 2)
+        shaped = ograd.reshape(s.batch, s.groups, s.filters, s.pixels)
+        np.matmul(kernel, shaped, out=dgrad.reshape(s.batch, s.groups, s.channels, s.pixels))
     elif dgrad is not None:
         dense.data_gradient(s, ograd, weight, dgrad, *room)
     if wgrad is not None and single:
@@ -110,7 +121,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     ograd, data, weight = inputs
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
-    room = _room(ctx, s, tables.data_scratch(s), tables.weight_scratch(s))
+    room = _room(ctx, s, _data_scratch(s), tables.weight_scratch(s))
     _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
     if not params["no_bias"] and outputs[2] is not None:
         _sum_to_bias(ograd, outputs[2])
@@ -121,7 +132,7 @@ def _transposed(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: 
     if out is None:
         return
     s = sizes(_deconvolution(params, [_spec(inputs[0])], [_spec(out)]))
-    _adjoint(s, None, inputs[0], inputs[1], out, None, _room(ctx, s, tables.data_scratch(s)))
+    _adjoint(s, None, inputs[0], inputs[1], out, None, _room(ctx, s, _data_scratch(s)))
     if not params["no_bias"]:
         np.add(out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
 
@@ -154,7 +165,9 @@ def _provide(
             kernel=kernel,
             workspace=workspace,
             refusal=lambda params, inputs, outputs: _refusal(inputs[data], geometry(params, inputs, outputs)),
-            slower=lambda params, inputs, outputs: _slower(geometry(params, inputs, outputs)),
+            slower=lambda params, inputs, outputs: _slower(
+                geometry(params, inputs, outputs), forward=op == "Convolution"
+            ),
         ),
     )
 
@@ -165,9 +178,9 @@ _provide(
     _backward,
     _convolution_backward,
     1,
-    lambda s: [tables.data_scratch(s), tables.weight_scratch(s)],
+    lambda s: [_data_scratch(s), tables.weight_scratch(s)],
 )
-_provide("Deconvolution", _transposed, _deconvolution, 0, lambda s: [tables.data_scratch(s)])
+_provide("Deconvolution", _transposed, _deconvolution, 0, lambda s: [_data_scratch(s)])
 _provide(
     "_backward_Deconvolution",
     _transposed_backward,

@@ -134,7 +134,8 @@ def pack(scalar: str, lanes: int) -> Function:
                     there = f.compare("slt", lane, left)
                     kind = f"<{n} x i1>"
                     some = f.value(f"select i1 {there}, {kind} {mask}, {kind} zeroinitializer")
-                    vectors.append(f.load_masked(f.at(here, f.mul(lane, row_step)), some))
+                    offset = f.choose(there, f.mul(lane, row_step), 0)
+                    vectors.append(f.load_masked(f.at(here, offset), some))
                 for lane, vector in enumerate(f.transposed(vectors)):
                     f.store(vector, f.at(buffer, lane * wide))
                 with f.loop(0, count) as lane_number:
@@ -261,7 +262,9 @@ class _Tile:
         self.left = f.smaller(f.sub(self.channels, channel), n * panels)
         self.w = f.at("%w", f.mul(f.value(f"udiv i64 {channel}, {n}"), self.panel_step))
         self.y = f.at("%y", f.mul(channel, self.channel_step))
-        self.bias = f.at("%bias", f.choose(self.biased, f.mul(channel, f.size), 0))
+        # A masked load where nothing can be read is right, and takes hundreds of cycles.
+        there = f.at("%bias", f.mul(channel, f.size))
+        self.bias = f.value(f"select i1 {self.biased}, ptr {there}, ptr %w")
 
     def compute(self, places_left: Value, count: int) -> None:
         """The next ``count`` places, of which ``places_left`` are wanted if those are fewer."""
@@ -287,12 +290,20 @@ class _Tile:
         with f.when(neither):
             for panel, start, lane, turned, _ in self._turned(results, count):
                 f.store(turned, f.at(self.buffer, ((panel * n + lane) * self.row + start) * size))
-            some_places = f.smaller(places_left, count)
+            some_places = f.choose(runs, 0, f.smaller(places_left, count))
             for condition, added in ((overwrites, False), (adds, True)):
                 limit = f.choose(condition, self.left, 0)
                 with f.loop(0, limit) as number:
                     from_ = f.at(self.buffer, f.mul(number, self.row * size))
                     to = f.at(self.y, f.mul(number, self.channel_step))
+                    with f.when(runs):
+                        for start in range(0, count, n):
+                            some = min(n, count - start)
+                            there = f.at(to, f.add(targets[0], start * size))
+                            value = f.load_first(f.at(from_, start * size), some)
+                            if added:
+                                value = f.binary("fadd", f.load_first(there, some), value)
+                            f.store_first(value, there, some)
                     with f.loop(0, some_places) as place:
                         there = f.at(to, f.word(self.walk.targets, place))
                         value = f.scalar_at(f.at(from_, f.mul(place, size)))
@@ -317,7 +328,8 @@ class _Tile:
         sums = [[f.local(f.vector) for _ in range(panels)] for _ in sources]
         for panel in range(panels):
             mask = f.mask_below(f.choose(self.biased, f.sub(self.left, panel * n), 0))
-            begin = f.load_masked(f.at(self.bias, panel * n * f.size), mask)
+            offset = f.choose(self.biased, panel * n * f.size, 0)
+            begin = f.load_masked(f.at(self.bias, offset), mask)
             for place in sums:
                 f.store(begin, place[panel])
         with f.loop("%first", self.last) as a:

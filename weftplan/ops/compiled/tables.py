@@ -90,6 +90,11 @@ class Sizes:
         return any(self.pad) or any(p > i for p, i in zip(self.padded, self.image, strict=True))
 
     @property
+    def pointwise(self) -> bool:
+        """True where the image itself is the right side of a matrix product."""
+        return self.taps == 1 and self.image == self.grid and not self.pads
+
+    @property
     def source(self) -> Triple:
         """Extents of what windows are taken from: the image or its padded copy."""
         return self.padded if self.pads else self.image
@@ -273,18 +278,28 @@ def forward(s: Sizes, lanes: int) -> Plan:
     bands = _forward_bands(s)
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
     reduced = s.channels * taps
-    some = _divisor(s.channels, INNER // taps)
-    offsets = _tap_offsets(s, steps)
-    inner = [(c * plane + o, c * taps + t) for c in range(some) for t, o in enumerate(offsets)]
-    outer = [(c * plane, c * taps) for c in range(0, s.channels, some)]
     one, whole = s.groups * s.channels * plane, s.groups * s.filters * s.pixels
     columns = [(w * s.stride[2], w) for w in range(s.grid[2])]
     products, held = [], []
-    for rows in (bands.rows, s.grid[1] - (bands.count - 1) * bands.rows):
+    every_tap = tuple((i, i * s.dilate[1] - s.pad[1]) for i in range(s.kernel[1]))
+    left = s.grid[1] - (bands.count - 1) * bands.rows
+    if bands.count == 1:  # rows that only some taps reach are not worth all of them
+        runs = 2 * _runs((0, left, every_tap), 1, s.stride[1], s.image[1])
+    else:
+        runs = [(0, bands.rows, every_tap), (0, left, every_tap)]
+    for first, count, reached in runs:
+        used = [
+            (sum(i * d * step for i, d, step in zip(tap, s.dilate, steps, strict=True)),
+             (tap[0] * s.kernel[1] + tap[1]) * s.kernel[2] + tap[2])
+            for tap in every(range(s.kernel[0]), [i for i, _ in reached], range(s.kernel[2]))
+        ]  # fmt: skip
+        some = _divisor(s.channels, INNER // max(1, len(used)))
+        inner = [(c * plane + offset, c * taps + t) for c in range(some) for offset, t in used]
+        outer = [(c * plane, c * taps) for c in range(0, s.channels, some)]
         places = [
             (n * one + d * s.stride[0] * steps[0] + h * s.stride[1] * steps[1],
              n * whole + (d * s.grid[1] + h) * s.grid[2])
-            for n, d, h in every(range(s.side_by_side), range(s.grid[0]), range(rows))
+            for n, d, h in every(range(s.side_by_side), range(s.grid[0]), range(first, first + count))
         ]  # fmt: skip
         words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.filters, s.pixels)
         products.append(words)
@@ -334,6 +349,32 @@ def _product(
     return words, held
 
 
+Phase = tuple[int, int, tuple[tuple[int, int], ...]]
+"""Positions along an axis that are read by the same taps: (the first, their number, (tap, what it reads for the first)
+for each tap)."""
+
+
+def _runs(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
+    """A phase cut into runs of positions for which the same taps read the source, 0…``extent``, and not padding.
+
+    Args:
+        apart: from one position to the next.
+        step: how much further along the source the next position reads.
+    """
+    first, count, taps = phase
+    found: list[Phase] = []
+    start = 0
+    mine: tuple[tuple[int, int], ...] = ()
+    for position in range(count + 1):
+        inside = tuple(tap for tap in taps if 0 <= tap[1] + position * step < extent)
+        if position and (position == count or inside != mine):
+            moved = tuple((tap, read + start * step) for tap, read in mine)
+            found.append((first + start * apart, position - start, moved))
+            start = position
+        mine = inside
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Reach:
     """Which output positions the data gradient reads along each axis."""
@@ -341,8 +382,8 @@ class _Reach:
     lead: Triple
     extents: Triple
     pads: bool
-    phases: tuple[tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...], ...]
-    """Per axis and phase: (first position, number of positions, (tap, output position against the first) …)."""
+    phases: tuple[tuple[Phase, ...], ...]
+    """Of each axis."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -389,7 +430,10 @@ def data(s: Sizes, lanes: int) -> Plan:
     clears = False
     products: tuple[list[Words], list[Words]] = ([], [])
     held: list[Words] = []
-    for axes in every(*reach.phases):
+    split = list(reach.phases)
+    if bands.count == 1:  # rows that only some taps reach are not worth all of them
+        split[1] = tuple(run for phase in split[1] for run in _runs(phase, s.stride[1], 1, s.grid[1]))
+    for axes in every(*split):
         (first0, count0, _), (first1, count1, _), (first2, count2, _) = axes
         used: list[tuple[int, int]] = []
         for chosen in every(*(axis[2] for axis in axes)):

@@ -1,0 +1,279 @@
+"""Question: how fast are the kernels of convolutions and batch norm, beside NumPy's, PyTorch's and the machine's sgemm?
+
+Every convolution of four networks (forward, gradient of the data, gradient of the weight) on one thread: CPU time of
+the thread, the least of some repetitions, candidates in turn. PyTorch runs in a process of its own, one network before
+ours, with one thread and plain NCHW arrays, as its oneDNN takes them. Then: batch norm of ResNet-18's layers, seconds
+of compiling with an empty and with a filled cache folder, and the share of scratch in plans.
+
+    python bench/bench_kernels.py [--torch-python PATH] [--networks lenet resnet18_32] [--repetitions 5] [--layers]
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+
+import blas_setting
+import numpy as np
+
+import weftplan as mx
+from weftplan import models
+from weftplan.ops import registry
+from weftplan.ops.compiled.target import host
+from weftplan.ops.implementations import choose
+from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.planner import PlanOptions
+
+PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "torch_convolutions.py")
+PASSES = ("forward", "data", "weight")
+
+
+def resnet18(batch, extent, stem):
+    """(count, batch, channels, extent, filters, kernel, stride, pad, groups, whether the data has a gradient) each."""
+    rows = [(1, batch, 3, extent, 64, *stem, 1, False)]
+    extent = extent if stem[0] == 3 else extent // 4
+    rows.append((4, batch, 64, extent, 64, 3, 1, 1, 1, True))
+    for channels in (64, 128, 256):
+        filters = 2 * channels
+        rows.append((1, batch, channels, extent, filters, 3, 2, 1, 1, True))
+        rows.append((1, batch, channels, extent, filters, 1, 2, 0, 1, True))
+        extent //= 2
+        rows.append((3, batch, filters, extent, filters, 3, 1, 1, 1, True))
+    return rows
+
+
+def mobilenet(batch):
+    """Depthwise and pointwise layers in turn."""
+    rows = [(1, batch, 3, 224, 32, 3, 2, 1, 1, False)]
+    extent, channels = 112, 32
+    steps = [(1, 64, 1), (2, 128, 1), (1, 128, 1), (2, 256, 1), (1, 256, 1), (2, 512, 1), (1, 512, 5), (2, 1024, 1)]
+    for stride, filters, count in [*steps, (1, 1024, 1)]:
+        rows.append((count, batch, channels, extent, channels, 3, stride, 1, channels, True))
+        extent //= stride
+        rows.append((count, batch, channels, extent, filters, 1, 1, 0, 1, True))
+        channels = filters
+    return rows
+
+
+NETWORKS = {
+    "lenet": [(1, 64, 1, 28, 20, 5, 1, 0, 1, False), (1, 64, 20, 12, 50, 5, 1, 0, 1, True)],
+    "resnet18_32": resnet18(32, 32, (3, 1, 1)),
+    "resnet18_224": resnet18(8, 224, (7, 2, 3)),
+    "mobilenet_224": mobilenet(4),
+}
+
+
+def grid(layer):
+    """Windows along one axis."""
+    return (layer[3] + 2 * layer[7] - layer[5]) // layer[6] + 1
+
+
+def flops(layer):
+    """Multiplications and additions of one pass of one layer."""
+    _, batch, channels, _, filters, kernel, _, _, groups, _ = layer
+    return 2 * batch * filters * grid(layer) ** 2 * channels // groups * kernel**2
+
+
+def name(layer):
+    """For tables: 64-128 3x3/2 32."""
+    _, _, channels, extent, filters, kernel, stride, _, groups, _ = layer
+    kind = f"depthwise {channels}" if groups > 1 else f"{channels}-{filters}"
+    return f"{kind} {kernel}x{kernel}{f'/{stride}' if stride > 1 else ''} {extent}"
+
+
+def least(calls, repetitions):
+    """Least CPU seconds of each call, all in turn."""
+    best = [math.inf] * len(calls)
+    for _ in range(repetitions):
+        for i, call in enumerate(calls):
+            start = time.thread_time()
+            call()
+            best[i] = min(best[i], time.thread_time() - start)
+    return best
+
+
+def kernel_call(op_name, params, inputs, outputs, shapes, mode):
+    """One kernel on arrays, ready to be called."""
+    op = registry.get(op_name)
+    specs = [TensorSpec(a.shape, a.dtype) for a in inputs]
+    chosen = choose(op, params, specs, shapes, mode).implementation
+    scratch = np.empty(chosen.workspace(params, specs, shapes), np.uint8)
+
+    def call():
+        chosen.kernel(OpContext(np, is_train=True, workspace=scratch), params, inputs, outputs)
+
+    return call
+
+
+def layer_calls(layer, mode):
+    """The passes of a layer."""
+    _, batch, channels, extent, filters, kernel, stride, pad, groups, has_data = layer
+    rng = np.random.default_rng(0)
+    of = grid(layer)
+    x = rng.standard_normal((batch, channels, extent, extent)).astype(np.float32)
+    w = rng.standard_normal((filters, channels // groups, kernel, kernel)).astype(np.float32)
+    dy = rng.standard_normal((batch, filters, of, of)).astype(np.float32)
+    given = {"kernel": (kernel,) * 2, "num_filter": filters, "stride": (stride,) * 2, "pad": (pad,) * 2}
+    params = registry.parse_params(registry.get("Convolution"), {**given, "num_group": groups, "no_bias": True})
+    spec = {id(a): TensorSpec(a.shape, a.dtype) for a in (x, w, dy)}
+    calls = {"forward": kernel_call("Convolution", params, [x, w], [np.empty_like(dy)], [spec[id(dy)]], mode)}
+    shapes = [spec[id(x)], spec[id(w)]]
+    back = "_backward_Convolution"
+    if has_data:
+        calls["data"] = kernel_call(back, params, [dy, x, w], [np.empty_like(x), None], shapes, mode)
+    calls["weight"] = kernel_call(back, params, [dy, x, w], [None, np.empty_like(w)], shapes, mode)
+    return calls
+
+
+def convolutions(networks, repetitions, torch_python, show_layers):
+    """The table of networks, and the ratios."""
+    a = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+    out = np.empty_like(a)
+    ratios = []
+    print(
+        "\n| network | GFLOP | sgemm GFLOP/s | NumPy ms | auto ms (GFLOP/s) | torch ms | auto / torch | 3x3 / sgemm |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for network in networks:
+        torch = None
+        if torch_python:
+            command = [torch_python, PEER, json.dumps(NETWORKS[network]), str(repetitions)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+            torch = json.loads(done.stdout.strip().splitlines()[-1])
+        total = {"numpy": 0.0, "native": 0.0, "torch": 0.0, "flop": 0.0}
+        square = [0.0, 0.0]
+        rate = 0.0
+        for index, layer in enumerate(NETWORKS[network]):
+            calls = {mode: layer_calls(layer, mode) for mode in ("numpy", "auto")}
+            for one in PASSES:
+                if one not in calls["auto"]:
+                    continue
+                both = [calls["numpy"][one], calls["auto"][one], lambda: np.matmul(a, a, out=out)]
+                numpy_s, native_s, product_s = least(both, repetitions)
+                rate = max(rate, 2 * 1024**3 / product_s)
+                torch_s = torch[index][one] if torch else math.nan
+                for key, seconds in (("numpy", numpy_s), ("native", native_s), ("torch", torch_s)):
+                    total[key] += layer[0] * seconds
+                total["flop"] += layer[0] * flops(layer)
+                if layer[5] == 3 and layer[8] == 1 and layer[2] > 3:
+                    square[0] += layer[0] * flops(layer)
+                    square[1] += layer[0] * native_s
+                if show_layers:
+                    of = f"{native_s * 1e3:.2f} ms ({flops(layer) / native_s / 1e9:.0f} GFLOP/s)"
+                    rest = f"NumPy {numpy_s * 1e3:.2f}, torch {torch_s * 1e3:.2f}"
+                    print(f"    {name(layer)} x{layer[0]} {one}: {of}, {rest}")
+        ratios.append(total["native"] / total["torch"])
+        share = f"{square[0] / square[1] / rate * 100:.0f} %" if square[1] else "-"
+        native = f"{total['native'] * 1e3:.1f} ({total['flop'] / total['native'] / 1e9:.0f})"
+        print(
+            f"| {network} | {total['flop'] / 1e9:.1f} | {rate / 1e9:.0f} | {total['numpy'] * 1e3:.1f} | {native} | "
+            f"{total['torch'] * 1e3:.1f} | {ratios[-1]:.2f} | {share} |",
+            flush=True,
+        )
+    if torch_python:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        print(f"\nauto / torch, geometric mean of the networks: {mean:.2f} (goal: 0.80, and 1.00 on each)")
+
+
+def batch_norm(repetitions):
+    """Forward and backward of ResNet-18's shapes."""
+    total = np.zeros((2, 2))
+    for count, shape in ((5, (32, 64, 32, 32)), (5, (32, 128, 16, 16)), (5, (32, 256, 8, 8)), (5, (32, 512, 4, 4))):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal(shape).astype(np.float32)
+        vectors = [np.ones(shape[1], np.float32) for _ in range(4)]
+        params = registry.parse_params(registry.get("BatchNorm"), {"fix_gamma": False})
+        big, small = TensorSpec(shape, x.dtype), TensorSpec((shape[1],), x.dtype)
+        for back, (op, inputs) in enumerate(
+            (("BatchNorm", [x, *vectors]), ("_backward_BatchNorm", [x, x, vectors[0], *vectors[2:]]))
+        ):
+            outputs = [np.empty_like(x), np.empty(shape[1], x.dtype), np.empty(shape[1], x.dtype)]
+            calls = [kernel_call(op, params, inputs, outputs, [big, small, small], m) for m in ("numpy", "native")]
+            total[back] += count * np.array(least(calls, repetitions))
+    (fn, fc), (bn, bc) = total * 1e3
+    print(
+        f"\nbatch norm of ResNet-18 (32x32, batch 32), ms: forward {fn:.1f} -> {fc:.1f}, backward {bn:.1f} -> {bc:.1f}"
+    )
+
+
+COMPILE = """
+import numpy as np, weftplan as mx
+from weftplan import models
+from weftplan.ops.compiled import jit
+symbol = models.get("resnet18", image_shape=(3, 64, 64))
+executor = symbol.simple_bind(mx.cpu(), **models.input_shapes("resnet18", 1, (3, 64, 64)))
+executor.forward(is_train=True)
+executor.backward()
+mx.nd.waitall()
+print(jit.statistics.compiled, jit.statistics.loaded, jit.statistics.seconds)
+"""
+
+
+def compiling():
+    """Seconds that the kernels of ResNet-18 cost a process, with an empty and a filled cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        for what in ("nothing cached", "from the cache"):
+            done = subprocess.run(
+                [sys.executable, "-c", COMPILE],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=300,
+            )
+            compiled, loaded, seconds = done.stdout.split()
+            print(
+                f"kernels of ResNet-18, {what}: {float(seconds):.2f} s ({compiled} modules compiled, {loaded} loaded)"
+            )
+
+
+def scratch():
+    """Largest scratch of a convolution against the plan."""
+    for network in ("lenet", "resnet18", "mobilenet"):
+        symbol = models.get(network)
+        for train in (False, True):
+            figures = []
+            for mode in ("numpy", "native"):
+                planned = mx.planner.plan_symbol(
+                    symbol,
+                    models.input_shapes(network, 8),
+                    grad_req="write" if train else "null",
+                    options=PlanOptions(kernels=mode),
+                )
+                figures.append((planned.memory.peak, int(planned.memory.workspace_nbytes.max())))
+            (numpy_peak, _), (native_peak, most) = figures
+            print(
+                f"{network} {'training' if train else 'inference'}: plan {numpy_peak / 1e6:.1f} MB -> "
+                f"{native_peak / 1e6:.1f} MB, largest scratch {most / 1e6:.2f} MB ({most / native_peak * 100:.1f} %)"
+            )
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--torch-python", help="interpreter of an environment with torch")
+    parser.add_argument("--layers", action="store_true", help="print every layer")
+    args = parser.parse_args()
+    found = host()
+    if isinstance(found, str):
+        raise SystemExit(f"there are no compiled kernels here: {found}")
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(blas_setting.describe())
+    print(f"kernels compiled for {found.name} ({found.cpu}) by {found.compiler}; one thread, CPU time, least of "
+          f"{args.repetitions}")  # fmt: skip
+    mx.nd.zeros((1,)).wait_to_read()  # an engine limits BLAS to one thread
+    convolutions(args.networks, args.repetitions, args.torch_python, args.layers)
+    batch_norm(args.repetitions)
+    compiling()
+    scratch()
+
+
+main()
