@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from weftplan.symbol import name
     from weftplan.symbol.attribute import AttrScope
     from weftplan.training import callbacks as callback
-    from weftplan.training import initializer, io, lr_scheduler, metric, mod, optimizer
+    from weftplan.training import initializer, lr_scheduler, metric, mod, optimizer
     from weftplan.training import initializer as init
+    from weftplan.training import iterators as io
     from weftplan.training import mod as module
 
 __version__ = "0.1.0"
@@ -44,7 +45,7 @@ _LAZY = {
     "contrib": "compat.contrib",
     "init": "training.initializer",
     "initializer": "training.initializer",
-    "io": "training.io",
+    "io": "training.iterators",
     "kv": "kvstore",
     "lr_scheduler": "training.lr_scheduler",
     "metric": "training.metric",
@@ -59,6 +60,7 @@ _LAZY = {
     "optimizer": "training.optimizer",
     "num_gpus": "device:num_gpus",
     "random": "ndarray.random",
+    "recordio": "training.recordio",
     "rnd": "ndarray.random",
     "rnn": "rnn",
     "runtime": "compat.runtime",
@@ -76,7 +78,6 @@ _ABSENT = {
     "image": "read images with a library of your choice and give the arrays to mx.io.NDArrayIter",
     "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
     "npx": "use the operators of mx.nd and mx.sym",
-    "recordio": "read the records with a library of your choice and give the arrays to mx.io.NDArrayIter",
 }
 """Modules of MXNet 1.9.1 that are absent on purpose -> what to use instead."""
 

@@ -2,10 +2,11 @@
 
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.kvstore.factory import create
+from weftplan.kvstore.least_store import TestStore
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.updater import Updater
 
 KVStore = KVStoreLocal
 
-__all__ = ["KVStore", "KVStoreBase", "KVStoreDevice", "KVStoreLocal", "Updater", "create", "register"]
+__all__ = ["KVStore", "KVStoreBase", "KVStoreDevice", "KVStoreLocal", "TestStore", "Updater", "create", "register"]

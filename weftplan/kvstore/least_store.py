@@ -1,0 +1,50 @@
+"""``mx.kv.create("teststore")``: the least that a plug-in store is, as MXNet has one to test with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftplan.errors import ParameterError
+from weftplan.kvstore.base import KVStoreBase, register
+from weftplan.ndarray import NDArray
+
+
+def _each(arrays: Any) -> list[NDArray]:
+    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+
+@register
+class TestStore(KVStoreBase):
+    """Keeps nothing: broadcast copies, pushpull sums; it has no optimizer."""
+
+    __test__ = False  # pytest: this is no test class
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        for target in _each(out):
+            target[:] = value.as_in_context(target.context)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        values = _each(value)
+        total: Any = values[0].copy()
+        for other in values[1:]:
+            total += other.as_in_context(total.context)
+        for target in values if out is None else _each(out):
+            target[:] = total.as_in_context(target.context)
+
+    @classmethod
+    def is_capable(cls, capability: str) -> bool:
+        if capability.lower() != KVStoreBase.OPTIMIZER:
+            raise ParameterError(f"teststore: unknown capability {capability!r}; there is {KVStoreBase.OPTIMIZER!r}")
+        return False
+
+    @property
+    def type(self) -> str:
+        return "teststore"
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        return 1
