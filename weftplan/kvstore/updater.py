@@ -1,7 +1,7 @@
 """The updater: applies an optimizer to (key, gradient, weight) and keeps the optimizer's state of every key.
 
 The optimizer is anything with MXNet's optimizer protocol (see :class:`OptimizerProtocol`). States travel as an archive
-of plain arrays, never as a pickle, so loading a file cannot run code.
+of plain arrays, never as a pickle, so loading a file cannot run code; those that MXNet has pickled are read without it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from weftplan.errors import FormatError, KVStoreError
+from weftplan.kvstore.mxnet_states import read_mxnet_states
 from weftplan.ndarray import NDArray, array
 
 State = Any
@@ -102,12 +103,15 @@ class Updater:
         self._unchecked = set(states)
 
     def set_states(self, data: bytes) -> None:
-        """Replace all states by those of :meth:`get_states`; raises FormatError and changes nothing if damaged."""
+        """Replace all states by those of :meth:`get_states`, or of MXNet's (see :mod:`weftplan.kvstore.mxnet_states`).
+
+        Raises:
+            FormatError: damaged, or a pickle that names more than arrays and optimizers. Nothing is changed then.
+        """
         if data[:1] == b"\x80":
-            raise FormatError(
-                "these optimizer states are a pickle, as MXNet writes them; pickles can run code and are not read: go "
-                "on without them (load_optimizer_states=False)"
-            )
+            states, counts = read_mxnet_states(data)
+            self._go_on(states, counts, _VERSION)
+            return
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 version = int(json.loads(bytes(archive["__version__"]))) if "__version__" in archive else 1
@@ -118,6 +122,9 @@ class Updater:
                     counts = {_untagged(*key): int(n) for *key, n in json.loads(bytes(archive["__counts__"]))}
         except Exception as error:
             raise FormatError(f"optimizer states are truncated or not a states file: {error}") from error
+        self._go_on(states, counts, version)
+
+    def _go_on(self, states: dict[Any, State], counts: dict[Any, int], version: int) -> None:
         self.replace_states(states, version)
         if counts and hasattr(self.optimizer, _COUNTS):
             setattr(self.optimizer, _COUNTS, counts)

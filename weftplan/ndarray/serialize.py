@@ -133,6 +133,20 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> list[NDArray] | dict
     return _read(view.cast("B"), "buffer")
 
 
+def load_record(data: bytes, where: str) -> NDArray:
+    """The array of one record alone, as MXNet pickles arrays; ``where`` names its source in messages.
+
+    Raises:
+        FormatError: truncated, damaged, or a sparse array.
+    """
+    reader = _Reader(memoryview(data), where)
+    record = reader.record(0)
+    if isinstance(record, str) or reader.left:
+        raise FormatError(f"{where}: expected one dense array, got {record if isinstance(record, str) else 'more'}")
+    values, context, _ = record
+    return from_host(values, context)
+
+
 def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:
     if len(data) < 24 and _text(bytes(data)):
         raise FormatError(f"{where}: no .params file: {_instead(bytes(data), 0)}")

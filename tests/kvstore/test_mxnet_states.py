@@ -1,0 +1,153 @@
+"""Optimizer states that MXNet 1.9.1 has pickled: read as arrays and settings, everything else refused unrun."""
+
+import base64
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import FormatError
+from weftplan.kvstore.mxnet_states import read_mxnet_states
+
+SGD = """
+gASV5AAAAAAAAAB9lChLAIwVbXhuZXQubmRhcnJheS5uZGFycmF5lIwHTkRBcnJheZSTlE6FlFKUfZSMBmhhbmRsZZSMCGJ1aWx0aW5zlIwJYn
+l0ZWFycmF5lJOUQ0DJ+pP5AAAAAAIAAAACAAAAAAAAAAMAAAAAAAAAAQAAAAAAAAAAAAAAkoYWPLitGrxOIMG8GkMuu+crRTyxkV88lIWUUpRz
+YksBaANoBFKUfZRoB2gKQzDJ+pP5AAAAAAEAAAAEAAAAAAAAAAEAAAAAAAAAAAAAAKCvMLrOxag86DFRuoSwgzyUhZRSlHNidS4=
+"""
+"""``Updater.get_states()`` of SGD with momentum 0.9 after three steps of parameters (2, 3) and (4,)."""
+HALF = """
+gASVggEAAAAAAAB9lChLAIwVbXhuZXQubmRhcnJheS5uZGFycmF5lIwHTkRBcnJheZSTlE6FlFKUfZSMBmhhbmRsZZSMCGJ1aWx0aW5zlIwJYn
+l0ZWFycmF5lJOUQ0DJ+pP5AAAAAAIAAAACAAAAAAAAAAMAAAAAAAAAAQAAAAAAAAAAAAAANFUWPPixGryeJMG8wJYuuzwbRTywkF88lIWUUpRz
+YmgDaARSlH2UaAdoCkNAyfqT+QAAAAACAAAAAgAAAAAAAAADAAAAAAAAAAEAAAAAAAAAAAAAAGsCfT/UMXk/Gj13P3MAgj97JoI/oCCDP5SFlF
+KUc2KGlEsBaANoBFKUfZRoB2gKQzDJ+pP5AAAAAAEAAAAEAAAAAAAAAAEAAAAAAAAAAAAAAIgoMbqyzKg8YMVQuq2ngzyUhZRSlHNiaANoBFKU
+fZRoB2gKQzDJ+pP5AAAAAAEAAAAEAAAAAAAAAAEAAAAAAAAAAAAAABvQgD9rJIY/iX59P2ughD+UhZRSlHNihpR1Lg==
+"""
+"""The same with multi_precision and float16 weights: (momentum, float32 weight) of each."""
+ADAM = """
+gASVGgMAAAAAAAB9lChLAIwVbXhuZXQubmRhcnJheS5uZGFycmF5lIwHTkRBcnJheZSTlE6FlFKUfZSMBmhhbmRsZZSMCGJ1aWx0aW5zlIwJYn
+l0ZWFycmF5lJOUQ0DJ+pP5AAAAAAIAAAACAAAAAAAAAAMAAAAAAAAAAQAAAAAAAAAAAAAAOii8vSpZwT1maHE+4tPZPOR29r0Suwu+lIWUUpRz
+YmgDaARSlH2UaAdoCkNAyfqT+QAAAAACAAAAAgAAAAAAAAADAAAAAAAAAAEAAAAAAAAAAAAAACElzztX74Q6PTREO9AR0zuxxZM6xhJROpSFlF
+KUc2KGlEsBaANoBFKUfZRoB2gKQzDJ+pP5AAAAAAEAAAAEAAAAAAAAAAEAAAAAAAAAAAAAAJDb3DtF91K+OL8CPKicJL6UhZRSlHNiaANoBFKU
+fZRoB2gKQzDJ+pP5AAAAAAEAAAAEAAAAAAAAAAEAAAAAAAAAAAAAAEQoNjo6+jc7JhfMOjV4wzqUhZRSlHNihpR1jBlteG5ldC5vcHRpbWl6ZX
+Iub3B0aW1pemVylIwEQWRhbZSTlCmBlH2UKIwMcmVzY2FsZV9ncmFklEc/8AAAAAAAAIwMbHJfc2NoZWR1bGVylE6MAmxylEc/UGJN0vGp/IwC
+d2SURwAAAAAAAAAAjAdscl9tdWx0lH2UjAd3ZF9tdWx0lH2UjBBiZWdpbl9udW1fdXBkYXRllEsAjApudW1fdXBkYXRllEsDjBhfYWxsX2luZG
+V4X3VwZGF0ZV9jb3VudHOUfZRLAH2UKEsASwNLAUsDdXOME19pbmRleF91cGRhdGVfY291bnSUaDCMDWNsaXBfZ3JhZGllbnSUTowPbXVsdGlf
+cHJlY2lzaW9ulImMDWFnZ3JlZ2F0ZV9udW2USwCMCGlkeDJuYW1llH2UjAhzeW1faW5mb5QpjA5hbGxvd19ucF9hcnJheZSJjAViZXRhMZRHP+
+zMzMzMzM2MBWJldGEylEc/7/fO2RaHK4wHZXBzaWxvbpRHPkV5juIwjDqMC2xhenlfdXBkYXRllIh1YoaULg==
+"""
+"""``get_states(dump_optimizer=True)`` of Adam: the optimizer's settings are in it."""
+MOMENTUM = [[0.009187357500195503, -0.0094408318400383, -0.02357497438788414],
+            [-0.002659028861671686, 0.012034392915666103, 0.013645575381815434]]  # fmt: skip
+
+
+def read(text):
+    """The states of a constant above."""
+    return read_mxnet_states(base64.b64decode(text))
+
+
+def test_arrays_and_settings():
+    """The values are those that MXNet shows; updates are counted where the optimizer is in the file."""
+    states, counts = read(SGD)
+    np.testing.assert_array_equal(states[0].asnumpy(), np.array(MOMENTUM, "float32"))
+    assert (sorted(states), states[1].shape, counts) == ([0, 1], (4,), {})
+    states, _ = read(HALF)
+    assert [(a.shape, str(a.dtype)) for a in states[1]] == [((4,), "float32")] * 2
+    np.testing.assert_allclose(states[0][1].asnumpy()[0], [0.988318145275116, 0.9734165668487549, 0.9657760858535767])
+    states, counts = read(ADAM)
+    assert counts == {0: 3, 1: 3}
+    assert len(states[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "settings", "dtype"),
+    [
+        (SGD, "sgd", {"momentum": 0.9}, "float32"),
+        (HALF, "sgd", {"momentum": 0.9, "multi_precision": True}, "float16"),
+        (ADAM, "adam", {}, "float32"),
+    ],
+)
+def test_an_updater_goes_on_from_them(text, name, settings, dtype):
+    """set_states takes MXNet's bytes; the next step starts from them, in MXNet's order of arrays."""
+    updater = mx.optimizer.get_updater(mx.optimizer.create(name, **settings))
+    updater.set_states(base64.b64decode(text))
+    weights = [mx.nd.ones(shape, dtype=dtype) for shape in ((2, 3), (4,))]
+    for k, weight in enumerate(weights):
+        updater(k, mx.nd.zeros(weight.shape, dtype=dtype), weight)
+    if name == "adam":
+        assert updater.optimizer.num_update == 4
+    else:
+        start = 1 if dtype == "float32" else 0.988318145275116
+        momentum = MOMENTUM[0][0] if dtype == "float32" else 0.009175587445497513
+        assert weights[0].asnumpy()[0, 0] == pytest.approx(start + 0.9 * momentum, rel=1e-3)
+
+
+def test_a_module_goes_on_from_them(tmp_path):
+    """load_optimizer_states reads MXNet's file for the parameters of a module, by their numbers."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc")
+    states = {0: read(SGD)[0][0], 1: read(SGD)[0][1]}
+    assert states[0].shape == (2, 3)
+    module = mx.mod.Module(mx.sym.slice_axis(net, axis=1, begin=0, end=2), label_names=None)
+    module.bind([("data", (5, 3))])
+    module.init_params()
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    (tmp_path / "net.states").write_bytes(base64.b64decode(SGD))
+    module.load_optimizer_states(tmp_path / "net.states")
+    assert module._updater.states[1].shape == (4,)
+
+
+class Evil:
+    """Pickled, it calls a function when it is read."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {0: Evil(os.system, ("touch gone",))},
+        {0: Evil(eval, ("1",))},
+        {0: Evil(bytearray, (1 << 40,))},
+        {0: Evil(getattr, ("", "join"))},
+        {0: np.ones(3)},
+    ],
+)
+def test_everything_else_is_refused(tmp_path, monkeypatch, value, protocol):
+    """Functions are named and not called; bytes are not made of a number."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FormatError, match=r"it is not read|bytes made of int|damaged pickle"):
+        read_mxnet_states(pickle.dumps(value, protocol))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [[1, 2], {0: "text"}, {(1, 2): None}, {0: {1: 2}}, ({}, 1, 2)])
+def test_no_states(value):
+    """A pickle of something else says what it holds."""
+    with pytest.raises(FormatError, match="optimizer states"):
+        read_mxnet_states(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("text", [SGD, HALF, ADAM], ids=["sgd", "half", "adam"])
+def test_damage(text):
+    """Cut anywhere or changed anywhere: states or a FormatError, nothing else."""
+    whole = base64.b64decode(text)
+    rng = np.random.default_rng(5)
+    refused = 0
+    for k in range(3000):
+        data = bytearray(whole)
+        if k < len(whole):
+            data = data[:k]
+        else:
+            for _ in range(rng.integers(1, 4)):
+                data[rng.integers(2, len(data))] = rng.integers(0, 256)
+        try:
+            read_mxnet_states(bytes(data))
+        except FormatError:
+            refused += 1
+    assert refused > 1000

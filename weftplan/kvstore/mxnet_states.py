@@ -1,0 +1,109 @@
+"""States of optimizers that MXNet has saved: a pickle, read without running any code that it names.
+
+A pickle says which functions to call. The reader here knows arrays (their bytes are a record of a ``.params`` file),
+bytes, and settings of optimizers and schedules, which it keeps as plain values; everything else is refused before it
+could be called.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from weftplan.errors import FormatError
+from weftplan.ndarray import NDArray
+from weftplan.ndarray.serialize import load_record
+
+_SETTINGS = ("mxnet.optimizer", "mxnet.lr_scheduler")
+"""Modules whose objects are kept as plain settings."""
+
+
+class _Array:
+    """Stands for an NDArray while the pickle is read."""
+
+    def __init__(self, *args: Any) -> None:
+        self.record = b""
+
+    def __setstate__(self, state: Any) -> None:
+        record = state.get("handle") if isinstance(state, dict) else None
+        if not isinstance(record, (bytes, bytearray)):
+            raise FormatError("optimizer states: an array without its bytes")
+        self.record = bytes(record)
+
+
+class _Settings:
+    """An optimizer or a schedule: its attributes, and nothing that acts."""
+
+    def __init__(self, *args: Any) -> None:
+        """Keep nothing of these."""
+
+
+def _bytes(value: Any = b"", encoding: str = "latin1") -> bytes:
+    """What ``bytearray`` and ``_codecs.encode`` are called with: never a number, of which they would make as many."""
+    if isinstance(value, str) and encoding in ("latin1", "latin-1"):
+        return value.encode("latin1")
+    if not isinstance(value, (bytes, bytearray)):
+        raise FormatError(f"optimizer states: bytes made of {type(value).__name__}")
+    return bytes(value)
+
+
+_KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
+    ("mxnet.ndarray.ndarray", "NDArray"): _Array,
+    ("mxnet.ndarray", "NDArray"): _Array,
+    ("builtins", "bytearray"): _bytes,
+    ("__builtin__", "bytearray"): _bytes,
+    ("_codecs", "encode"): _bytes,
+}
+
+
+class _Reader(pickle._Unpickler):
+    """The reader in Python: that in C makes a table as long as the largest number in the file asks for."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        found = _KNOWN.get((module_name, global_name))
+        if found is not None:
+            return found
+        if module_name.startswith(_SETTINGS) and global_name.isidentifier():
+            return _Settings
+        raise FormatError(
+            f"these optimizer states are a pickle that names {module_name}.{global_name}, which is neither an array "
+            f"nor an optimizer: it is not read, since a pickle can run code"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise FormatError("these optimizer states are a pickle that refers to something outside: it is not read")
+
+
+def read_mxnet_states(data: bytes) -> tuple[dict[Any, Any], dict[Any, int]]:
+    """(state of each key, number of its updates where the file says so) of ``Updater.get_states`` of MXNet.
+
+    Raises:
+        FormatError: truncated, no such pickle, or one that names anything else.
+    """
+    try:
+        found = _Reader(io.BytesIO(data)).load()
+    except FormatError:
+        raise
+    except Exception as error:  # a damaged pickle raises whatever its bytes say
+        raise FormatError(f"optimizer states: a damaged pickle: {type(error).__name__}: {error}") from error
+    optimizer: Any = None
+    if isinstance(found, tuple) and len(found) == 2:
+        found, optimizer = found
+    if not isinstance(found, dict) or not all(isinstance(key, (int, str)) for key in found):
+        raise FormatError(f"optimizer states: expected a dictionary of states, the pickle holds {type(found).__name__}")
+    counts = getattr(optimizer, "_index_update_count", {})
+    if not isinstance(counts, dict) or not all(isinstance(n, int) for n in counts.values()):
+        raise FormatError("optimizer states: the numbers of updates are no numbers")
+    return {key: _state(value, key) for key, value in found.items()}, counts
+
+
+def _state(value: Any, key: Any) -> NDArray | tuple[Any, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, _Array):
+        return load_record(value.record, f"optimizer state of {key!r}")
+    if isinstance(value, (tuple, list)):
+        return tuple(_state(item, key) for item in value)
+    raise FormatError(f"optimizer states: the state of {key!r} is {type(value).__name__}, no array")
