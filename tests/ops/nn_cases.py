@@ -235,6 +235,18 @@ SAMPLING = [
 ]
 CROSS_ENTROPY = [("softmax_cross_entropy", [uniform(4, 3), np.array([0, 2, 1, 1], "float64")], {})]
 
+WINDOWS = [
+    ("Correlation", [uniform(2, 2, 4, 5), uniform(2, 2, 4, 5, seed=1)], {"pad_size": 1}),
+    ("Correlation", [uniform(1, 2, 4, 5), uniform(1, 2, 4, 5, seed=1)], {"pad_size": 1, "is_multiply": False}),
+    (
+        "Correlation",
+        [uniform(1, 2, 5, 6), uniform(1, 2, 5, 6, seed=1)],
+        {"kernel_size": 3, "max_displacement": 2, "stride1": 2, "stride2": 2, "pad_size": 3},
+    ),
+    ("im2col", [uniform(2, 2, 4, 5)], {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)}),
+    ("im2col", [uniform(2, 2, 7)], {"kernel": (2,), "dilate": (3,)}),
+    ("col2im", [uniform(2, 12, 12)], {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1), "output_size": (4, 5)}),
+]
 ATTENTION = [
     ("_contrib_interleaved_matmul_selfatt_qk", [uniform(3, 2, 12)], {"heads": 2}),
     ("_contrib_interleaved_matmul_selfatt_valatt", [uniform(3, 2, 12), uniform(4, 3, 3)], {"heads": 2}),
@@ -268,6 +280,7 @@ DIFFERENTIABLE = [
     *RANDOM,
     *EMBEDDING,
     *RNN,
+    *WINDOWS,
     *ATTENTION,
     *RESIZE,
     *CTC,

@@ -3,7 +3,9 @@
 import weftplan.ops.nn.activation
 import weftplan.ops.nn.attention
 import weftplan.ops.nn.batch_norm
+import weftplan.ops.nn.columns
 import weftplan.ops.nn.convolution
+import weftplan.ops.nn.correlation
 import weftplan.ops.nn.crop
 import weftplan.ops.nn.ctc_loss
 import weftplan.ops.nn.deconvolution

@@ -1,0 +1,26 @@
+"""Golden cases of Correlation, im2col and col2im (pure data)."""
+
+CASES = []
+
+
+def _add(op, *inputs, **more):
+    CASES.append({"op": op, "inputs": list(inputs), **more})
+
+
+for _params in (
+    {}, {"pad_size": 1}, {"kernel_size": 3, "max_displacement": 2, "stride1": 2, "stride2": 2, "pad_size": 3},
+    {"max_displacement": 3, "stride2": 2, "pad_size": 3}, {"stride1": 2, "pad_size": 2, "max_displacement": 2},
+):  # fmt: skip
+    _add("Correlation", (2, 3, 6, 7), (2, 3, 6, 7), params=_params)
+    _add("Correlation", (2, 3, 6, 7), (2, 3, 6, 7), params={**_params, "is_multiply": False})
+for _params in (
+    {"kernel": (2, 3)}, {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)}, {"kernel": (2, 2), "dilate": (2, 3)},
+    {"kernel": (3, 3), "stride": (3, 2), "dilate": (1, 2), "pad": (2, 0)}, {"kernel": (1, 1), "stride": (2, 2)},
+):  # fmt: skip
+    _add("im2col", (2, 3, 6, 7), params=_params)
+for _params, _windows in (
+    ({"kernel": (2, 3)}, 25), ({"kernel": (3, 2), "stride": (2, 1), "pad": (1, 1)}, 24),
+    ({"kernel": (2, 2), "dilate": (2, 3)}, 16),
+):  # fmt: skip
+    _rows = 3 * _params["kernel"][0] * _params["kernel"][1]
+    _add("col2im", (2, _rows, _windows), params={**_params, "output_size": (6, 7)})

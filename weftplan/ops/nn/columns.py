@@ -1,0 +1,188 @@
+"""im2col and col2im: the windows of an image as columns of a matrix, and the sum of such columns back into an image.
+
+Each is the gradient of the other. Columns are ordered by channel and position within the window; each position is one
+strided copy or sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.params import p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, take_bytes
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_WINDOW = (
+    Param("kernel", p_shape, doc="sizes of the window: one, two or three"),
+    Param("stride", p_shape, (), "distances of windows"),
+    Param("dilate", p_shape, (), "distances of elements within a window"),
+    Param("pad", p_shape, (), "zeros around the image"),
+)
+_BACK = (Param("output_size", p_shape, doc="sizes of the image"), *_WINDOW)
+
+
+def _window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
+    """(kernel, stride, dilate, pad), one number for each axis of the image."""
+    kernel: Shape = params["kernel"]
+    rank = len(kernel)
+    if not 1 <= rank <= 3 or min(kernel) < 1:
+        raise ParameterError(f"{name}: kernel={kernel}: expected one, two or three positive sizes")
+    found = [kernel]
+    for key, default in (("stride", 1), ("dilate", 1), ("pad", 0)):
+        given: Shape = params[key] or (default,) * rank
+        if len(given) != rank or min(given) < default:
+            raise ParameterError(
+                f"{name}: {key}={given} does not fit kernel={kernel}: expected {default} or more for each"
+            )
+        found.append(given)
+    return found[0], found[1], found[2], found[3]
+
+
+def _counts(params: Params, image: Shape, name: str) -> Shape:
+    """Windows along each axis; 0 where the size of the image is unknown."""
+    found = []
+    for size, k, s, d, p in zip(image, *_window(params, name), strict=True):
+        room = size + 2 * p - (d * (k - 1) + 1)
+        if size and room < 0:
+            raise ShapeError(f"{name}: a window of {d * (k - 1) + 1} does not fit an image of {image} with pad {p}")
+        found.append(room // s + 1 if size else 0)
+    return tuple(found)
+
+
+def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) -> Iterator[tuple[Any, Any]]:
+    """(elements of the image, elements of the columns) that belong together, for each position in the window."""
+    kernel, stride, dilate, pad = _window(params, name)
+    batch, channels, *sizes = image.shape
+    grid = columns.reshape(batch, channels, *kernel, *counts)
+    every = slice(None)
+    for position in product(*(range(k) for k in kernel)):
+        of_image, of_grid = [], []
+        for at, size, count, s, d, p in zip(position, sizes, counts, stride, dilate, pad, strict=True):
+            begin = at * d - p
+            first = max(0, -(begin // s))
+            last = min(count, (size - 1 - begin) // s + 1)
+            start = begin + first * s
+            of_image.append(slice(start, max(start, begin + (last - 1) * s + 1), s))
+            of_grid.append(slice(first, max(first, last)))
+        yield image[(every, every, *of_image)], grid[(every, every, *position, *of_grid)]
+
+
+def _gather(ctx: OpContext, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
+    columns.fill(0)
+    for source, target in _taps(params, image, columns, counts, name):
+        ctx.xp.copyto(target, source)
+
+
+def _sum_back(ctx: OpContext, params: Params, image: Any, columns: Any, counts: Shape, name: str) -> None:
+    wide = image
+    if accumulator(image.dtype) != image.dtype:
+        wide = ctx.take(image.shape, accumulator(image.dtype))
+    wide.fill(0)
+    for target, source in _taps(params, wide, columns, counts, name):
+        ctx.xp.add(target, source, out=target)
+    if wide is not image:
+        ctx.xp.copyto(image, wide, casting="same_kind")
+
+
+def _sum_bytes(spec: TensorSpec) -> int:
+    wide: DType = accumulator(spec.dtype)
+    return 0 if wide == spec.dtype else take_bytes((spec.shape, wide))
+
+
+# -------------------------------------------------------------------------------------------------------------- im2col
+
+
+def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    kernel = _window(params, "im2col")[0]
+    image = merge_shape((0,) * (len(kernel) + 2), ins[0], "im2col: data (batch, channels, *image)")
+    assert image is not None
+    counts = _counts(params, image[2:], "im2col")
+    made = (image[0], image[1] * math.prod(kernel), math.prod(counts))
+    out = merge_shape(made, outs[0], f"output of im2col of {image}")
+    assert out is not None
+    if out[1] % math.prod(kernel):
+        raise ShapeError(f"im2col: output {out} has no multiple of {math.prod(kernel)} rows")
+    return [(out[0], out[1] // math.prod(kernel), *image[2:])], [out]
+
+
+def _im2col(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        counts = _counts(params, inputs[0].shape[2:], "im2col")
+        _gather(ctx, params, inputs[0], outputs[0], counts, "im2col")
+
+
+def _backward_im2col(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        counts = _counts(params, outputs[0].shape[2:], "im2col")
+        _sum_back(ctx, params, outputs[0], inputs[0], counts, "im2col")
+
+
+register(
+    Op(
+        name="im2col",
+        forward=_im2col,
+        infer_shape=_im2col_shape,
+        infer_dtype=floats_only("im2col"),
+        params=_WINDOW,
+        gradient=grad("_backward_im2col", "g0"),
+        doc="The windows of images as columns: (batch, channels · elements of a window, windows).",
+    )
+)
+backward(
+    "im2col",
+    _backward_im2col,
+    ("ograd",),
+    params=_WINDOW,
+    workspace=lambda params, inputs, outputs: _sum_bytes(outputs[0]),
+)
+
+# -------------------------------------------------------------------------------------------------------------- col2im
+
+
+def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    kernel, size = _window(params, "col2im")[0], params["output_size"]
+    if len(size) != len(kernel) or min(size) < 1:
+        raise ParameterError(f"col2im: output_size={size} does not fit kernel={kernel}: expected positive sizes")
+    elements, windows = math.prod(kernel), math.prod(_counts(params, size, "col2im"))
+    columns = merge_shape((0, 0, windows), ins[0], "col2im: columns for output_size, and data")
+    out = merge_shape((0, 0, *size), outs[0], "col2im: image of output_size, and output")
+    assert columns is not None
+    assert out is not None
+    if columns[1] % elements:
+        raise ShapeError(f"col2im: data {columns} has no multiple of {elements} rows")
+    batch = merge_dim(columns[0], out[0], "col2im: batch of data and output")
+    channels = merge_dim(columns[1] // elements, out[1], "col2im: channels of data and output")
+    return [(batch, channels * elements, windows)], [(batch, channels, *size)]
+
+
+def _col2im(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        counts = _counts(params, params["output_size"], "col2im")
+        _sum_back(ctx, params, outputs[0], inputs[0], counts, "col2im")
+
+
+def _backward_col2im(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if outputs[0] is not None:
+        counts = _counts(params, params["output_size"], "col2im")
+        _gather(ctx, params, inputs[0], outputs[0], counts, "col2im")
+
+
+register(
+    Op(
+        name="col2im",
+        forward=_col2im,
+        infer_shape=_col2im_shape,
+        infer_dtype=floats_only("col2im"),
+        params=_BACK,
+        gradient=grad("_backward_col2im", "g0"),
+        workspace=lambda params, inputs, outputs: _sum_bytes(outputs[0]),
+        doc="The sums of columns at their places in images of output_size: what im2col took apart, overlaps added.",
+    )
+)
+backward("col2im", _backward_col2im, ("ograd",), params=_BACK)

@@ -1,0 +1,199 @@
+"""Correlation of two feature maps (Dosovitskiy et al., "FlowNet", 2015).
+
+Output channel d is the mean, over channels and a square of pixels, of the products (or absolute differences) of the
+first map and the second one moved by displacement d. Work goes image by image; each displacement and each pixel of the
+square is one operation on strided views of the padded images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.params import p_bool, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_PARAMS = (
+    Param("kernel_size", p_int, 1, "side of the square, odd"),
+    Param("max_displacement", p_int, 1, "greatest displacement each way, in pixels"),
+    Param("stride1", p_int, 1, "distance of the squares of the first map"),
+    Param("stride2", p_int, 1, "distance of displacements"),
+    Param("pad_size", p_int, 0, "pixels of zeros around both maps"),
+    Param("is_multiply", p_bool, True, "products; False: absolute differences"),
+)
+
+
+def _check(params: Params) -> None:
+    small = min(params["kernel_size"], params["stride1"], params["stride2"])
+    if small < 1 or params["kernel_size"] % 2 == 0 or params["max_displacement"] < 0 or params["pad_size"] < 0:
+        raise ParameterError(
+            f"Correlation: expected an odd kernel_size, strides of at least 1 and no negative sizes, got "
+            f"{ {param.name: params[param.name] for param in _PARAMS} }"
+        )
+
+
+def _radius(params: Params) -> int:
+    """Displacements each way."""
+    count: int = params["max_displacement"] // params["stride2"]
+    return count
+
+
+def _side(params: Params, extent: int) -> int:
+    """Squares along one side of a map of ``extent`` pixels; 0 where that is unknown."""
+    if extent == 0:
+        return 0
+    border = params["max_displacement"] + params["kernel_size"] // 2
+    room: int = extent + 2 * params["pad_size"] - 2 * border
+    if room < 1:
+        raise ShapeError(
+            f"Correlation: maps of {extent} pixels and pad_size={params['pad_size']} have no room for "
+            f"max_displacement={params['max_displacement']} and kernel_size={params['kernel_size']}"
+        )
+    stride: int = params["stride1"]
+    return -(-room // stride)
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    _check(params)
+    data = merge_shape((0, 0, 0, 0), ins[0], "Correlation: data1 (batch, channels, height, width)")
+    data = merge_shape(data, ins[1], "Correlation: data1 and data2")
+    assert data is not None
+    channels = (2 * _radius(params) + 1) ** 2
+    made = (data[0], channels, _side(params, data[2]), _side(params, data[3]))
+    out = merge_shape(made, outs[0], f"output of Correlation of {data}")
+    assert out is not None
+    data = (out[0], *data[1:])
+    return [data, data], [out]
+
+
+def _padded(params: Params, shape: Shape) -> Shape:
+    pad = 2 * params["pad_size"]
+    return (shape[1], shape[2] + pad, shape[3] + pad)
+
+
+def _inner(params: Params, padded: Any, shape: Shape) -> Any:
+    """The map itself within its padding, a view."""
+    pad = params["pad_size"]
+    return padded[:, pad : pad + shape[2], pad : pad + shape[3]]
+
+
+def _squares(params: Params, out: Shape, first: Any, second: Any) -> Iterator[tuple[int, Any, Any]]:
+    """(output channel, pixels of the first map, pixels of the second), once for each pixel of the square."""
+    radius, reach, step = _radius(params), params["max_displacement"], params["stride1"]
+
+    def view(padded: Any, top: int, left: int) -> Any:
+        rows = slice(top, top + (out[2] - 1) * step + 1, step)
+        return padded[:, rows, left : left + (out[3] - 1) * step + 1 : step]
+
+    for channel in range((2 * radius + 1) ** 2):
+        down, right = (place - radius for place in divmod(channel, 2 * radius + 1))
+        down, right = down * params["stride2"], right * params["stride2"]
+        for row in range(reach, reach + params["kernel_size"]):
+            for column in range(reach, reach + params["kernel_size"]):
+                yield channel, view(first, row, column), view(second, row + down, column + right)
+
+
+def _scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    """Both padded maps of one image, terms of one output channel, and their sum."""
+    wide, padded = accumulator(dtype), _padded(params, data)
+    return [(padded, wide), (padded, wide), ((data[1], *out[2:]), wide), (out[2:], wide), (out[2:], wide)]
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    out = outputs[0]
+    if out is None:
+        return
+    xp, shape = ctx.xp, inputs[0].shape
+    first, second, terms, part, total = (ctx.take(*s) for s in _scratch(params, shape, out.shape, out.dtype))
+    first.fill(0)
+    second.fill(0)
+    scale = 1.0 / (params["kernel_size"] ** 2 * shape[1])
+    for item in range(shape[0]):
+        xp.copyto(_inner(params, first, shape), inputs[0][item])
+        xp.copyto(_inner(params, second, shape), inputs[1][item])
+        current = -1
+        for channel, a, b in _squares(params, out.shape, first, second):
+            if channel != current:
+                total.fill(0)
+                current = channel
+            if params["is_multiply"]:
+                xp.multiply(a, b, out=terms)
+            else:
+                xp.subtract(a, b, out=terms)
+                xp.absolute(terms, out=terms)
+            xp.sum(terms, axis=0, out=part)
+            xp.add(total, part, out=total)
+            xp.multiply(total, scale, out=out[item, channel], casting="same_kind")
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    return take_bytes(*_scratch(params, inputs[0].shape, outputs[0].shape, outputs[0].dtype))
+
+
+def _backward_scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    wide, padded = accumulator(dtype), _padded(params, data)
+    return [*[(padded, wide)] * 4, ((data[1], *out[2:]), wide), (out[2:], wide)]
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    xp = ctx.xp
+    ograd, *data = inputs
+    shape = data[0].shape
+    taken = [ctx.take(*s) for s in _backward_scratch(params, shape, ograd.shape, ograd.dtype)]
+    maps, gradients, terms, g = taken[:2], taken[2:4], taken[4], taken[5]
+    for padded in maps:
+        padded.fill(0)
+    scale = 1.0 / (params["kernel_size"] ** 2 * shape[1])
+    for item in range(shape[0]):
+        for padded, source in zip(maps, data, strict=True):
+            xp.copyto(_inner(params, padded, shape), source[item])
+        for padded in gradients:
+            padded.fill(0)
+        pairs = zip(_squares(params, ograd.shape, *maps), _squares(params, ograd.shape, *gradients), strict=True)
+        for (channel, a, b), (_, of_a, of_b) in pairs:
+            xp.multiply(ograd[item, channel], scale, out=g)
+            if params["is_multiply"]:
+                for target, other in ((of_a, b), (of_b, a)):
+                    xp.multiply(other, g, out=terms)
+                    xp.add(target, terms, out=target)
+            else:
+                xp.subtract(a, b, out=terms)
+                xp.sign(terms, out=terms)
+                xp.multiply(terms, g, out=terms)
+                xp.add(of_a, terms, out=of_a)
+                xp.subtract(of_b, terms, out=of_b)
+        for out, padded in zip(outputs, gradients, strict=True):
+            if out is not None:
+                xp.copyto(out[item], _inner(params, padded, shape), casting="same_kind")
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    ograd, data = inputs[:2]
+    return take_bytes(*_backward_scratch(params, data.shape, ograd.shape, ograd.dtype))
+
+
+register(
+    Op(
+        name="Correlation",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=floats_only("Correlation"),
+        params=_PARAMS,
+        inputs=("data1", "data2"),
+        gradient=grad("_backward_Correlation", "g0", "x0", "x1"),
+        workspace=_workspace,
+        doc="Means of products of two maps, one of them moved: an output channel for each displacement.",
+    )
+)
+backward(
+    "Correlation",
+    _backward,
+    ("ograd", "data1", "data2"),
+    grad_inputs=(0, 1),
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)
