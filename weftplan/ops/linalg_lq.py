@@ -227,7 +227,6 @@ register(
         outputs=("U", "L"),
         gradient=grad("_backward_linalg_syevd", "g0", "g1", "y0", "y1"),
         workspace=lambda params, inputs, outputs: take_bytes(*_syevd_scratch(inputs[0])),
-        aliases=("linalg_syevd",),
         doc="Eigenvectors, the rows of U, and ascending eigenvalues L of each symmetric matrix.",
     )
 )

@@ -85,7 +85,6 @@ register(
         infer_dtype=floats_only("MultiBoxPrior"),
         params=_PRIOR,
         gradient=zero_gradient,
-        aliases=("MultiBoxPrior",),
         doc="Anchors of every pixel of data: (1, height · width · boxes of a pixel, 4), corners.",
     )
 )
@@ -207,7 +206,6 @@ register(
         inputs=("cls_prob", "loc_pred", "anchor"),
         gradient=zero_gradient,
         workspace=lambda params, inputs, outputs: take_bytes(*_detection_scratch(inputs[0].shape[2], outputs[0].dtype)),
-        aliases=("MultiBoxDetection",),
         doc="(class, score, corners) of each box found, the best first; -1 as class for what does not count.",
     )
 )

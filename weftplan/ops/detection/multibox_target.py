@@ -181,7 +181,6 @@ register(
         outputs=("loc_target", "loc_mask", "cls_target"),
         gradient=zero_gradient,
         workspace=_workspace,
-        aliases=("MultiBoxTarget",),
         doc="Coded locations, a mask of the anchors that have a box, and classes (0: background) for each anchor.",
     )
 )
