@@ -53,7 +53,7 @@ def state(made):
             var.version,
             var.readers,
             var.write and var.write.name,
-            [entry[0].name if type(entry) is tuple else entry.name for entry in (var.waiting or ())[var.head :]],
+            [op.name for op in (var.waiting or ())[var.head :]],
             var.failure and var.failure.label,
         )
         for var in made

@@ -4,6 +4,7 @@ import contextvars
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import weftplan as mx
@@ -39,6 +40,20 @@ def test_never_on_the_waiting_thread(eng):
     rounds(eng, lambda: threads.add(threading.current_thread().name))
     assert len(threads) == 1
     assert threading.current_thread().name not in threads
+
+
+def test_nor_as_a_task(eng):
+    """What is submitted is a user's function, too."""
+    threads, a = set(), np.zeros(3)
+
+    def work(out):
+        threads.add(threading.get_ident())
+
+    with engine.using(eng):
+        for _ in range(100):
+            engine.submit(work, out=a)
+            engine.wait(a)
+    assert threading.get_ident() not in threads
 
 
 def test_a_lock_of_the_waiting_thread_keeps_it_out(eng):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ class BulkMember:
 
     fn: Any
     reads: Sequence[Var]
-    writes: Sequence[Var]
+    writes: Collection[Var]
     ctx: Context
     name: str | None
     site: Site

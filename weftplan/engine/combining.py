@@ -141,9 +141,9 @@ class Combining(Execution):
                                 else:
                                     wait += 1
                                     if var.waiting is None:
-                                        var.waiting = [(op,)]
+                                        var.waiting = [op]
                                     else:
-                                        var.waiting.append((op,))
+                                        var.waiting.append(op)
                                 edge: Var | None = var
                             for var in op.writes:
                                 if var.write is None:
@@ -265,12 +265,12 @@ class Combining(Execution):
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
         reads_done = writes_done = 0
         if var is not None and var in op.writes:
-            reads_done, writes_done = len(op.reads), op.writes.index(var) + 1
+            reads_done, writes_done = len(op.reads), [*op.writes].index(var) + 1
         elif var is not None:
             reads_done = op.reads.index(var) + 1
         for other in op.reads[reads_done:]:
             other.add_read(op)
-        for other in op.writes[writes_done:]:
+        for other in [*op.writes][writes_done:]:
             other.add_write(op)
         # No grant can have come in between. A read waits exactly when its var has a write before it; a write when it is
         # not first or there are readers.
@@ -290,7 +290,7 @@ class Combining(Execution):
             if self._any_failure or op.failure is not None:
                 self._spread(op)
         elif var in op.writes:
-            reads_done, writes_done = len(op.reads), op.writes.index(var) + 1
+            reads_done, writes_done = len(op.reads), [*op.writes].index(var) + 1
             if var.write is op:
                 var.finish_write(self._ready)
             elif var.write is None and var.waiting:
@@ -299,7 +299,7 @@ class Combining(Execution):
             reads_done = op.reads.index(var) + 1
         for other in op.reads[reads_done:]:
             other.finish_read(self._ready)
-        for other in op.writes[writes_done:]:
+        for other in [*op.writes][writes_done:]:
             other.finish_write(self._ready)
         self._completed += 1
         if self._debug:

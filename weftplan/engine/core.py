@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from types import CodeType
@@ -32,8 +32,9 @@ from weftplan.engine.operation import (
     checked_property,
     checked_vars,
     label_of,
+    searchable,
 )
-from weftplan.engine.sites import PACKAGE, origin, push_site
+from weftplan.engine.sites import OWN, origin, push_site
 from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
@@ -124,7 +125,7 @@ class Engine(Forking):
         self,
         fn: Callable[[], Any] | Operator,
         const_vars: Sequence[Var] = (),
-        mutable_vars: Sequence[Var] = (),
+        mutable_vars: Collection[Var] = (),
         ctx: Context | None = None,
         *,
         prop: FnProperty = NORMAL,
@@ -157,10 +158,13 @@ class Engine(Forking):
                 checked_vars(self, const_vars, mutable_vars, name)  # vars deleted since: a stale declaration
         else:
             # Copies, because the caller may change its lists before the operation runs; a tuple is taken as it is.
-            try:
-                const_vars, mutable_vars = tuple(const_vars), tuple(mutable_vars)
-            except TypeError:
-                raise EngineError("const_vars and mutable_vars are sequences of vars: write [var] for one") from None
+            if type(const_vars) is not tuple or type(mutable_vars) is not tuple:
+                try:
+                    const_vars, mutable_vars = tuple(const_vars), tuple(mutable_vars)
+                except TypeError:
+                    raise EngineError(
+                        "const_vars and mutable_vars are sequences of vars: write [var] for one"
+                    ) from None
             count = len(const_vars)
             plain = False
             try:
@@ -178,6 +182,8 @@ class Engine(Forking):
                             plain = True
                 else:
                     plain = self._plain(const_vars, mutable_vars)
+                    if plain and len(mutable_vars) > 8:
+                        mutable_vars = searchable(mutable_vars)
             except AttributeError:  # no var at all
                 pass
             if not plain:
@@ -193,7 +199,7 @@ class Engine(Forking):
                 pusher = origin(frame.f_code.co_filename)
                 if pusher:
                     code, lasti = push_site() or (None, 0)
-                    if pusher == PACKAGE:
+                    if pusher == OWN:
                         kind = OwnBlock
                 else:
                     self._pusher = code
@@ -210,7 +216,7 @@ class Engine(Forking):
         if self._bound and not running.engines and not self._is_inside():
             self._make_room()
         site = push_site()
-        own = origin(frame.f_code.co_filename) == PACKAGE
+        own = origin(frame.f_code.co_filename) == OWN
         priority = _check_place(ctx, priority)
         if self._bulking and self._bulk.size and not running.seated:
             if prop is NORMAL and not priority and not self._inline and self._tracer is None:
@@ -329,7 +335,8 @@ class Engine(Forking):
         members = shared[:]
         run = BulkRun(self, members)
         first = members[0]
-        op = DetailedBlock(run, run.reads, run.writes, "ImperativeBulk", first.site, first.ctx, FnProperty.NO_SKIP)
+        writes = searchable(run.writes)
+        op = DetailedBlock(run, run.reads, writes, "ImperativeBulk", first.site, first.ctx, FnProperty.NO_SKIP)
         op.own = all(member.own for member in members)
         run.op = op
         del shared[: len(members)]

@@ -117,15 +117,15 @@ def _run_next(engine: Helped, queue: WorkerQueue) -> bool:
     op: Any = None
     failure: Any = None
     engines, seated = running.engines, running.seated
-    helps_all = engine._waiters_help == "all"
+    own_only = engine._waiters_help != "all"
     clock.since = start = perf_counter_ns()
     # From having taken an operation to the inner try no signal can come, whether it is shielded or not.
     try:
-        if not helps_all and not queue.items[0].own:
+        if own_only and not queue.items[0].own:
             return False
         for op in queue.taken:  # type: ignore[union-attr]  # noqa: B007
             break
-        if not helps_all and not op.own:  # a worker has taken the one before
+        if own_only and not op.own:  # a worker has taken the one before
             queue.items.appendleft(op)
             return False
         try:
@@ -162,6 +162,8 @@ def _run_next(engine: Helped, queue: WorkerQueue) -> bool:
         raise
     engine._trace(op, queue.name, threading.current_thread().name, start)
     failure = op.failure
+    if failure is None:
+        return True
     raised = failure.error if isinstance(failure, Failure) and failure.seq == op.seq else failure
     if issubclass(type(raised), KeyboardInterrupt):  # `isinstance` asks the object, which may be odd
         if failure is raised:  # another thread is to make a failure of it

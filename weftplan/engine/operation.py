@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
@@ -96,7 +96,7 @@ class OprBlock:
         self,
         fn: Any,
         reads: Sequence[Var],
-        writes: Sequence[Var],
+        writes: Collection[Var],
         name: str | None = None,
         code: CodeType | None = None,
         lasti: int = 0,
@@ -153,7 +153,7 @@ class DetailedBlock(OprBlock):
         self,
         fn: Any,
         reads: Sequence[Var],
-        writes: Sequence[Var],
+        writes: Collection[Var],
         name: str | None,
         site: Site,
         ctx: Context | None = None,
@@ -236,7 +236,7 @@ class Operator:
         engine: object,
         fn: Callable[[], Any],
         reads: Sequence[Var],
-        writes: Sequence[Var],
+        writes: Collection[Var],
         prop: FnProperty,
         name: str | None,
     ) -> None:
@@ -259,8 +259,8 @@ def dedupe(reads: Sequence[Var], writes: Sequence[Var]) -> tuple[list[Var], list
 
 
 def checked_vars(
-    engine: object, const_vars: Sequence[Var], mutable_vars: Sequence[Var], name: str | None
-) -> tuple[Sequence[Var], Sequence[Var]]:
+    engine: object, const_vars: Collection[Var], mutable_vars: Collection[Var], name: str | None
+) -> tuple[Sequence[Var], Collection[Var]]:
     """Reads without duplicates, and writes; the slow, complete check behind the fast one in ``push``.
 
     Raises:
@@ -299,4 +299,9 @@ def checked_vars(
             f"{what} lists {both[0]!r} as read and as written, so it would wait for itself; list it in "
             f"mutable_vars only (weftplan.engine.dedupe(const_vars, mutable_vars) does)"
         )
-    return reads, writes
+    return reads, searchable(writes)
+
+
+def searchable(writes: Sequence[Var]) -> Collection[Var]:
+    """``writes`` in the same order, in a form in which one is found quickly: a var asks whether it is among them."""
+    return writes if len(writes) < 9 else dict.fromkeys(writes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import CodeType
 from typing import Any
@@ -9,19 +10,19 @@ from typing import Any
 Site = tuple[CodeType, int] | None
 """Code object and instruction offset of a push, None when unknown."""
 
-_ENGINE = __file__.rsplit("sites", 1)[0]
 _PACKAGE = __file__.rsplit("engine", 1)[0]
-USER, ENGINE, PACKAGE = range(3)
-"""Who pushes: the user; this folder, for the user (tasks); the rest of this package, for itself."""
+_FOR_ITSELF = tuple(f"{_PACKAGE}{room}{os.sep}" for room in ("executor", "kvstore", "ndarray"))
+USER, FOR_USER, OWN = range(3)
+"""Who pushes: the user; this package, a function of the user's (a task); this package, for itself."""
 _origins: dict[str, int] = {}
 """File name -> who pushes from it. Only grows, by as many entries as there are files that push."""
 
 
 def origin(filename: str) -> int:
-    """USER, ENGINE or PACKAGE. The interesting line of a push is the user's."""
+    """USER, FOR_USER or OWN. The interesting line of a push is the user's."""
     known = _origins.get(filename)
     if known is None:
-        known = ENGINE if filename.startswith(_ENGINE) else PACKAGE if filename.startswith(_PACKAGE) else USER
+        known = OWN if filename.startswith(_FOR_ITSELF) else FOR_USER if filename.startswith(_PACKAGE) else USER
         _origins[filename] = known
     return known
 

@@ -22,6 +22,7 @@ from weftplan.errors import EngineError
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 _SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
 _DELETE = FnProperty.DELETE_VAR
+_PLAIN = (OprBlock, OwnBlock, TracedBlock)
 
 
 class ThreadedBase(Engine):
@@ -219,7 +220,7 @@ class ThreadedBase(Engine):
         """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
         if not op.own and self._waiters_help != "all":
             return None
-        queue = self._default if op.ctx is None and op.prop is FnProperty.NORMAL else self._known_queue(op)
+        queue = self._default if type(op) in _PLAIN else self._known_queue(op)
         return queue if queue is not None and self._can_help(queue) else None
 
     def _known_queue(self, op: OprBlock) -> WorkerQueue | None:

@@ -56,8 +56,8 @@ class Var:
         self.write: Any = None
         """The operation that is the oldest write not finished; granted exactly when ``readers`` is 0."""
         self.waiting: list[Any] | None = None
-        """What is behind ``write``, from ``head`` on: a write as its operation, a read as a tuple of it. A list and an
-        index: most vars have one or two, for which a deque is ten times larger. Made when first needed, then kept."""
+        """Operations behind ``write``, from ``head`` on. A list and an index: most vars have one or two, for which a
+        deque is ten times larger. Made when first needed, then kept."""
         self.head = 0
         self.failure: Any = None
         """A ``Failure``, or None."""
@@ -70,7 +70,7 @@ class Var:
         if self.write is None:
             self.readers += 1
         else:
-            self.append((op,))
+            self.append(op)
 
     def add_write(self, op: Any) -> None:
         """Register a write: as ``write``, granted if there are no readers, or behind another one."""
@@ -79,12 +79,12 @@ class Var:
         else:
             self.append(op)
 
-    def append(self, entry: Any) -> None:
-        """Put an entry of ``waiting`` behind ``write``."""
+    def append(self, op: Any) -> None:
+        """Put ``op`` behind ``write``."""
         if self.waiting is None:
-            self.waiting = [entry]
+            self.waiting = [op]
         else:
-            self.waiting.append(entry)
+            self.waiting.append(op)
 
     def finish_read(self, ready: deque[Any]) -> None:
         """A granted read is over."""
@@ -108,17 +108,15 @@ class Var:
         head, count = self.head, len(waiting)
         while head < count:
             op = waiting[head]
-            reads = type(op) is tuple  # a call, hence before anything is changed
             waiting[head] = None  # what it holds must not live until the list is cut
             self.head = head = head + 1
-            if not reads:
+            if self in op.writes:
                 self.write = op
                 if not self.readers:
                     op.wait -= 1
                     if not op.wait:
                         ready.append(op)
                 break
-            (op,) = op
             self.readers += 1
             op.wait -= 1
             if not op.wait:

@@ -40,7 +40,8 @@ class Waiting(Combining):
             WaitInWorkerError: called inside an operation.
             BaseException: whatever the failed operation raised, with a note that names it and the line of its push.
         """
-        self._forbid_wait("wait_for_var")
+        if running.engines:
+            self._forbid_wait("wait_for_var")
         if self._bulking:
             self._flush_bulk()
         if getattr(var, "engine", None) is not self:
@@ -50,7 +51,8 @@ class Waiting(Combining):
             self._apply()
         # Requests first: once there are none, those of this thread are admitted, and what they write says so.
         if self._requests or var.write is not None:
-            self._forbid_wait("wait_for_var", would_block=True)
+            if running.engines:
+                self._forbid_wait("wait_for_var", would_block=True)
             self._before_wait(var)
             if self._requests or var.write is not None:
                 self._block(var)
