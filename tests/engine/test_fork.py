@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from weftplan import blas, engine
-from weftplan.engine import core, factory, failure, forking, streams
+from weftplan.engine import core, factory, failure, streams
+from weftplan.engine.edges import forking
 from weftplan.tasks import arrays
 
 
@@ -215,7 +216,7 @@ def test_who_waits_at_the_gate(monkeypatch):
     mine, theirs, inner = (eng.new_variable() for _ in range(3))
     eng.push(lambda: None, (), [mine])
     eng.wait_for_var(mine)
-    eng._hold_pushes()
+    forking.hold_pushes(eng)
     late = threading.Thread(target=lambda: eng.push_async(lambda done: done(), (), [theirs]), daemon=True)
     late.start()
     eng.push(lambda: None, (), [mine])
@@ -224,7 +225,7 @@ def test_who_waits_at_the_gate(monkeypatch):
         time.sleep(0.001)
     assert mine.version == 3
     assert late.is_alive()
-    eng._let_pushes_go()
+    forking.let_pushes_go(eng)
     late.join(60)
     eng.wait_for_all()
     assert theirs.version == 1
@@ -321,7 +322,7 @@ def test_a_thread_on_its_way_into_the_gate():
     var, stop, held = eng.new_variable(), eng.stop, threading.Event()
 
     def enter():
-        with eng._gate._cond:
+        with eng._fork.gate._cond:
             held.set()
             time.sleep(0.5)
 

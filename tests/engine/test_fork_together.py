@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.test_fork import forked, in_child
 from weftplan import engine
-from weftplan.engine import forking
+from weftplan.engine.edges import forking
 from weftplan.errors import EngineError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_wait():
         parent = os.getpid()
 
         def interrupt():
-            while busy._gate is None:
+            while busy._fork.gate is None:
                 time.sleep(0.001)
             os.kill(parent, signal.SIGINT)
 
@@ -159,7 +159,7 @@ def test_ctrl_c_ends_the_wait():
         print(os.wait()[1])
         gate.set()
         for eng in (idle, busy, new):
-            assert (eng._gate, eng._seizer, len(eng._token), "_apply" in vars(eng)) == (None, None, 1, False)
+            assert (eng._fork.gate, eng._fork.seizer, len(eng._token), "_apply" in vars(eng)) == (None, None, 1, False)
         for eng, var in zip((idle, busy, new), variables):
             eng.push(lambda: None, (), [var])
             eng.wait_for_all()
@@ -202,5 +202,5 @@ def test_two_threads_fork_at_once(monkeypatch):
     assert not any(thread.is_alive() for thread in threads)
     for eng, var in zip(made, variables, strict=True):
         eng.wait_for_all()
-        assert (var.version, len(eng._token), eng._gate) == (20, 1, None)
+        assert (var.version, len(eng._token), eng._fork.gate) == (20, 1, None)
         eng.stop()

@@ -258,7 +258,7 @@ def test_ctrl_c_waits_for_a_short_operation():
     assert script("""
         import os, signal, threading
         from weftplan import engine
-        from weftplan.engine import shield
+        from weftplan.engine.edges import shield
 
         shield.PATIENCE_NS = 60_000_000_000  # however busy the machine is, the operation counts as short
         eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)

@@ -137,6 +137,7 @@ OTHERS = """
 import sys, threading, time
 from weftplan import engine
 from weftplan.engine import combining, waiting
+from weftplan.engine.edges import forking
 
 combining.PATIENCE_S = waiting.PATIENCE_S = 0.02
 eng = engine.create(sys.argv[1], cpu_workers=1)
@@ -161,12 +162,12 @@ for frames in range(sys.getrecursionlimit() - 40, sys.getrecursionlimit()):
         except BaseException as error:
             answers.append(error)
 
-    eng._seize()
+    forking.seize(eng)
     thread = threading.Thread(target=other, daemon=True)
     thread.start()
     while not eng._requests:
         time.sleep(0)
-    eng._leave()
+    forking.leave(eng)
     try:
         deep(frames, lambda: eng._wait_idle(0))
     except RecursionError:

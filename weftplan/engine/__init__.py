@@ -22,9 +22,9 @@ from typing import Any
 
 from weftplan.engine.core import Engine, Tracer
 from weftplan.engine.factory import create, debug_enabled, get, nested, set_engine, set_tracer, using
+from weftplan.engine.inspection import QueueStatistics, Statistics
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
-from weftplan.engine.statistics import QueueStatistics, Statistics
 from weftplan.engine.var import Var
 
 __all__ = [

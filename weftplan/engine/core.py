@@ -14,11 +14,11 @@ from weftplan import config
 from weftplan.device.context import Context, cpu
 from weftplan.engine.bulk import BulkGuard, BulkMember, BulkRun
 from weftplan.engine.debug import start_watchdog
-from weftplan.engine.dump import dump_dot, dump_text, snapshot
+from weftplan.engine.edges.forking import Fork
 from weftplan.engine.execution import Tracer as Tracer
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.forking import Forking
+from weftplan.engine.inspection import Statistics, dump_dot, dump_text, snapshot
 from weftplan.engine.operation import (
     DetailedBlock,
     FnProperty,
@@ -35,9 +35,9 @@ from weftplan.engine.operation import (
     searchable,
 )
 from weftplan.engine.sites import OWN, origin, push_site
-from weftplan.engine.statistics import Statistics
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
+from weftplan.engine.waiting import Waiting
 from weftplan.errors import EngineError
 from weftplan.locks import Lock, free_in_children
 
@@ -47,7 +47,7 @@ _delete_lock = free_in_children(Lock())
 """Held for what belongs together: no call but the last one, so neither a destructor nor a signal comes in between."""
 
 
-class Engine(Forking):
+class Engine(Waiting):
     """Base of all engines. Any thread may call anything here unless a method says otherwise.
 
     Not made directly: use :func:`weftplan.engine.create` or :func:`weftplan.engine.get`.
@@ -55,6 +55,7 @@ class Engine(Forking):
 
     def __init__(self) -> None:
         super().__init__()
+        self._fork = Fork()
         self._pusher: CodeType | None = None
         """The user's code that pushed last: most pushes come from a loop."""
         patience = config.lookup("WEFTPLAN_ENGINE_WATCHDOG_S")
@@ -343,6 +344,15 @@ class Engine(Forking):
         self._submit(op)
 
     # -- life of the engine -----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Wait for everything, then end the threads; failures stay to be raised by the next wait. Idempotent.
+
+        A later push starts threads again. Called inside an operation of this engine it does nothing.
+        """
+
+    def _forget_threads(self) -> None:
+        """In a forked child, where they do not exist."""
 
     def start(self) -> None:
         """Undo :meth:`stop`; threads are made when an operation needs them."""

@@ -11,8 +11,8 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from weftplan import blas, config
-from weftplan.engine import forking
 from weftplan.engine.core import Engine
+from weftplan.engine.edges import forking
 from weftplan.engine.execution import Tracer
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice

@@ -17,8 +17,8 @@ from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
+from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock, Waiter
-from weftplan.engine.statistics import QueueStatistics
 from weftplan.engine.var import Var
 
 
@@ -149,8 +149,8 @@ class NaiveEngine(Engine):
         done.wait()
         return result[0]
 
-    def _after_fork(self) -> None:
-        super()._after_fork()
+    def _forget_threads(self) -> None:
+        super()._forget_threads()
         self._sleepers.clear()
         self._deferred.clear()
         self._dispatched.clear()

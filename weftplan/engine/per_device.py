@@ -34,8 +34,8 @@ class ThreadedEnginePerDevice(ThreadedBase):
         self._copy_workers = copy_workers
         self._enlist()
 
-    def _after_fork(self) -> None:
-        super()._after_fork()
+    def _forget_threads(self) -> None:
+        super()._forget_threads()
         self._cpu_workers = config.process("MXNET_MP_WORKER_NTHREADS")
 
     def _route(self, op: OprBlock) -> WorkerQueue:

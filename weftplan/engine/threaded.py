@@ -12,8 +12,8 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
+from weftplan.engine.edges.helping import help_all, help_var
 from weftplan.engine.execution import running
-from weftplan.engine.helping import help_all, help_var
 from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.var import Var
 from weftplan.engine.workers import WorkerQueue
@@ -46,8 +46,8 @@ class ThreadedBase(Engine):
         self._finalizer: Any = weakref.finalize(self, _end, self._all_queues)
         self._finalizer.atexit = False
 
-    def _after_fork(self) -> None:
-        super()._after_fork()
+    def _forget_threads(self) -> None:
+        super()._forget_threads()
         # stop() took the queues away, but a push that was on its way may have made new ones and been run since: their
         # workers exist in the parent only, and waking one here would wake nobody.
         self._all_queues.clear()

@@ -73,6 +73,34 @@ class Helped(Works, Protocol):
     def _raise(self, failure: Any) -> None: ...
 
 
+class Forkable(Protocol):
+    """For forks."""
+
+    _completed: int
+    _fork: Any
+    _here: deque[Any]
+    _idle_waiters: list[Any]
+    _ready: deque[Any]
+    _requests: deque[Any]
+    _seq: int
+    _token: dict[int, Any]
+
+    @property
+    def _pending(self) -> int: ...
+
+    def _apply(self) -> None: ...
+
+    def _flush_bulk(self) -> None: ...
+
+    def _forget_threads(self) -> None: ...
+
+    def _refuse(self, message: str) -> None: ...
+
+    def _refuse_inside(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class Watched(Protocol):
     """For the watchdog."""
 

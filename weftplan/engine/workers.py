@@ -27,8 +27,8 @@ from weftplan.engine.bulk import BulkRun
 from weftplan.engine.combining import ONE
 from weftplan.engine.execution import once, report, running
 from weftplan.engine.failure import Failure
+from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import OprBlock, ample_room
-from weftplan.engine.statistics import QueueStatistics
 from weftplan.engine.streams import LATER, enter
 from weftplan.locks import Lock
 

@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
+from weftplan.engine.edges.shield import NEVER, clock, shield, shielded
 from weftplan.engine.execution import live_engines, running
-from weftplan.engine.shield import NEVER, clock, shield, shielded
-from weftplan.engine.waiting import Waiting
+from weftplan.engine.types import Forkable
 from weftplan.errors import EngineError
 
 _GATE_S = 1.0
@@ -35,7 +35,7 @@ class _Fork(threading.local):
     """The fork that this thread is in the middle of."""
 
     def __init__(self) -> None:
-        self.held: list[Forking] = []
+        self.held: list[Any] = []
         """Engines whose pushes are held back, and in whose region this thread is where it has got so far."""
         self.error: BaseException | None = None
         """What has ended the wait for them."""
@@ -47,131 +47,136 @@ _interrupt = iter(_thread.interrupt_main, 1)
 """A loop calls it without looking for signals afterwards."""
 
 
-class Forking(Waiting):
-    """What an engine does before and after a fork."""
+class Fork:
+    """What an engine keeps for forks."""
+
+    __slots__ = ("gate", "number", "seizer", "threads")
 
     def __init__(self) -> None:
-        super().__init__()
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         """Threads that fork at the same time take the engines in this order, so that none waits for the other."""
-        self._gate: threading.Event | None = None
+        self.gate: threading.Event | None = None
         """Where pushes of other threads wait while this process forks."""
-        self._forking: set[int] = set()
+        self.threads: set[int] = set()
         """Threads that fork."""
-        self._seizer: int | None = None
+        self.seizer: int | None = None
         """The forking thread that is inside."""
 
-    def stop(self) -> None:
-        """Wait for everything, then end the threads; failures stay to be raised by the next wait. Idempotent.
 
-        A later push starts threads again. Called inside an operation of this engine it does nothing.
-        """
+def hold_pushes(engine: Forkable) -> None:
+    """Before a fork: other threads' pushes wait, or a fork under load would wait for ever.
 
-    def _hold_pushes(self) -> None:
-        """Before a fork: other threads' pushes wait, or a fork under load would wait for ever.
+    Operations may push, since the fork waits for them; so may the forking thread. The rest waits a second at most: one
+    of them may be what an asynchronous operation needs to end.
+    """
+    fork = engine._fork
+    fork.threads.add(threading.get_ident())
+    if fork.gate is not None:  # another thread forks, too
+        return
+    gate, forking, apply = threading.Event(), fork.threads, type(engine)._apply
 
-        Operations may push, since the fork waits for them; so may the forking thread. The rest waits a second at most:
-        one of them may be what an asynchronous operation needs to end.
-        """
-        self._forking.add(threading.get_ident())
-        if self._gate is not None:  # another thread forks, too
-            return
-        gate, forking, apply = threading.Event(), self._forking, type(self)._apply
+    def held() -> None:
+        if threading.get_ident() not in forking and not running.engines:
+            gate.wait(_GATE_S)
+        apply(engine)
 
-        def held() -> None:
-            if threading.get_ident() not in forking and not running.engines:
-                gate.wait(_GATE_S)
-            apply(self)
+    fork.gate = gate
+    engine._apply = held  # type: ignore[method-assign]
 
-        self._gate = gate
-        self._apply = held  # type: ignore[method-assign]
 
-    def _let_pushes_go(self) -> None:
-        """After a fork, in the parent."""
-        self._forking.discard(threading.get_ident())
-        if not self._forking and self._gate is not None:
-            self.__dict__.pop("_apply", None)
-            self._gate.set()
-            self._gate = None
+def let_pushes_go(engine: Forkable) -> None:
+    """After a fork, in the parent."""
+    fork = engine._fork
+    fork.threads.discard(threading.get_ident())
+    if not fork.threads and fork.gate is not None:
+        engine.__dict__.pop("_apply", None)
+        fork.gate.set()
+        fork.gate = None
 
-    def _quiet(self) -> None:
-        """Before a fork: finish all work, and be inside."""
-        self._flush_bulk()  # or both sides would run it
-        self.stop()
-        self._seize()
-        while self._pending and not running.engines:
-            # Another thread has pushed in between, and left it to the one inside, which was this.
-            self._leave()
-            type(self)._apply(self)
-            time.sleep(0.0001)
-            self.stop()
-            self._seize()
 
-    def _seize(self) -> None:
-        """Before a fork: be the thread inside, until :meth:`_leave`, so that the child sees no half-made change."""
-        while not self._try_to_seize():
-            self._refuse_inside()
-            time.sleep(0.0001)
+def quiet(engine: Forkable) -> None:
+    """Before a fork: finish all work, and be inside."""
+    engine._flush_bulk()  # or both sides would run it
+    engine.stop()
+    seize(engine)
+    while engine._pending and not running.engines:
+        # Another thread has pushed in between, and left it to the one inside, which was this.
+        leave(engine)
+        type(engine)._apply(engine)
+        time.sleep(0.0001)
+        engine.stop()
+        seize(engine)
 
-    def _try_to_seize(self) -> bool:
-        me = threading.get_ident()
-        try:
-            del self._token[0]
-        except KeyError:
-            return False
-        self._seizer = me  # no call in between, hence no interrupt
-        return True
 
-    def _leave(self) -> None:
-        self._seizer = None
-        self._token[0] = 1
+def seize(engine: Forkable) -> None:
+    """Before a fork: be the thread inside, until :func:`leave`, so that the child sees no half-made change."""
+    while not try_to_seize(engine):
+        engine._refuse_inside()
+        time.sleep(0.0001)
 
-    def _after_fork(self) -> None:
-        """In a forked child: no thread but this one exists.
 
-        What was pending here (the fork came from inside an operation, or an interrupt ended the wait for it) will never
-        end: every use is refused. Requests of other threads are the parent's.
-        """
-        # The gate is not set: a thread that was about to wait there may have held its lock, and does not exist here.
-        self.__dict__.pop("_apply", None)
-        self._gate = None
-        self._forking.clear()
-        self._requests.clear()
-        self._ready.clear()
-        self._here.clear()
-        self._idle_waiters.clear()
-        whole = self._seizer is not None or bool(self._token)  # else a thread was in the middle of a change
-        self._seizer = None
-        self._token[0] = 1
-        if self._pending or not whole:
-            inside = running.engines
-            message = (
-                f"{self!r} was forked {'from inside one of its operations' if inside else 'before it was idle'}: its "
-                f"threads are gone and their work with them; fork outside of operations, or make a new engine and new "
-                f"arrays in the child"
-            )
+def try_to_seize(engine: Forkable) -> bool:
+    """Be the thread inside, if none is."""
+    me, fork = threading.get_ident(), engine._fork
+    try:
+        del engine._token[0]
+    except KeyError:
+        return False
+    fork.seizer = me  # no call in between, hence no interrupt
+    return True
 
-            self._refuse(message)
-            self._completed = self._seq
+
+def leave(engine: Forkable) -> None:
+    """Let another thread be inside."""
+    engine._fork.seizer = None
+    engine._token[0] = 1
+
+
+def forget_the_parent(engine: Forkable) -> None:
+    """In a forked child: no thread but this one exists.
+
+    What was pending (the fork came from inside an operation, or an interrupt ended the wait for it) will never end:
+    every use is refused. Requests of other threads are the parent's.
+    """
+    fork = engine._fork
+    # The gate is not set: a thread that was about to wait there may have held its lock, and does not exist here.
+    engine.__dict__.pop("_apply", None)
+    fork.gate = None
+    fork.threads.clear()
+    engine._requests.clear()
+    engine._ready.clear()
+    engine._here.clear()
+    engine._idle_waiters.clear()
+    whole = fork.seizer is not None or bool(engine._token)  # else a thread was in the middle of a change
+    fork.seizer = None
+    engine._token[0] = 1
+    if engine._pending or not whole:
+        when = "from inside one of its operations" if running.engines else "before it was idle"
+        engine._refuse(
+            f"{engine!r} was forked {when}: its threads are gone and their work with them; fork outside of "
+            f"operations, or make a new engine and new arrays in the child"
+        )
+        engine._completed = engine._seq
+    engine._forget_threads()
 
 
 def engines() -> list[Any]:
     """All live engines, oldest first; a WeakSet that another thread changes meanwhile is read again."""
     while True:
         try:
-            return sorted(live_engines, key=lambda engine: engine._number)
+            return sorted(live_engines, key=lambda engine: engine._fork.number)
         except RuntimeError:
             continue
 
 
-def _enter_all(held: list[Forking]) -> None:
+def _enter_all(held: list[Any]) -> None:
     """A loop of its own: the interpreter (3.14) looks for signals at its end, which no ``try`` around it covers."""
     new = engines()
     while new:
         for engine in new:
             held.append(engine)
-            engine._hold_pushes()
-            engine._quiet()
+            hold_pushes(engine)
+            quiet(engine)
         new = [engine for engine in engines() if engine not in held]  # another thread has made some meanwhile
 
 
@@ -192,7 +197,7 @@ def _before_fork() -> None:
             shield.__enter__()
         clock.since = NEVER
         for engine in engines():
-            if engine._seizer is None and engine._try_to_seize() and engine not in held:
+            if engine._fork.seizer is None and try_to_seize(engine) and engine not in held:
                 held.append(engine)
 
 
@@ -201,9 +206,9 @@ def _after_fork_in_parent() -> None:
     held = _fork.held[:]
     while _fork.held:
         engine = _fork.held.pop()
-        if engine._seizer == me:
-            engine._leave()
-        engine._let_pushes_go()
+        if engine._fork.seizer == me:
+            leave(engine)
+        let_pushes_go(engine)
     for engine in held:
         type(engine)._apply(engine)  # past the gate of another thread that forks, and waits for the rest of these
     error, guard = _fork.error, _fork.shield
@@ -243,7 +248,7 @@ def _in_forked_child() -> None:
     global in_child
     in_child = True
     for engine in engines():
-        engine._after_fork()
+        forget_the_parent(engine)
     _fork.held.clear()
     guard = _fork.shield
     _fork.error = _fork.shield = None

@@ -1,12 +1,37 @@
-"""What is pending and why, for people: as text, or as a graph in the DOT language."""
+"""Looking in: counts of what an engine did, and what is pending and why, as text or as a graph in the DOT language."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from weftplan.device.context import Context
 from weftplan.engine.operation import OprBlock, label_of
 from weftplan.engine.var import Var
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """One queue: where it belongs, how many operations its workers finished, how many wait in it, how many workers."""
+
+    context: Context | None
+    queue: str
+    completed: int
+    depth: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """An engine since it was made: operations pushed, finished, failed, skipped because others failed, pending."""
+
+    pushed: int
+    completed: int
+    failed: int
+    skipped: int
+    pending: int
+    queues: tuple[QueueStatistics, ...]
 
 
 class Pending(NamedTuple):

@@ -29,10 +29,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from weftplan import blas
+from weftplan.engine.edges.shield import NEVER, clock, shield, shielded
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.operation import ample_room
-from weftplan.engine.shield import NEVER, clock, shield, shielded
 from weftplan.engine.workers import WorkerQueue, completion
 
 if TYPE_CHECKING:
