@@ -276,7 +276,7 @@ _EXECUTOR = (
         low=0,
         high=2,
         meaning="Convolution algorithms: 0 heuristic, 1 measured within the workspace limit, 2 fastest.",
-        effect="no effect yet: convolution has one algorithm",
+        effect="no effect yet: kernels are chosen by a heuristic, as with 0 (WEFTPLAN_KERNELS)",
     ),
     _executor(
         name="MXNET_ENABLE_CUDA_GRAPHS",
@@ -482,7 +482,7 @@ _STORAGE = (
         "cudnn_exhaustive_search",
         False,
         "Measure every convolution algorithm and keep the fastest.",
-        effect="no effect yet: convolution has one algorithm",
+        effect="no effect yet: kernels are chosen by a heuristic, as with 0 (WEFTPLAN_KERNELS)",
         group="executor",
     ),
     _flag(

@@ -8,7 +8,13 @@ import time
 import torch
 from torch import nn
 
-SIZES = {"mlp": (128, (784,)), "lenet": (64, (1, 28, 28)), "resnet18": (32, (3, 32, 32))}
+SIZES = {
+    "mlp": (128, (784,)),
+    "lenet": (64, (1, 28, 28)),
+    "resnet18": (32, (3, 32, 32)),
+    "resnet18_224": (8, (3, 224, 224)),
+    "mobilenet": (4, (3, 224, 224)),
+}
 
 
 def mlp():
@@ -45,9 +51,32 @@ class Block(nn.Module):
         return torch.relu(self.body(x) + self.same(x))
 
 
-def resnet18():
+def conv(before, filters, stride, kernel, groups=1):
+    """A convolution with batch norm and relu."""
+    one = nn.Conv2d(before, filters, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [one, nn.BatchNorm2d(filters), nn.ReLU()]
+
+
+def mobilenet():
+    """As training_networks.mobilenet."""
+    layers, before = conv(3, 32, 2, 3), 32
+    steps = [(1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), *[(1, 512)] * 5, (2, 1024), (1, 1024)]
+    for stride, filters in steps:
+        layers += conv(before, before, stride, 3, before) + conv(before, filters, 1, 1)
+        before = filters
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 10))
+
+
+def resnet18_224():
+    """As training_networks.resnet18_224."""
+    return resnet18(large=True)
+
+
+def resnet18(large=False):
     """As training_networks.resnet18."""
-    layers, before = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()], 64
+    layers, before = conv(3, 64, 2 if large else 1, 7 if large else 3), 64
+    if large:
+        layers.append(nn.MaxPool2d(3, 2, 1))
     for filters in (64, 128, 256, 512):
         for block in (0, 1):
             layers.append(Block(before, filters, 2 if block == 0 and filters != 64 else 1))
@@ -65,17 +94,18 @@ def main(network, steps, threads):
     x, y = torch.rand(batch, *shape) * 2 - 1, torch.randint(0, 10, (batch,))
 
     def step():
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-        return time.perf_counter() - start, loss
+        return time.perf_counter() - start, time.process_time() - used, loss
 
     for _ in range(2):
         step()
     results = [step() for _ in range(steps)]
-    print(json.dumps({"step_s": statistics.median(t for t, _ in results), "loss": float(results[-1][1])}))
+    wall, cpu, losses = zip(*results, strict=True)
+    print(json.dumps({"step_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "loss": float(losses[-1])}))
 
 
 main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,6 +1,12 @@
-"""The three networks of bench_training.py over the symbol API that weftplan and MXNet 1.9.1 share."""
+"""The networks of bench_training.py over the symbol API that weftplan and MXNet 1.9.1 share."""
 
-SIZES = {"mlp": (128, (784,)), "lenet": (64, (1, 28, 28)), "resnet18": (32, (3, 32, 32))}
+SIZES = {
+    "mlp": (128, (784,)),
+    "lenet": (64, (1, 28, 28)),
+    "resnet18": (32, (3, 32, 32)),
+    "resnet18_224": (8, (3, 224, 224)),
+    "mobilenet": (4, (3, 224, 224)),
+}
 """Batch size and shape of a sample."""
 
 
@@ -25,21 +31,44 @@ def lenet(sym):
     return sym.FullyConnected(net, num_hidden=10, name="fc2")
 
 
-def resnet18(sym):
-    """The 18 layers for 32x32 images: 3x3 stem, stages of 64, 128, 256, 512 filters with two basic blocks each."""
+def _layers(sym):
+    """A function that adds a convolution with batch norm and relu, numbered."""
     count = [0]
 
-    def conv(x, filters, stride=1, kernel=3, act=True):
+    def conv(x, filters, stride=1, kernel=3, act=True, groups=1):
         count[0] += 1
         i = count[0]
-        pad = (kernel // 2,) * 2
-        x = sym.Convolution(
-            x, kernel=(kernel,) * 2, stride=(stride,) * 2, pad=pad, num_filter=filters, no_bias=True, name=f"conv{i}"
-        )
+        shape = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (kernel // 2,) * 2}
+        x = sym.Convolution(x, num_filter=filters, num_group=groups, no_bias=True, name=f"conv{i}", **shape)
         x = sym.BatchNorm(x, fix_gamma=False, eps=1e-5, name=f"bn{i}")
         return sym.Activation(x, act_type="relu", name=f"relu{i}") if act else x
 
-    net, before = conv(sym.Variable("data"), 64), 64
+    return conv
+
+
+def mobilenet(sym):
+    """MobileNet v1: depthwise and pointwise layers in turn."""
+    conv = _layers(sym)
+    net, before = conv(sym.Variable("data"), 32, stride=2), 32
+    steps = [(1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), *[(1, 512)] * 5, (2, 1024), (1, 1024)]
+    for stride, filters in steps:
+        net = conv(conv(net, before, stride, groups=before), filters, kernel=1)
+        before = filters
+    net = sym.Pooling(net, global_pool=True, pool_type="avg", kernel=(7, 7), name="pool")
+    return sym.FullyConnected(sym.Flatten(net), num_hidden=10, name="fc")
+
+
+def resnet18_224(sym):
+    """The 18 layers for 224x224 images: 7x7 stem of stride 2 and max pooling."""
+    return resnet18(sym, large=True)
+
+
+def resnet18(sym, large=False):
+    """The 18 layers for 32x32 images: 3x3 stem, stages of 64, 128, 256, 512 filters with two basic blocks each."""
+    conv = _layers(sym)
+    net, before = conv(sym.Variable("data"), 64, 2 if large else 1, 7 if large else 3), 64
+    if large:
+        net = sym.Pooling(net, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max", name="pool0")
     for filters in (64, 128, 256, 512):
         for block in (0, 1):
             stride = 2 if block == 0 and filters != 64 else 1

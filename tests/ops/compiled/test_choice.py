@@ -159,13 +159,13 @@ def test_a_child_after_a_fork_computes():
     """Functions compiled before a fork work in the child, and the child can compile what the parent did not."""
     code = """
 import os, numpy as np
-from weftplan.ops.compiled import dense, tables
+from weftplan.ops.compiled import dense, sizes
 from weftplan.ops.nn.conv_geometry import geometry
 def run(dtype):
     geo = geometry((2, 3, 8, 8), 5, (3, 3), (1, 1), (1, 1), (1, 1), (8, 8), 1, np.dtype(dtype), 1)
-    s = tables.sizes(geo)
+    s = sizes.sizes(geo)
     x = np.ones((2, 3, 8, 8), dtype); w = np.ones((5, 3, 3, 3), dtype); y = np.empty((2, 5, 8, 8), dtype)
-    need = tables.forward_scratch(s)
+    need = sizes.forward_scratch(s)
     dense.forward(s, x, w, None, y, np.empty(need.packed, "u1"), np.empty(need.padded, "u1"))
     assert y[0, 0, 4, 4] == 27 and y[0, 0, 0, 0] == 12
 run("f4")
@@ -181,14 +181,14 @@ run("f8")
 @needs_compiler
 def test_other_threads_run_meanwhile():
     """A kernel lets go of the interpreter: another thread counts while one long convolution runs."""
-    from weftplan.ops.compiled import dense, tables
+    from weftplan.ops.compiled import dense, sizes
     from weftplan.ops.nn.conv_geometry import geometry
 
     geo = geometry((8, 64, 48, 48), 64, (3, 3), (1, 1), (1, 1), (1, 1), (48, 48), 1, F32, 1)
-    s = tables.sizes(geo)
+    s = sizes.sizes(geo)
     x, w = np.ones((8, 64, 48, 48), F32), np.ones((64, 64, 3, 3), F32)
     y = np.empty_like(x)
-    need = tables.forward_scratch(s)
+    need = sizes.forward_scratch(s)
     scratch = np.empty(need.packed, np.uint8), np.empty(need.padded, np.uint8)
     dense.forward(s, x, w, None, y, *scratch)
     inside, counted, over = threading.Event(), [0], threading.Event()

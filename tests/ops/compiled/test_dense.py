@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weftplan.ops.compiled import dense, tables
+from weftplan.ops.compiled import dense, ir, jit, sizes
+from weftplan.ops.compiled import product as product_module
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=f"no compiled ke
 HOST = host()
 OTHER = (
     [
-        Target(HOST.cpu, HOST.features, bits, registers, HOST.compiler, whole=bits < HOST.bits)
+        Target(HOST.cpu, HOST.features, bits, registers, HOST.compiler, "x" if bits < HOST.bits else "")
         for bits, registers in ((128, 16), (256, 16), (512, 32))
         if bits != HOST.bits
     ]
@@ -82,18 +83,18 @@ def guarded(nbytes: int) -> tuple[Any, Any]:
 
 def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = None) -> list[Any]:
     """Output and both gradients, with exactly the declared scratch."""
-    s = tables.sizes(geo)
+    s = sizes.sizes(geo)
     results, guards = [], []
 
-    def scratch(need: tables.Scratch) -> tuple[Any, Any]:
+    def scratch(need: sizes.Scratch) -> tuple[Any, Any]:
         pairs = [guarded(need.packed), guarded(need.padded)]
         guards.extend(guard for _, guard in pairs)
         return pairs[0][0], pairs[1][0] if need.padded else None
 
     for shape, call in (
-        (dy, lambda out: dense.forward(s, x, w, b, out, *scratch(tables.forward_scratch(s)), target)),
-        (x, lambda out: dense.data_gradient(s, dy, w, out, *scratch(tables.data_scratch(s)), target)),
-        (w, lambda out: dense.weight_gradient(s, x, dy, out, *scratch(tables.weight_scratch(s)), target)),
+        (dy, lambda out: dense.forward(s, x, w, b, out, *scratch(sizes.forward_scratch(s)), target)),
+        (x, lambda out: dense.data_gradient(s, dy, w, out, *scratch(sizes.data_scratch(s)), target)),
+        (w, lambda out: dense.weight_gradient(s, x, dy, out, *scratch(sizes.weight_scratch(s)), target)),
     ):
         room = np.full(shape.size + 64, np.nan, x.dtype)
         out = room[32:-32].reshape(shape.shape)
@@ -213,3 +214,14 @@ def test_not_a_number_and_infinity_arrive():
     assert np.isnan(y).sum() == 9 * 9
     x[0, 1, 4, 4] = np.inf
     assert not np.isfinite(run(geo, x, w, b, dy)[0][0, :, 3:6, 3:6]).any()
+
+
+@pytest.mark.skipif(not OTHER, reason="x86 only")
+def test_code_for_avx512_compiles():
+    """The modules for a processor with AVX-512 compile on any x86."""
+    assert isinstance(HOST, Target)
+    features = ",".join(f"+avx512{part}" for part in ("f", "vl", "bw", "dq"))
+    target = Target("skylake-avx512", features, 512, 32, HOST.compiler, "v")
+    for scalar in ("float", "double"):
+        text = ir.module(product_module.functions(scalar, target), target.bits)
+        assert jit.compiled(text, target)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weftplan.ops import implementations, registry
-from weftplan.ops.compiled import depthwise_tables, tables
+from weftplan.ops.compiled import depthwise_tables, sizes
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
@@ -69,7 +69,7 @@ def arrays(one: dict[str, Any], geo: Geometry) -> tuple[Any, Any, Any]:
 
 def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) -> list[Any]:
     """Output and both gradients, with exactly the declared scratch, and nothing written beside anything."""
-    s = tables.sizes(geo)
+    s = sizes.sizes(geo)
     assert depthwise_tables.takes(s)
     found = []
     for like, call in (

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.compiled import dense, depthwise_tables, tables
-from weftplan.ops.compiled.tables import Scratch, Sizes, sizes
+from weftplan.ops.compiled import dense, depthwise_tables
+from weftplan.ops.compiled.sizes import Scratch, Sizes, data_scratch, forward_scratch, sizes, weight_scratch
 from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.nn import convolution, deconvolution
@@ -56,7 +56,7 @@ def _room(ctx: OpContext, s: Sizes, *scratches: Scratch) -> Room:
 
 def _data_scratch(s: Sizes) -> Scratch:
     """Scratch of the data gradient in :func:`_adjoint`: a plain product needs none."""
-    return Scratch(0, 0) if s.pointwise else tables.data_scratch(s)
+    return Scratch(0, 0) if s.pointwise else data_scratch(s)
 
 
 def _sum_to_bias(ograd: Any, target: Any) -> None:
@@ -115,13 +115,13 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     if out is not None:
         s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
         bias = None if params["no_bias"] else inputs[2]
-        _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, tables.forward_scratch(s)))
+        _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)))
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     ograd, data, weight = inputs
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
-    room = _room(ctx, s, _data_scratch(s), tables.weight_scratch(s))
+    room = _room(ctx, s, _data_scratch(s), weight_scratch(s))
     _adjoint(s, data, ograd, weight, outputs[0], outputs[1], room)
     if not params["no_bias"] and outputs[2] is not None:
         _sum_to_bias(ograd, outputs[2])
@@ -140,7 +140,7 @@ def _transposed(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: 
 def _transposed_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     ograd, data, weight = inputs
     s = sizes(_deconvolution_backward(params, [_spec(ograd), _spec(data)], []))
-    room = _room(ctx, s, tables.forward_scratch(s), tables.weight_scratch(s))
+    room = _room(ctx, s, forward_scratch(s), weight_scratch(s))
     _adjoint(s, ograd, data, None, None, outputs[1], room)
     if outputs[0] is not None:
         _correlate(s, ograd, weight, None, outputs[0], room)
@@ -172,13 +172,13 @@ def _provide(
     )
 
 
-_provide("Convolution", _forward, _convolution, 0, lambda s: [tables.forward_scratch(s)])
+_provide("Convolution", _forward, _convolution, 0, lambda s: [forward_scratch(s)])
 _provide(
     "_backward_Convolution",
     _backward,
     _convolution_backward,
     1,
-    lambda s: [_data_scratch(s), tables.weight_scratch(s)],
+    lambda s: [_data_scratch(s), weight_scratch(s)],
 )
 _provide("Deconvolution", _transposed, _deconvolution, 0, lambda s: [_data_scratch(s)])
 _provide(
@@ -186,5 +186,5 @@ _provide(
     _transposed_backward,
     _deconvolution_backward,
     1,
-    lambda s: [tables.forward_scratch(s), tables.weight_scratch(s)],
+    lambda s: [forward_scratch(s), weight_scratch(s)],
 )

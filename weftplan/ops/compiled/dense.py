@@ -6,7 +6,8 @@ from typing import Any
 
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.tables import Sizes, address
+from weftplan.ops.compiled.sizes import Sizes
+from weftplan.ops.compiled.tables import address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.schema import DType
 

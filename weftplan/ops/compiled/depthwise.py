@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weftplan.ops.compiled.copies import pad, pointer, word
 from weftplan.ops.compiled.ir import Function, Value
-from weftplan.ops.compiled.product import pad, pointer, word
 
 VECTOR_BYTES = 32
 ROWS = 4

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled import depthwise
+from weftplan.ops.compiled.copies import PAD
 from weftplan.ops.compiled.depthwise import PASS, VECTOR_BYTES
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.product import PAD
-from weftplan.ops.compiled.tables import Plan, Sizes, Words, address
+from weftplan.ops.compiled.sizes import Sizes
+from weftplan.ops.compiled.tables import Plan, Words, address
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.schema import DType
 

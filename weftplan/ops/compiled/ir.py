@@ -194,13 +194,13 @@ class Function:
         kind = self.vector
         return self.value(f"call {kind} @llvm.fma.{self._suffix}({kind} {a}, {kind} {b}, {kind} {c})")
 
-    def ordered(self, vector: str, number: Value) -> tuple[str, str]:
+    def ordered(self, vector: str, number: Value, register: str) -> tuple[str, str]:
         """Both values again, in a way that nothing that uses ``number`` can be moved before ``vector`` is computed.
 
-        It costs no instruction. Without it the compiler would read ahead until it runs out of registers.
+        It costs no instruction. Without it the compiler would read ahead until it runs out of registers. ``register``
+        is :attr:`Target.register <weftplan.ops.compiled.target.Target.register>`.
         """
         both = f"{{ {self.vector}, i64 }}"
-        register = "x" if self.lanes * self.size <= 32 else "v"
         pair = self.value(f'call {both} asm "", "={register},=r,0,1"({self.vector} {vector}, i64 {number})')
         return self.value(f"extractvalue {both} {pair}, 0"), self.value(f"extractvalue {both} {pair}, 1")
 

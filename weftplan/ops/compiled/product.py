@@ -18,15 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from weftplan.ops.compiled.copies import PACK, pack, pad, pointer, word
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.target import Target
 
-PAD = ("planes_step", "depth", "height", "width", "to_depth", "to_height", "to_width", "lead_depth",
-       "lead_width")  # fmt: skip
-"""How planes are copied with zeros around them: extents of the source and of the copy (elements), zeros in front."""
-PACK = ("rows", "row_step", "step", "length", "transposes", "panel_step")
-"""How the left side is packed: its channels, bytes between them, bytes between outer positions, inner positions (one
-element apart), whether channels lie further apart than inner positions, bytes of a packed panel."""
 PRODUCT = ("panel_step", "channels", "channel_step", "outer_table", "inner", "inner_table", "rows", "row_table",
            "columns", "column_table", "outer")  # fmt: skip
 """How a product runs. Tables hold pairs of bytes: (x, w) for the sum, (x, y) for places = rows times columns; ``rows``
@@ -37,111 +32,6 @@ GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image",
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
            "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
            "chunk")  # fmt: skip
-
-
-def word(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """The integer called ``name`` of a block of words."""
-    return function.word(words, names.index(name))
-
-
-def pointer(function: Function, words: str, names: Sequence[str], name: str) -> str:
-    """The pointer called ``name`` of a block of words."""
-    return function.pointer(words, names.index(name))
-
-
-def pad(scalar: str, lanes: int) -> Function:
-    """``pad(from, to, how, planes, lead_height)``: copies of planes, or bands of rows of them, with zeros around them.
-
-    Rows are written one after the other with whole vectors, each overwriting what the one before wrote too far: the
-    copy needs room for one vector behind it.
-    """
-    arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "planes"), ("i64", "lead_height"))
-    f = Function("pad", arguments, scalar, lanes, local=True)
-    get = {name: word(f, "%how", PAD, name) for name in PAD}
-    size, wide = f.size, f.lanes * f.size
-    row_bytes = f.mul(get["to_width"], size)
-    skip = f.larger(f.sub(0, get["lead_width"]), 0)
-    zeros = f.larger(get["lead_width"], 0)
-    count = f.larger(f.smaller(f.sub(get["width"], skip), f.sub(get["to_width"], zeros)), 0)
-    behind = f.add(zeros, count)
-    left_bytes, right_bytes = f.mul(zeros, size), f.mul(behind, size)
-    count_bytes, skip_bytes = f.mul(count, size), f.mul(skip, size)
-    with f.loop(0, "%planes") as plane:
-        source = f.at("%src", f.mul(plane, get["planes_step"]))
-        target = f.at("%dst", f.mul(plane, f.mul(f.mul(get["to_depth"], get["to_height"]), row_bytes)))
-        with f.loop(0, get["to_depth"]) as deep, f.loop(0, get["to_height"]) as high:
-            d, h = f.sub(deep, get["lead_depth"]), f.sub(high, "%lead_height")
-            inside = f.value(f"and i1 {f.compare('ult', d, get['depth'])}, {f.compare('ult', h, get['height'])}")
-            row = f.at(target, f.mul(f.add(f.mul(deep, get["to_height"]), high), row_bytes))
-            line = f.at(source, f.mul(f.add(f.mul(d, get["height"]), h), f.mul(get["width"], size)))
-            from_ = f.at(line, skip_bytes)
-            to = f.at(row, left_bytes)
-            data_bytes = f.choose(inside, count_bytes, 0)
-            data_end = f.choose(inside, right_bytes, 0)
-            front = f.choose(inside, left_bytes, 0)
-            with f.loop(0, front, wide) as i:
-                f.store("zeroinitializer", f.at(row, i))
-            whole = f.value(f"and i64 {data_bytes}, {-wide}")
-            with f.loop(0, whole, wide) as i:
-                f.store(f.load(f.at(from_, i)), f.at(to, i))
-            with f.when(f.compare("slt", whole, data_bytes)):
-                left = f.value(f"sdiv exact i64 {f.sub(data_bytes, whole)}, {size}")
-                f.store(f.load_masked(f.at(from_, whole), f.mask_below(left)), f.at(to, whole))
-            with f.loop(data_end, row_bytes, wide) as i:
-                f.store("zeroinitializer", f.at(row, i))
-    return f
-
-
-def pack(scalar: str, lanes: int) -> Function:
-    """``pack(from, to, how, outer, length)``: the left side of a product as panels."""
-    arguments = (("ptr", "src"), ("ptr", "dst"), ("ptr", "how"), ("i64", "outer"), ("i64", "length"))
-    f = Function("pack", arguments, scalar, lanes, local=True)
-    rows, row_step, step, transposes, panel_step = (
-        word(f, "%how", PACK, name) for name in ("rows", "row_step", "step", "transposes", "panel_step")
-    )
-    n, size = f.lanes, f.size
-    wide = n * size
-    buffer = f.local(f.scalar, n * n)
-    panels = f.value(f"udiv i64 {f.add(rows, n - 1)}, {n}")
-    turning = f.compare("ne", transposes, 0)
-    with f.loop(0, panels) as panel:
-        first = f.mul(panel, n)
-        left = f.sub(rows, first)
-        source = f.at("%src", f.mul(first, row_step))
-        target = f.at("%dst", f.mul(panel, panel_step))
-        with f.when(f.value(f"xor i1 {turning}, true")):
-            mask = f.mask_below(left)
-            with f.loop(0, "%outer") as a:
-                f.store(f.load_masked(f.at(source, f.mul(a, step)), mask), f.at(target, f.mul(a, wide)))
-        outer = f.choose(turning, "%outer", 0)
-        with f.loop(0, outer) as a:
-            begin = f.at(source, f.mul(a, step))
-            to = f.at(target, f.mul(f.mul(a, "%length"), wide))
-            full = f.compare("sge", left, n)
-            whole = f.choose(full, f.value(f"and i64 %length, {-n}"), 0)
-            with f.loop(0, whole, n) as b:
-                here = f.at(begin, f.mul(b, size))
-                turned = f.transposed([f.load(f.at(here, f.mul(lane, row_step))) for lane in range(n)])
-                there = f.at(to, f.mul(b, wide))
-                for lane, vector in enumerate(turned):
-                    f.store(vector, f.at(there, lane * wide))
-            with f.loop(whole, "%length", n) as b:
-                here = f.at(begin, f.mul(b, size))
-                count = f.smaller(f.sub("%length", b), n)
-                mask = f.mask_below(count)
-                vectors = []
-                for lane in range(n):
-                    there = f.compare("slt", lane, left)
-                    kind = f"<{n} x i1>"
-                    some = f.value(f"select i1 {there}, {kind} {mask}, {kind} zeroinitializer")
-                    offset = f.choose(there, f.mul(lane, row_step), 0)
-                    vectors.append(f.load_masked(f.at(here, offset), some))
-                for lane, vector in enumerate(f.transposed(vectors)):
-                    f.store(vector, f.at(buffer, lane * wide))
-                with f.loop(0, count) as lane_number:
-                    moved = f.load(f.at(buffer, f.mul(lane_number, wide)))
-                    f.store(moved, f.at(to, f.mul(f.add(b, lane_number), wide)))
-    return f
 
 
 class _Places:
@@ -198,16 +88,16 @@ class _Places:
         return sources, [f.word(self.targets, place) for place in range(count)]
 
 
-def product(scalar: str, lanes: int, places: Sequence[int], *, ordered: bool = True) -> Function:
+def product(scalar: str, lanes: int, places: Sequence[int], *, register: str) -> Function:
     """``product(x, w, y, bias, how, rows, first_outer, outers, adds)``.
 
     ``places`` are the numbers of places of a tile, the largest first: the last tile takes the smallest that suffices.
-    ``bias`` may be null. ``ordered``: see :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
+    ``bias`` may be null. ``register``: see :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
     """
     arguments = (("ptr", "x"), ("ptr", "w"), ("ptr", "y"), ("ptr", "bias"), ("ptr", "how"), ("i64", "rows"),
                  ("i64", "first"), ("i64", "outers"), ("i64", "adds"))  # fmt: skip
     f = Function("product", arguments, scalar, lanes, local=True)
-    tile = _Tile(f, places, ordered=ordered)
+    tile = _Tile(f, places, register=register)
     n, most = f.lanes, places[0]
     total = f.mul("%rows", tile.walk.columns)
     # All tiles are large but the last, which is the smallest that suffices.
@@ -237,9 +127,9 @@ def product(scalar: str, lanes: int, places: Sequence[int], *, ordered: bool = T
 class _Tile:
     """A few places of one or two panels: the sum in registers, then out to ``y``."""
 
-    def __init__(self, f: Function, places: Sequence[int], *, ordered: bool) -> None:
+    def __init__(self, f: Function, places: Sequence[int], *, register: str) -> None:
         self.f = f
-        self.ordered = ordered
+        self.register = register
         self.walk = _Places(f, "%how", "%rows", places[0])
         self.panel_step, self.channels, self.channel_step, self.inner = (
             word(f, "%how", PRODUCT, name) for name in ("panel_step", "channels", "channel_step", "inner")
@@ -345,8 +235,8 @@ class _Tile:
                     x = f.broadcast(f.at(source, x_here))
                     for panel in range(panels):
                         new = f.fma(x, factors[panel], f.load(place[panel]))
-                        if self.ordered:
-                            new, x_here = f.ordered(new, x_here)
+                        if self.register:
+                            new, x_here = f.ordered(new, x_here, self.register)
                         f.store(new, place[panel])
         return sums
 
@@ -458,6 +348,6 @@ def functions(scalar: str, target: Target) -> list[Function]:
     helpers = {
         "pad": pad(scalar, lanes),
         "pack": pack(scalar, lanes),
-        "product": product(scalar, lanes, target.places, ordered=target.whole),
+        "product": product(scalar, lanes, target.places, register=target.register),
     }
     return [*helpers.values(), gather(scalar, lanes, helpers), weights(scalar, lanes, helpers)]

@@ -27,8 +27,9 @@ class Target:
     """Vector registers."""
     compiler: str
     """Versions of llvmlite and LLVM."""
-    whole: bool = True
-    """Whether the processor has registers of that width; otherwise the compiler splits vectors, and all is slower."""
+    register: str = "x"
+    """What LLVM's inline assembly calls such a register; empty where the processor has none of that width, so that the
+    compiler splits vectors and all is slower."""
 
     @property
     def name(self) -> str:
@@ -76,10 +77,10 @@ def choose(machine: str, cpu: str, features: dict[str, bool], versions: str) -> 
     """The target for a processor with these features, or why there is none."""
     listed = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
     if machine in ("arm64", "aarch64"):
-        return Target(cpu, listed, 128, 32, versions)
+        return Target(cpu, listed, 128, 32, versions, "w")
     if machine in ("x86_64", "amd64"):
         if not (features.get("avx2") and features.get("fma")):
             return f"the processor ({cpu}) has no AVX2 with FMA"
         wide = all(features.get(name) for name in _WIDE)
-        return Target(cpu, listed, 512 if wide else 256, 32 if wide else 16, versions)
+        return Target(cpu, listed, *((512, 32, versions, "v") if wide else (256, 16, versions, "x")))
     return f"kernels are not written for {machine} processors"

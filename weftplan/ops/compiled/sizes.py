@@ -1,0 +1,276 @@
+"""Sizes of a compiled convolution: three axes, bands of rows, what its passes take as scratch.
+
+Everything follows from shapes and is the same on every machine, so that a plan made on one holds on another.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weftplan.ops.nn.conv_geometry import Geometry
+
+Triple = tuple[int, int, int]
+
+TOGETHER = 64
+"""Places below which images are taken together."""
+BAND_BYTES = 96 << 10
+"""Bytes of an image that are laid close together, to stay in the second cache while the panels of the weight pass."""
+BAND_PLACES = 48
+"""Fewest places for which the panels of the weight are worth passing by."""
+CHUNK = 512
+"""Pixels in one chain of additions of a weight's gradient. Part of the result's bits, so it depends on nothing."""
+PANEL_BYTES = 64
+"""Bytes of a vector on the widest machine: scratch is counted for it, so that a plan is the same on every machine."""
+
+
+def wide(rows: int, itemsize: int) -> int:
+    """``rows`` rounded up to whole panels of the widest machine."""
+    lanes = PANEL_BYTES // itemsize
+    return -(-rows // lanes) * lanes
+
+
+def _triple(values: Sequence[int], fill: int) -> Triple:
+    a, b, c = (*(fill,) * (3 - len(values)), *values)
+    return a, b, c
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One convolution with three spatial axes."""
+
+    batch: int
+    groups: int
+    channels: int
+    """Channels of the image in one group."""
+    filters: int
+    """Filters of one group."""
+    image: Triple
+    grid: Triple
+    kernel: Triple
+    stride: Triple
+    dilate: Triple
+    pad: Triple
+    itemsize: int
+
+    @property
+    def taps(self) -> int:
+        """Positions of the kernel."""
+        return math.prod(self.kernel)
+
+    @property
+    def pixels(self) -> int:
+        """Windows of an image."""
+        return math.prod(self.grid)
+
+    @property
+    def padded(self) -> Triple:
+        """Extents of an image as far as windows reach, padding included."""
+        a, b, c = (
+            (g - 1) * s + (k - 1) * d + 1
+            for g, s, k, d in zip(self.grid, self.stride, self.kernel, self.dilate, strict=True)
+        )
+        return a, b, c
+
+    @property
+    def pads(self) -> bool:
+        """Whether windows reach beyond the image."""
+        return any(self.pad) or any(p > i for p, i in zip(self.padded, self.image, strict=True))
+
+    @property
+    def pointwise(self) -> bool:
+        """True where the image itself is the right side of a matrix product."""
+        return self.taps == 1 and self.image == self.grid and not self.pads
+
+    @property
+    def source(self) -> Triple:
+        """Extents of what windows are taken from: the image or its padded copy."""
+        return self.padded if self.pads else self.image
+
+    @property
+    def together(self) -> int:
+        """Images of which a weight's gradient sums the pixels in one chain."""
+        return max(1, min(self.batch, CHUNK // self.pixels))
+
+    @property
+    def side_by_side(self) -> int:
+        """Images whose places one product takes together: as many as make its tiles worth their weights."""
+        return max(1, min(self.batch, TOGETHER // max(self.pixels, math.prod(self.image))))
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of windows in one chain, where an image has more than one chain."""
+        return max(1, CHUNK // self.grid[2])
+
+
+@functools.lru_cache(maxsize=1024)
+def sizes(geo: Geometry) -> Sizes:
+    """The same convolution with three axes."""
+    return Sizes(
+        batch=geo.batch,
+        groups=geo.groups,
+        channels=geo.channels // geo.groups,
+        filters=geo.filters // geo.groups,
+        image=_triple(geo.image, 1),
+        grid=_triple(geo.grid, 1),
+        kernel=_triple(geo.kernel, 1),
+        stride=_triple(geo.stride, 1),
+        dilate=_triple(geo.dilate, 1),
+        pad=_triple(geo.pad, 0),
+        itemsize=geo.dtype.itemsize,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Bytes of the two buffers of a pass."""
+
+    packed: int
+    padded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """How the source of a gathered product is copied: in bands of rows, with padding, or not at all."""
+
+    copies: bool
+    rows: int
+    """Rows of windows in a band; the last band may have fewer."""
+    count: int
+    extents: Triple
+    """Extents of a plane: of the copy, or of the source itself."""
+    lead: Triple
+    """Zeros in front of the first band."""
+    step: int
+    """Rows of the source from band to band."""
+
+
+def _bands(
+    planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_places: int, step: int, *, pads: bool,
+    itemsize: int,
+) -> Bands:  # fmt: skip
+    """Bands for ``rows`` rows of windows, each of ``row_places``, that are ``step`` source rows apart.
+
+    ``reach`` is what all of them read, padding included.
+    """
+    if not pads and planes * math.prod(source) * itemsize <= BAND_BYTES:
+        return Bands(False, rows, 1, source, (0, 0, 0), 0)
+    halo = reach[1] - (rows - 1) * step
+    row_bytes = planes * reach[0] * reach[2] * itemsize
+    most = (BAND_BYTES // row_bytes - halo) // step + 1
+    some = min(rows, max(most, -(-BAND_PLACES // row_places), 1))
+    count = -(-rows // some)
+    some = -(-rows // count)
+    return Bands(True, some, -(-rows // some), (reach[0], (some - 1) * step + halo, reach[2]), lead, some * step)
+
+
+@functools.lru_cache(maxsize=1024)
+def forward_bands(s: Sizes) -> Bands:
+    planes = s.side_by_side * s.groups * s.channels
+    return _bands(planes, s.image, s.padded, s.pad, s.grid[1], s.grid[0] * s.grid[2], s.stride[1], pads=s.pads,
+                  itemsize=s.itemsize)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def data_bands(s: Sizes) -> Bands:
+    reach = reach_of(s)
+    planes = s.side_by_side * s.groups * s.filters
+    rows, depth, width = (max(count for _, count, _ in reach.phases[axis]) for axis in (1, 0, 2))
+    return _bands(planes, s.grid, reach.extents, reach.lead, rows, depth * width, 1, pads=reach.pads,
+                  itemsize=s.itemsize)  # fmt: skip
+
+
+def forward_scratch(s: Sizes) -> Scratch:
+    """The weight as panels, and a band of an image."""
+    packed = s.groups * wide(s.filters, s.itemsize) * s.channels * s.taps * s.itemsize
+    bands = forward_bands(s)
+    return Scratch(packed, _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0)
+
+
+def data_scratch(s: Sizes) -> Scratch:
+    """The weight as panels of channels, and a band of an output gradient."""
+    packed = s.groups * wide(s.channels, s.itemsize) * s.filters * s.taps * s.itemsize
+    bands = data_bands(s)
+    return Scratch(packed, _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.filters) if bands.copies else 0)
+
+
+def weight_scratch(s: Sizes) -> Scratch:
+    """Output gradients of one chunk as panels, and the padded images of a chunk."""
+    together = s.together
+    pixels = together * s.pixels if together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
+    packed = wide(s.filters, s.itemsize) * pixels * s.itemsize
+    return Scratch(packed, _copy_bytes(s, s.padded, together * s.groups * s.channels) if s.pads else 0)
+
+
+def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:
+    return planes * math.prod(extents) * s.itemsize + PANEL_BYTES
+
+
+Phase = tuple[int, int, tuple[tuple[int, int], ...]]
+"""Positions along an axis that are read by the same taps: (the first, their number, (tap, what it reads for the first)
+for each tap)."""
+
+
+def runs_of(phase: Phase, apart: int, step: int, extent: int) -> list[Phase]:
+    """A phase cut into runs of positions for which the same taps read the source, 0…``extent``, and not padding.
+
+    Args:
+        apart: from one position to the next.
+        step: how much further along the source the next position reads.
+    """
+    first, count, taps = phase
+    found: list[Phase] = []
+    start = 0
+    mine: tuple[tuple[int, int], ...] = ()
+    for position in range(count + 1):
+        inside = tuple(tap for tap in taps if 0 <= tap[1] + position * step < extent)
+        if position and (position == count or inside != mine):
+            moved = tuple((tap, read + start * step) for tap, read in mine)
+            found.append((first + start * apart, position - start, moved))
+            start = position
+        mine = inside
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which output positions the data gradient reads along each axis."""
+
+    lead: Triple
+    extents: Triple
+    pads: bool
+    phases: tuple[tuple[Phase, ...], ...]
+    """Of each axis."""
+
+
+@functools.lru_cache(maxsize=1024)
+def reach_of(s: Sizes) -> Reach:
+    """Position h of an image is read by window (h + pad - tap · dilate) / stride where that is whole: positions of one
+    *phase*, which are a stride apart, are read by the same taps."""
+    phases, leads, extents, pads = [], [], [], False
+    for image, grid, kernel, stride, dilate, pad in zip(
+        s.image, s.grid, s.kernel, s.stride, s.dilate, s.pad, strict=True
+    ):
+        axis = []
+        low, high = 0, grid - 1
+        lows, highs = [], []
+        for first in range(min(stride, image)):
+            count = -(-(image - first) // stride)
+            taps = tuple(
+                (tap, (first + pad - tap * dilate) // stride)
+                for tap in range(kernel)
+                if (first + pad - tap * dilate) % stride == 0
+            )
+            axis.append((first, count, taps))
+            lows += [moved for _, moved in taps]
+            highs += [moved + count - 1 for _, moved in taps]
+        low, high = min(lows, default=0), max(highs, default=0)
+        pads = pads or low < 0 or high >= grid
+        phases.append(tuple(axis))
+        leads.append(-low)
+        extents.append(high - low + 1)
+    if not pads:
+        leads, extents = [0, 0, 0], list(s.grid)
+    return Reach((leads[0], leads[1], leads[2]), (extents[0], extents[1], extents[2]), pads, tuple(phases))
