@@ -9,7 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine, planner, sym
-from weftplan.planner.plan import Kind
+from weftplan.planner.inplace import Kind
 
 
 def chain():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weftplan.planner.plan import PlannedGraph
+from weftplan.planner.memory_plan import PlannedGraph
 
 
 def debug_str(planned: PlannedGraph) -> str:

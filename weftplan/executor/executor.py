@@ -23,7 +23,7 @@ from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray import zeros as nd_zeros
 from weftplan.ndarray.chunk import MovableChunk, nothing
-from weftplan.planner.plan import MemoryPlan, PlannedGraph
+from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import copy_graph

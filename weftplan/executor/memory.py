@@ -12,7 +12,7 @@ from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
 from weftplan.planner.assemble import alignment_of
-from weftplan.planner.plan import PlannedGraph
+from weftplan.planner.memory_plan import PlannedGraph
 
 _WIDEST = 8
 """Bytes of the widest element."""

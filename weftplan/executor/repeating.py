@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from weftplan.executor.schedule import Step
-from weftplan.planner.plan import PlannedGraph
+from weftplan.planner.memory_plan import PlannedGraph
 
 _Range = tuple[int, int, int]
 """(slab, first byte, byte behind the last)."""

@@ -25,7 +25,7 @@ from weftplan.ndarray.copying import device_end, route
 from weftplan.ndarray.invoke import read_only
 from weftplan.ops import grain
 from weftplan.ops.schema import Kernel, Op, OpContext, Req, Shape, aligned
-from weftplan.planner.plan import PlannedGraph
+from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from weftplan.planner.bars import Bar
 from weftplan.planner.budget import plan_within
-from weftplan.planner.call import plan
+from weftplan.planner.estimate import plan
 from weftplan.planner.graph import IndexedGraph
+from weftplan.planner.inplace import Kind
+from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, pack
 from weftplan.planner.pipeline import SizedGraph, plan_symbol, size_symbol
-from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
-from weftplan.planner.validate import validate
+from weftplan.planner.validation import validate
 from weftplan.symbol.hooks import set_planner
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From an assignment of storages to a finished :class:`~weftplan.planner.plan.MemoryPlan`.
+"""From an assignment of storages to a finished :class:`~weftplan.planner.memory_plan.MemoryPlan`.
 
 :func:`blocks` gives every storage a slab of its own and every device one workspace per colour; :func:`arena` gives
 every group of in-place entries and every workspace an offset in one slab per device.
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.graph import IntArray
-from weftplan.planner.inplace import Assignment
+from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.labels import GraphLabels
 from weftplan.planner.liveness import Facts, lifetimes, live_bytes
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.plan import Kind, MemoryPlan
 from weftplan.planner.reachability import MOST_STEPS, ancestors
 from weftplan.planner.workspace import with_added_outputs
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from weftplan.ops.schema import Shape
 from weftplan.planner.graph import IntArray
-from weftplan.planner.plan import Kind, MemoryPlan
+from weftplan.planner.inplace import Kind
+from weftplan.planner.layout import Layout
 
 CALLER = "(caller)"
 """Last reader of an output of the graph."""
@@ -23,7 +24,7 @@ class Bar:
 
     name: str
     kind: str
-    """Name of its :class:`~weftplan.planner.plan.Kind` in small letters, or ``workspace``."""
+    """Name of its :class:`~weftplan.planner.inplace.Kind` in small letters, or ``workspace``."""
     device: str
     first: int
     """Alive during steps [first, last)."""
@@ -51,7 +52,7 @@ class Bar:
         return asdict(self)
 
 
-def last_reader(plan: MemoryPlan, eid: int) -> str:
+def last_reader(plan: Layout, eid: int) -> str:
     """Name of the node that reads an entry last; :data:`CALLER` for an output, :data:`NOBODY` when there is none."""
     if eid in plan.outputs:
         return CALLER
@@ -60,7 +61,7 @@ def last_reader(plan: MemoryPlan, eid: int) -> str:
     return NOBODY if node == labels.maker(eid) else labels.node_name(node)
 
 
-def scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
+def scratch(plan: Layout) -> tuple[IntArray, IntArray]:
     """(nodes with scratch, their steps)."""
     steps = np.array(plan.labels.steps, dtype=np.int64)
     position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
@@ -69,7 +70,7 @@ def scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
     return nodes, position[nodes]
 
 
-def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
+def bars(plan: Layout, device: int | None = None) -> list[Bar]:
     """One bar per entry and per node's scratch, on one device (an index of ``plan.contexts``) or on all.
 
     Entries come first, in the order of their numbers; then scratch, in the order of its use.
@@ -132,7 +133,7 @@ def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
     return found
 
 
-def _bases(plan: MemoryPlan) -> IntArray:
+def _bases(plan: Layout) -> IntArray:
     """Where each slab begins in the picture of its device."""
     base = np.zeros(plan.num_slabs, dtype=np.int64)
     for device in range(len(plan.contexts)):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weftplan.errors import BudgetError
+from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.plan import PlannedGraph
 
 
 def plan_within(

@@ -15,7 +15,8 @@ from weftplan.ops.schema import DType, Shape
 from weftplan.planner.bars import last_reader
 from weftplan.planner.bars import scratch as scratch_of
 from weftplan.planner.graph import IntArray
-from weftplan.planner.plan import Kind, MemoryPlan
+from weftplan.planner.inplace import Kind
+from weftplan.planner.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Runs:
     device: IntArray
 
 
-def runs(plan: MemoryPlan) -> Runs:
+def runs(plan: Layout) -> Runs:
     """The runs of ``plan``, those of entries first (by storage, then time), then those of scratch."""
     held = np.flatnonzero(plan.entry_storage >= 0)
     held = held[np.lexsort((plan.entry_first[held], plan.entry_storage[held]))]
@@ -76,7 +77,7 @@ def runs(plan: MemoryPlan) -> Runs:
     )
 
 
-def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
+def timeline(plan: Layout, device: int | None = None) -> NDArray[np.int64]:
     """Bytes alive at each step, on device number ``device`` of the plan or on all of them."""
     found = runs(plan)
     chosen = slice(None) if device is None else found.device == device
@@ -86,7 +87,7 @@ def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
     return np.cumsum(change)[:-1]
 
 
-def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Alive]:
+def alive_at(plan: Layout, step: int, limit: int | None = None) -> list[Alive]:
     """Buffers alive at ``step``, the largest first; of entries that share memory, the one written last."""
     labels = plan.labels
     alive = np.flatnonzero((plan.entry_storage >= 0) & (plan.entry_first <= step) & (step < plan.entry_last))
@@ -121,13 +122,13 @@ def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Aliv
     return rows[:limit]
 
 
-def peak_step(plan: MemoryPlan) -> int:
+def peak_step(plan: Layout) -> int:
     """The first step at which most bytes are alive; 0 for an empty plan."""
     alive = timeline(plan)
     return int(alive.argmax()) if len(alive) else 0
 
 
-def summary(plan: MemoryPlan, limit: int = 10) -> str:
+def summary(plan: Layout, limit: int = 10) -> str:
     """The plan as text: totals, devices, kinds of entries, and what is alive at the peak."""
     step = peak_step(plan)
     steps = len(plan.labels.steps)
@@ -160,7 +161,7 @@ def summary(plan: MemoryPlan, limit: int = 10) -> str:
     return "\n".join(lines)
 
 
-def reuse(plan: MemoryPlan) -> str:
+def reuse(plan: Layout) -> str:
     """How many order edges the reuse of memory makes, in words, and what they cost."""
     text = f"{plan.num_reuse_edges} order edges from reuse"
     if not plan.num_reuse_edges and plan.num_added_waits:
@@ -170,7 +171,7 @@ def reuse(plan: MemoryPlan) -> str:
     return text
 
 
-def left_out(plan: MemoryPlan) -> str:
+def left_out(plan: Layout) -> str:
     """What the figures of a plan do not contain, in words."""
     absent = [
         "" if "optimizer_states" in plan.external_bytes else "optimizer states",
@@ -184,7 +185,7 @@ def left_out(plan: MemoryPlan) -> str:
     return f"Not in these figures: {', '.join(filter(None, absent))}."
 
 
-def compare(plan: MemoryPlan, other: MemoryPlan) -> str:
+def compare(plan: Layout, other: Layout) -> str:
     """Two plans side by side, with the ratio of ``other`` to ``plan``."""
     rows = [("", plan.strategy, other.strategy, "")]
     for name in ("peak", "lower_bound", "unshared_bytes", "total", "num_storages", "num_slabs", "num_reuse_edges"):

@@ -14,10 +14,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import Facts
-from weftplan.planner.plan import Kind
 
 Allocate = Callable[[int, int, int], int]
 """(entry, device, node) -> storage id: a released one, or the next new number."""
@@ -25,6 +25,24 @@ Release = Callable[[int, int], None]
 """(storage, node): every content of the storage is dead after ``node``."""
 Rule = Callable[[int, int, int], bool]
 """(node, input entry, output entry) -> whether the output takes the input's memory."""
+
+
+class Kind(IntEnum):
+    """Where the bytes of an entry come from."""
+
+    EXTERNAL = 0
+    """Given by the caller: arguments, auxiliary states, head gradients, gradient arrays. Storage -1."""
+    OWN = 1
+    """The first entry of its storage."""
+    SHARED = 2
+    """Its storage held another entry before, which is dead."""
+    INPLACE = 3
+    """Written over an input of the same node (:attr:`MemoryPlan.entry_inplace`)."""
+    ADDTO = 4
+    """Added into the memory of the partial gradient sum it belongs to (request ADD)."""
+    UNUSED = 5
+    """Nobody reads it: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
+    ``compat="mxnet"`` keep one for it, as MXNet does."""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ class PlanOptions:
     num_temp: int = 1
     """Colours of branches: more keep branches more independent and need more memory. Whole blocks pass between nodes of
     one colour only; the offsets of ``arena`` make somebody wait for memory as rarely as they can in the bytes that the
-    colours need apart (:attr:`MemoryPlan.num_added_waits <weftplan.planner.plan.MemoryPlan.num_added_waits>`)."""
+    colours need apart (``MemoryPlan.num_added_waits`` counts)."""
     inplace_grad_sum_cap: int = 8
     """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
     eliminate_common_expr: bool = True
@@ -63,9 +63,8 @@ class PlanOptions:
     attribute ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as
     MXNET_MEMORY_OPT), ``sqrt`` (all between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
     budget: int | None = None
-    """Most bytes that :attr:`MemoryPlan.peak <weftplan.planner.plan.MemoryPlan.peak>` may have (less those
-    :attr:`on the host <weftplan.planner.plan.MemoryPlan.on_host>`, see :attr:`spill`); what is computed again is chosen
-    for the least time that fits, whatever :attr:`recompute` says."""
+    """Most bytes that ``MemoryPlan.peak`` may have (less those on the host, ``MemoryPlan.on_host``, see :attr:`spill`);
+    what is computed again is chosen for the least time that fits, whatever :attr:`recompute` says."""
     kernels: str = "auto"
     """Who computes: ``auto`` (compiled kernels where they are expected to be faster), ``native`` (wherever they can) or
     ``numpy``. What a chosen kernel needs as scratch is counted; without llvmlite there are NumPy's only."""

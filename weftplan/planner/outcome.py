@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.plan import MemoryPlan
 from weftplan.planner.strategies import plan_memory
 
 

@@ -19,8 +19,9 @@ from weftplan.errors import PlanError
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner import recompute, spill
 from weftplan.planner.graph import IndexedGraph, depth_first_order
-from weftplan.planner.inplace import Assignment
+from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import Facts, collect
+from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.paddle import breadth_first
@@ -29,7 +30,6 @@ from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
 from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
 from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
-from weftplan.planner.plan import Kind, PlannedGraph
 from weftplan.planner.workspace import operator_choices, operator_workspaces
 from weftplan.symbol.node import Entry, Node
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError
+from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import StoredLabels
+from weftplan.planner.layout import Layout
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.plan import Kind, MemoryPlan
+
+L = TypeVar("L", bound=Layout)
 
 FORMAT = "weftplan-plan"
 VERSION = 1
 
 
-def dumps(plan: MemoryPlan) -> str:
+def dumps(plan: Layout) -> str:
     """``plan`` as JSON text."""
     labels = plan.labels
     entries = [
@@ -86,8 +89,8 @@ def dumps(plan: MemoryPlan) -> str:
     return head.removesuffix("\n}") + ",\n" + ",\n".join(rows) + "\n}\n"
 
 
-def loads(text: str) -> MemoryPlan:
-    """The plan in ``text``.
+def loads(text: str, kind: type[L]) -> L:
+    """The plan in ``text``, as an object of this kind.
 
     Raises:
         FormatError: not JSON, not a plan, or a newer version; names the field that is missing or malformed.
@@ -101,7 +104,7 @@ def loads(text: str) -> MemoryPlan:
     if document.get("version") != VERSION:
         raise FormatError(f"plan of version {document.get('version')!r}; this release reads version {VERSION}")
     try:
-        return _plan(document)
+        return _plan(document, kind)
     except KeyError as error:
         raise FormatError(f"the plan lacks field {error}") from error
     except (TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
@@ -112,12 +115,12 @@ def loads(text: str) -> MemoryPlan:
         raise FormatError(f"the plan is malformed: {error}") from error
 
 
-def _plan(document: dict[str, Any]) -> MemoryPlan:
+def _plan(document: dict[str, Any], kind: type[L]) -> L:
     entries, nodes, storages, slabs = (document[key] for key in ("entries", "nodes", "storages", "slabs"))
     after = [_integers(row["after"], len(storages), "after of a storage") for row in storages]
     pointers = np.zeros(len(storages) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in after], out=pointers[1:])
-    plan = MemoryPlan(
+    plan = kind(
         strategy=str(document["strategy"]),
         options=PlanOptions(**document["options"]),
         contexts=tuple(Context(kind, index) for kind, index in document["devices"]),

@@ -10,8 +10,8 @@ from weftplan.planner.assemble import Buffers, arena, blocks
 from weftplan.planner.inplace import Assignment, add_in_place, assign
 from weftplan.planner.liveness import Facts
 from weftplan.planner.match_range import BlockPool, colors
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.plan import MemoryPlan
 from weftplan.planner.reachability import MOST_STEPS
 
 

@@ -8,7 +8,7 @@ import re
 from importlib import resources
 from typing import Any
 
-from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.memory_plan import MemoryPlan
 
 MOST_BARS = 20_000
 """A page shows so many buffers, the largest ones: a browser draws them without delay."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import MXNetError
-from weftplan.planner.plan import MemoryPlan
+from weftplan.planner.memory_plan import MemoryPlan
 
 
 def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
 from weftplan.planner.assemble import Buffers
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.outcome import Outcome, planned
-from weftplan.planner.plan import MemoryPlan
 from weftplan.planner.spill.link import PCIE
 from weftplan.planner.spill.rewrite import Spill, can_spill, spilled
 from weftplan.planner.spill.search import Search

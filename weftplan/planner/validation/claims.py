@@ -1,6 +1,6 @@
 """What a plan claims, computed again from the graph: order, sizes, kinds, devices, lifetimes, totals.
 
-The static half of :mod:`weftplan.planner.validate`; it shares no code with the strategies either.
+The static half of :mod:`weftplan.planner.validation`; it shares no code with the strategies either.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from itertools import accumulate
 
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Op, Req
-from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
+from weftplan.planner.inplace import Kind
+from weftplan.planner.layout import Layout
+from weftplan.planner.memory_plan import PlannedGraph
 
 
 class Claims:
@@ -22,7 +24,7 @@ class Claims:
     def __init__(self, planned: PlannedGraph) -> None:
         self.planned = planned
         self.graph = planned.graph
-        self.plan: MemoryPlan = planned.memory
+        self.plan: Layout = planned.memory
         self.gradients = set(planned.gradients.values())
         self.external = {int(self.graph.row[n]) for n in self.graph.variables()} | self.gradients
         self.storage_of = self.plan.entry_storage.tolist()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
-from weftplan.planner.byte_map import ByteMap
-from weftplan.planner.plan import Kind, MemoryPlan, PlannedGraph
-from weftplan.planner.validate_claims import Claims
-from weftplan.planner.validate_layout import check_layout
+from weftplan.planner.inplace import Kind
+from weftplan.planner.layout import Layout
+from weftplan.planner.memory_plan import PlannedGraph
+from weftplan.planner.validation.byte_map import ByteMap
+from weftplan.planner.validation.claims import Claims
+from weftplan.planner.validation.stated import check_layout
 
 
-def validate(planned: PlannedGraph | MemoryPlan) -> None:
+def validate(planned: PlannedGraph | Layout) -> None:
     """Check a plan from end to end; returns when nothing is wrong.
 
     A planned graph is replayed node by node. A plan alone (from a file) does not say who reads what: its layout is
@@ -24,7 +26,7 @@ def validate(planned: PlannedGraph | MemoryPlan) -> None:
     Raises:
         PlanError: the plan is wrong; the message names the entries that clash, their storage and the step.
     """
-    if isinstance(planned, MemoryPlan):
+    if isinstance(planned, Layout):
         check_layout(planned)
     else:
         check_layout(planned.memory)

@@ -16,7 +16,6 @@ from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.backward_order import reversed_backward
 from weftplan.planner.recompute.cost import node_seconds
-from weftplan.planner.recompute.curve import curve
 from weftplan.planner.recompute.echo import chosen_echo
 from weftplan.planner.recompute.forward_order import stepwise_forward
 from weftplan.planner.recompute.ladder import Ladder
@@ -24,6 +23,7 @@ from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.rules import chosen_v1, has_forced
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
+from weftplan.planner.recompute.trade_off import curve
 from weftplan.planner.strategies import assignment
 
 WORTH_A_PLAN = 0.99

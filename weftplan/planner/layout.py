@@ -1,4 +1,4 @@
-"""A memory plan, and the graph it belongs to: frozen data, no behaviour beyond look-ups.
+"""Who lives where, when: the arrays of a memory plan and look-ups in them, which reports and validators read.
 
 Words: an *entry* is one output of one node. A *storage* is what entries share, either because one is computed in place
 of another or because their lifetimes do not meet. A *slab* is one allocation on one device; a storage is a byte range
@@ -17,48 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
-from html import escape
-from os import PathLike
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.device.context import Context
-from weftplan.ops.implementations import Choice
-from weftplan.ops.schema import DType, Req, Shape
-from weftplan.planner.graph import IndexedGraph, IntArray
-from weftplan.planner.hooks import report
+from weftplan.planner.graph import IntArray
+from weftplan.planner.labels import Labels
 from weftplan.planner.options import PlanOptions
-
-if TYPE_CHECKING:
-    from weftplan.planner.bars import Bar
-    from weftplan.planner.explain import Alive
-    from weftplan.planner.labels import Labels
-
-
-class Kind(IntEnum):
-    """Where the bytes of an entry come from."""
-
-    EXTERNAL = 0
-    """Given by the caller: arguments, auxiliary states, head gradients, gradient arrays. Storage -1."""
-    OWN = 1
-    """The first entry of its storage."""
-    SHARED = 2
-    """Its storage held another entry before, which is dead."""
-    INPLACE = 3
-    """Written over an input of the same node (:attr:`MemoryPlan.entry_inplace`)."""
-    ADDTO = 4
-    """Added into the memory of the partial gradient sum it belongs to (request ADD)."""
-    UNUSED = 5
-    """Nobody reads it: the request is NULL, nothing is written, and it has no memory, except that whole blocks with
-    ``compat="mxnet"`` keep one for it, as MXNet does."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MemoryPlan:
+class Layout:
     """Who lives where, when. Arrays are read-only; their index is an entry, storage, slab or node id."""
 
     strategy: str
@@ -155,13 +126,6 @@ class MemoryPlan:
         return sum(n for context, n in self.peak_by_device.items() if context.device_type == "cpu_pinned")
 
     @property
-    def left_out(self) -> str:
-        """What none of the figures contains, in words."""
-        from weftplan.planner import explain
-
-        return explain.left_out(self)
-
-    @property
     def num_storages(self) -> int:
         """Number of storages, workspaces included."""
         return len(self.storage_nbytes)
@@ -196,76 +160,6 @@ class MemoryPlan:
         ptr, rows = self._before
         return np.union1d(self.after(storage), rows[ptr[storage] : ptr[storage + 1]]).astype(np.int32)
 
-    def timeline(self, device: int | None = None) -> NDArray[np.int64]:
-        """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all; see :mod:`.explain`."""
-        from weftplan.planner import explain
-
-        return explain.timeline(self, device)
-
-    def alive_at_peak(self, limit: int | None = None) -> list[Alive]:
-        """The buffers that are alive when most bytes are, the largest first."""
-        from weftplan.planner import explain
-
-        return explain.alive_at(self, explain.peak_step(self), limit)
-
-    def bars(self, device: int | None = None) -> list[Bar]:
-        """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
-        from weftplan.planner.bars import bars
-
-        return bars(self, device)
-
-    def summary(self, limit: int = 10) -> str:
-        """The plan as text, with the ``limit`` largest buffers at the peak."""
-        from weftplan.planner import explain
-
-        return explain.summary(self, limit)
-
-    def compare(self, other: MemoryPlan) -> str:
-        """A table of this plan beside another."""
-        from weftplan.planner import explain
-
-        return explain.compare(self, other)
-
-    def to_html(self, *, title: str = "memory plan") -> str:
-        """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""
-        return str(report("html")(self, title=title))
-
-    def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
-        """Draw the buffers over time with matplotlib.
-
-        Args:
-            path: where to save the picture (its ending says the format: svg, png, pdf); None: nowhere.
-            title: above the picture.
-
-        Returns:
-            The ``matplotlib.figure.Figure``.
-
-        Raises:
-            MXNetError: matplotlib is not installed.
-        """
-        return report("plot")(self, path, title=title)
-
-    def _repr_html_(self) -> str:
-        """The summary, for notebooks."""
-        return f"<pre>{escape(self.summary())}</pre>"
-
-    def to_json(self) -> str:
-        """The plan as JSON text, which :meth:`from_json` reads back."""
-        from weftplan.planner import plan_file
-
-        return plan_file.dumps(self)
-
-    @staticmethod
-    def from_json(text: str) -> MemoryPlan:
-        """A plan from JSON text. Only its form is checked here; ``planner.validate`` judges what it says.
-
-        Raises:
-            FormatError: not a plan, truncated, or written by a newer version.
-        """
-        from weftplan.planner import plan_file
-
-        return plan_file.loads(text)
-
     @cached_property
     def _before(self) -> tuple[IntArray, NDArray[np.int32]]:
         """The rows of :meth:`after` transposed."""
@@ -273,56 +167,3 @@ class MemoryPlan:
         by_earlier = np.argsort(self.after_storages, kind="stable")
         counts = np.bincount(self.after_storages, minlength=self.num_storages)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), later[by_earlier]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlannedGraph:
-    """A graph ready to execute: order, shapes, devices, requests and memory."""
-
-    graph: IndexedGraph
-    """Heads: the forward outputs, then one gradient entry per argument in :attr:`gradients`."""
-    order: list[int]
-    """Operator node ids in execution order, skipped ones included; variables are not in it."""
-    num_forward_nodes: int
-    """The first ``num_forward_nodes`` steps of :attr:`order` are the forward part and need nothing of the rest."""
-    shapes: list[Shape]
-    """Per entry."""
-    dtypes: list[DType]
-    """Per entry."""
-    devices: list[Context]
-    """Per node."""
-    requests: list[Req]
-    """Per entry, what its kernel has to do with the output; WRITE for variables, which nobody computes."""
-    skipped: frozenset[int]
-    """Node ids that must not run: sums whose terms are added in place by whoever makes them."""
-    outputs: list[int]
-    """Entry ids of the forward outputs."""
-    gradients: dict[str, int]
-    """Argument name -> entry id of its gradient (external memory); arguments with grad_req null are absent."""
-    grad_req: dict[str, Req]
-    """Argument name -> NULL, WRITE or ADD."""
-    head_grads: list[int]
-    """Per output the node id of variable ``_head_grad_<i>``, or -1 when no gradient reads it."""
-    arguments: dict[str, int]
-    """Argument name -> node id of the variable, in ``list_arguments`` order; -1 when the graph does not use it."""
-    aux: dict[str, int]
-    """Auxiliary state name -> node id of the variable, in ``list_auxiliary_states`` order."""
-    memory: MemoryPlan
-    notes: tuple[str, ...] = ()
-    """What the planner decided and a user may want to know, in words."""
-    kernels: Mapping[int, Choice] = field(default_factory=dict)
-    """Node id -> which implementation computes it; nodes that have but one and need no scratch may be absent."""
-
-    @property
-    def trains(self) -> bool:
-        """True when gradients are computed."""
-        return bool(self.gradients)
-
-    def variables(self) -> dict[str, tuple[Shape, DType]]:
-        """Shape and dtype of each argument and auxiliary state."""
-        rows = {name: self.graph.row[nid] for name, nid in (self.arguments | self.aux).items()}
-        return {name: (self.shapes[e], self.dtypes[e]) for name, e in rows.items()}
-
-    def entry_device(self, eid: int) -> Context:
-        """Device of an entry: that of the node that makes it."""
-        return self.devices[int(self.graph.entry_node[eid])]

@@ -10,9 +10,9 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError, did_you_mean
 from weftplan.ops.schema import Req, Shape
 from weftplan.planner.budget import plan_within
+from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.pipeline import size_symbol
-from weftplan.planner.plan import MemoryPlan, PlannedGraph
 from weftplan.planner.recompute import parse_bytes
 
 ORDERS = {"given": False, "best": True}

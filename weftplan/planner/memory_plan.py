@@ -1,0 +1,139 @@
+"""A memory plan with what one asks of it, and the graph that it belongs to: frozen data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weftplan.device.context import Context
+from weftplan.ops.implementations import Choice
+from weftplan.ops.schema import DType, Req, Shape
+from weftplan.planner import bars, explain, plan_file
+from weftplan.planner.graph import IndexedGraph
+from weftplan.planner.hooks import report
+from weftplan.planner.layout import Layout
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MemoryPlan(Layout):
+    """Who lives where, when, in words, tables and pictures; the figures and arrays are those of :class:`.Layout`."""
+
+    @property
+    def left_out(self) -> str:
+        """What none of the figures contains, in words."""
+        return explain.left_out(self)
+
+    def timeline(self, device: int | None = None) -> NDArray[np.int64]:
+        """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all; see :mod:`.explain`."""
+        return explain.timeline(self, device)
+
+    def alive_at_peak(self, limit: int | None = None) -> list[explain.Alive]:
+        """The buffers that are alive when most bytes are, the largest first."""
+        return explain.alive_at(self, explain.peak_step(self), limit)
+
+    def bars(self, device: int | None = None) -> list[bars.Bar]:
+        """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
+        return bars.bars(self, device)
+
+    def summary(self, limit: int = 10) -> str:
+        """The plan as text, with the ``limit`` largest buffers at the peak."""
+        return explain.summary(self, limit)
+
+    def compare(self, other: MemoryPlan) -> str:
+        """A table of this plan beside another."""
+        return explain.compare(self, other)
+
+    def to_html(self, *, title: str = "memory plan") -> str:
+        """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""
+        return str(report("html")(self, title=title))
+
+    def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
+        """Draw the buffers over time with matplotlib.
+
+        Args:
+            path: where to save the picture (its ending says the format: svg, png, pdf); None: nowhere.
+            title: above the picture.
+
+        Returns:
+            The ``matplotlib.figure.Figure``.
+
+        Raises:
+            MXNetError: matplotlib is not installed.
+        """
+        return report("plot")(self, path, title=title)
+
+    def _repr_html_(self) -> str:
+        """The summary, for notebooks."""
+        return f"<pre>{escape(self.summary())}</pre>"
+
+    def to_json(self) -> str:
+        """The plan as JSON text, which :meth:`from_json` reads back."""
+        return plan_file.dumps(self)
+
+    @staticmethod
+    def from_json(text: str) -> MemoryPlan:
+        """A plan from JSON text. Only its form is checked here; ``planner.validate`` judges what it says.
+
+        Raises:
+            FormatError: not a plan, truncated, or written by a newer version.
+        """
+        return plan_file.loads(text, MemoryPlan)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedGraph:
+    """A graph ready to execute: order, shapes, devices, requests and memory."""
+
+    graph: IndexedGraph
+    """Heads: the forward outputs, then one gradient entry per argument in :attr:`gradients`."""
+    order: list[int]
+    """Operator node ids in execution order, skipped ones included; variables are not in it."""
+    num_forward_nodes: int
+    """The first ``num_forward_nodes`` steps of :attr:`order` are the forward part and need nothing of the rest."""
+    shapes: list[Shape]
+    """Per entry."""
+    dtypes: list[DType]
+    """Per entry."""
+    devices: list[Context]
+    """Per node."""
+    requests: list[Req]
+    """Per entry, what its kernel has to do with the output; WRITE for variables, which nobody computes."""
+    skipped: frozenset[int]
+    """Node ids that must not run: sums whose terms are added in place by whoever makes them."""
+    outputs: list[int]
+    """Entry ids of the forward outputs."""
+    gradients: dict[str, int]
+    """Argument name -> entry id of its gradient (external memory); arguments with grad_req null are absent."""
+    grad_req: dict[str, Req]
+    """Argument name -> NULL, WRITE or ADD."""
+    head_grads: list[int]
+    """Per output the node id of variable ``_head_grad_<i>``, or -1 when no gradient reads it."""
+    arguments: dict[str, int]
+    """Argument name -> node id of the variable, in ``list_arguments`` order; -1 when the graph does not use it."""
+    aux: dict[str, int]
+    """Auxiliary state name -> node id of the variable, in ``list_auxiliary_states`` order."""
+    memory: MemoryPlan
+    notes: tuple[str, ...] = ()
+    """What the planner decided and a user may want to know, in words."""
+    kernels: Mapping[int, Choice] = field(default_factory=dict)
+    """Node id -> which implementation computes it; nodes that have but one and need no scratch may be absent."""
+
+    @property
+    def trains(self) -> bool:
+        """True when gradients are computed."""
+        return bool(self.gradients)
+
+    def variables(self) -> dict[str, tuple[Shape, DType]]:
+        """Shape and dtype of each argument and auxiliary state."""
+        rows = {name: self.graph.row[nid] for name, nid in (self.arguments | self.aux).items()}
+        return {name: (self.shapes[e], self.dtypes[e]) for name, e in rows.items()}
+
+    def entry_device(self, eid: int) -> Context:
+        """Device of an entry: that of the node that makes it."""
+        return self.devices[int(self.graph.entry_node[eid])]

@@ -1,0 +1,7 @@
+"""An independent judge of plans, which shares no code with whoever makes them: see :func:`validate`."""
+
+from __future__ import annotations
+
+from weftplan.planner.validation.replay import validate
+
+__all__ = ["validate"]
