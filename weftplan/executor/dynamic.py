@@ -28,7 +28,7 @@ from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.chunk import Chunk, push
 from weftplan.ndarray.dynamic import DynamicChunk
-from weftplan.planner.plan import PlannedGraph
+from weftplan.planner.memory_plan import PlannedGraph
 
 
 class DynamicMemory(PlannedMemory):

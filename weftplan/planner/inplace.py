@@ -85,8 +85,7 @@ def assign(
     """
     graph, row, refs = facts.graph, facts.graph.row, facts.refs
     inputs, reads, pairs, external = graph.inputs, facts.reads, facts.pairs, facts.external
-    elements, dtypes, device = facts.elements, facts.dtypes, facts.device
-    entry_node: list[int] = graph.entry_node.tolist()
+    elements, device = facts.elements, facts.device
     storage = [-1] * graph.num_entries
     group = [-1] * graph.num_entries
     num_groups = 0
@@ -102,22 +101,11 @@ def assign(
                 i, out = pair.input, start + pair.output
                 source = inputs[nid][i]
                 block = storage[source]
-                if (
-                    block < 0
-                    or storage[out] >= 0
-                    or external[out]
-                    or not refs[out]
-                    or elements[out] != elements[source]
-                    or device[entry_node[source]] != device[nid]
-                    or (end - start > 1 and i in inplace[start:end])
-                ):
-                    continue
-                same_dtype = dtypes[out] == dtypes[source]
-                if not same_dtype and dtypes[out].itemsize != dtypes[source].itemsize:
+                if block < 0 or storage[out] >= 0 or not refs[out] or (end - start > 1 and i in inplace[start:end]):
                     continue
                 # An identity may share while others still read: both contents are equal, and whoever writes next
                 # waits for the readers of all of them.
-                if rule(nid, source, out) if rule else live[block] == 1 or (pair.identity and same_dtype):
+                if rule(nid, source, out) if rule else live[block] == 1 or pair.identity:
                     storage[out] = block
                     live[block] += refs[out]
                     inplace[out] = i

@@ -41,7 +41,7 @@ class Facts:
     refs: list[int]
     """Per entry: slots that read it, plus times it is an output of the graph."""
     pairs: list[Sequence[InplacePair]]
-    """Per node: inplace pairs whose input is not ignored, in the order in which they are tried."""
+    """Per node: what :func:`allowed_pairs` leaves of what its operator declares, in the order in which it is tried."""
     workspaces: dict[int, int]
     """Per node: declared scratch bytes (absent: none)."""
     external_bytes: dict[str, int]
@@ -72,6 +72,8 @@ def collect(
     external_view = np.frombuffer(external, dtype=np.uint8)
     external_view[graph.row_ptr[:-1][graph.is_variable]] = 1
     external_view[list(gradients)] = 1
+    sizes: list[int] = elements.tolist()
+    makers: list[int] = graph.entry_node.tolist()
     none: list[int] = []
     nothing: tuple[InplacePair, ...] = ()
     reads: list[list[int]] = []
@@ -87,18 +89,27 @@ def collect(
             _check_states(graph, nid)
         ignored = op.ignored_inputs(node.params) if callable(op.ignored_inputs) else op.ignored_inputs
         inplace = op.inplace(node.params) if callable(op.inplace) else op.inplace
-        if ignored:
-            reads.append([e for i, e in enumerate(inputs) if i not in ignored])
-            pairs.append(tuple(pair for pair in inplace if pair.input not in ignored))
-        else:
-            reads.append(inputs)
-            pairs.append(inplace)
+        reads.append([e for i, e in enumerate(inputs) if i not in ignored] if ignored else inputs)
+        if not inplace:
+            pairs.append(nothing)
+            continue
+        pairs.append(
+            allowed_pairs(
+                [pair for pair in inplace if pair.input not in ignored],
+                inputs,
+                graph.row[nid],
+                sizes=sizes,
+                dtypes=dtypes,
+                external=external,
+                here=[device[makers[e]] == device[nid] for e in inputs],
+            )
+        )
     return Facts(
         graph=graph,
         order=order,
         shapes=shapes,
         dtypes=dtypes,
-        elements=elements.tolist(),
+        elements=sizes,
         nbytes=nbytes.tolist(),
         contexts=contexts,
         device=device,
@@ -110,6 +121,41 @@ def collect(
         workspaces=workspaces,
         external_bytes=external_bytes,
     )
+
+
+def allowed_pairs(
+    declared: Sequence[InplacePair],
+    inputs: Sequence[int],
+    first_output: int,
+    *,
+    sizes: Sequence[int],
+    dtypes: Sequence[DType],
+    external: Sequence[int],
+    here: Sequence[bool],
+) -> tuple[InplacePair, ...]:
+    """The pairs of input and output of one node that may share memory at all; the only place that says so.
+
+    Both must have as many elements, of one width, on one device, and neither may be the caller's. A pair of different
+    dtypes is no identity. Whether the input is dead by then depends on the order of execution and is asked by whoever
+    walks it.
+
+    Args:
+        declared: what the operator allows, of inputs whose values it reads.
+        inputs: entries that the node reads, by slot.
+        first_output: its first entry; the others follow.
+        sizes, dtypes, external: per entry: elements, dtype, and whether its memory is the caller's.
+        here: per slot, whether the input is made on the node's device.
+    """
+    allowed = []
+    for pair in declared:
+        source, out = inputs[pair.input], first_output + pair.output
+        if external[source] or external[out] or sizes[source] != sizes[out] or not here[pair.input]:
+            continue
+        if dtypes[source] == dtypes[out]:
+            allowed.append(pair)
+        elif dtypes[source].itemsize == dtypes[out].itemsize:
+            allowed.append(pair._replace(identity=False))
+    return tuple(allowed)
 
 
 def references(graph: IndexedGraph, reads: Sequence[Sequence[int]]) -> list[int]:

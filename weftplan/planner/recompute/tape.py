@@ -78,21 +78,14 @@ class Tape:
         self.sources = [[m for e in facts.reads[nid] if (m := self.makers[e]) in self.place] for nid in self.backward]
 
     def _pairs(self, nid: int) -> list[Pair]:
-        """In-place pairs of a node that sizes and devices allow."""
-        facts, graph = self.facts, self.facts.graph
-        result: list[Pair] = []
-        for pair in facts.pairs[nid]:
-            source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
-            kind, other = facts.dtypes[out], facts.dtypes[source]
-            if (
-                facts.elements[out] == facts.elements[source]
-                and facts.device[self.makers[source]] == facts.device[nid]
-                and kind.itemsize == other.itemsize
-                and not self.outside[out]
-                and not facts.external[source]
-            ):
-                result.append((pair.input, source, out, pair.identity and kind == other))
-        return result
+        """In-place pairs of a node, but those whose output is added straight into a sum."""
+        graph = self.facts.graph
+        inputs, first = graph.inputs[nid], graph.row[nid]
+        return [
+            (pair.input, inputs[pair.input], first + pair.output, pair.identity)
+            for pair in self.facts.pairs[nid]
+            if not self.outside[first + pair.output]
+        ]
 
     def _forward_refs(self) -> list[int]:
         """Per entry: reads by forward nodes, plus times it is an output."""
