@@ -436,6 +436,12 @@ _STORAGE = (
         effect="chunks of every device, with auto_growth",
     ),
     _flag(
+        "free_when_no_cache_hit",
+        False,
+        "Give chunks in which nothing is in use back before a pool grows.",
+        effect="pools of every device, with auto_growth",
+    ),
+    _flag(
         "init_allocated_mem",
         False,
         "Fill fresh memory with a non-zero pattern, to find reads before writes.",

@@ -24,6 +24,7 @@ MAKERS = {
     "round": RoundPool,
     "bounded": lambda place: NaivePool(place, slack=0),
     "auto growth": AutoGrowth,
+    "thrifty growth": lambda place: AutoGrowth(place, release_idle=True),
     "best fit": lambda place: NaiveBestFit(place, first=1 << 16),
     "best fit of paddle": lambda place: NaiveBestFit(place, first=1 << 16, refill=1 << 12, unit=256, header=64),
     "no chunks": lambda place: NaiveBestFit(place, first=0),
@@ -319,6 +320,20 @@ def test_failing_anywhere_leaves_no_leak_and_a_usable_resource(make, allowed):
     place.allowed = None
     resource.free(resource.allocate(70_000))
     assert resource.statistics().live == 0
+
+
+def test_peaks_can_be_reset(resource):
+    """From then on they are the most since; what is live stays counted."""
+    kept, gone = resource.allocate(3000), resource.allocate(50_000)
+    resource.free(gone)
+    resource.reset_peaks()
+    now = resource.statistics()
+    assert (now.peak_requested_bytes, now.requested_bytes) == (3000, 3000)
+    assert (now.peak_allocated_bytes, now.peak_reserved_bytes) == (now.allocated_bytes, now.reserved_bytes)
+    more = resource.allocate(4000)
+    assert resource.statistics().peak_requested_bytes == 7000
+    resource.free(more)
+    resource.free(kept)
 
 
 def test_an_empty_cache_gives_nothing_back(resource):

@@ -118,6 +118,16 @@ def test_auto_growth_chunk_size_in_mb(built, kind):
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
+@pytest.mark.parametrize(("flag", "held"), [(0, [MIB, 2 * MIB]), (1, [2 * MIB])])
+def test_free_when_no_cache_hit(built, kind, flag, held):
+    """With it a chunk that nobody uses goes back before the pool grows."""
+    resource, room = built(kind, "auto_growth", free_when_no_cache_hit=flag)
+    resource.free(resource.allocate(MIB))
+    resource.allocate(2 * MIB)
+    assert room.taken == held
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
 def test_auto_growth_without_a_chunk_size(built, kind):
     """The unit is what the device aligns to."""
     assert taken_by(*built(kind, "auto_growth"), 10) == [ALIGNMENT[kind]]

@@ -7,7 +7,7 @@ from weftplan.storage.base import Allocation, Resource, Statistics
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.naive_best_fit import NaiveBestFit
 from weftplan.storage.raw import RawResource
-from weftplan.storage.registry import empty_cache, get, in_use, using
+from weftplan.storage.registry import empty_cache, get, in_use, memory_summary, reset_peaks, using
 
 set_pools(empty_cache)
 
@@ -26,5 +26,7 @@ __all__ = [
     "empty_cache",
     "get",
     "in_use",
+    "memory_summary",
+    "reset_peaks",
     "using",
 ]

@@ -35,6 +35,9 @@ class Adaptor(Resource):
     def statistics(self) -> Statistics:
         return self.upstream.statistics()
 
+    def reset_peaks(self) -> None:
+        self.upstream.reset_peaks()
+
     def empty_cache(self) -> int:
         return self.upstream.empty_cache()
 
@@ -150,6 +153,17 @@ class StatisticsResource(Adaptor):
                 reserved_bytes=left,
             )
         return self._now
+
+    def reset_peaks(self) -> None:
+        super().reset_peaks()
+        with self._lock:
+            now = self._settled()
+            self._now = replace(
+                now,
+                peak_requested_bytes=now.requested_bytes,
+                peak_allocated_bytes=now.allocated_bytes,
+                peak_reserved_bytes=now.reserved_bytes,
+            )
 
     def statistics(self) -> Statistics:
         with self._lock:

@@ -126,6 +126,10 @@ class Resource(ABC):
         """Bytes and counts now."""
 
     @abstractmethod
+    def reset_peaks(self) -> None:
+        """Let the peaks be the figures of now."""
+
+    @abstractmethod
     def empty_cache(self) -> int:
         """Give unused blocks back to the system; returns how many bytes."""
 
@@ -391,6 +395,12 @@ class Ledger(Resource):
         with self._lock:
             self._drain()
             return self._figures()
+
+    def reset_peaks(self) -> None:
+        with self._lock:
+            self._drain()
+            self._peak_requested, self._peak_allocated = self._requested, self._allocated
+            self._peak_reserved = self._reserved
 
     def _figures(self) -> Statistics:
         return Statistics(

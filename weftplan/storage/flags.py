@@ -24,6 +24,8 @@ from weftplan.storage.naive_best_fit import HEADER, NaiveBestFit
 from weftplan.storage.raw import RawResource
 
 MIB = 1 << 20
+_GROWING = ("FLAGS_auto_growth_chunk_size_in_mb", "FLAGS_free_when_no_cache_hit")
+"""What shapes ``auto_growth``."""
 _PADDLE_UNIT = {"cpu": 4096, "cpu_pinned": 65536, "gpu": 256, "sim": 256}
 _SIZES = {
     "cpu": ("FLAGS_fraction_of_cpu_memory_to_use", "FLAGS_initial_cpu_memory_in_mb"),
@@ -49,15 +51,15 @@ def build(device: Device, strategy: str) -> Resource:
     """The pool of a device under one of Paddle's strategies."""
     kind = device.context.device_type
     paddle = config.process("WEFTPLAN_STORAGE_COMPAT") == "paddle"
-    growing = "FLAGS_auto_growth_chunk_size_in_mb"
     if paddle and kind == "cpu":
-        without_effect(device, (*_sizes(kind), growing), "Paddle has no pool there")
+        without_effect(device, (*_sizes(kind), *_GROWING), "Paddle has no pool there")
         return RawResource(device)
     if strategy == "auto_growth" and not (paddle and kind == "cpu_pinned"):
         without_effect(device, _sizes(kind), "the strategy in force is auto_growth")
         unit = _PADDLE_UNIT[kind] if paddle else None
-        return AutoGrowth(device, chunk=config.process(growing) * MIB, unit=unit)
-    without_effect(device, (growing,), f"the strategy in force is {strategy}")
+        release = config.process(_GROWING[1])
+        return AutoGrowth(device, chunk=config.process(_GROWING[0]) * MIB, unit=unit, release_idle=release)
+    without_effect(device, _GROWING, f"the strategy in force is {strategy}")
     if kind == "cpu":
         share = int(config.process("FLAGS_fraction_of_cpu_memory_to_use") * device.memory_info()[1])
         return NaiveBestFit(device, first=min(config.process("FLAGS_initial_cpu_memory_in_mb") * MIB, share))
@@ -89,7 +91,7 @@ def warn_of_unused(device: Device) -> None:
     """Warn of flags that shape chunks, where no strategy of Paddle is in force."""
     kind = device.context.device_type
     why = "the pools are MXNet's; set FLAGS_allocator_strategy"
-    without_effect(device, (*_sizes(kind), "FLAGS_auto_growth_chunk_size_in_mb"), why)
+    without_effect(device, (*_sizes(kind), *_GROWING), why)
 
 
 def without_effect(device: Device, names: Iterable[str], why: str) -> None:

@@ -13,6 +13,7 @@ from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.base import Resource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.raw import RawResource
+from weftplan.storage.report import largest_holders, settings_in_force
 
 _resources: dict[Context, Resource] = {}
 _lock = whole_in_children(Lock())
@@ -96,6 +97,40 @@ def empty_cache(context: Context | None = None) -> int:
     with _lock:
         chosen = [resource for key, resource in _resources.items() if context is None or key == context]
     return sum(resource.empty_cache() for resource in chosen)
+
+
+def reset_peaks(context: Context | None = None) -> None:
+    """Let the peaks of one context, or of all, be the figures of now."""
+    for key, resource in in_use().items():
+        if context is None or key == context:
+            resource.reset_peaks()
+
+
+def memory_summary(context: Context | None = None, *, holders: int = 10) -> str:
+    """What each context holds, as text: live, cached and reserved bytes with their peaks, and who holds most.
+
+    Args:
+        context: one context; default: all from which memory has been taken.
+        holders: how many operators or functions, with lines, are listed for each.
+    """
+    parts = [f"settings: {settings_in_force()}"]
+    for key, resource in in_use().items():
+        if context is not None and key != context:
+            continue
+        now = resource.statistics()
+        rows = (
+            ("asked for", now.requested_bytes, now.peak_requested_bytes),
+            ("in use, rounded", now.allocated_bytes, now.peak_allocated_bytes),
+            ("reserved", now.reserved_bytes, now.peak_reserved_bytes),
+        )
+        parts.append(f"{key}: {resource!r}")
+        parts += [f"  {name:<16} {nbytes:>18,} bytes   peak {peak:>18,}" for name, nbytes, peak in rows]
+        parts.append(
+            f"  {now.live:,} live of {now.allocations:,} allocations, {now.hits:,} of them from the cache; "
+            f"{now.system_allocations:,} from the system, {now.failures:,} refused"
+        )
+        parts.append(f"  held by: {largest_holders(resource.holders(), holders)}")
+    return "\n".join(parts)
 
 
 def _empty_neighbours(context: Context) -> bool:
