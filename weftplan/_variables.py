@@ -95,7 +95,10 @@ _ENGINE = (
         "MXNET_CPU_PRIORITY_NTHREADS", 4, "Threads for prioritized CPU operations.", "size of the one CPU priority pool"
     ),
     _threads(
-        "MXNET_GPU_WORKER_NTHREADS", 2, "Worker threads per GPU.", "size of each worker pool of gpu(i) and sim(i)"
+        "MXNET_GPU_WORKER_NTHREADS",
+        2,
+        "Worker threads per GPU, and streams for its computation.",
+        "size of each worker pool of gpu(i) and sim(i)",
     ),
     _threads("MXNET_GPU_COPY_NTHREADS", 1, "Copy threads per GPU.", "size of the copy pool of each gpu(i) and sim(i)"),
     _threads(

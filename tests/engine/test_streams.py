@@ -6,7 +6,7 @@ import pytest
 import weftplan as mx
 from weftplan import device, engine
 from weftplan.device.context import cpu, sim
-from weftplan.device.simulated import configure
+from weftplan.device.simulated import SimDevice, configure
 from weftplan.engine import FnProperty
 from weftplan.engine.operation import OprBlock
 from weftplan.engine.streams import Mark, StreamWorker, VarEvents
@@ -58,7 +58,7 @@ def test_streams_are_ordered_by_events(eng):
 
 def test_without_events_the_order_is_lost(monkeypatch):
     """The test above can fail: take the wait for events away and the value is wrong."""
-    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op: None)
+    monkeypatch.setattr(StreamWorker, "_wait_for_others", lambda self, core, op, stream: None)
     eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
     cell, out, a, b = np.zeros(1), np.zeros(1), eng.new_variable(), eng.new_variable()
     enqueue(eng, sim(0), lambda: cell.fill(5), (), [a])
@@ -284,3 +284,71 @@ def test_arrays_on_simulated_devices(eng):
             a = a / 4
             want = want / 4
         np.testing.assert_allclose(a.asnumpy(), want, rtol=1e-5)
+
+
+def branches(monkeypatch, workers, count=4, steps=3):
+    """Virtual seconds of independent chains on one device, each of ``steps`` pieces of a second."""
+    place = SimDevice(sim(30 + workers))
+    monkeypatch.setitem(device.registry._devices, place.context, place)
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=workers)
+    chains = [eng.new_variable() for _ in range(count)]
+    seen = [set() for _ in chains]
+    for _ in range(steps):
+        for var, streams in zip(chains, seen, strict=True):
+
+            def work(streams=streams):
+                stream = device.current_stream()
+                streams.add(stream)
+                stream.enqueue(lambda: None, seconds=1.0)
+
+            eng.push(work, (), [var], place.context)
+    eng.wait_for_all()
+    eng.stop()
+    return place.clock, seen
+
+
+def test_independent_chains_run_side_by_side(monkeypatch):
+    """Four chains use both of two streams, in less time than on one (half of it when the workers take turns)."""
+    one, _ = branches(monkeypatch, 1)
+    two, seen = branches(monkeypatch, 2)
+    assert one == 12.0
+    assert 6.0 <= two < one
+    assert len(set().union(*seen)) == 2
+
+
+def test_a_chain_continues_the_stream_of_its_results():
+    """An operation goes to the stream of what it takes while that is the last there, else to the next."""
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=3)
+    a, b, c = (eng.new_variable() for _ in range(3))
+    where = {}
+
+    def note(name, reads, writes):
+        eng.push(lambda: where.__setitem__(name, device.current_stream()), reads, writes, sim(0), name=name)
+        eng.wait_for_all()  # one at a time: the workers must not decide who comes first
+
+    note("first", (), [a])
+    note("continues", [a], [b])
+    note("branches off", [a], [c])  # behind `continues` it would wait for nothing it needs
+    note("joins", [b], [c])
+    eng.stop()
+    assert where["continues"] is where["first"] is not where["branches off"]
+    assert where["joins"] in (where["continues"], where["branches off"])
+
+
+def test_copies_in_and_out_go_beside_the_computation(monkeypatch):
+    """Copies to and from a device have streams of their own, whose times overlap with each other and with work."""
+    place = SimDevice(sim(33))
+    monkeypatch.setitem(device.registry._devices, place.context, place)
+    eng = engine.create("ThreadedEnginePerDevice", gpu_workers=1)
+    streams = set()
+    for prop in (FnProperty.COPY_TO_GPU, FnProperty.NORMAL, FnProperty.COPY_FROM_GPU) * 2:
+
+        def work():
+            streams.add(device.current_stream())
+            device.current_stream().enqueue(lambda: None, seconds=1.0)
+
+        eng.push(work, (), [eng.new_variable()], place.context, prop=prop)
+    eng.wait_for_all()
+    eng.stop()
+    assert len(streams) == 3
+    assert place.clock == 2.0

@@ -21,6 +21,9 @@ from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
 from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
 
+_HOST_MEMORY = 1
+"""``cudaMemoryTypeHost``: page-locked."""
+
 _INSTALL = "install it with `pip install weftplan[cuda12]` or `pip install weftplan[cuda13]`, as your driver allows"
 
 
@@ -170,7 +173,8 @@ class CupyDevice:
     def copy(self, dst: Any, src: Any) -> None:
         """Copy between host and device, or between devices, on CuPy's current stream; see :meth:`launch`.
 
-        Host ends that are not page-locked make CUDA wait for the copy; that is slower, not wrong.
+        A copy to page-locked memory on a stream of ours only enqueues: whoever reads it there waits for an event of the
+        stream, as for device memory. Other host ends make CUDA wait for the copy; that is slower, not wrong.
         """
         cupy = self.xp
         with cupy.cuda.Device(self.index):
@@ -180,9 +184,9 @@ class CupyDevice:
                 if isinstance(src, np.ndarray):
                     np.copyto(dst, src)
                 else:
-                    src.get(stream=stream, out=dst)
-                    # Nothing that reads host memory looks at streams, so the copy ends here.
-                    finish = True
+                    waits = finish or not self._page_locked(dst)
+                    src.get(stream=stream, out=dst, blocking=waits)
+                    finish = False
             elif isinstance(src, np.ndarray):
                 dst.set(np.asarray(src, order="C"), stream=stream)  # not ascontiguousarray: it makes () of (1,)
             elif dst.device.id == src.device.id:
@@ -191,6 +195,10 @@ class CupyDevice:
                 dst.data.copy_from_device_async(src.data, src.nbytes, stream)
             if finish:
                 stream.synchronize()
+
+    def _page_locked(self, array: Any) -> bool:
+        attributes = self.xp.cuda.runtime.pointerGetAttributes(array.__array_interface__["data"][0])
+        return int(attributes.type) == _HOST_MEMORY
 
     def synchronize(self) -> None:
         """Block the host until the whole device is idle."""

@@ -1,7 +1,10 @@
 """Streams: order on devices where a function only enqueues its work.
 
-Each worker of such a device owns a stream, current while it runs an operation. The operation is over for the engine
-when its function has returned, so what depends on it is dispatched while the device still works; the rest is events:
+A device has a few streams, whoever enqueues: an operation continues the stream of one whose result it takes, as long
+as nothing has come after that there, else it takes the next; so independent chains go side by side whichever worker
+finds them. Copies to and from the device have a stream each. The stream is current while the operation runs, which is
+over for the engine when its function has returned, so what depends on it is dispatched while the device still works;
+the rest is events:
 
     a var remembers the event after its last write, and per stream the event after the last read since
     an operation on a stream      makes it wait for the writers' events of what it reads, and for the writer's and all
@@ -10,13 +13,18 @@ when its function has returned, so what depends on it is dispatched while the de
     a delete                      is held back until all events of the var have passed: only then is memory free
 
 Marks are changed by the operation that holds the var (alone for a write); several readers of one var may add theirs at
-the same time, under ``_lock``, a leaf.
+the same time, under ``_lock``. Events are recorded under it, too: of two workers on one stream
+
+    1: enqueue a read    1: record    2: enqueue a read    2: record    2: store its mark    1: store its mark
+
+would leave a mark that does not cover the second read. Below ``_lock`` there are only the device's own locks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weftplan import device as devices
@@ -115,16 +123,67 @@ def _pass(core: Runs, var: Var, mark: Mark) -> Failure | None:
     return None
 
 
+class StreamPool:
+    """The streams of one device on one engine, used by all its workers."""
+
+    def __init__(self, place: Any, count: int) -> None:
+        self.place = place
+        self.users = 0
+        self.inward, self.outward = place.new_stream(), place.new_stream()
+        self._compute = [place.new_stream() for _ in range(count)]
+        self._last: dict[Any, int] = dict.fromkeys(self._compute, -1)
+        """By stream: the number of the operation that was put there last."""
+        self._turn = 0
+
+    def choose(self, op: OprBlock) -> Any:
+        """The stream that ``op`` goes to."""
+        if op.prop is FnProperty.COPY_TO_GPU:
+            return self.inward
+        if op.prop is FnProperty.COPY_FROM_GPU:
+            return self.outward
+        with _lock:
+            chosen, newest = None, -1
+            for var in (*op.reads, *op.writes):
+                mark = None if var.events is None else var.events.writer
+                if mark is not None and mark.seq > newest and self._last.get(mark.stream) == mark.seq:
+                    chosen, newest = mark.stream, mark.seq
+            if chosen is None:
+                chosen = self._compute[self._turn % len(self._compute)]
+                self._turn += 1
+            self._last[chosen] = op.seq
+        return chosen
+
+    def drain(self, core: Runs) -> None:
+        """Block until everything enqueued has passed; an error becomes a failure that wait_for_all raises."""
+        for stream in (self.inward, self.outward, *self._compute):
+            try:
+                stream.synchronize()
+            except Exception as error:
+                failure = Failure(error, f"work on {stream!r}", None, 0)
+                core._exclusively(partial(core._add_unobserved, failure))
+
+
+def pool_of(core: Runs, place: Any) -> StreamPool:
+    """The streams of a device, made for its first worker; to be left with :meth:`StreamWorker.close`."""
+    with _lock:
+        pool = next((pool for pool in core._streams if pool.place is place), None)
+        if pool is None:
+            pool = StreamPool(place, max(1, int(getattr(core, "_gpu_workers", 1))))
+            core._streams.append(pool)
+        pool.users += 1
+        found: StreamPool = pool
+        return found
+
+
 class StreamWorker:
     """What a worker thread of an asynchronous device runs operations with."""
 
     def __init__(self, core: Runs, place: Any) -> None:
-        self.stream = place.new_stream()
         self._graveyard: list[tuple[list[Mark], OprBlock]] = []
         # Before any operation of this worker can be granted to others, everybody is careful.
         core._streams_used = True
         core._careful = True
-        core._streams.append(self)
+        self._pool = pool_of(core, place)
 
     def run(self, core: Runs, op: OprBlock) -> Any:
         """As ``engine._execute``, or LATER."""
@@ -135,12 +194,13 @@ class StreamWorker:
                 return LATER
             return core._execute_carefully(op, on_stream=True)
         try:
-            late = self._wait_for_others(core, op)
+            stream = self._pool.choose(op)
+            late = self._wait_for_others(core, op, stream)
             if late is not None and op.prop is not FnProperty.NO_SKIP:
                 return late
-            with self.stream:
+            with stream:
                 failure = core._execute_carefully(op, on_stream=True)
-            self._mark(op)
+            self._mark(op, stream)
         except BaseException as error:  # of the device: it takes no more work
             return Failure.of(op, error)
         return failure
@@ -148,46 +208,48 @@ class StreamWorker:
     def start(self, core: Runs, op: OprBlock, done: Callable[[Any], None]) -> None:
         """As ``engine._start_async``: what was enqueued when the operation says that it is done counts as its work."""
 
+        stream = self._pool.choose(op)
+
         def complete(failure: Any) -> None:
             try:
-                self._mark(op)
+                self._mark(op, stream)
             except BaseException as error:
                 failure = failure or Failure.of(op, error)
             done(failure)
 
         try:
-            late = self._wait_for_others(core, op)
+            late = self._wait_for_others(core, op, stream)
         except BaseException as error:
             late = Failure.of(op, error)
         if late is not None and op.prop is not FnProperty.NO_SKIP:
             done(late)
             return
-        with self.stream:
+        with stream:
             core._start_async(op, complete, on_stream=True)
 
-    def _wait_for_others(self, core: Runs, op: OprBlock) -> Failure | None:
-        """Order the stream behind what other streams do to the operation's vars. Without this call a stream would read
-        what another has not written yet.
+    def _wait_for_others(self, core: Runs, op: OprBlock, stream: Any) -> Failure | None:
+        """Order ``stream``, where ``op`` goes, behind what other streams do to its vars. Without this call a stream
+        would read what another has not written yet.
 
         Devices of different kinds do not know each other's events: the host waits, and is told what has failed there.
         """
         found: Failure | None = None
         for var, mark in marks_before(op):
-            if mark.stream is not self.stream:
-                if type(mark.stream) is type(self.stream):
-                    self.stream.wait(mark.event)
+            if mark.stream is not stream:
+                if type(mark.stream) is type(stream):
+                    stream.wait(mark.event)
                 else:
                     failure = _pass(core, var, mark)
                     found = found or failure
         return found
 
-    def _mark(self, op: OprBlock) -> None:
-        mark = Mark(self.stream, op)
+    def _mark(self, op: OprBlock, stream: Any) -> None:
         with _lock:
+            mark = Mark(stream, op)
             for var in op.reads:
                 if var.events is None:
                     var.events = VarEvents(None)
-                var.events.readers[self.stream] = mark
+                var.events.readers[stream] = mark
             for var in op.writes:
                 var.events = VarEvents(mark)
 
@@ -212,19 +274,13 @@ class StreamWorker:
             yield op, core._execute_carefully(op, on_stream=True) or failure
             block = False
 
-    def drain(self, core: Runs) -> None:
-        """Block until everything enqueued has passed; an error becomes a failure that wait_for_all raises."""
-        try:
-            self.stream.synchronize()
-        except Exception as error:
-            failure = Failure(error, f"work on {self.stream!r}", None, 0)
-            core._exclusively(lambda: core._add_unobserved(failure))
-
     def close(self, core: Runs | None) -> None:
-        """The worker ends. Marks of its stream live on, and so does the stream, as long as a var has one."""
-        if core is not None:
-            with suppress(ValueError):
-                core._streams.remove(self)
+        """The worker ends; with the last one of the device go its streams, except those of which a var has a mark."""
+        with _lock:
+            self._pool.users -= 1
+            if core is not None and not self._pool.users:
+                with suppress(ValueError):
+                    core._streams.remove(self._pool)
 
 
 class BrokenDevice:
