@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import weftplan
+from tests import standin_cupy
 from weftplan import cli, config
 from weftplan.cli import diagnosis
 from weftplan.cli.doctor import environment_markdown
@@ -76,6 +77,18 @@ class TestDoctor:
         monkeypatch.setitem(sys.modules, "cupy", None)
         result = run("doctor", COLUMNS="200")
         assert "pip install 'weftplan[cuda12]' or 'weftplan[cuda13]'" in result.output
+
+    def test_libraries_of_a_gpu(self):
+        """Each of CUDA's libraries is tried, and GPUs that reach each other are shown; a driver alone is not enough."""
+        with standin_cupy.installed():
+            found = json.loads(run("doctor", "--json").stdout)["cupy"]
+            assert (found["gpus"], found["libraries"]["NVRTC"], found["note"]) == (4, "12.9", "")
+            assert found["libraries"]["cuDNN"].startswith("missing")
+            assert found["peers"] == [[True] * 4] * 4
+            assert "gpu(0) reaches" in run("doctor", COLUMNS="200").output
+            standin_cupy.machine.libraries_missing = True
+            text = run("doctor", COLUMNS="300").output
+        assert "cuBLAS, cuRAND, NVRTC cannot be used, so kernels will not run: pip install 'weftplan[cuda12]'" in text
 
     def test_who_has_how_many_threads(self):
         """BLAS, engine pools and kvstore are listed; more workers than CPUs show as contexts that do not fit."""

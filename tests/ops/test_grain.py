@@ -62,7 +62,7 @@ def test_the_plan_counts_what_the_device_needs():
         executor.forward(is_train=True, data=np.ones(shapes["data"], np.float32))
         executor.backward()
         executor.outputs[0].wait_to_read()
-        assert executor.allocated_bytes == executor.memory_plan.total
+        assert executor.allocated_bytes == executor.memory_plan.peak
 
 
 def test_sizes_are_those_of_the_thread():

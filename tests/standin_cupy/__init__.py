@@ -84,6 +84,8 @@ def _module() -> types.ModuleType:
         set_allocator=set_allocator,
         using_allocator=using_allocator,
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        curand=types.SimpleNamespace(getVersion=lambda: machine.library("cuRAND") or 10310),
+        nvrtc=types.SimpleNamespace(getVersion=lambda: machine.library("NVRTC") or (12, 9)),
         runtime=runtime,
     )
     return cupy

@@ -90,8 +90,9 @@ class ndarray:
         if memptr is None:
             nbytes = math.prod(shape) * kind.itemsize
             memptr = alloc(nbytes)
-            meter.temporaries += 1
-            meter.temporary_bytes += nbytes
+            if isinstance(memptr.mem, Memory):
+                meter.temporaries += 1
+                meter.temporary_bytes += nbytes
         self.data = memptr
         self.base: ndarray | None = None
         self.host = np.ndarray(shape, kind, memory_of(memptr).bytes, offset_of(memptr), strides, order)

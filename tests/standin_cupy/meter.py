@@ -29,7 +29,7 @@ class Meter:
         self.atomics: Counter[str] = Counter()
         """Kernels that add or compare with atomic operations on floats: their order, hence their bits, vary."""
         self.temporaries = 0
-        """Arrays that CuPy allocated by itself."""
+        """Arrays that CuPy allocated by itself, from its own pool."""
         self.temporary_bytes = 0
 
     @property

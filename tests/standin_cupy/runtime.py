@@ -50,7 +50,7 @@ class Machine:
     def reset(self) -> None:
         """Empty devices of 80 GiB."""
         self.capacity = [80 << 30] * DEVICES
-        self.used = [0] * DEVICES
+        self.used = [0] * DEVICES  # a new list: memory of before counts for the old one
         self.host: Clock = {}
         self.sticky: str | None = None
         """The text of an error that every later call repeats, as after an illegal address."""
@@ -59,6 +59,11 @@ class Machine:
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.peers: set[tuple[int, int]] = set()
         self.pinned: dict[int, int] = {}
+
+    def library(self, name: str) -> None:
+        """What loading a library does."""
+        if self.libraries_missing:
+            raise ImportError(f"lib{name.lower()}.so.12: cannot open shared object file: No such file or directory")
 
     def check(self) -> None:
         """What every call of CUDA's runtime does first."""
@@ -124,6 +129,12 @@ class Device:
     def attributes(self) -> dict[str, int]:
         """Those that weftplan asks for."""
         return {"MultiProcessorCount": 132, "AsyncEngineCount": 3}
+
+    @property
+    def cublas_handle(self) -> int:
+        """A handle of cuBLAS."""
+        machine.library("cuBLAS")
+        return 1
 
     @property
     def compute_capability(self) -> str:
@@ -269,6 +280,7 @@ class Memory:
     def __init__(self, size: int) -> None:
         machine.check()
         self.device_id = thread.device
+        self._used = machine.used
         self.size = 0
         if type(size) is not int or size < 0:
             raise TypeError(f"Memory takes a size in bytes, got {size!r}")
@@ -284,7 +296,7 @@ class Memory:
         self._uses: dict[tuple[int, int], _Use] = {}
 
     def __del__(self) -> None:
-        machine.used[self.device_id] -= self.size
+        self._used[self.device_id] -= self.size
 
     def touch(self, start: int, stop: int, stream: Stream, *, write: bool, what: str) -> None:
         """Note an access by the piece of work that ``stream`` has just been given; refuse one that nothing orders."""

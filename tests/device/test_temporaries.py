@@ -1,0 +1,102 @@
+"""What CuPy allocates in kernels comes from storage, goes back to its stream, and to storage when memory is short."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.standin_cupy import installed, machine, meter
+from weftplan import device, storage
+from weftplan.device.temporaries import NAME
+from weftplan.errors import DeviceError, OutOfMemoryError
+from weftplan.storage import RawResource
+
+
+@pytest.fixture
+def place():
+    """gpu(0) of the stand-in."""
+    with installed():
+        yield device.get(mx.gpu(0))
+
+
+def held():
+    """Bytes of temporaries that storage has given out."""
+    return sum(a.nbytes for a in storage.get(mx.gpu(0)).holders() if a.name == NAME)
+
+
+def test_kernels_take_nothing_from_cupy(place):
+    """An operator that sorts, in which CuPy allocates: its pool gives nothing, ours says what it is."""
+    x = mx.nd.array(np.random.default_rng(0).standard_normal((50, 20)), ctx=mx.gpu(0))
+    mx.nd.waitall()
+    meter.reset()
+    y = mx.nd.sort(x, axis=1)
+    np.testing.assert_array_equal(y.asnumpy(), np.sort(x.asnumpy(), axis=1))
+    assert (meter.temporaries, meter.temporary_bytes) == (0, 0)
+    assert held() > 0
+
+
+def test_steady_work_takes_no_more(place):
+    """The tenth call of an operator finds the blocks of the first."""
+    x = mx.nd.ones((64, 64), ctx=mx.gpu(0))
+    for _ in range(3):
+        mx.nd.argsort(x).wait_to_read()
+    mx.nd.waitall()
+    before = place.temporaries.reserved
+    for _ in range(10):
+        mx.nd.argsort(x).wait_to_read()
+    assert place.temporaries.reserved == before > 0
+
+
+def test_a_block_goes_back_to_its_own_stream(place):
+    """Another stream gets another block, though the first is free: the device may still use it."""
+    xp = place.xp
+    a, b = place.new_stream(), place.new_stream()
+    with a:
+        first = xp.empty(1000).data.ptr
+    with b:
+        second = xp.empty(1000).data.ptr
+    with a:
+        assert xp.empty(900).data.ptr == first != second
+
+
+def test_emptying_caches_gives_them_back(place):
+    """After a wait for the device; what is still in use stays."""
+    with place.new_stream():
+        kept = place.xp.empty(1 << 16)
+        place.xp.empty(1 << 20)
+        used = machine.used[0]
+    mx.gpu(0).empty_cache()
+    assert machine.used[0] <= used - (8 << 20)
+    assert place.temporaries.reserved == held() == kept.nbytes
+    with place.new_stream():
+        kept += 1
+    assert storage.get(mx.gpu(0)).statistics().live == 1
+
+
+def test_memory_that_is_short_comes_from_temporaries(place):
+    """An allocation that only fits once they are given back succeeds."""
+    machine.capacity[0] = 20 << 20
+    with storage.using(RawResource(place)):
+        with place.new_stream():
+            place.xp.empty(2 << 20)  # 16 MiB
+        big = storage.get(mx.gpu(0)).allocate(12 << 20)
+        storage.get(mx.gpu(0)).free(big)
+
+
+def test_out_of_memory_inside_a_kernel(place):
+    """The wait raises our error with the report, and the next operation runs."""
+    x = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
+    mx.nd.waitall()
+    out = mx.nd.zeros((1 << 20,), ctx=mx.gpu(0))
+    mx.nd.waitall()
+    machine.capacity[0] = machine.used[0]
+    with pytest.raises(OutOfMemoryError, match=r"out of memory on gpu\(0\): [\d,]+ bytes requested"):
+        mx.nd.sort(x, out=out).wait_to_read()
+    machine.capacity[0] = 80 << 30
+    assert (x + 1).asnumpy()[0] == 2
+
+
+def test_a_sticky_error_is_not_out_of_memory(place):
+    """After an illegal address every call of CUDA fails: the error says so, and that only a new process helps."""
+    machine.sticky = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+    with pytest.raises(DeviceError, match=r"IllegalAddress.*not a lack of memory. Start the process again"):
+        place.allocate(100)

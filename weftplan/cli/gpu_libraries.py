@@ -1,0 +1,63 @@
+"""Which of CUDA's libraries can be used, and which GPUs reach each other's memory: what ``weftplan doctor`` asks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def _cudnn() -> Any:
+    return importlib.import_module("cudnn").backend_version()
+
+
+def _probes(cupy: Any) -> dict[str, Callable[[], Any]]:
+    """A call that needs each library; what it returns is the version where there is one."""
+    return {
+        "cuBLAS": lambda: cupy.cuda.Device(0).cublas_handle and "loaded",
+        "cuRAND": lambda: cupy.cuda.curand.getVersion(),
+        "NVRTC": lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cuDNN": _cudnn,
+    }
+
+
+_NEEDED = ("cuBLAS", "cuRAND", "NVRTC")
+"""Without these nothing is compiled, multiplied or drawn. CuPy 14 has no cuDNN, and nothing here uses it."""
+
+
+def libraries(cupy: Any, extra: str) -> tuple[dict[str, str], str]:
+    """What became of trying each library, and what to install when one that is needed is missing; empty when none is.
+
+    Args:
+        extra: the extra of the package that brings them, such as ``cuda12``.
+    """
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for name, probe in _probes(cupy).items():
+        try:
+            found[name] = str(probe())
+        except Exception as error:  # CuPy's own classes, and what a loader raises
+            found[name] = f"missing: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            if name in _NEEDED:
+                missing.append(name)
+    if not missing:
+        return found, ""
+    return found, (
+        f"{', '.join(missing)} cannot be used, so kernels will not run: pip install 'weftplan[{extra}]', which brings "
+        f"CUDA's libraries with CuPy"
+    )
+
+
+def extra_of(runtime_version: int) -> str:
+    """The extra for a CUDA version as the runtime writes it.
+
+    >>> extra_of(12090), extra_of(13000)
+    ('cuda12', 'cuda13')
+    """
+    return f"cuda{max(12, runtime_version // 1000)}"
+
+
+def peers(cupy: Any, count: int) -> list[list[bool]]:
+    """Row i, column j: whether gpu(i) can reach the memory of gpu(j) without the host."""
+    ask = cupy.cuda.runtime.deviceCanAccessPeer
+    return [[i == j or bool(ask(i, j)) for j in range(count)] for i in range(count)]

@@ -1,0 +1,124 @@
+"""Memory that CuPy takes by itself inside a kernel, out of the storage layer's pools.
+
+Some of CuPy's functions allocate: a sort its indices, a product of transposed matrices their copies. During our work
+they take that from here, so that it is in the statistics, under a name, and can be given back.
+
+Such memory is free for Python long before the GPU has worked with it. So it goes back to the stream that used it: on
+the same stream whatever uses it next runs later. Only :meth:`Temporaries.release`, which waits for the device first,
+gives it back to storage: before memory is said to have run out, and where caches are emptied.
+
+Called from any thread; what a finalizer calls only appends to a deque.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from weftplan.device.context import Context
+from weftplan.locks import ReentrantLock, whole_in_children
+
+NAME = "temporaries of CuPy"
+"""What the storage layer's reports call this memory."""
+_ROUND = 512
+_WASTE = 2
+"""A block serves requests down to this part of its size."""
+
+_source: Callable[[Context], Any] | None = None
+"""What gives a context's resource; None until storage is imported."""
+
+
+def set_source(source: Callable[[Context], Any]) -> None:
+    """Called once by :mod:`weftplan.storage`, so that imports only go down."""
+    global _source
+    _source = source
+
+
+class _Block(NamedTuple):
+    allocation: Any
+    resource: Any
+    """What it goes back to."""
+
+
+class _Lease:
+    """Held by CuPy's array; when that goes, the block is free for its stream again."""
+
+    __slots__ = ("_block", "_home")
+
+    def __init__(self, block: _Block, home: deque[_Block]) -> None:
+        self._block = block
+        self._home = home
+
+    @property
+    def raw(self) -> Any:
+        """The bytes."""
+        return self._block.allocation.raw
+
+    def __del__(self) -> None:
+        self._home.append(self._block)
+
+
+class Temporaries:
+    """CuPy's allocator for one device: :meth:`allocate` is what ``cupy.cuda.using_allocator`` takes."""
+
+    def __init__(self, context: Context, xp: ModuleType) -> None:
+        self._context = context
+        self._xp = xp
+        self._lock = whole_in_children(ReentrantLock())
+        self._free: dict[int, deque[_Block]] = {}
+        """By stream: blocks that nobody has. Finalizers append; only this class takes, under the lock."""
+        self.reserved = 0
+        """Bytes taken from storage and not given back."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """A ``cupy.cuda.MemoryPointer`` to at least ``nbytes`` bytes, to be used on the current stream.
+
+        Raises:
+            OutOfMemoryError: storage has none; the message is its report.
+        """
+        cuda = self._xp.cuda
+        size = max(_ROUND, -(-int(nbytes) // _ROUND) * _ROUND)
+        with self._lock:
+            home = self._free.setdefault(int(cuda.get_current_stream().ptr), deque())
+            found = self._fitting(home, size)
+        if found is None:
+            found = self._take(size)
+        lease = _Lease(found, home)
+        memory = cuda.UnownedMemory(lease.raw.data.ptr, size, lease, self._context.device_id)
+        return cuda.MemoryPointer(memory, 0)
+
+    def _fitting(self, home: deque[_Block], size: int) -> _Block | None:
+        """The smallest free block of a stream that fits without much waste, taken out; None without one."""
+        best: _Block | None = None
+        for block in list(home):
+            nbytes = block.allocation.nbytes
+            if size <= nbytes <= _WASTE * size and (best is None or nbytes < best.allocation.nbytes):
+                best = block
+        if best is not None:
+            home.remove(best)
+        return best
+
+    def _take(self, size: int) -> _Block:
+        assert _source is not None, "storage has not been imported"
+        resource = _source(self._context)
+        found = resource.allocate(size, name=NAME)
+        with self._lock:
+            self.reserved += size
+        return _Block(found, resource)
+
+    def release(self) -> int:
+        """Wait for the device and give every block that nobody has back to storage; returns the bytes."""
+        with self._lock:
+            if not any(self._free.values()):
+                return 0
+            self._xp.cuda.Device(self._context.device_id).synchronize()
+            given = 0
+            for home in self._free.values():
+                while home:
+                    block = home.popleft()
+                    given += block.allocation.nbytes
+                    block.resource.free(block.allocation)
+            self.reserved -= given
+            return given
