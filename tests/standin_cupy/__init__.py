@@ -111,8 +111,9 @@ def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: i
                 yield module
             finally:
                 machine.sticky, meter.dry = None, False
-                drain()
-                made.stop()
+                for _ in range(2):  # arrays of pending operations die when those have run
+                    drain()
+                    made.stop()
             made.wait_for_all()
     finally:
         if before is None:
