@@ -302,13 +302,16 @@ def _raw(context):
     return RawResource(device.get(context))
 
 
-def test_out_of_memory_is_an_ordinary_error_at_the_call():
-    """Nothing is half done: the report names the sizes, and after dropping an array the same call works."""
+def test_out_of_memory_is_an_ordinary_error():
+    """At the call that makes an empty array, else at the wait. Nothing is half done: the report names the sizes, and
+    after dropping an array the same call works."""
     context = mx.cpu(6)
     with storage.using(LimitResource(_raw(context), 1000)) as resource:
         held = nd.ones(200, context)
         with pytest.raises(OutOfMemoryError, match="400 bytes requested"):
-            nd.ones(100, context)
+            nd.ones(100, context).wait_to_read()
+        with pytest.raises(OutOfMemoryError, match="400 bytes requested"):
+            nd.empty(100, context)
         del held
         gc.collect()
         nd.waitall()
@@ -330,6 +333,7 @@ def test_delayed_chunks_take_memory_at_first_use():
         del unused
         x = NDArray(chunk, (16,), np.float32)
         x[:] = 3
+        x.wait_to_read()
         assert resource.statistics().live == 1
         assert x.asnumpy().sum() == 48
         del x, chunk

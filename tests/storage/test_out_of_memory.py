@@ -207,7 +207,7 @@ def test_the_report_names_operators_functions_and_lines():
         net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4096, name="fc")
         executor = net.simple_bind(CTX, grad_req="null", data=(20, 10))
         with pytest.raises(OutOfMemoryError) as caught:
-            hold(1 << 20)
+            hold(1 << 20).wait_to_read()
         text = str(caught.value)
         assert f"zeros at {__file__}:{hold.__code__.co_firstlineno + 2}: 120,000 in 3" in text
         for name, part in (("add", "twice ="), ("planned", "executor ="), ("simple_bind", "executor =")):

@@ -128,6 +128,18 @@ def test_a_bounded_pool_gives_the_longest_unused_size_back_first():
     assert pool.statistics().hits == hits + 1
 
 
+def test_a_bounded_pool_gives_back_what_a_past_phase_needed():
+    """Peaks count for one to two thousand allocations; then the cache shrinks to what is needed now."""
+    pool = NaivePool(Tight(1 << 30), slack=MIB)
+    for allocation in [pool.allocate(8 * MIB) for _ in range(10)]:
+        pool.free(allocation)
+    for count in range(2100):
+        pool.free(pool.allocate(count + 1))
+        if count == 1000:
+            assert pool.statistics().reserved_bytes >= 80 * MIB
+    assert pool.statistics().reserved_bytes <= 8 * MIB + MIB
+
+
 def test_only_pools_of_cpus_are_bounded(fresh_environment):
     """The host's memory belongs to everybody; a GPU's, and page-locked memory, is too dear to be asked for again."""
     assert storage_registry.build(device.cpu(3)).slack == 16 * MIB

@@ -38,6 +38,7 @@ from weftplan.engine.sites import OWN, origin, push_site
 from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
 from weftplan.engine.waiting import Waiting
+from weftplan.engine.yielding import others_first
 from weftplan.errors import EngineError
 from weftplan.locks import Lock, free_in_children
 
@@ -366,6 +367,11 @@ class Engine(Waiting):
         return self._exclusively(
             lambda: sorted((f for f in self._unobserved if f.observed_seq is None), key=lambda f: f.seq)
         )
+
+    def others_first(self, patience_s: float) -> Iterator[None]:
+        """For who lacks memory: yields whenever pending operations have ended, while there are any. Inside an operation
+        its thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds."""
+        return others_first(self, patience_s)
 
     # -- looking in -----------------------------------------------------------------------------------------------
 

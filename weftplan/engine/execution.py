@@ -40,6 +40,10 @@ class _Running(threading.local):
     """It waits and stands in for a worker: what it runs must not find what belongs to the wait."""
     short: Execution | None = None
     """The engine in whose loop that runs short operations this thread is."""
+    place: Any = None
+    """A worker's queue and what it runs its operations with."""
+    nested = 0
+    """How many operations this thread runs for want of memory within another."""
 
 
 running = _Running()
@@ -89,6 +93,8 @@ class Execution:
         """Debug mode: every operation that is pushed and not finished."""
         self._running_on: dict[int, int] = {}
         """Debug mode: number of a running operation -> identifier of its thread."""
+        self._lacking: list[object] = []
+        """A mark for each thread that waits inside an operation for memory."""
         self._debug = bool(config.get("WEFTPLAN_ENGINE_DEBUG"))
         if self._debug:
             self._careful = True
@@ -106,6 +112,14 @@ class Execution:
         """
         with self._unusual_lock:
             self._unusual = 2 if self._inline or self._bulking or self._bound else 0 if self._tracer is None else 1
+
+    def _run_another(self) -> bool:
+        """Inside an operation: run one that is ready; False when there is none that this thread may run."""
+        return False
+
+    def _at_work(self) -> int:
+        """How many threads run operations, or are about to."""
+        return 0
 
     def _exclusively(self, change: Callable[[], Any]) -> Any:
         """Make a change of state inside the region; see ``combining.py``."""

@@ -87,6 +87,9 @@ class Simulator(Engine):
                 self._trace(op, "simulated", "simulator", start)
         return True
 
+    def _run_another(self) -> bool:
+        return self.step()
+
     def _arrive(self, op: OprBlock, start_ns: int, failure: Any) -> None:
         """An asynchronous operation is over, on whatever thread."""
         if start_ns:

@@ -6,17 +6,18 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from heapq import heappush
 from typing import Any
 
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
-from weftplan.engine.edges.helping import help_all, help_var
+from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
 from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.var import Var
-from weftplan.engine.workers import WorkerQueue
+from weftplan.engine.workers import WorkerQueue, run_another
 from weftplan.errors import EngineError
 
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
@@ -83,8 +84,15 @@ class ThreadedBase(Engine):
                 queue = self._default
                 if queue is None:
                     queue = self._route(op)
+                items = queue.items
+                # The order of the program, as far as that is to be had: who reads a result before anything else is
+                # made runs before it, and the result can go.
+                older = bool(items) and _precedes(op, items)
                 del ready[0]
-                queue.items.append(op)
+                if older:
+                    items.appendleft(op)
+                else:
+                    items.append(op)
             elif kind is Waiter:
                 self._tell(op)
                 continue
@@ -101,8 +109,9 @@ class ThreadedBase(Engine):
                         del ready[0]
                         heappush(items, entry)
                 else:
+                    first = op.prop is _DELETE or _precedes(op, items)
                     del ready[0]
-                    (items.appendleft if op.prop is _DELETE else items.append)(op)
+                    (items.appendleft if first else items.append)(op)
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 if queue.stopping:
                     queue.revive(self)
@@ -201,6 +210,14 @@ class ThreadedBase(Engine):
             self._trace(op, "inline", threading.current_thread().name, start)
         return True
 
+    def _run_another(self) -> bool:
+        if running.place is not None:
+            return run_another(self, *running.place)
+        return any(queue.items and self._can_help(queue) and run_next(self, queue) for queue in self._all_queues)
+
+    def _at_work(self) -> int:
+        return sum(len(queue.started) - len(queue.idle) for queue in self._all_queues)
+
     def _before_wait(self, var: Var | None = None) -> None:
         if self._no_thread is not None:
             self._look_after_workers()
@@ -246,6 +263,13 @@ class ThreadedBase(Engine):
         self._by_route.clear()
         self._all_queues.clear()
         return queues
+
+
+def _precedes(op: OprBlock, items: Sequence[OprBlock]) -> bool:
+    """True when ``op`` was pushed before what is first in the queue."""
+    with suppress(IndexError):  # a worker has taken the last one
+        return items[0].seq > op.seq
+    return False
 
 
 def _end(queues: list[WorkerQueue]) -> None:

@@ -101,6 +101,22 @@ class Forkable(Protocol):
     def stop(self) -> None: ...
 
 
+class Yields(Protocol):
+    """For who lacks memory."""
+
+    _completed: int
+    _lacking: list[object]
+
+    @property
+    def _pending(self) -> int: ...
+
+    def _at_work(self) -> int: ...
+
+    def _run_another(self) -> bool: ...
+
+    def settle(self, timeout: float) -> bool: ...
+
+
 class Watched(Protocol):
     """For the watchdog."""
 

@@ -229,6 +229,7 @@ def _work(queue: WorkerQueue, box: list[Works]) -> None:
     running.engines = (engine,)
     blas.enter_worker()
     device = enter(engine, queue.context)
+    running.place = queue, me, name, device
     execute, apply = engine._execute, engine._apply
     queue.waking = False
     stand_back = queue.standing_in()
@@ -278,6 +279,8 @@ def _work(queue: WorkerQueue, box: list[Works]) -> None:
                 fn = op.fn
                 if engine._careful or type(fn) is BulkRun:
                     op.failure = execute(op)
+                    if op.failure is None and type(fn) is not BulkRun:
+                        op.fn = None
                 else:
                     try:
                         fn()
@@ -324,9 +327,26 @@ def _run(engine: Works, queue: WorkerQueue, me: Worker, name: str, device: Any, 
         me.completed += 1
         op.failure = failure
         engine._trace(op, queue.name, name, start)
+        if failure is None and type(op.fn) is not BulkRun:
+            op.fn = None  # what it holds goes before anybody is told that it is over
     if device is not None and device.has_graves():
         _bury(engine, me, device, block=False)
     return failure is not LATER
+
+
+def run_another(engine: Works, queue: WorkerQueue, me: Worker, name: str, device: Any) -> bool:
+    """Run the next operation of ``queue`` on its worker ``me``, inside another, or end deletes that its stream holds
+    up; False when there is neither."""
+    try:
+        op = queue.take()
+    except IndexError:
+        graves = device is not None and device.has_graves()
+        if graves:
+            _bury(engine, me, device, block=True)
+        return graves
+    if _run(engine, queue, me, name, device, op):
+        engine._complete(op, op.failure)
+    return True
 
 
 def _sleep(queue: WorkerQueue, me: Worker) -> Works | None:

@@ -10,7 +10,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.block import grow, growable
-from weftplan.ndarray import NDArray, zeros
+from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.chunk import MovableChunk
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
@@ -53,7 +53,7 @@ def buffered_array(
     or context: it is replaced, with a warning.
     """
     if pool is None:
-        return zeros(shape, ctx=ctx, dtype=dtype)
+        return new_zeros(shape, ctx, dtype)
     have = pool.get(name)
     size = int(np.prod(shape, dtype=np.int64))
     if have is not None and have.dtype == dtype and have.context == ctx:
@@ -89,4 +89,9 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
         raise ShapeError(
             f"reshape: {name!r} grows from {array.shape} to {shape}; pass allow_up_sizing=True for a new array"
         )
-    return zeros(shape, ctx=array.context, dtype=array.dtype)
+    return new_zeros(shape, array.context, array.dtype)
+
+
+def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
+    """Zeros whose memory is taken now, not when the operation that fills them runs: a bind that lacks room raises."""
+    return zeros(shape, out=empty(shape, ctx, dtype))

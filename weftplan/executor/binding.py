@@ -33,10 +33,10 @@ from weftplan.executor.arguments import (
     given_dtypes,
     normalize_grad_req,
 )
-from weftplan.executor.arrays import Groups, buffered_array, fitted, shared_array, variable_contexts
+from weftplan.executor.arrays import Groups, buffered_array, fitted, new_zeros, shared_array, variable_contexts
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
-from weftplan.ndarray import NDArray, zeros
+from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.recompute import parse_bytes
 from weftplan.symbol import Symbol
@@ -289,7 +289,7 @@ def simple_bind(
             args.append(shared_array(shared[name], name, shape, dtype))
             if reqs[name] != "null":
                 grad = shared_exec.grad_dict.get(name)
-                grad = zeros(shape, ctx=place, dtype=dtype) if grad is None else grad
+                grad = new_zeros(shape, place, dtype) if grad is None else grad
         else:
             args.append(buffered_array(shared_buffer, name, shape, dtype, place))
             if reqs[name] != "null":
@@ -298,7 +298,7 @@ def simple_bind(
     aux = [
         shared_array(shared[name], name, *sizes[name])
         if name in shared
-        else zeros(sizes[name][0], ctx=places[name], dtype=sizes[name][1])
+        else new_zeros(sizes[name][0], places[name], sizes[name][1])
         for name in aux_names
     ]
     if budget is not None:

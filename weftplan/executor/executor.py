@@ -11,6 +11,7 @@ from typing import Any
 from weftplan import config, engine
 from weftplan.device.context import Context
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
+from weftplan.executor.arrays import new_zeros
 from weftplan.executor.debug import debug_str
 from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradients, unset
 from weftplan.executor.memory import PlannedMemory
@@ -21,7 +22,6 @@ from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random
-from weftplan.ndarray import zeros as nd_zeros
 from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
@@ -91,7 +91,7 @@ class Executor:
             head: NDArray | None = None
             if nid >= 0:
                 out = planned.outputs[k]
-                head = nd_zeros(planned.shapes[out], ctx=planned.devices[nid], dtype=planned.dtypes[out])
+                head = new_zeros(planned.shapes[out], planned.devices[nid], planned.dtypes[out])
                 external[graph.row[nid]] = head
             self._head_grads.append(head)
         self._memory = self._make_memory(planned, pool)

@@ -19,7 +19,7 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.chunk import Chunk, Value
 from weftplan.ndarray.quiet import quietly
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:
     rhs_class = rhs.__class__
     operand: Any
     if kind == "f" and (rhs_class is float or rhs_class is int):
-        operand = rhs
+        operand = Value(rhs)
     else:
         other = _operand(op, lhs, rhs)
         if isinstance(other, lhs.__class__):
@@ -130,13 +130,12 @@ def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:
                 raise ShapeError(
                     f"{op.name}: shape {other.shape} does not broadcast to {lhs.shape}, which is written in place"
                 )
-            operand = other.raw()
+            operand = other
             if other.chunk is not chunk:
                 reads = (other.chunk.var,)
         else:
-            operand = other
-    target = lhs.raw()
-    _push(op, kind, target, operand, target, reads, chunk)
+            operand = Value(other)
+    _push(op, kind, [lhs, operand, lhs], reads, chunk)
     return lhs
 
 
@@ -147,49 +146,41 @@ def binary(op: Binary, lhs: NDArray, rhs: Any, *, swapped: bool = False) -> NDAr
     rhs_class = rhs.__class__
     other: Any
     if kind == "f" and (rhs_class is float or rhs_class is int):
-        other, array = float(rhs), False
+        other, array = Value(float(rhs)), False
     else:
         other = _operand(op, lhs, rhs)
         array = other.__class__ is lhs.__class__
-        if array and other.shape != shape:
+        if not array:
+            other = Value(other)
+        elif other.shape != shape:
             shape = _broadcast(op, shape, other.shape)
         if kind == "b" and op.name not in _COMPARISONS:
             dtype = np.dtype(np.int64)
-    made = Chunk(chunk.context, math.prod(shape) * dtype.itemsize, name=op.name, prompt=False)
+    made = Chunk(chunk.context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=op.name, prompt=False)
     out = lhs.__class__(made, shape, dtype)
     reads: tuple[Any, ...] = (chunk.var,)
-    first, second = lhs.raw(), other
-    if array:
-        second = other.raw()
-        if other.chunk is not chunk:
-            reads = (chunk.var, other.chunk.var)
-    if swapped:
-        first, second = second, first
-    _push(op, kind, first, second, out.raw(), reads, made)
+    if array and other.chunk is not chunk:
+        reads = (chunk.var, other.chunk.var)
+    _push(op, kind, [other, lhs, out] if swapped else [lhs, other, out], reads, made)
     return out
 
 
 def unary(name: str, array: NDArray) -> NDArray:
     """``xp.<name>`` of every element, as a new array."""
-    out = array.__class__(Chunk(array.context, array.nbytes, name=name), array.shape, array.dtype)
-    fn = partial(getattr(device.get(array.context).xp, name), array.raw(), out.raw())
-    chunks.push(fn, (array.var,), (out.var,), array.context, name=name)
+    context = array.context
+    out = array.__class__(Chunk(context, array.nbytes, delay_alloc=True, name=name), array.shape, array.dtype)
+    run = getattr(device.get(context).xp, name)
+    chunks.push_kernel(run, [array, out], (array.var,), (out.var,), context, name=name)
     return out
 
 
-def _push(op: Binary, kind: str, a: Any, b: Any, out: Any, reads: tuple[Any, ...], chunk: Chunk) -> None:
+def _push(op: Binary, kind: str, operands: list[Any], reads: tuple[Any, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
     if chunks._due:
         chunks.drain()
     context = chunk.context
-    fn: Callable[[], object]
-    if context.device_type == "cpu":
-        fn = partial(kernel_for(op, kind, np), a, b, out)
-    else:
-        place = device.get(context)
-        fn = partial(kernel_for(op, kind, place.xp), a, b, out)
-        if place.asynchronous:
-            fn = partial(place.launch, fn)
+    xp = np if context.device_type == "cpu" else device.get(context).xp
+    fn = chunks.work(context, kernel_for(op, kind, xp), operands)
     engine.get().push(fn, reads, (chunk.var,), context, name=op.name)
 
 

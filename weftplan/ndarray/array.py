@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from weftplan.device.context import Context, current_context
 from weftplan.engine import FnProperty
 from weftplan.errors import DeviceError, DTypeError, MXNetError, ShapeError
 from weftplan.ndarray import arithmetic, indexing
-from weftplan.ndarray.chunk import Chunk, nothing, push, typed
+from weftplan.ndarray.chunk import Chunk, Value, compute, nothing, push, typed
 from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.exchange import export
 from weftplan.ops import registry
@@ -204,7 +205,7 @@ class NDArray:
             DTypeError: ``other`` is neither an array nor a context.
         """
         if isinstance(other, Context):
-            other = empty_like(self, other)
+            other = fresh(other, self.shape, self.dtype, "copy")
         elif not isinstance(other, NDArray):
             raise DTypeError(f"copyto needs an NDArray or a Context, got {type(other).__name__}")
         copy_into(self, other, priority=priority)
@@ -225,7 +226,7 @@ class NDArray:
         wanted = check_dtype(dtype)
         if not copy and wanted == self.dtype:
             return self
-        out = NDArray(Chunk(self.context, self.size * wanted.itemsize, name="astype"), self.shape, wanted)
+        out = fresh(self.context, self.shape, wanted, "astype")
         copy_into(self, out)
         return out
 
@@ -467,9 +468,9 @@ for _name in OPERATOR_METHODS:
     setattr(NDArray, _name, _method(_name))
 
 
-def empty_like(array: NDArray, context: Context, *, name: str | None = None) -> NDArray:
-    """An array of undefined values with the shape and dtype of ``array``."""
-    return NDArray(Chunk(context, array.nbytes, name=name), array.shape, array.dtype)
+def fresh(context: Context, shape: Shape, dtype: np.dtype[Any], name: str | None) -> NDArray:
+    """A new array for the operation that is about to be pushed and writes it: its memory is taken there."""
+    return NDArray(Chunk(context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name), shape, dtype)
 
 
 def check_context(ctx: Any) -> Context:
@@ -499,11 +500,9 @@ def from_host(values: np.ndarray[Any, Any], context: Context) -> NDArray:
     out = NDArray(Chunk(context, values.nbytes), values.shape, values.dtype)
     if values.size:
         if is_device(context):
-            kept = np.array(values, order="C")  # a copy with its shape: () stays ()
-            place, target = device.get(context), out.raw()
-            engine.get().push(
-                lambda: place.copy(target, kept), (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array"
-            )
+            # No launch around it: Device.copy enqueues by itself.
+            fill = partial(compute, device.get(context).copy, [out, Value(np.array(values, order="C"))])
+            engine.get().push(fill, (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array")
         else:
             # Nobody else knows the new array: filling it here is seen by every operation pushed later.
             np.copyto(out.raw(), values)

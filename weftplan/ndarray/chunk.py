@@ -1,4 +1,9 @@
-"""Chunks: one allocation joined to one engine var.
+"""Chunks: one allocation joined to one engine var; and how work on them is pushed.
+
+The chunk of a result takes its memory inside the operation that writes it first (``delay_alloc``), as in MXNet: what is
+pushed and not run yet needs none, so a loop that nobody waits for takes no more memory than one that waits. A refusal
+of memory is then a failure of that operation, raised at the wait. Hence work is pushed as a *kernel* and the arrays
+that it gets (:func:`work`): their memory is looked up when the operation runs.
 
 A chunk's memory may go back to storage only when every operation that was pushed on its var has run, so it is freed by
 the engine: ``delete_variable(var, free)``, or at once where nobody else has the var, since no operation can be pending
@@ -13,7 +18,7 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from sys import getrefcount
 from typing import Any, Self
@@ -26,7 +31,7 @@ from weftplan.engine import FnProperty
 from weftplan.errors import EngineError, MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.origin import origin_of
-from weftplan.storage import relief
+from weftplan.storage import Allocation, Resource, relief
 
 _dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
@@ -39,6 +44,7 @@ _coming: deque[None] = deque()
 """One element for each memory that the engine will give back when the operations on it are over."""
 _PATIENCE_S = 10.0
 _delay_lock = whole_in_children(Lock())
+_NONE = object()
 
 
 class Chunk:
@@ -59,7 +65,9 @@ class Chunk:
         OutOfMemoryError: storage cannot serve the request, even after freeing what is dead.
     """
 
-    __slots__ = ("__weakref__", "_raw", "_release", "_small", "context", "engine", "name", "nbytes", "var")
+    __slots__ = ("__weakref__", "_origin", "_raw", "_release", "_small", "context", "engine", "name", "nbytes", "var")
+    _origin: object
+    """What its memory is for, in reports."""
     _raw: Any
     _release: Callable[[], object] | None
     _small: bool
@@ -76,27 +84,37 @@ class Chunk:
         self.nbytes = nbytes
         self.name = name
         self._small = nbytes <= _SMALL
+        self._origin = origin_of(name, nbytes)
         if delay_alloc:
             self._release = self._raw = None
         else:
-            self._allocate()
+            resource, allocation = take(ctx, nbytes, self._origin)
+            self._release = partial(resource.free, allocation)
+            self._raw = allocation.raw
         current = engine.get()
         self.engine = current
         self.var: Any = current.new_variable(name)
 
-    def _allocate(self) -> None:
-        resource = storage.get(self.context)
-        allocation = resource.allocate(self.nbytes, name=origin_of(self.name, self.nbytes))
-        self._release = partial(resource.free, allocation)
-        self._raw = allocation.raw
+    def _take(self) -> tuple[Resource, Allocation]:
+        return take(self.context, self.nbytes, self._origin)
 
     @property
     def raw(self) -> Any:
         """Flat uint8 array of exactly ``nbytes``: only for operations that declared the var, or after a wait."""
-        if self._raw is None:
-            with _delay_lock:
-                if self._raw is None:
-                    self._allocate()
+        return self._raw if self._raw is not None else self._first_use()
+
+    def _first_use(self) -> Any:
+        if _due:  # the loop that pushed this may be over, so that nobody else gives back what is dead
+            drain()
+        resource, allocation = self._take()
+        # Not allocated under the lock: that may take until others have ended. Two readers of what was never written
+        # may both have got this far.
+        with _delay_lock:
+            if self._raw is None:
+                self._release = partial(resource.free, allocation)
+                self._raw = allocation.raw
+                return self._raw
+        resource.free(allocation)
         return self._raw
 
     @property
@@ -207,11 +225,30 @@ class MovableChunk(Chunk):
             method()
         self._watchers = [ref for ref in self._watchers if ref() is not None]
 
-    def _allocate(self) -> None:
+    def _take(self) -> tuple[Resource, Allocation]:
         raise OutOfMemoryError(
             f"{self!r} has lost its memory: it was given back to make room for a larger executor of the same pool, and "
             f"could not be taken again; free memory and bind again"
         )
+
+
+def take(ctx: Context, nbytes: int, origin: object) -> tuple[Resource, Allocation]:
+    """Memory from storage, and where to give it back; after a refusal what is pending may end first.
+
+    Raises:
+        OutOfMemoryError: there is none even then.
+    """
+    resource = storage.get(ctx)
+    others: Iterator[None] | None = None
+    while True:
+        try:
+            return resource, resource.allocate(nbytes, name=origin)
+        except OutOfMemoryError:
+            # What is dead, and frees that wait, have been tried on the ladder of storage.
+            others = engine.get().others_first(_PATIENCE_S) if others is None else others
+            if next(others, _NONE) is _NONE:
+                raise
+            drain()
 
 
 def _let_go(owner: Any) -> None:
@@ -291,6 +328,65 @@ relief.add(30, _collect_cycles)
 relief.add(40, _await_frees)
 
 
+class Value:
+    """Something that a kernel gets as it is, among arrays: a number, an array of NumPy."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def raw(self) -> Any:
+        """The value."""
+        return self.value
+
+
+def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
+    """The function of an operation on ``ctx``: ``kernel`` of the raw arrays of ``operands``, which have a method
+    ``raw``; it empties the list when it fails."""
+    if ctx.device_type == "cpu":
+        return partial(compute, kernel, operands)
+    place = device.get(ctx)
+    return partial(compute, partial(_launch, place, kernel) if place.asynchronous else kernel, operands)
+
+
+def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
+    """``kernel`` of the raw arrays of ``operands``; empties the list when it fails."""
+    # The error is kept by the var, and by its frames keeps what they have: without the arrays, or each would keep
+    # itself, its memory and that of the others.
+    try:
+        kernel(*[operand.raw() for operand in operands])
+    except OutOfMemoryError as error:
+        operands.clear()
+        raise error.with_traceback(None)  # noqa: B904
+    except BaseException:
+        operands.clear()
+        raise
+
+
+def _launch(place: Any, kernel: Callable[..., object], *raws: Any) -> None:
+    """Enqueue the kernel on a device whose memory has been taken on the host's time."""
+    place.launch(partial(kernel, *raws))
+
+
+def push_kernel(
+    kernel: Callable[..., object],
+    operands: list[Any],
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    ctx: Context,
+    *,
+    priority: int = 0,
+    name: str | None = None,
+) -> None:
+    """Push :func:`work`, with duplicates among the vars settled.
+
+    Args:
+        reads, writes: vars; one in both counts as written.
+    """
+    _push(work(ctx, kernel, operands), reads, writes, ctx, FnProperty.NORMAL, priority, name)
+
+
 def push(
     fn: Callable[[], object],
     reads: Sequence[Any],
@@ -301,16 +397,25 @@ def push(
     priority: int = 0,
     name: str | None = None,
 ) -> None:
-    """Push ``fn``, launched on the device of ``ctx``, with duplicates among the vars settled.
-
-    Args:
-        reads, writes: vars; one in both counts as written.
-    """
-    if _dead:
-        drain()
+    """Push ``fn``, which touches memory that is there already, launched on the device of ``ctx``; as
+    :func:`push_kernel`."""
     place = device.get(ctx)
     if place.asynchronous:
         fn = partial(place.launch, fn)
+    _push(fn, reads, writes, ctx, prop, priority, name)
+
+
+def _push(
+    fn: Callable[[], object],
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    ctx: Context,
+    prop: FnProperty,
+    priority: int,
+    name: str | None,
+) -> None:
+    if _dead:
+        drain()
     if len(reads) + len(writes) > 1:
         reads, writes = engine.dedupe(reads, writes)
     engine.get().push(fn, reads, writes, ctx, prop=prop, priority=priority, name=name)

@@ -15,7 +15,7 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
-from weftplan.ndarray.chunk import push
+from weftplan.ndarray.chunk import compute, push_kernel
 
 if TYPE_CHECKING:
     from weftplan.ndarray.array import NDArray
@@ -35,9 +35,10 @@ def copy_into(source: NDArray, target: NDArray, *, priority: int = 0) -> None:
     prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
     reads = () if source.var is target.var else (source.var,)
     if prop == FnProperty.NORMAL:
-        push(partial(_cast, target.raw(), source.raw()), reads, (target.var,), context, priority=priority, name="copy")
+        push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name="copy")
         return
-    fn = partial(_transfer, device.get(device_end(source.context, target.context)), target.raw(), source.raw())
+    transfer = partial(_transfer, device.get(device_end(source.context, target.context)))
+    fn = partial(compute, transfer, [target, source])
     # No launch around it: Device.copy enqueues by itself.
     engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name="copy")
 

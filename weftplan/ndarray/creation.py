@@ -15,8 +15,8 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import arithmetic
-from weftplan.ndarray.array import NDArray, check_context, check_dtype, from_host
-from weftplan.ndarray.chunk import Chunk, drain, push
+from weftplan.ndarray.array import NDArray, check_context, check_dtype, fresh, from_host
+from weftplan.ndarray.chunk import Chunk, Value, drain, push_kernel
 from weftplan.ndarray.invoke import invoke
 
 
@@ -32,8 +32,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     context = check_context(ctx)
     if isinstance(source_array, NDArray):
         wanted = source_array.dtype if dtype is None else check_dtype(dtype)
-        out = empty(source_array.shape, context, wanted)
-        return source_array.copyto(out)
+        return source_array.copyto(fresh(context, source_array.shape, wanted, "array"))
     wanted = check_dtype(dtype)
     try:
         values = np.asarray(source_array)
@@ -68,13 +67,17 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
         DTypeError: a number that is not finite for an integer dtype.
         ParameterError, ShapeError: ``val`` holds no numbers, or does not fit.
     """
-    target = empty(shape, ctx, dtype) if out is None else out
+    target = fresh(check_context(ctx), check_shape(shape), check_dtype(dtype), None) if out is None else out
     if not isinstance(val, int | float | np.number | np.bool_):
         target[:] = val
         return target
-    value = arithmetic.scalar_as(target.dtype, val)
-    push(partial(target.raw().fill, value), (), (target.var,), target.context, name="full")
+    value = Value(arithmetic.scalar_as(target.dtype, val))
+    push_kernel(_fill, [target, value], (), (target.var,), target.context, name="full")
     return target
+
+
+def _fill(target: Any, value: Any) -> None:
+    target.fill(value)
 
 
 def zeros(shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
@@ -159,17 +162,15 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
     shape = list(first.shape)
     shape[axis] = sum(other.shape[axis] for other in arrays)
     parts = [other.as_in_context(first.context) for other in arrays]
-    out = empty(tuple(shape), first.context, first.dtype)
-    xp = device.get(first.context).xp
-    raws = [part.raw() for part in parts]
-    push(
-        partial(xp.concatenate, raws, axis=axis, out=out.raw()),
-        [part.var for part in parts],
-        (out.var,),
-        first.context,
-        name="concatenate",
-    )
+    context = first.context
+    out = fresh(context, tuple(shape), first.dtype, "concatenate")
+    join = partial(_join, device.get(context).xp, axis)
+    push_kernel(join, [out, *parts], [part.var for part in parts], (out.var,), context, name="concatenate")
     return out
+
+
+def _join(xp: Any, axis: int, target: Any, *parts: Any) -> None:
+    xp.concatenate(parts, axis=axis, out=target)
 
 
 def stack(*arrays: Any, axis: int = 0, **kwargs: Any) -> NDArray:
@@ -285,6 +286,7 @@ def waitall() -> None:
     """Block until everything pushed so far has run; raises what operations raised and nobody was told yet."""
     drain()
     engine.get().wait_for_all()
+    drain()  # what has died while the work ran
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:

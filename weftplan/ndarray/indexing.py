@@ -10,6 +10,8 @@ reported at the next wait; a boolean NDArray must be waited for, because the sha
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ import numpy as np
 from weftplan import device
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray.arithmetic import scalar_as
-from weftplan.ndarray.chunk import Chunk, push
+from weftplan.ndarray.chunk import Chunk, Value, compute, push, push_kernel
 from weftplan.ndarray.copying import copy_into, route
 
 if TYPE_CHECKING:
@@ -44,23 +46,31 @@ def getitem(array: NDArray, key: Any) -> NDArray:
         return cls(array.chunk, array.shape[1:] or (1,), array.dtype, row.offset)
     parts, advanced = _parse(array, key)
     if not advanced:
-        view = _basic(array, parts)
+        whole = _outline(array)
+        key = _basic(parts)
+        view = whole[key]
         shape = view.shape or (1,)
         if view.flags.c_contiguous:
-            return cls(array.chunk, shape, array.dtype, _offset(array, view))
-        out = cls(Chunk(array.context, view.size * array.dtype.itemsize, name="slice"), shape, array.dtype)
-        push(partial(_assign, out.raw(), ..., view), (array.var,), (out.var,), array.context, name="slice")
+            return cls(
+                array.chunk, shape, array.dtype, array.offset + (_address(view) - _address(whole)) * bool(view.size)
+            )
+        out = _result(array, shape, "slice")
+        push_kernel(partial(_slice, key), [array, out], (array.var,), (out.var,), array.context, name="slice")
         return out
-    shape = _advanced_shape(array, parts)
-    out = cls(Chunk(array.context, int(np.prod(shape)) * array.dtype.itemsize, name="gather"), shape, array.dtype)
-    source, target = array.raw(), out.raw()
-    indices, reads = _indices(array, parts)
+    out = _result(array, _advanced_shape(array, parts), "gather")
+    indices, moved = _indices(array, parts)
 
-    def gather() -> None:
-        target[...] = source[indices()]
+    def gather(source: Any, target: Any, *given: Any) -> None:
+        target[...] = source[indices(given)]
 
-    push(gather, (array.var, *reads), (out.var,), array.context, name="gather")
+    reads = (array.var, *(index.var for index in moved))
+    push_kernel(gather, [array, out, *moved], reads, (out.var,), array.context, name="gather")
     return out
+
+
+def _result(array: NDArray, shape: tuple[int, ...], name: str) -> NDArray:
+    nbytes = math.prod(shape) * array.dtype.itemsize
+    return array.__class__(Chunk(array.context, nbytes, delay_alloc=True, name=name), shape, array.dtype)
 
 
 def setitem(array: NDArray, key: Any, value: Any) -> None:
@@ -71,48 +81,53 @@ def setitem(array: NDArray, key: Any, value: Any) -> None:
         ShapeError: ``value`` does not broadcast to the selected shape.
     """
     parts, advanced = _parse(array, key)
-    target = array.raw()
-    reads: list[Any] = []
+    indices: Callable[[Sequence[Any]], Any]
+    moved: list[NDArray] = []
     if advanced:
         shape = _advanced_shape(array, parts)
-        indices, reads = _indices(array, parts)
+        indices, moved = _indices(array, parts)
     else:
-        target = _basic(array, parts)
-        shape = target.shape
+        basic = _basic(parts)
+        part = _outline(array)[basic]
+        shape = part.shape
+
+        def indices(given: Sequence[Any]) -> Any:
+            return basic
+
+    ndim = len(shape)
     operand: Any
+    reads = [index.var for index in moved]
     if isinstance(value, _NUMBERS):
-        operand = scalar_as(array.dtype, value)
+        operand = Value(scalar_as(array.dtype, value))
     elif isinstance(value, array.__class__):
         _check_fits(array, shape, value.shape)
-        if not advanced and value.shape == array.shape == target.shape and target.flags.c_contiguous:
+        if not advanced and value.shape == array.shape == shape and part.flags.c_contiguous:
             copy_into(value, array)
             return
-        value = value.as_in_context(array.context)
-        operand = _trimmed(value.raw(), len(shape))
-        reads.append(value.var)
+        operand = value.as_in_context(array.context)
+        reads.append(operand.var)
     else:
         try:
             given = np.asarray(value)
             if given.dtype.kind not in "biuf":
                 raise TypeError(f"expected numbers, got elements of dtype {given.dtype}")
             # A copy, because the caller may change the values before the operation runs.
-            operand = np.array(given, dtype=array.dtype)
+            operand = Value(np.array(given, dtype=array.dtype))
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
-        _check_fits(array, shape, operand.shape)
-        operand = _trimmed(operand, len(shape))
-    if advanced:
+        _check_fits(array, shape, operand.value.shape)
 
-        def scatter() -> None:
-            target[indices()] = _on(target, operand)
+    def scatter(target: Any, source: Any, *given: Any) -> None:
+        _assign(target, indices(given), _trimmed(_on(target, source), ndim))
 
-        push(scatter, reads, (array.var,), array.context, name="scatter")
-        return
-    if array.context.device_type == "gpu" and isinstance(operand, np.ndarray):
+    name = "scatter" if advanced else "assign"
+    operands = [array, operand, *moved]
+    if array.context.device_type == "gpu" and isinstance(operand, Value) and not moved:
         where, place = route_from_host(array)
-        push(lambda: _assign(target, ..., _on(target, operand)), reads, (array.var,), place, prop=where, name="assign")
+        fn = partial(compute, scatter, operands)
+        push(fn, reads, (array.var,), place, prop=where, name=name)
         return
-    push(partial(_assign, target, ..., operand), reads, (array.var,), array.context, name="assign")
+    push_kernel(scatter, operands, reads, (array.var,), array.context, name=name)
 
 
 def route_from_host(array: NDArray) -> tuple[Any, Any]:
@@ -120,6 +135,10 @@ def route_from_host(array: NDArray) -> tuple[Any, Any]:
     from weftplan.device.context import cpu
 
     return route(cpu(), array.context)
+
+
+def _slice(key: Any, source: Any, target: Any) -> None:
+    target[...] = source[key]
 
 
 def _assign(target: Any, key: Any, value: Any) -> None:
@@ -137,8 +156,9 @@ def _on(target: Any, value: Any) -> Any:
 
 
 def _trimmed(value: Any, ndim: int) -> Any:
-    """Without the leading dimensions of size 1 that exceed ``ndim``."""
-    return value.reshape(value.shape[value.ndim - ndim :]) if value.ndim > ndim else value
+    """Without the leading dimensions of size 1 that exceed ``ndim``; numbers as they are."""
+    extra = getattr(value, "ndim", 0) - ndim
+    return value.reshape(value.shape[extra:]) if extra > 0 else value
 
 
 def _check_fits(array: NDArray, shape: tuple[int, ...], given: tuple[int, ...]) -> None:
@@ -188,21 +208,27 @@ def _host_index(array: NDArray, part: Any) -> np.ndarray[Any, Any]:
     return index.astype(np.int64)
 
 
-def _basic(array: NDArray, parts: tuple[Any, ...]) -> Any:
-    """The selected part of the raw array: touches no values."""
-    if Ellipsis not in parts:
-        parts = (*parts, Ellipsis)  # so that NumPy gives an array even for one element
-    return array.raw()[parts]
+def _basic(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key without arrays, so that NumPy gives an array even for one element."""
+    return parts if Ellipsis in parts else (*parts, Ellipsis)
 
 
-def _offset(array: NDArray, view: Any) -> int:
-    """Bytes from the start of the chunk to the start of ``view``."""
-    if view.size == 0:
-        return array.offset
-    if isinstance(view, np.ndarray):
-        begin = array.raw().__array_interface__["data"][0]
-        return array.offset + int(view.__array_interface__["data"][0] - begin)
-    return array.offset + int(view.data.ptr - array.raw().data.ptr)
+def _outline(array: NDArray) -> np.ndarray[Any, Any]:
+    """An array of NumPy with the shape and the strides of ``array``, to see which part of it a key selects. Its values
+    must not be looked at: it has no memory, and that of ``array`` may be taken only when what writes it runs."""
+    return np.lib.stride_tricks.as_strided(np.empty(1, array.dtype), array.shape, _strides(array))
+
+
+def _strides(array: NDArray) -> tuple[int, ...]:
+    strides, step = [], array.dtype.itemsize
+    for dim in reversed(array.shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
+
+
+def _address(view: np.ndarray[Any, Any]) -> int:
+    return int(view.__array_interface__["data"][0])
 
 
 def _advanced_shape(array: NDArray, parts: tuple[Any, ...]) -> tuple[int, ...]:
@@ -212,19 +238,20 @@ def _advanced_shape(array: NDArray, parts: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(shape) or (1,)
 
 
-def _indices(array: NDArray, parts: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-    """(function that gives the key when the operation runs, vars that it reads)."""
+def _indices(array: NDArray, parts: tuple[Any, ...]) -> tuple[Callable[[Sequence[Any]], Any], list[NDArray]]:
+    """(function that gives the key, from the raw arrays of those that it reads; these arrays)."""
     xp = device.get(array.context).xp
-    moved = [part.as_in_context(array.context) if isinstance(part, array.__class__) else part for part in parts]
-    reads = [part.var for part in moved if isinstance(part, array.__class__)]
-    raws = [part.raw() if isinstance(part, array.__class__) else part for part in moved]
-    live = [isinstance(part, array.__class__) for part in moved]
+    cls = array.__class__
+    moved = [part.as_in_context(array.context) for part in parts if isinstance(part, cls)]
+    known = [None if isinstance(part, cls) else part for part in parts]
+    live = [isinstance(part, cls) for part in parts]
 
-    def key() -> tuple[Any, ...]:
+    def key(given: Sequence[Any]) -> tuple[Any, ...]:
+        following = iter(given)
         with np.errstate(invalid="ignore"):  # NaN becomes a number that is out of range
             return tuple(
-                raw.astype(np.int64) if late else xp.asarray(raw) if isinstance(raw, np.ndarray) else raw
-                for raw, late in zip(raws, live, strict=True)
+                next(following).astype(np.int64) if late else xp.asarray(part) if isinstance(part, np.ndarray) else part
+                for part, late in zip(known, live, strict=True)
             )
 
-    return key, reads
+    return key, moved

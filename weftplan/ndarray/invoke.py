@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import device, engine, storage
+from weftplan import device, engine
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import random
-from weftplan.ndarray.array import NDArray
-from weftplan.ndarray.chunk import Chunk, push
+from weftplan.ndarray.array import NDArray, fresh
+from weftplan.ndarray.chunk import Chunk, compute, push_kernel, take
 from weftplan.ndarray.quiet import quietly
-from weftplan.ops import grain, registry
-from weftplan.ops.grain import Grain
+from weftplan.ops import registry
 from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Shape, TensorSpec
 
 _MOST_PLANS = 4096
@@ -73,73 +72,66 @@ def invoke(
         op = registry.get(op)
     targets = [] if out is None else [out] if isinstance(out, NDArray) else _arrays_of(op, out)
     context = _context_of(op, inputs, ctx, targets)
-    plan = _plan(op, inputs, params or {}, targets, grain.of(context.device_type))
-    if not targets:
-        outputs = [
-            NDArray(Chunk(context, nbytes, name=op.name, prompt=False), shape, dtype)
-            for nbytes, shape, dtype in plan.outputs
-        ]
-        final: list[tuple[Any, Any]] = []
-    else:
-        outputs, final = _outputs_into(op, plan, inputs, targets, context)
+    plan = _plan(op, inputs, params or {}, targets)
+    outputs, copied = _outputs_into(op, plan, inputs, targets, context)
     place = device.get(context)
-    raw_in: list[Any]
-    reads: Sequence[Any]
-    if plan.ignored:
-        raw_in = [None if i in plan.ignored else a.raw() for i, a in enumerate(inputs)]
-        reads = [a.chunk.var for i, a in enumerate(inputs) if i not in plan.ignored]
-    else:
-        raw_in = [a.raw() for a in inputs]
-        reads = tuple([a.chunk.var for a in inputs])
-    if engine.debug_enabled():
-        raw_in = [a if i in op.aux else read_only(a) for i, a in enumerate(raw_in)]
+    read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
     writes = [a.chunk.var for a in outputs]
-    fresh = not targets and not op.aux
-    if not fresh:
+    independent = not targets and not op.aux
+    if not independent:
         writes += [inputs[i].var for i in op.aux]
         writes += [target.var for target in targets]
-    workspace: Any = None
+    scratch: list[NDArray] = []
     if plan.workspace and place.asynchronous:
         # Kept by a chunk, so that it is freed only after the device has finished with it.
-        chunk = Chunk(context, plan.workspace, name=f"{op.name} workspace")
-        workspace = chunk.raw
-        writes.append(chunk.var)
+        scratch.append(fresh(context, (plan.workspace,), np.dtype(np.uint8), f"{op.name} workspace"))
+        writes.append(scratch[0].var)
     key = random.next_key(context) if op.random else (0, 0)
-    raw_out = [a.raw() for a in outputs]
-    fn = partial(_run, op, plan, place, raw_in, raw_out, final, workspace, key, is_train)
-    if fresh and not place.asynchronous:  # what is new is read by nobody, and a read twice counts once
-        engine.get().push(fn, reads, tuple(writes), context, name=op.name)
+    kernel = _Kernel(op, plan, place, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
+    operands = [*read, *outputs, *copied.values(), *scratch]
+    reads = tuple([a.chunk.var for a in read])
+    if independent and not place.asynchronous:  # what is new is read by nobody, and a read twice counts once
+        engine.get().push(partial(compute, kernel, operands), reads, tuple(writes), context, name=op.name)
     else:
-        push(fn, reads, writes, context, name=op.name)
+        push_kernel(kernel, operands, reads, writes, context, name=op.name)
     return targets if targets else outputs[: plan.visible]
 
 
-def _run(
-    op: Op,
-    plan: CallPlan,
-    place: Any,
-    raw_in: list[Any],
-    raw_out: list[Any],
-    final: list[tuple[Any, Any]],
-    workspace: Any,
-    key: tuple[int, int],
-    is_train: bool,
-) -> None:
-    """The work of one call, on a worker."""
-    borrowed = None
-    if plan.workspace and workspace is None:
-        resource = storage.get(place.context)
-        borrowed = resource.allocate(plan.workspace, name=f"{op.name} workspace")
-        workspace = borrowed.raw
-    try:
-        ctx = OpContext(place.xp, is_train=is_train, workspace=workspace, random_key=key)
-        kernel = partial(quietly, op.forward, ctx, plan.params, raw_in, raw_out)
-        grain.bound(grain.of(place.context.device_type), kernel)()
-        for target, value in final:
-            target[...] = value
-    finally:
-        if borrowed is not None:
-            resource.free(borrowed)
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """The work of one call, on raw arrays: the inputs that are not ignored, all outputs, what some of those are copied
+    to, and the workspace on an asynchronous device."""
+
+    op: Op
+    plan: CallPlan
+    place: Any
+    inputs: int
+    copied: tuple[int, ...]
+    """Outputs that are copied to where the caller wants them."""
+    key: tuple[int, int]
+    is_train: bool
+    guarded: bool
+
+    def __call__(self, *raws: Any) -> None:
+        op, plan = self.op, self.plan
+        following = iter(raws)
+        raw_in = [None if i in plan.ignored else next(following) for i in range(self.inputs)]
+        if self.guarded:
+            raw_in = [a if i in op.aux else read_only(a) for i, a in enumerate(raw_in)]
+        raw_out = [next(following) for _ in plan.outputs]
+        targets = [(next(following), raw_out[k]) for k in self.copied]
+        workspace, borrowed = next(following, None), None
+        if plan.workspace and workspace is None:
+            resource, borrowed = take(self.place.context, plan.workspace, f"{op.name} workspace")
+            workspace = borrowed.raw
+        try:
+            ctx = OpContext(self.place.xp, is_train=self.is_train, workspace=workspace, random_key=self.key)
+            quietly(op.forward, ctx, plan.params, raw_in, raw_out)
+            for target, value in targets:
+                target[...] = value
+        finally:
+            if borrowed is not None:
+                resource.free(borrowed)
 
 
 def read_only(array: Any) -> Any:
@@ -173,15 +165,11 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets:
     return context
 
 
-def _plan(
-    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], sizes: Grain
-) -> CallPlan:
+def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
     if op.single:
-        with grain.using(sizes):
-            return _settle(op, inputs, params, targets)
+        return _settle(op, inputs, params, targets)
     key: Any = (
         op.name,
-        sizes,
         tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
         tuple((a.shape, a.dtype) for a in inputs),
         tuple((a.shape, a.dtype) for a in targets) if targets else None,
@@ -191,8 +179,7 @@ def _plan(
     except TypeError:  # a parameter that cannot be hashed, such as a list
         key, plan = None, None
     if plan is None:
-        with grain.using(sizes):
-            plan = _settle(op, inputs, params, targets)
+        plan = _settle(op, inputs, params, targets)
         if key is not None:
             if len(_plans) >= _MOST_PLANS:
                 _plans.clear()
@@ -256,28 +243,25 @@ def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], target
 
 def _outputs_into(
     op: Op, plan: CallPlan, inputs: Sequence[NDArray], targets: Sequence[NDArray], context: Context
-) -> tuple[list[NDArray], list[tuple[Any, Any]]]:
-    """Arrays for the kernel to write, and (target, value) copies to do after it.
+) -> tuple[list[NDArray], dict[int, NDArray]]:
+    """Arrays for the kernel to write, and where to copy some of them after it.
 
     A target that shares memory with an input the kernel may still read is written through a temporary, unless the
     operator declares that pair as inplace.
     """
     outputs: list[NDArray] = []
-    final: list[tuple[Any, Any]] = []
+    copied: dict[int, NDArray] = {}
     for k, (nbytes, shape, dtype) in enumerate(plan.outputs):
-        if k >= len(targets):
-            outputs.append(NDArray(Chunk(context, nbytes, name=op.name), shape, dtype))
-            continue
-        target = targets[k]
-        if target.context != context:
-            raise DeviceError(f"{op.name}: out is on {target.context}, the inputs on {context}; use as_in_context")
-        if all(_may_share(plan, i, k, array, target) for i, array in enumerate(inputs)):
-            outputs.append(target)
-        else:
-            made = NDArray(Chunk(context, nbytes, name=op.name), shape, dtype)
-            outputs.append(made)
-            final.append((target.raw(), made.raw()))
-    return outputs, final
+        if k < len(targets):
+            target = targets[k]
+            if target.context != context:
+                raise DeviceError(f"{op.name}: out is on {target.context}, the inputs on {context}; use as_in_context")
+            if all(_may_share(plan, i, k, array, target) for i, array in enumerate(inputs)):
+                outputs.append(target)
+                continue
+            copied[k] = target
+        outputs.append(NDArray(Chunk(context, nbytes, delay_alloc=True, name=op.name, prompt=False), shape, dtype))
+    return outputs, copied
 
 
 def _may_share(plan: CallPlan, i: int, k: int, array: NDArray, target: NDArray) -> bool:

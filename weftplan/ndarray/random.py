@@ -19,8 +19,8 @@ from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import distributions
-from weftplan.ndarray.array import NDArray, check_context, check_dtype
-from weftplan.ndarray.chunk import Chunk, push
+from weftplan.ndarray.array import NDArray, check_context, check_dtype, fresh
+from weftplan.ndarray.chunk import push_kernel
 from weftplan.ndarray.seeds import next_key, seed
 from weftplan.ops.schema import OpContext
 
@@ -60,22 +60,22 @@ def _target(shape: Any, wanted: np.dtype[Any], ctx: Context | None, out: NDArray
     if out is None:
         dims = _dims(shape)
         context = check_context(ctx)
-        return NDArray(Chunk(context, math.prod(dims) * wanted.itemsize, name=name), dims, wanted)
+        return fresh(context, dims, wanted, name)
     if shape is not None and shape != _UNSET and _dims(shape) != out.shape:
         raise ShapeError(f"{name}: out has shape {out.shape}, but shape={shape} was given")
     return out
 
 
-def _fill(draw: Callable[[Any, Any, Any], None], reads: Sequence[Any], out: NDArray, name: str) -> NDArray:
-    """Push ``draw(generator, array, array module)`` into ``out``."""
-    place = device.get(out.context)
-    key = next_key(out.context)
-    push(partial(_draw, draw, key, place.xp, out.raw()), reads, (out.var,), out.context, name=name)
+def _fill(draw: Callable[..., None], sources: Sequence[NDArray], out: NDArray, name: str) -> NDArray:
+    """Push ``draw(generator, target, array module, *sources)``, which reads arrays and fills ``out``."""
+    drawing = partial(_draw, draw, next_key(out.context), device.get(out.context).xp)
+    reads = [source.var for source in sources]
+    push_kernel(drawing, [out, *sources], reads, (out.var,), out.context, name=name)
     return out
 
 
-def _draw(draw: Callable[[Any, Any, Any], None], key: tuple[int, int], xp: Any, target: Any) -> None:
-    draw(OpContext(xp, random_key=key).generator(), target, xp)
+def _draw(draw: Callable[..., None], key: tuple[int, int], xp: Any, target: Any, *sources: Any) -> None:
+    draw(OpContext(xp, random_key=key).generator(), target, xp, *sources)
 
 
 def _only_name(kwargs: Mapping[str, Any]) -> None:
@@ -135,8 +135,9 @@ def _sample(
     values = [
         value if isinstance(value, NDArray) else _number(name, key, value) for key, (value, _) in parameters.items()
     ]
+    known = [None if isinstance(value, NDArray) else value for value in values]
     if not arrays:
-        return _fill(partial(_run, draw, bounds, values), (), _target(shape, wanted, ctx, out, name), name)
+        return _fill(partial(_run, draw, bounds, known, 0), (), _target(shape, wanted, ctx, out, name), name)
     first = arrays[0]
     for array in arrays:
         if array.shape != first.shape or array.context != first.context:
@@ -146,15 +147,25 @@ def _sample(
             )
     block = _block(shape)
     target = _target((*first.shape, *block), wanted, first.context, out, name)
-    ones = (1,) * len(block)
-    raws = [value.raw().reshape(*value.shape, *ones) if isinstance(value, NDArray) else value for value in values]
-    return _fill(partial(_run, draw, bounds, raws), [array.var for array in arrays], target, name)
+    return _fill(partial(_run, draw, bounds, known, len(block)), arrays, target, name)
 
 
 def _run(
-    draw: distributions.Draw, bounds: Mapping[str, str], values: Sequence[Any], generator: Any, target: Any, xp: Any
+    draw: distributions.Draw,
+    bounds: Mapping[str, str],
+    known: Sequence[float | None],
+    inner: int,
+    generator: Any,
+    target: Any,
+    xp: Any,
+    *arrays: Any,
 ) -> None:
-    """Draw with parameters that are all numbers, or of which some are arrays."""
+    """Draw with parameters that are numbers, or None for the next of ``arrays``, whose elements each give a block of
+    ``inner`` dimensions."""
+    following = iter(arrays)
+    values: list[Any] = [
+        (raw := next(following)).reshape(*raw.shape, *(1,) * inner) if value is None else value for value in known
+    ]
     _check(draw.__name__, bounds, values)
     if not all(isinstance(value, float) for value in values):
         values = [xp.asarray(value, np.float64) for value in values]
@@ -321,7 +332,7 @@ def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray
     if not data.shape:
         raise ShapeError("shuffle: expected at least one dimension, whose rows are put in another order, got shape ()")
     if out is None:
-        out = NDArray(Chunk(data.context, data.nbytes, name="shuffle"), data.shape, data.dtype)
+        out = fresh(data.context, data.shape, data.dtype, "shuffle")
     elif out.shape != data.shape or out.dtype != data.dtype or out.context != data.context:
         raise ShapeError(
             f"shuffle: out ({out.shape} {out.dtype} {out.context}) is not like data "
@@ -331,12 +342,11 @@ def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray
     # The order is drawn on the host, so that it is the same on every device.
     order = OpContext(np, random_key=key).generator().permutation(data.shape[0])
     xp = device.get(data.context).xp
-    source, target = data.raw(), out.raw()
 
-    def permute() -> None:
+    def permute(source: Any, target: Any) -> None:
         target[...] = source[xp.asarray(order)]
 
-    push(permute, (data.var,), (out.var,), data.context, name="shuffle")
+    push_kernel(permute, [data, out], (data.var,), (out.var,), data.context, name="shuffle")
     return out
 
 
@@ -367,10 +377,9 @@ def multinomial(
     drawn = _target(dims, check_dtype(dtype), data.context, given[0], "multinomial")
     logs = _target(dims, data.dtype, data.context, given[1], "multinomial") if get_prob else None
     key, xp = next_key(data.context), device.get(data.context).xp
-    source, target, count = data.raw(), drawn.raw(), math.prod(block)
-    chosen = None if logs is None else logs.raw()
+    count = math.prod(block)
 
-    def draw() -> None:
+    def draw(source: Any, target: Any, chosen: Any = None) -> None:
         probability = source.reshape(-1, source.shape[-1]).astype(np.float64)
         bound = xp.cumsum(probability, axis=1)
         points = OpContext(xp, random_key=key).generator().random((probability.shape[0], count)) * bound[:, -1:]
@@ -387,6 +396,6 @@ def multinomial(
             with np.errstate(divide="ignore"):
                 chosen[...] = xp.log(xp.take_along_axis(probability, index, axis=1)).reshape(chosen.shape)
 
-    writes = [drawn.var] if logs is None else [drawn.var, logs.var]
-    push(draw, (data.var,), writes, data.context, name="multinomial")
+    results = [drawn] if logs is None else [drawn, logs]
+    push_kernel(draw, [data, *results], (data.var,), [one.var for one in results], data.context, name="multinomial")
     return drawn if logs is None else [drawn, logs]

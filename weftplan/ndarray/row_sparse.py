@@ -14,7 +14,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import NotImplementedForSymbol, ParameterError, ShapeError
-from weftplan.ndarray.array import NDArray, check_context, check_dtype, empty_like, from_host
+from weftplan.ndarray.array import NDArray, check_context, check_dtype, fresh, from_host
 
 __all__ = ["BaseSparseNDArray", "RowSparseNDArray", "array", "empty", "row_sparse_array", "zeros"]
 
@@ -57,7 +57,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     def copyto(self, other: NDArray | Context, *, priority: int = 0) -> NDArray:
         """As :meth:`NDArray.copyto`; a copy on a context is ``row_sparse``, too."""
         if isinstance(other, Context):
-            other = as_row_sparse(empty_like(self, other))
+            other = as_row_sparse(fresh(other, self.shape, self.dtype, "copy"))
         return super().copyto(other, priority=priority)
 
 

@@ -222,14 +222,17 @@ class Ledger(Resource):
             return self._allocate_now(nbytes, name)
         except OutOfMemoryError as error:
             cause = error
-        for _ in relief.climb(self.context) if nbytes <= self._room() else ():
-            try:
-                return self._allocate_now(nbytes, name)
-            except OutOfMemoryError as error:
-                cause = error
-        with self._lock:
-            self._failures += 1
-            raise OutOfMemoryError(self._report(nbytes, cause)) from cause
+        try:
+            for _ in relief.climb(self.context) if nbytes <= self._room() else ():
+                try:
+                    return self._allocate_now(nbytes, name)
+                except OutOfMemoryError as error:
+                    cause = error
+            with self._lock:
+                self._failures += 1
+                raise OutOfMemoryError(self._report(nbytes, cause)) from cause
+        finally:
+            del cause  # by its traceback it keeps this frame, and those that called, with all that they have
 
     def _allocate_now(self, nbytes: int, name: object) -> Allocation:
         """As ``_allocate``, without any rung of the ladder."""
@@ -286,12 +289,15 @@ class Ledger(Resource):
 
         Finalizers and other threads free while the lock is taken, and a refusal must be true when it is made.
         """
-        while self._drain():
-            try:
-                return self._take(nbytes)
-            except OutOfMemoryError as error:
-                cause = error
-        raise cause
+        try:
+            while self._drain():
+                try:
+                    return self._take(nbytes)
+                except OutOfMemoryError as error:
+                    cause = error
+            raise cause
+        finally:
+            del cause
 
     def free(self, allocation: Allocation) -> None:
         if self._live.pop(id(allocation), None) is None:

@@ -4,8 +4,9 @@ The two differ in how sizes are rounded. Both give everything cached back before
 less than ``reserve`` percent of the device's memory free, and once more when the system refuses.
 
 MXNet's pools keep whatever they ever held. With ``slack`` a pool gives cached blocks back, those of the size unused for
-longest first, before it would hold more than the peak of live bytes and the slack: then it never needs more memory than
-a process without a pool does at its peak, and a loop that repeats its sizes still finds its blocks in the cache.
+longest first, before it would hold more than the slack and the peak of live bytes in the last one to two thousand
+allocations: then it needs no more memory at its peak than a process without a pool, a loop that repeats its sizes finds
+its blocks in the cache, and what a phase of a program has left behind goes when the next one is under way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage.base import Ledger
+
+_WINDOW = 1024
+"""Allocations after which a pool with slack forgets the peak of as many before them."""
 
 
 class _Pool(Ledger):
@@ -29,6 +33,10 @@ class _Pool(Ledger):
         self.slack = slack
         self._free: dict[int, list[Any]] = {}
         """Blocks by size; the sizes stand in the order in which they were last emptied by a request and came back."""
+        self._window = _WINDOW
+        """Allocations left in this window."""
+        self._recent = self._before = 0
+        """Most live bytes in this window, in the one before."""
         self._rounded: dict[int, int] = {}
         """Rounded sizes of the requests seen, bounded; saves the arithmetic on the fast path."""
 
@@ -46,6 +54,8 @@ class _Pool(Ledger):
             if len(self._rounded) >= 4096:
                 self._rounded.clear()
             self._rounded[nbytes] = size
+        if self.slack is not None:
+            self._note_peak(size)
         stack = self._free.get(size)
         if stack:
             self._hits += 1
@@ -54,8 +64,7 @@ class _Pool(Ledger):
                 del self._free[size]
             return raw, raw[:nbytes], size
         if self.slack is not None:
-            most = max(self._peak_allocated, self._allocated + size) + self.slack
-            self._release(self._reserved + size - most)
+            self._release(self._reserved + size - max(self._recent, self._before) - self.slack)
         if self._reserved > self._allocated:
             free, total = self.device.memory_info()
             kept = total * self.reserve // 100
@@ -69,6 +78,17 @@ class _Pool(Ledger):
             raw = self.device.allocate(size)
         self._reserve(size)
         return raw, raw[:nbytes], size
+
+    def _note_peak(self, size: int) -> None:
+        """``size`` bytes are about to be live, too."""
+        live = self._allocated + size
+        if live > self._recent:
+            self._recent = live
+        self._window -= 1
+        if self._window <= 0:
+            self._window = _WINDOW
+            self._before, self._recent = self._recent, live
+            self._release(self._reserved - self._before - (self.slack or 0))
 
     def _give(self, block: Any, size: int) -> None:
         stack = self._free.get(size)
@@ -104,7 +124,7 @@ class NaivePool(_Pool):
         page: bytes of a page, at least 32.
         large: bytes beyond which sizes are multiples of it.
         reserve: percent of the device's memory that cached blocks must leave free.
-        slack: bytes beyond the peak of live bytes that the pool may hold; None: as many as there are.
+        slack: bytes beyond the recent peak of live bytes that the pool may hold; None: as many as there are.
 
     >>> from weftplan.device import cpu, get
     >>> pool = NaivePool(get(cpu()))
@@ -138,7 +158,7 @@ class RoundPool(_Pool):
         page: smallest size in bytes, a power of two of at least 32.
         cutoff: 20 to 34, and not below log2 of the page size.
         reserve: percent of the device's memory that cached blocks must leave free.
-        slack: bytes beyond the peak of live bytes that the pool may hold; None: as many as there are.
+        slack: bytes beyond the recent peak of live bytes that the pool may hold; None: as many as there are.
 
     >>> from weftplan.device import cpu, get
     >>> pool = RoundPool(get(cpu()), cutoff=20)

@@ -19,9 +19,9 @@ _resources: dict[Context, Resource] = {}
 _lock = whole_in_children(Lock())
 
 _HOST_SLACK = 16 << 20
-"""Bytes that the pool of a CPU may hold beyond the peak of live bytes, so that small arrays of changing sizes are found
-in the cache, too. Fresh pages cost a large addition on the host half as much again at most, so memory that nobody uses
-is worth more to others; on a GPU, where a system allocation stops the device, pools keep what they have."""
+"""Bytes that the pool of a CPU may hold beyond the recent peak of live bytes, so that small arrays of changing sizes
+are found in the cache, too. Fresh pages cost a large addition on the host half as much again at most, so memory that
+nobody uses is worth more to others; on a GPU, where a system allocation stops the device, pools keep what they have."""
 _PREFIX = {"cpu": "CPU", "cpu_pinned": "CPU_PINNED", "gpu": "GPU", "sim": "GPU"}
 """Whose variables configure a device type; a simulated device follows the GPU's."""
 _HOST = ("cpu", "cpu_pinned")

@@ -102,7 +102,7 @@ def _stand_in(engine: Helped, queue: WorkerQueue, most: int) -> bool:
             while True:  # no condition in the head: see `combining.py`
                 if not more or not queue.items or not queue.quick or shield.held or 0 < most <= count:
                     break
-                more = _run_next(engine, queue)
+                more = run_next(engine, queue)
                 count += more
         finally:
             queue.looking = False
@@ -112,7 +112,7 @@ def _stand_in(engine: Helped, queue: WorkerQueue, most: int) -> bool:
     return count > 0
 
 
-def _run_next(engine: Helped, queue: WorkerQueue) -> bool:
+def run_next(engine: Helped, queue: WorkerQueue) -> bool:
     """Run the first operation of ``queue``; False when a worker was quicker."""
     op: Any = None
     failure: Any = None

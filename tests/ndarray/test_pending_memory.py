@@ -1,0 +1,190 @@
+"""What is pushed and has not run takes no memory; where memory is short, what is pending ends first."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, engine, nd, storage
+from weftplan.errors import OutOfMemoryError
+from weftplan.ndarray.chunk import drain
+from weftplan.storage import LimitResource, RawResource
+
+CTX = mx.cpu(78)
+MIB = 1 << 20
+SHAPE = (MIB // 4,)
+
+
+def limited(nbytes, context=CTX):
+    """The system's memory, of which no more than ``nbytes`` may be had."""
+    return storage.using(LimitResource(RawResource(device.get(context)), nbytes))
+
+
+PROGRAMS = {
+    "arithmetic": lambda x: (x + 1) * x - x / 2,
+    "negation": lambda x: -x,
+    "operator": lambda x: nd.exp(x),
+    "several outputs": lambda x: nd.split(x, num_outputs=2, axis=0),
+    "copy": lambda x: x.copy(),
+    "cast": lambda x: x.astype("float64"),
+    "slice": lambda x: x.reshape((2, -1))[:, 1:],
+    "view of a result": lambda x: (x + 1)[5:] * 2,
+    "gather": lambda x: x[[0, 1, 2]],
+    "gather by array": lambda x: x[nd.argsort(x)],
+    "concatenate": lambda x: nd.concatenate([x, x + 1]),
+    "random": lambda x: nd.random.normal(x, 1),
+    "shuffle": lambda x: nd.random.shuffle(x),
+    "assignment": lambda x: (x * 2).__setitem__(slice(0, 3), 1),
+    "into an empty one": lambda x: nd.zeros_like(x).__setitem__(slice(None), x),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_is_pushed_takes_no_memory(gate, program):
+    """Until it runs: results, temporaries, and whatever is written after them."""
+    with limited(64 * MIB) as resource:
+        x = nd.ones(SHAPE, CTX)
+        x.wait_to_read()
+        gate.close(x)
+        results = [PROGRAMS[program](x) for _ in range(4)]
+        before = resource.statistics().requested_bytes
+        gate.open()
+        nd.waitall()
+        assert before < MIB + 10_000
+        assert program == "negation" or len(results) == 4
+        del x, results
+        gc.collect()
+        nd.waitall()
+        assert resource.statistics().live == 0
+
+
+def test_a_loop_that_nobody_waits_for_has_a_few_arrays_at_a_time(each_engine):
+    """``a = a * 2`` keeps what it reads and what it writes, not one array a step."""
+    with limited(64 * MIB) as resource:
+        a = nd.ones(SHAPE, CTX)
+        for _ in range(40):
+            a = a * 1.5
+        assert a.asnumpy()[0] == np.float32(1.5) ** 40
+        assert resource.statistics().peak_requested_bytes <= 6 * MIB
+        del a
+        nd.waitall()
+        each_engine.wait_for_all()
+
+
+def test_a_loop_on_a_device_of_four_arrays():
+    """The same on a device with queues of its own, whose memory comes back only when its stream has passed."""
+    context = mx.sim(5)
+    made = engine.create("ThreadedEnginePerDevice")
+    with engine.using(made), limited(4 * MIB + 4096, context):
+        a = nd.ones(SHAPE, context)
+        for _ in range(60):
+            a = a * 1.0 + 1
+        assert a.asnumpy()[0] == 61
+        del a
+        nd.waitall()
+        drain()
+        made.wait_for_all()
+    made.stop()
+
+
+ENGINES = {
+    "one worker": lambda: engine.create("ThreadedEngine", cpu_workers=1),
+    "two workers": lambda: engine.create("ThreadedEngine", cpu_workers=2),
+    "sixteen workers": lambda: engine.create("ThreadedEngine", cpu_workers=16),
+    "per device": lambda: engine.create("ThreadedEnginePerDevice"),
+    **{f"simulator {seed}": lambda seed=seed: engine.create("Simulator", seed=seed) for seed in range(4)},
+}
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_who_finds_no_memory_lets_others_end_first(kind):
+    """
+    x -> y1 -> sum, x -> y2 -> sum, …: all y are ready at once, there is room for two of eight. Whoever finds none lets
+    the sums run, after which their y are dropped.
+    """
+    made = ENGINES[kind]()
+    with engine.using(made), limited(3 * MIB + 8192):
+        x = nd.ones(SHAPE, CTX)
+        x.wait_to_read()
+        door = threading.Event()
+        if not kind.startswith("simulator"):
+            made.push(door.wait, (), (x.var,), CTX)
+        sums = []
+        for i in range(8):
+            y = x * (i + 1)
+            sums.append(y.sum())
+            del y
+        door.set()
+        for i, total in enumerate(sums):
+            assert total.asscalar() == (i + 1) * SHAPE[0]
+        del x, sums, total
+        nd.waitall()
+        drain()
+        made.wait_for_all()
+    made.stop()
+
+
+def test_a_new_array_waits_for_what_is_pending(gate):
+    """``nd.empty`` finds no memory, but an array that is dropped already is still being read."""
+    with limited(2 * MIB):
+        x = nd.ones(SHAPE, CTX)
+        y = nd.empty(SHAPE, CTX)
+        x.copyto(y)
+        gate.close(y)
+        y.copyto(x)
+        del y
+
+        gate.open()
+        z = nd.empty(SHAPE, CTX)
+        z[:] = x
+        assert z.asnumpy()[0] == 1
+        del x, z
+        nd.waitall()
+
+
+@pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
+def threaded(request):
+    """An engine that raises at the wait; at the push the frames of the calls would hold the arrays."""
+    made = engine.create(request.param)
+    gc.disable()
+    with engine.using(made):
+        yield made
+        drain()
+        made.wait_for_all()
+    gc.enable()
+    made.stop()
+
+
+def test_a_refusal_keeps_nothing_alive(threaded):
+    """The failed operation's error names it; the arrays that it read go when the user drops them, without a collection
+    of garbage, and then there is room."""
+    with limited(3 * MIB) as resource:
+        a, b = nd.ones(SHAPE, CTX), nd.ones(SHAPE, CTX)
+        nd.waitall()
+        held = (a + b, a * b)
+        with pytest.raises(OutOfMemoryError, match="1,048,576 bytes requested") as caught:
+            nd.waitall()
+        assert "raised in engine operation" in caught.value.__notes__[0]
+        del a, b, held
+        nd.waitall()
+        threaded.wait_for_all()
+        assert resource.statistics().live == 0
+        fine = nd.ones(SHAPE, CTX) + 1
+        assert fine.asnumpy()[0] == 2
+        del fine
+        nd.waitall()
+
+
+def test_a_failed_kernel_keeps_nothing_alive(threaded):
+    """Its error is kept by the array that it should have written, but its frames hold no arrays."""
+    with limited(8 * MIB) as resource:
+        x = nd.ones(SHAPE, CTX)
+        bad = x[nd.array([SHAPE[0] + 1], CTX)]
+        with pytest.raises(IndexError):
+            nd.waitall()
+        del x, bad
+        nd.waitall()
+        threaded.wait_for_all()
+        assert resource.statistics().live == 0
