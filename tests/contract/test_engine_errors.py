@@ -125,6 +125,19 @@ def test_delete_runs_last_even_after_a_failure(deferred):
         deferred.delete_variable(var)
 
 
+def test_what_passes_a_failed_var_with_the_property_of_deletes_leaves_it_to_be_healed(deferred):
+    """An operation with that property, on a var that stays, keeps the failure; a later write heals it."""
+    var = deferred.new_variable()
+    deferred.push(boom, (), [var])
+    with pytest.raises(Boom):
+        deferred.wait_for_var(var)
+    deferred.push(lambda: None, (), [var], prop=FnProperty.DELETE_VAR)
+    with pytest.raises(Boom):
+        deferred.wait_for_var(var)
+    deferred.push(lambda: None, (), [var])
+    deferred.wait_for_var(var)
+
+
 def test_versions_count_failed_and_skipped_writes(eng):
     """A write that failed, one that was skipped and one that ran: three versions, on every engine."""
     a, b = eng.new_variable(), eng.new_variable()

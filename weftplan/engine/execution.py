@@ -250,7 +250,7 @@ class Execution:
                 var.failure = failure
             elif op.prop is not _DELETE:
                 var.failure = None
-            if var.failure is None or op.prop is _DELETE:
+            if var.failure is None or (op.prop is _DELETE and var.deleted):
                 self._failed_vars.discard(var)
                 continue
             self._failed_vars.add(var)
