@@ -85,7 +85,7 @@ class Chunk:
         self.name = name
         self._small = nbytes <= _SMALL
         self._origin = origin_of(name, nbytes)
-        if delay_alloc:
+        if delay_alloc and nbytes:  # no bytes are there at once: nothing is gained by waiting
             self._release = self._raw = None
         else:
             resource, allocation = take(ctx, nbytes, self._origin)
