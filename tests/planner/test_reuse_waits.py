@@ -13,7 +13,8 @@ from weftplan import models
 from weftplan.planner import MemoryPlan, PlannedGraph, PlanOptions, assemble, pack, plan_symbol, validate
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
 
-ARENA = PlanOptions(strategy="arena")
+ARENA = PlanOptions(strategy="arena", kernels="numpy")
+"""Scratch of compiled kernels depends on whether they are installed; what is compared here must not."""
 
 
 def planned(name: str, grad_req: str) -> PlannedGraph:
