@@ -355,6 +355,7 @@ def test_threads_may_push_different_keys(kv):
 def test_an_init_that_runs_out_of_memory_makes_no_key(kv):
     """Of two keys the second does not fit: neither exists afterwards, and the type of keys is still open."""
     small, large = mx.nd.ones((4,)), mx.nd.ones((4000,))
+    mx.nd.waitall()
     with storage.using(LimitResource(RawResource(device.get(mx.cpu())), 1000)):
         with pytest.raises(OutOfMemoryError):
             kv.init(["a", "b"], [small, large])

@@ -188,3 +188,18 @@ def test_a_failed_kernel_keeps_nothing_alive(threaded):
         nd.waitall()
         threaded.wait_for_all()
         assert resource.statistics().live == 0
+
+
+def test_memory_comes_from_what_was_in_force_at_the_call(gate):
+    """A result that is pushed under one resource takes its memory there, though another is in force when it runs."""
+    x = nd.ones(SHAPE, ctx=CTX)
+    x.wait_to_read()
+    first, second = (storage.StatisticsResource(RawResource(device.get(CTX))) for _ in range(2))
+    gate.close(x)
+    with storage.using(first):
+        result = x + 1
+    with storage.using(second):
+        gate.open()
+        result.wait_to_read()
+    assert first.statistics().requested_bytes == MIB
+    assert second.statistics().requested_bytes == 0

@@ -65,11 +65,25 @@ class Chunk:
         OutOfMemoryError: storage cannot serve the request, even after freeing what is dead.
     """
 
-    __slots__ = ("__weakref__", "_origin", "_raw", "_release", "_small", "context", "engine", "name", "nbytes", "var")
+    __slots__ = (
+        "__weakref__",
+        "_origin",
+        "_raw",
+        "_release",
+        "_resource",
+        "_small",
+        "context",
+        "engine",
+        "name",
+        "nbytes",
+        "var",
+    )
     _origin: object
     """What its memory is for, in reports."""
     _raw: Any
     _release: Callable[[], object] | None
+    _resource: Resource | None
+    """Where memory that is taken later comes from: what was in force when the chunk was made, whoever runs when."""
     _small: bool
     """It keeps at most ``_SMALL`` bytes from going back: not known of memory that others own."""
     movable = False
@@ -87,7 +101,9 @@ class Chunk:
         self._origin = origin_of(name, nbytes)
         if delay_alloc and nbytes:  # no bytes are there at once: nothing is gained by waiting
             self._release = self._raw = None
+            self._resource = _in_force(ctx)
         else:
+            self._resource = None
             resource, allocation = take(ctx, nbytes, self._origin)
             self._release = partial(resource.free, allocation)
             self._raw = allocation.raw
@@ -96,7 +112,7 @@ class Chunk:
         self.var: Any = current.new_variable(name)
 
     def _take(self) -> tuple[Resource, Allocation]:
-        return take(self.context, self.nbytes, self._origin)
+        return take(self.context, self.nbytes, self._origin, self._resource)
 
     @property
     def raw(self) -> Any:
@@ -232,13 +248,24 @@ class MovableChunk(Chunk):
         )
 
 
-def take(ctx: Context, nbytes: int, origin: object) -> tuple[Resource, Allocation]:
-    """Memory from storage, and where to give it back; after a refusal what is pending may end first.
+def _in_force(ctx: Context) -> Resource | None:
+    """The resource of a context; None where the device is not there, which is an error of the operation."""
+    try:
+        return storage.get(ctx)
+    except MXNetError:
+        return None
+
+
+def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:
+    """Memory from a resource (by default the one in force), and where to give it back.
+
+    After a refusal what is pending may end first.
 
     Raises:
         OutOfMemoryError: there is none even then.
     """
-    resource = storage.get(ctx)
+    if resource is None:
+        resource = storage.get(ctx)
     others: Iterator[None] | None = None
     while True:
         try:
