@@ -156,8 +156,8 @@ def test_nobody_waits_for_itself():
         assert emptied(resource) == 0
 
 
-def test_without_a_free_on_its_way_nothing_is_waited_for():
-    """A long operation that holds nothing dead does not delay the error."""
+def test_an_operation_that_does_not_end_delays_the_error_for_seconds_only():
+    """What is pending may give memory back, so it is waited for, at most ten seconds; then the error comes."""
     resource = RawResource(room(3 * MIB))
     with storage.using(resource):
         a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
