@@ -57,6 +57,21 @@ def test_rungs_are_tried_from_the_lowest_and_only_as_far_as_needed(monkeypatch):
     assert pool.statistics().failures == 0
 
 
+def test_memory_that_others_give_back_during_the_climb_is_found(monkeypatch):
+    """No rung made room, since what the last looked for came back just before it looked: the request is served."""
+    monkeypatch.setattr(relief, "_rungs", {})
+    pool = RawResource(room(1000))
+    held = pool.allocate(900)
+
+    def late(context):
+        pool.free(held)
+        return False
+
+    relief.add(40, late)
+    assert pool.allocate(500).nbytes == 500
+    assert pool.statistics().failures == 0
+
+
 def test_a_rung_that_allocates_does_not_climb(monkeypatch):
     """Running out on the ladder is an error at once, so a rung cannot call itself for ever."""
     monkeypatch.setattr(relief, "_rungs", {})
