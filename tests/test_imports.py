@@ -138,7 +138,7 @@ def drawing() -> ModuleType:
     return module
 
 
-CIRCULAR = {"device", "ndarray"}
+CIRCULAR = {"ndarray"}
 """Rooms inside which modules still import each other in a circle. A room that has got rid of them leaves this set."""
 
 

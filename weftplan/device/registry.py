@@ -33,7 +33,7 @@ def _make(context: Context) -> Device:
 
         return CupyDevice(context)
     if kind == "sim":
-        from weftplan.device.simulated import SimDevice
+        from weftplan.device.simulated_device import SimDevice
 
         return SimDevice(context)
     if kind == "cpu_pinned":

@@ -1,0 +1,337 @@
+"""A simulated device: host memory, in-order streams, events, a capacity and a virtual clock.
+
+It exists to make ordering bugs show on a machine without a GPU, always and at the same place. Work enqueued on a stream
+does *not* run at once; it runs when somebody waits, and in order ``"lazy"`` no more runs than that wait needs:
+
+    stream a:  write x ---- record e          b without wait(e): synchronising b runs only b,
+    stream b:  [wait e] --- read x            and the read sees what was in x before
+
+so a missing event gives a wrong value deterministically. Order ``"random"`` picks the next stream with a seeded
+generator instead, which finds the mistakes that being too early makes. Work that is enqueued while no stream is current
+behaves like CUDA's legacy default stream: everything enqueued before runs first, then it, before the call returns.
+
+All simulated devices share one lock, held while simulated work runs: it stands for hardware that does one thing at a
+time. Work must therefore never wait for another thread. Times are virtual seconds of a cost model and never slept.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
+from weftplan.device.stream import current_stream, pop_stream, push_stream
+from weftplan.errors import DeviceError, OutOfMemoryError
+from weftplan.locks import ReentrantLock, whole_in_children
+
+POISON = 0xFF
+"""Byte that fills memory given back: NaN in every float dtype, -1 in every signed integer."""
+
+_world = whole_in_children(ReentrantLock())
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Virtual seconds of simulated work.
+
+    Attributes:
+        launch: seconds of a kernel when nothing else is said.
+        latency: seconds before a copy's first byte.
+        bandwidth: bytes per second of a copy.
+    """
+
+    launch: float = 5e-6
+    latency: float = 10e-6
+    bandwidth: float = 12e9
+
+    def copy(self, nbytes: int) -> float:
+        """Seconds of copying ``nbytes``."""
+        return self.latency + nbytes / self.bandwidth
+
+
+class SimEvent:
+    """A point in a simulated stream; ``time`` is its virtual time once it is complete."""
+
+    __slots__ = ("done", "stream", "time")
+
+    def __init__(self, stream: SimStream) -> None:
+        self.stream = stream
+        self.done = False
+        self.time = 0.0
+
+    def query(self) -> bool:
+        """True when complete. If it is not, one piece of work runs, so that a polling loop ends."""
+        with _world:
+            if not self.done:
+                self.stream.device._step(self.stream)
+            return self.done
+
+    def synchronize(self) -> None:
+        """Run simulated work until the event is complete; raises what work of its stream raised."""
+        with _world:
+            self.stream.device._run_until(self)
+            self.stream._raise()
+
+    def __repr__(self) -> str:
+        return f"<SimEvent of {self.stream!r}: {'complete' if self.done else 'pending'}>"
+
+
+class SimStream:
+    """An in-order queue of simulated work."""
+
+    def __init__(self, device: SimDevice, index: int) -> None:
+        self.device = device
+        self.context = device.context
+        self.index = index
+        self.time = 0.0
+        """Virtual seconds at which the work run so far ends."""
+        self._queue: deque[tuple[str, Any, float]] = deque()
+        self._error: BaseException | None = None
+
+    @property
+    def pending(self) -> int:
+        """Pieces of work (records and waits included) that have not run."""
+        return len(self._queue)
+
+    def enqueue(self, fn: Callable[[], object], *, seconds: float | None = None) -> None:
+        """Add work, which takes ``seconds`` of virtual time (default: the cost model's launch)."""
+        with _world:
+            self._append("run", fn, self.device.cost.launch if seconds is None else seconds)
+
+    def record(self) -> SimEvent:
+        """An event that completes when the work enqueued so far has run."""
+        event = SimEvent(self)
+        with _world:
+            self._append("record", event, 0.0)
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Hold later work of this stream back until ``event`` is complete; does not block the host."""
+        with _world:
+            self._append("wait", event, 0.0)
+
+    def synchronize(self) -> None:
+        """Run all work of this stream, and of others as its waits need; raises what its work raised."""
+        with _world:
+            self.device._run_until(self.record())
+            self._raise()
+
+    def _append(self, kind: str, item: Any, seconds: float) -> None:
+        self._queue.append((kind, item, seconds))
+        self.device._busy[self.index] = self
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        self._rest()
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame: a cycle would keep the stream
+
+    def _rest(self) -> None:
+        """Nothing pending and no error: the device need not know this stream."""
+        if not self._queue and self._error is None:
+            self.device._busy.pop(self.index, None)
+
+    def _ready(self) -> bool:
+        """True when the first piece of work may run now."""
+        if not self._queue:
+            return False
+        kind, item, _ = self._queue[0]
+        return kind != "wait" or not isinstance(item, SimEvent) or item.done
+
+    def _advance(self) -> None:
+        """Run the first piece of work; an exception is kept for the next synchronisation, and skips nothing."""
+        kind, item, seconds = self._queue.popleft()
+        if kind == "run":
+            try:
+                with np.errstate(all="ignore"):  # hardware that nobody watches makes infinities and NaN in silence
+                    item()
+            except BaseException as error:
+                self._error = self._error or error
+            self.time += seconds
+        elif kind == "record":
+            item.done, item.time = True, self.time
+        elif isinstance(item, SimEvent):
+            self.time = max(self.time, item.time)
+        else:
+            item.synchronize()
+        self.device._clock = max(self.device._clock, self.time)
+        self._rest()
+
+    def __enter__(self) -> SimStream:
+        push_stream(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pop_stream(self)
+
+    def __repr__(self) -> str:
+        return f"<SimStream {self.index} of {self.context}: {len(self._queue)} pending, {self.time:.6f} s>"
+
+
+class SimDevice:
+    """Simulated hardware in host memory; see the module's text for the order in which work runs."""
+
+    alignment = ALIGNMENT
+    asynchronous = True
+
+    def __init__(self, context: Context, *, order: str = "lazy", seed: int = 0) -> None:
+        self.context = context
+        self.xp: ModuleType = np
+        self.capacity = 4 << 30
+        self.cost = CostModel()
+        self.order = order
+        self.used = 0
+        """Bytes allocated and not freed."""
+        self._random = random.Random(seed)
+        self._made = 0
+        """Streams made so far."""
+        self._busy: dict[int, SimStream] = {}
+        """Streams with pending work or an error that nobody has been told; others live as long as somebody has them."""
+        self._clock = 0.0
+        self._default = self.new_stream()
+
+    def configure(
+        self,
+        *,
+        capacity: int | None = None,
+        cost: CostModel | None = None,
+        order: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Change what is not None; :func:`weftplan.device.simulated.configure` explains the arguments."""
+        if order not in (None, "lazy", "random"):
+            raise DeviceError(f"order of a simulated device must be 'lazy' or 'random', got {order!r}")
+        with _world:
+            if capacity is not None:
+                if capacity < self.used:
+                    raise DeviceError(f"{self.context}: capacity {capacity:,} is below the {self.used:,} bytes in use")
+                self.capacity = capacity
+            if cost is not None:
+                self.cost = cost
+            if order is not None:
+                self.order = order
+            if seed is not None:
+                self._random = random.Random(seed)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Any:
+        """``nbytes`` > 0 poisoned bytes; raises OutOfMemoryError beyond the capacity."""
+        with _world:
+            if self.used + nbytes > self.capacity:
+                raise OutOfMemoryError(
+                    f"{self.context}: {nbytes:,} bytes requested, "
+                    f"{self.capacity - self.used:,} of {self.capacity:,} free"
+                )
+            self.used += nbytes
+        try:
+            raw = aligned_empty(nbytes, self.context)
+        except OutOfMemoryError:
+            with _world:
+                self.used -= nbytes
+            raise
+        raw.fill(POISON)
+        return raw
+
+    def free(self, raw: Any) -> None:
+        """Give memory back and poison it at once: work still pending that reads it will see poison."""
+        raw.fill(POISON)
+        with _world:
+            self.used -= raw.nbytes
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the simulated capacity."""
+        with _world:
+            return self.capacity - self.used, self.capacity
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    def new_stream(self, *, priority: int = 0) -> SimStream:
+        """A new in-order stream; ``priority`` changes nothing."""
+        with _world:
+            stream = SimStream(self, self._made)
+            self._made += 1
+        return stream
+
+    def launch(self, fn: Callable[[], object]) -> None:
+        """Enqueue ``fn`` on the current stream; without one, run everything pending and then ``fn``."""
+        self._enqueue(fn, self.cost.launch)
+
+    def copy(self, dst: Any, src: Any) -> None:
+        """Enqueue a copy (equal shapes and dtypes), timed by the cost model."""
+        self._enqueue(lambda: _copy(dst, src), self.cost.copy(src.nbytes))
+
+    def _enqueue(self, fn: Callable[[], object], seconds: float) -> None:
+        stream = current_stream()
+        if isinstance(stream, SimStream):
+            stream.enqueue(fn, seconds=seconds)
+            return
+        with _world:
+            self.synchronize()
+            self._default.enqueue(fn, seconds=seconds)
+            self._default.synchronize()
+
+    def synchronize(self) -> None:
+        """Run everything pending on this device; raises the first error that work raised."""
+        with _world:
+            for event in [stream.record() for stream in self._in_order()]:
+                self._run_until(event)
+            for stream in self._in_order():
+                stream._raise()
+
+    @property
+    def clock(self) -> float:
+        """Virtual seconds at which everything run so far has ended."""
+        with _world:
+            return self._clock
+
+    def _in_order(self) -> list[SimStream]:
+        """Busy streams in the order in which they were made."""
+        return [self._busy[index] for index in sorted(self._busy)]
+
+    def _run_until(self, event: SimEvent) -> None:
+        while not event.done:
+            self._step(event.stream)
+
+    def _step(self, wanted: SimStream) -> None:
+        """Run one piece of work: one that ``wanted`` needs (lazy) or any that may run (random)."""
+        if self.order == "random":
+            ready = [stream for stream in self._in_order() if stream._ready()]
+            if ready:
+                self._random.choice(ready)._advance()
+                return
+        seen: list[SimStream] = []
+        stream = wanted
+        while not stream._ready():
+            if stream in seen or not stream._queue:
+                raise DeviceError(
+                    f"{stream!r} waits for an event that can never complete; streams waiting for one another: {seen}"
+                )
+            seen.append(stream)
+            stream = stream._queue[0][1].stream
+        stream._advance()
+
+    def __repr__(self) -> str:
+        return f"<SimDevice {self.context}: {self.used:,} of {self.capacity:,} bytes, {self._made} streams>"
+
+
+def _copy(dst: Any, src: Any) -> None:
+    """Copy within host memory, or to and from an array of CuPy's, and wait for that."""
+    if not isinstance(dst, np.ndarray):
+        with dst.device:
+            dst.set(np.asarray(src, order="C"))
+            dst.device.synchronize()
+    elif not isinstance(src, np.ndarray):
+        src.get(out=dst)
+    else:
+        np.copyto(dst, src)
