@@ -10,7 +10,7 @@ import weftplan as mx
 from weftplan import device, storage
 from weftplan.errors import BindError, ConfigError, MXNetError, OutOfMemoryError
 from weftplan.executor.dynamic import DynamicExecutor
-from weftplan.ndarray.chunk import drain
+from weftplan.ndarray.release import drain
 from weftplan.storage import AutoGrowth, LimitResource, RawResource, StatisticsResource
 
 CONTEXTS = [device.cpu(45), device.sim(45)]

@@ -3,7 +3,7 @@
 import pytest
 
 from weftplan import engine
-from weftplan.ndarray.chunk import drain
+from weftplan.ndarray.release import drain
 
 KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 

@@ -373,7 +373,7 @@ def test_an_array_that_outlives_its_module(monkeypatch):
     """When the interpreter ends it clears modules before objects that others hold: those go without a word."""
     array = mx.nd.from_numpy(np.ones(3, "f4"))
     array.wait_to_read()
-    monkeypatch.setattr("weftplan.ndarray.chunk._dead", None)
+    monkeypatch.setattr("weftplan.ndarray.release.dead", None)
     del array  # what a destructor raises here would be a warning, and that an error
 
 

@@ -35,7 +35,7 @@ from tests.standin_cupy.runtime import (
 )
 from weftplan import engine
 from weftplan.device import registry as devices
-from weftplan.ndarray.chunk import drain
+from weftplan.ndarray.release import drain
 from weftplan.storage import registry
 
 __all__ = ["CUDARuntimeError", "installed", "machine", "meter", "ndarray"]

@@ -11,7 +11,7 @@ import weftplan as mx
 from tests.storage.rooms import MIB, Room
 from weftplan import device, engine, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
-from weftplan.ndarray.chunk import drain
+from weftplan.ndarray.release import drain
 from weftplan.storage import AutoGrowth, LimitResource, NaiveBestFit, NaivePool, RawResource, StatisticsResource, relief
 
 CTX = device.cpu(61)

@@ -13,7 +13,9 @@ from weftplan import device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.chunk import Chunk, MovableChunk, drain, nothing, push
+from weftplan.ndarray.chunk import Chunk, MovableChunk, nothing
+from weftplan.ndarray.pushing import push
+from weftplan.ndarray.release import drain
 
 
 class Block:

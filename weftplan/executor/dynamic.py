@@ -26,8 +26,9 @@ from weftplan.executor.run import Bind, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
-from weftplan.ndarray.chunk import Chunk, push
+from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.dynamic import DynamicChunk
+from weftplan.ndarray.pushing import push
 from weftplan.planner.memory_plan import PlannedGraph
 
 

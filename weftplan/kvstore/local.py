@@ -33,7 +33,7 @@ from weftplan.kvstore.rows import copy_rows, with_rows
 from weftplan.kvstore.updater import Updater
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
-from weftplan.ndarray.chunk import push as launch
+from weftplan.ndarray.pushing import push as launch
 from weftplan.ndarray.quiet import quietly
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]

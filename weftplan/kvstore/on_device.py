@@ -14,7 +14,7 @@ from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.ndarray import NDArray, empty, zeros
-from weftplan.ndarray.chunk import push as launch
+from weftplan.ndarray.pushing import push as launch
 from weftplan.ndarray.quiet import quietly
 
 

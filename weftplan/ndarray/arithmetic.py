@@ -12,18 +12,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from weftplan import device, engine
 from weftplan.errors import DeviceError, DTypeError, ShapeError
-from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray.chunk import Chunk, Value
+from weftplan.ndarray.base import Array, pending
+from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.copying import from_host
+from weftplan.ndarray.pushing import Value, push_kernel, work
 from weftplan.ndarray.quiet import quietly
-
-if TYPE_CHECKING:
-    from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.release import drain, due
 
 Kernel = Callable[..., object]
 """``kernel(a, b, out)``."""
@@ -108,7 +108,7 @@ def _quiet(run: Callable[..., object], a: Any, b: Any, out: Any) -> None:
     quietly(run, a, b, out=out)  # by name: NumPy does not take it third everywhere
 
 
-def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:
+def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     """``lhs op= rhs``: pushed as one operation that writes ``lhs``; returns ``lhs``.
 
     Raises:
@@ -139,7 +139,7 @@ def inplace(op: Binary, lhs: NDArray, rhs: Any) -> NDArray:
     return lhs
 
 
-def binary(op: Binary, lhs: NDArray, rhs: Any, *, swapped: bool = False) -> NDArray:
+def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     """``lhs op rhs`` (``rhs op lhs`` when swapped) as a new array; raises as :func:`inplace` does."""
     shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
     kind = dtype.kind
@@ -165,30 +165,30 @@ def binary(op: Binary, lhs: NDArray, rhs: Any, *, swapped: bool = False) -> NDAr
     return out
 
 
-def unary(name: str, array: NDArray) -> NDArray:
+def unary(name: str, array: Array) -> Array:
     """``xp.<name>`` of every element, as a new array."""
     context = array.context
-    out = array.__class__(Chunk(context, array.nbytes, delay_alloc=True, name=name), array.shape, array.dtype)
+    out = pending(array.__class__, context, array.shape, array.dtype, name)
     run = getattr(device.get(context).xp, name)
-    chunks.push_kernel(run, [array, out], (array.var,), (out.var,), context, name=name)
+    push_kernel(run, [array, out], (array.var,), (out.var,), context, name=name)
     return out
 
 
 def _push(op: Binary, kind: str, operands: list[Any], reads: tuple[Any, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
-    if chunks._due:
-        chunks.drain()
+    if due:
+        drain()
     context = chunk.context
     xp = np if context.device_type == "cpu" else device.get(context).xp
-    fn = chunks.work(context, kernel_for(op, kind, xp), operands)
+    fn = work(context, kernel_for(op, kind, xp), operands)
     engine.get().push(fn, reads, (chunk.var,), context, name=op.name)
 
 
-def _operand(op: Binary, lhs: NDArray, rhs: Any) -> Any:
+def _operand(op: Binary, lhs: Array, rhs: Any) -> Any:
     """``rhs`` as an array that fits ``lhs``, or as a number of its dtype."""
     cls = lhs.__class__
     if isinstance(rhs, cls) and rhs.__class__ is not cls:
-        rhs = rhs.tostype("default")
+        rhs = cls(rhs.chunk, rhs.shape, rhs.dtype, rhs.offset)
     if rhs.__class__ is not cls:
         if isinstance(rhs, _NUMBERS):
             return scalar_as(lhs.dtype, rhs)
@@ -196,13 +196,11 @@ def _operand(op: Binary, lhs: NDArray, rhs: Any) -> Any:
             raise DTypeError(
                 f"{op.name}: type {type(rhs).__name__} is not supported beside an NDArray; give an NDArray or a number"
             )
-        from weftplan.ndarray.array import from_host
-
         if rhs.dtype.kind not in "biuf":
             raise DTypeError(
                 f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.dtype}"
             )
-        rhs = from_host(rhs.astype(lhs.dtype), lhs.context)
+        rhs = from_host(cls, rhs.astype(lhs.dtype), lhs.context)
     if rhs.dtype != lhs.dtype:
         raise DTypeError(f"{op.name}: dtypes {lhs.dtype} and {rhs.dtype} differ; cast one of them with astype")
     if rhs.chunk.context != lhs.chunk.context:

@@ -4,30 +4,42 @@ An operation on arrays is pushed and returns at once; whoever looks at values (`
 waits. Arrays are contiguous. Several may share a chunk, and with it the var: views made by ``reshape``, by integers and
 by slices that leave the selected bytes contiguous.
 
-Longer than other files: one class, of some eighty methods of a few lines each; what they do stands in files beside it.
+This file owns the class and the list of its methods. What the methods do stands in the files that it imports, which
+know :class:`NDArrayBase` only, and in a few that import this one: those register themselves in :data:`verbs`. Every
+method may be called from any thread.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from weftplan import device, engine
-from weftplan.device.context import Context, current_context
-from weftplan.engine import FnProperty
-from weftplan.errors import DeviceError, DTypeError, MXNetError, ShapeError
-from weftplan.ndarray import arithmetic, indexing
-from weftplan.ndarray.chunk import Chunk, Value, compute, nothing, push, typed
+from weftplan import device
+from weftplan.device.context import Context
+from weftplan.errors import DTypeError, MXNetError, ShapeError
+from weftplan.ndarray import arithmetic, copying, indexing
+from weftplan.ndarray.base import NDArrayBase, Shape, check_context, check_dtype, pending
 from weftplan.ndarray.copying import copy_into, is_device
-from weftplan.ndarray.exchange import export
+from weftplan.ndarray.export import export
 from weftplan.ops import registry
 from weftplan.ops.reshape_codes import reshaped
 
-Shape = tuple[int, ...]
+
+class Verbs:
+    """What methods of arrays need of the files above this one; each sets its own when the package is imported."""
+
+    call: Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
+    """Calls an operator by name: ``invoke.py``."""
+    split_v2: Callable[..., Any]
+    """``creation.py``."""
+    as_row_sparse: Callable[[NDArray], NDArray]
+    """``row_sparse.py``."""
+
+
+verbs = Verbs()
 
 OPERATOR_METHODS = frozenset(
     """abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort broadcast_axes
@@ -40,7 +52,7 @@ OPERATOR_METHODS = frozenset(
 """Operators that are methods too: ``x.sum(axis=1)`` is ``nd.sum(x, axis=1)``."""
 
 
-class NDArray:
+class NDArray(NDArrayBase):
     """A contiguous array in a chunk.
 
     Args:
@@ -53,147 +65,12 @@ class NDArray:
         ShapeError: the array does not lie within the chunk.
     """
 
-    __slots__ = ("__weakref__", "_typed", "chunk", "dtype", "offset", "shape")
-    __array_ufunc__ = None
-    """NumPy operators leave the work to ours."""
-
-    def __init__(self, chunk: Chunk, shape: Shape, dtype: Any, offset: int = 0) -> None:
-        self.chunk = chunk
-        self.shape = shape
-        self.dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
-        self.offset = offset
-        self._typed: Any = None
-        if offset < 0 or offset + math.prod(shape) * self.dtype.itemsize > chunk.nbytes:
-            raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
-
-    # -- facts ----------------------------------------------------------------------------------------------------
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def var(self) -> Any:
-        """The engine var of the chunk."""
-        return self.chunk.var
-
-    @property
-    def context(self) -> Context:
-        """Where the memory is."""
-        return self.chunk.context
-
-    @property
-    def ctx(self) -> Context:
-        """The same as :attr:`context`."""
-        return self.chunk.context
-
-    @property
-    def stype(self) -> str:
-        """Always ``"default"``: dense."""
-        return "default"
-
-    def raw(self) -> Any:
-        """The bytes as a typed array of the device's array module.
-
-        Only for an engine operation that declared :attr:`var`, or after :meth:`wait_to_read`. Not kept alive by the
-        caller: the bytes go back to storage when the NDArray is collected.
-        """
-        view = self._typed
-        if view is None:
-            view = typed(self.chunk.raw, self.offset, self.shape, self.dtype)
-            if not self.chunk.movable:
-                self._typed = view
-        return view
-
-    # -- waiting and looking --------------------------------------------------------------------------------------
-
-    def wait_to_read(self) -> None:
-        """Block until every operation pushed so far that writes this array has run; raises what they raised."""
-        self.chunk.engine.wait_for_var(self.chunk.var)
-
-    def wait_to_write(self) -> None:
-        """Block until every operation pushed so far that reads or writes this array has run."""
-        # A write waits for all of them, and waiting waits for the write.
-        push(nothing, (), (self.chunk.var,), self.context, name="wait_to_write")
-        self.wait_to_read()
-
-    def asnumpy(self) -> np.ndarray[Any, Any]:
-        """A NumPy copy of the values, waiting for them."""
-        self.wait_to_read()
-        out = np.empty(self.shape, self.dtype)
-        if self.size:
-            device.get(self.context).copy(out, self.raw())
-        return out
-
-    def asscalar(self) -> Any:
-        """The only element as a NumPy scalar; raises MXNetError when there is not exactly one."""
-        if self.size != 1:
-            raise ShapeError(f"the current array is not a scalar: it has shape {self.shape}; take one element first")
-        return self.asnumpy().reshape(())[()]
-
-    def item(self) -> Any:
-        """The only element as a Python number."""
-        return self.asscalar().item()
-
-    def tolist(self) -> Any:
-        """Values as nested lists."""
-        return self.asnumpy().tolist()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if copy is False:
-            raise ValueError("an NDArray cannot become a NumPy array without a copy; use DLPack for that")
-        values = self.asnumpy()
-        return values if dtype is None else values.astype(dtype, copy=False)
-
-    def __bool__(self) -> bool:
-        if self.size != 1:
-            if self.size == 0:
-                return False
-            raise ShapeError(
-                f"the truth value of an NDArray with several elements (shape {self.shape}) is ambiguous: compare "
-                f"elements, or use len()"
-            )
-        return bool(self.asscalar())
-
-    def __float__(self) -> float:
-        return float(self.asscalar())
-
-    def __int__(self) -> int:
-        return int(self.asscalar())
-
-    def __index__(self) -> int:
-        if self.dtype.kind not in "iu":
-            raise DTypeError(f"only an integer NDArray can be an index, this one is {self.dtype}; use astype")
-        return int(self.asscalar())
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an NDArray without dimensions")
-        return self.shape[0]
+    __slots__ = ()
+    __hash__ = object.__hash__
 
     def __iter__(self) -> Iterator[NDArray]:
         for index in range(len(self)):
             yield self[index]
-
-    def __contains__(self, value: object) -> bool:
-        return bool((self.asnumpy() == value).any())
-
-    def __repr__(self) -> str:
-        shape = "x".join(map(str, self.shape))
-        return f"\n{self.asnumpy()}\n<NDArray {shape} @{self.context}>"
-
-    __hash__ = object.__hash__
 
     # -- copies ---------------------------------------------------------------------------------------------------
 
@@ -245,9 +122,7 @@ class NDArray:
             MXNetError: any other storage type.
         """
         if stype == "row_sparse":
-            from weftplan.ndarray.row_sparse import as_row_sparse
-
-            return as_row_sparse(self)
+            return verbs.as_row_sparse(self)
         if stype != "default":
             raise MXNetError(f"storage type {stype!r} is absent on purpose: every array is dense; use 'default'")
         return self
@@ -292,9 +167,7 @@ class NDArray:
 
     def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
         """``nd.split_v2(x, …)``: equal sections along ``axis``, or pieces cut at the given places."""
-        from weftplan.ndarray.creation import split_v2
-
-        return split_v2(self, indices_or_sections, axis, squeeze_axis)
+        return verbs.split_v2(self, indices_or_sections, axis, squeeze_axis)
 
     def flatten(self, inplace: bool = False) -> NDArray:
         """All dimensions after the first joined into one: a copy, or with ``inplace`` a view."""
@@ -316,11 +189,6 @@ class NDArray:
         shape = op.infer_shape(registry.parse_params(op, params), [self.shape], [None])[1][0]
         return NDArray(self.chunk, shape or (), self.dtype, self.offset)
 
-    def slice_at(self, begin: int, end: int) -> NDArray:
-        """A view of rows ``begin`` to ``end`` (exclusive); cheaper than ``x[begin:end]``."""
-        row = math.prod(self.shape[1:]) * self.dtype.itemsize
-        return NDArray(self.chunk, (end - begin, *self.shape[1:]), self.dtype, self.offset + begin * row)
-
     def __getitem__(self, key: Any) -> NDArray:
         return indexing.getitem(self, key)
 
@@ -336,9 +204,7 @@ class NDArray:
         raise AttributeError(f"NDArray has no attribute {name!r}{hint}")
 
     def _operator(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from weftplan.ndarray.invoke import call
-
-        return call(name, (self, *args), kwargs)
+        return verbs.call(name, (self, *args), kwargs)
 
     def __add__(self, other: Any) -> NDArray:
         return arithmetic.binary(arithmetic.ADD, self, other)
@@ -470,43 +336,12 @@ for _name in OPERATOR_METHODS:
 
 def fresh(context: Context, shape: Shape, dtype: np.dtype[Any], name: str | None) -> NDArray:
     """A new array for the operation that is about to be pushed and writes it: its memory is taken there."""
-    return NDArray(Chunk(context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name), shape, dtype)
-
-
-def check_context(ctx: Any) -> Context:
-    """``ctx``, or the current context for None; raises DeviceError for what is no context."""
-    if ctx is None:
-        return current_context()
-    if not isinstance(ctx, Context):
-        raise DeviceError(f"a context such as mx.cpu(0) was expected, got {ctx!r}")
-    return ctx
-
-
-def check_dtype(dtype: Any) -> np.dtype[Any]:
-    """``dtype`` as a NumPy dtype of booleans, integers or floats (None: float32); raises DTypeError for others."""
-    if dtype is None:
-        return np.dtype(np.float32)
-    try:
-        wanted: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise DTypeError(f"unknown dtype {dtype!r}: expected float16, float32, float64, int8, …, bool") from error
-    if wanted.kind not in "biuf" or wanted.itemsize > 8:
-        raise DTypeError(f"dtype {wanted} is not supported: expected booleans, integers or floats of at most 64 bits")
-    return wanted if wanted.isnative else wanted.newbyteorder("=")
+    return pending(NDArray, context, shape, dtype, name)
 
 
 def from_host(values: np.ndarray[Any, Any], context: Context) -> NDArray:
     """A new array on ``context`` with a copy of ``values``; returns when they have been read."""
-    out = NDArray(Chunk(context, values.nbytes), values.shape, values.dtype)
-    if values.size:
-        if is_device(context):
-            # No launch around it: Device.copy enqueues by itself.
-            fill = partial(compute, device.get(context).copy, [out, Value(np.array(values, order="C"))])
-            engine.get().push(fill, (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array")
-        else:
-            # Nobody else knows the new array: filling it here is seen by every operation pushed later.
-            np.copyto(out.raw(), values)
-    return out
+    return copying.from_host(NDArray, values, context)
 
 
 def _rebuild(values: np.ndarray[Any, Any], context: Context) -> NDArray:

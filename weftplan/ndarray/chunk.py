@@ -1,48 +1,28 @@
-"""Chunks: one allocation joined to one engine var; and how work on them is pushed.
+"""Chunks: one allocation joined to one engine var.
 
 The chunk of a result takes its memory inside the operation that writes it first (``delay_alloc``), as in MXNet: what is
 pushed and not run yet needs none, so a loop that nobody waits for takes no more memory than one that waits. A refusal
-of memory is then a failure of that operation, raised at the wait. Hence work is pushed as a *kernel* and the arrays
-that it gets (:func:`work`): their memory is looked up when the operation runs.
+of memory is then a failure of that operation, raised at the wait.
 
-A chunk's memory may go back to storage only when every operation that was pushed on its var has run, so it is freed by
-the engine: ``delete_variable(var, free)``, or at once where nobody else has the var, since no operation can be pending
-then. A chunk is collected at moments nobody chooses, possibly inside a lock of the engine or of storage; its finalizer
-therefore only appends to a deque, which a later push or new chunk empties.
+Chunks may be made and dropped on any thread. Who touches the bytes must be an operation that declared the var, or have
+waited for it. ``release.py`` says how the memory of a dead chunk goes back, ``pushing.py`` how work is pushed.
 """
 
 from __future__ import annotations
 
-import gc
-import math
-import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from sys import getrefcount
 from typing import Any, Self
 
-import numpy as np
-
-from weftplan import device, engine, storage
-from weftplan.device.context import Context, cpu
-from weftplan.engine import FnProperty
-from weftplan.errors import EngineError, MXNetError, OutOfMemoryError
+from weftplan import engine, storage
+from weftplan.device.context import Context
+from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.origin import origin_of
-from weftplan.storage import Allocation, Resource, relief
+from weftplan.ndarray.release import FEW, PATIENCE_S, SMALL, dead, drain, due
+from weftplan.storage import Allocation, Resource
 
-_dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
-"""(engine, var, context, what to do when the var is idle) of collected chunks."""
-_due: deque[None] = deque()
-"""Not empty when ``_dead`` is more than a few small chunks. Arithmetic on small arrays, one push after the other, looks
-at this only: most chunks will be given back without an operation then, because those on their vars are over."""
-_SMALL, _FEW = 4096, 1024
-"""Bytes, chunks: together the most that waits, 4 MiB."""
-_coming: deque[None] = deque()
-"""One element for each memory that the engine will give back when the operations on it are over."""
-_PATIENCE_S = 10.0
 _delay_lock = whole_in_children(Lock())
 _NONE = object()
 
@@ -55,7 +35,7 @@ class Chunk:
         nbytes: how many, at least 0.
         delay_alloc: take the memory at first use of :attr:`raw` instead of now.
         name: shown in out-of-memory reports and by the engine.
-        prompt: first give back what is dead, all of it; False: a few small chunks may wait (see :data:`_due`).
+        prompt: first give back what is dead, all of it; False: a few small chunks may wait (see :data:`due`).
 
     Attributes:
         var: the engine var; every operation on the bytes declares it.
@@ -85,19 +65,19 @@ class Chunk:
     _resource: Resource | None
     """Where memory that is taken later comes from: what was in force when the chunk was made, whoever runs when."""
     _small: bool
-    """It keeps at most ``_SMALL`` bytes from going back: not known of memory that others own."""
+    """It keeps at most ``SMALL`` bytes from going back: not known of memory that others own."""
     movable = False
     """True where the memory may change: typed views of it must not be kept beyond an operation."""
 
     def __init__(
         self, ctx: Context, nbytes: int, *, delay_alloc: bool = False, name: str | None = None, prompt: bool = True
     ) -> None:
-        if _dead and (prompt or _due):
+        if dead and (prompt or due):
             drain()
         self.context = ctx
         self.nbytes = nbytes
         self.name = name
-        self._small = nbytes <= _SMALL
+        self._small = nbytes <= SMALL
         self._origin = origin_of(name, nbytes)
         if delay_alloc and nbytes:  # no bytes are there at once: nothing is gained by waiting
             self._release = self._raw = None
@@ -120,7 +100,7 @@ class Chunk:
         return self._raw if self._raw is not None else self._first_use()
 
     def _first_use(self) -> Any:
-        if _due:  # the loop that pushed this may be over, so that nobody else gives back what is dead
+        if due:  # the loop that pushed this may be over, so that nobody else gives back what is dead
             drain()
         resource, allocation = self._take()
         # Not allocated under the lock: that may take until others have ended. Two readers of what was never written
@@ -169,7 +149,7 @@ class Chunk:
 
     @classmethod
     def _over(cls, ctx: Context, raw: Any, owner: Any, name: str | None) -> Self:
-        if _dead:
+        if dead:
             drain()
         chunk = cls.__new__(cls)
         # The reference to the owner lives in the release, so it ends only after the var's last operation.
@@ -186,9 +166,9 @@ class Chunk:
     def __del__(self) -> None:
         # Only append: this may run inside any lock.
         try:
-            _dead.append((self.engine, self.var, self.context, self._release or nothing))
-            if not self._small or len(_dead) > _FEW:
-                _due.append(None)
+            dead.append((self.engine, self.var, self.context, self._release or nothing))
+            if not self._small or len(dead) > FEW:
+                due.append(None)
         except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
             return
 
@@ -272,7 +252,7 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
             return resource, resource.allocate(nbytes, name=origin)
         except OutOfMemoryError:
             # What is dead, and frees that wait, have been tried on the ladder of storage.
-            others = engine.get().others_first(_PATIENCE_S) if others is None else others
+            others = engine.get().others_first(PATIENCE_S) if others is None else others
             if next(others, _NONE) is _NONE:
                 raise
             drain()
@@ -284,172 +264,3 @@ def _let_go(owner: Any) -> None:
 
 def nothing() -> None:
     """The work of an operation that only orders others, and the release of a chunk that never had memory."""
-
-
-def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[Any, Any, Context, Any, int]:
-    """The first entry of ``dead``, taken out, and how many references its var has, those of this call included."""
-    owner, var, context, release = dead.popleft()
-    return owner, var, context, release, getrefcount(var)
-
-
-_ALONE = _next(deque([(None, object(), cpu(), nothing)]))[4] if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
-"""The count where there is no other reference; 0, which no count is, without a GIL: there it may not be exact."""
-
-
-def drain() -> None:
-    """Give the memory of every collected chunk back, after the operations pending on its var; cheap without any.
-
-    Each pending operation holds its vars. So when nobody but this function has the var (CPython with a GIL counts
-    that exactly) there is none, and the memory goes back at once; else the engine deletes the var in its turn.
-    """
-    _due.clear()
-    while _dead:
-        try:
-            owner, var, context, release, count = _next(_dead)
-        except IndexError:  # another thread took the last one
-            return
-        if count == _ALONE and var.failure is None and var.events is None:
-            release()
-            continue
-        _coming.append(None)
-        try:
-            owner.delete_variable(var, partial(_arrive, release), context)
-        except EngineError:
-            # The engine has stopped for good: nothing can be pending.
-            _arrive(release)
-
-
-def _arrive(release: Callable[[], object]) -> None:
-    """Give memory back whose var the engine has deleted."""
-    try:
-        release()
-    finally:
-        _coming.pop()
-
-
-def _give_dead_back(context: Context) -> bool:
-    """A rung of the ladder: what is dead."""
-    if not _dead:
-        return False
-    drain()
-    return True
-
-
-def _collect_cycles(context: Context) -> bool:
-    """A rung: arrays that only cycles hold."""
-    gc.collect()
-    return _give_dead_back(context)
-
-
-def _await_frees(context: Context) -> bool:
-    """A rung: frees that wait for pending operations. Where none does, or in an operation, there is no wait."""
-    coming = len(_coming)
-    try:
-        return coming > 0 and (engine.get().settle(_PATIENCE_S) or len(_coming) < coming)
-    except EngineError:  # the engine has stopped, or this thread is in the middle of its work
-        return False
-
-
-relief.add(10, _give_dead_back)
-relief.add(30, _collect_cycles)
-relief.add(40, _await_frees)
-
-
-class Value:
-    """Something that a kernel gets as it is, among arrays: a number, an array of NumPy."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def raw(self) -> Any:
-        """The value."""
-        return self.value
-
-
-def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
-    """The function of an operation on ``ctx``: ``kernel`` of the raw arrays of ``operands``, which have a method
-    ``raw``; it empties the list when it fails."""
-    if ctx.device_type == "cpu":
-        return partial(compute, kernel, operands)
-    place = device.get(ctx)
-    return partial(compute, partial(_launch, place, kernel) if place.asynchronous else kernel, operands)
-
-
-def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
-    """``kernel`` of the raw arrays of ``operands``; empties the list when it fails."""
-    # The error is kept by the var, and by its frames keeps what they have: without the arrays, or each would keep
-    # itself, its memory and that of the others.
-    try:
-        kernel(*[operand.raw() for operand in operands])
-    except OutOfMemoryError as error:
-        operands.clear()
-        raise error.with_traceback(None)  # noqa: B904
-    except BaseException:
-        operands.clear()
-        raise
-
-
-def _launch(place: Any, kernel: Callable[..., object], *raws: Any) -> None:
-    """Enqueue the kernel on a device whose memory has been taken on the host's time."""
-    place.launch(partial(kernel, *raws))
-
-
-def push_kernel(
-    kernel: Callable[..., object],
-    operands: list[Any],
-    reads: Sequence[Any],
-    writes: Sequence[Any],
-    ctx: Context,
-    *,
-    priority: int = 0,
-    name: str | None = None,
-) -> None:
-    """Push :func:`work`, with duplicates among the vars settled.
-
-    Args:
-        reads, writes: vars; one in both counts as written.
-    """
-    _push(work(ctx, kernel, operands), reads, writes, ctx, FnProperty.NORMAL, priority, name)
-
-
-def push(
-    fn: Callable[[], object],
-    reads: Sequence[Any],
-    writes: Sequence[Any],
-    ctx: Context,
-    *,
-    prop: FnProperty = FnProperty.NORMAL,
-    priority: int = 0,
-    name: str | None = None,
-) -> None:
-    """Push ``fn``, which touches memory that is there already, launched on the device of ``ctx``; as
-    :func:`push_kernel`."""
-    place = device.get(ctx)
-    if place.asynchronous:
-        fn = partial(place.launch, fn)
-    _push(fn, reads, writes, ctx, prop, priority, name)
-
-
-def _push(
-    fn: Callable[[], object],
-    reads: Sequence[Any],
-    writes: Sequence[Any],
-    ctx: Context,
-    prop: FnProperty,
-    priority: int,
-    name: str | None,
-) -> None:
-    if _dead:
-        drain()
-    if len(reads) + len(writes) > 1:
-        reads, writes = engine.dedupe(reads, writes)
-    engine.get().push(fn, reads, writes, ctx, prop=prop, priority=priority, name=name)
-
-
-def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """The bytes of flat ``raw`` from ``offset`` as an array of ``shape`` and ``dtype``."""
-    if raw.__class__ is np.ndarray and 0 not in shape:
-        return np.ndarray(shape, dtype, raw, offset)  # a quarter of the time of the general way
-    return raw[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)

@@ -7,7 +7,7 @@ device to device to the source's copy-from queue; all else is a normal operation
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,12 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
-from weftplan.ndarray.chunk import compute, push_kernel
+from weftplan.ndarray.base import Array, NDArrayBase, pending
+from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.pushing import Value, compute, push_kernel
 
-if TYPE_CHECKING:
-    from weftplan.ndarray.array import NDArray
 
-
-def copy_into(source: NDArray, target: NDArray, *, priority: int = 0) -> None:
+def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0) -> None:
     """Push a copy of ``source`` into ``target``, cast to its dtype; copying an array onto itself does nothing.
 
     Raises:
@@ -41,6 +40,29 @@ def copy_into(source: NDArray, target: NDArray, *, priority: int = 0) -> None:
     fn = partial(compute, transfer, [target, source])
     # No launch around it: Device.copy enqueues by itself.
     engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name="copy")
+
+
+def on_context(array: Array, context: Context) -> Array:
+    """``array`` if it is on ``context``, else a copy there."""
+    if array.context == context:
+        return array
+    out = pending(array.__class__, context, array.shape, array.dtype, "copy")
+    copy_into(array, out)
+    return out
+
+
+def from_host(kind: type[Array], values: np.ndarray[Any, Any], context: Context) -> Array:
+    """A new array on ``context`` with a copy of ``values``; returns when they have been read."""
+    out = kind(Chunk(context, values.nbytes), values.shape, values.dtype)
+    if values.size:
+        if is_device(context):
+            # No launch around it: Device.copy enqueues by itself.
+            fill = partial(compute, device.get(context).copy, [out, Value(np.array(values, order="C"))])
+            engine.get().push(fill, (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array")
+        else:
+            # Nobody else knows the new array: filling it here is seen by every operation pushed later.
+            np.copyto(out.raw(), values)
+    return out
 
 
 def route(source: Context, target: Context, *, same_dtype: bool = True) -> tuple[FnProperty, Context]:

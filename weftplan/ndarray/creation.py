@@ -15,9 +15,12 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import arithmetic
-from weftplan.ndarray.array import NDArray, check_context, check_dtype, fresh, from_host
-from weftplan.ndarray.chunk import Chunk, Value, drain, push_kernel
+from weftplan.ndarray.array import NDArray, fresh, from_host, verbs
+from weftplan.ndarray.base import check_context, check_dtype
+from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.invoke import invoke
+from weftplan.ndarray.pushing import Value, push_kernel
+from weftplan.ndarray.release import drain
 
 
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
@@ -218,6 +221,9 @@ def split_v2(
         )
     results = invoke("_split_v2", [ary], params)
     return results[0] if len(results) == 1 else results
+
+
+verbs.split_v2 = split_v2
 
 
 def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:

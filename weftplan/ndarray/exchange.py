@@ -1,54 +1,21 @@
-"""Sharing memory with other libraries: DLPack out and in, NumPy in.
+"""Taking in memory of other libraries, without a copy where it can be shared: DLPack and NumPy.
 
-Memory that leaves must not go back to the pool while the other side holds it, so what is exported is a NumPy (or CuPy)
-array whose base is a small object that keeps the chunk.
+``export.py`` is the way out. Every function may be called from any thread.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError
+from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.base import check_dtype
 from weftplan.ndarray.chunk import Chunk
-
-if TYPE_CHECKING:
-    from weftplan.ndarray.array import NDArray
-
-
-class _HostKeeper:
-    """Looks like the bytes to NumPy, and keeps the chunk."""
-
-    __slots__ = ("__array_interface__", "kept")
-
-    def __init__(self, array: NDArray) -> None:
-        self.kept = array.chunk, array.chunk.keeper
-        self.__array_interface__ = array.raw().__array_interface__
-
-
-class _CudaKeeper:
-    """Looks like the bytes to CuPy, and keeps the chunk."""
-
-    __slots__ = ("__cuda_array_interface__", "kept")
-
-    def __init__(self, array: NDArray) -> None:
-        self.kept = array.chunk, array.chunk.keeper
-        self.__cuda_array_interface__ = array.raw().__cuda_array_interface__
-
-
-def export(array: NDArray) -> Any:
-    """A NumPy or CuPy array on the same memory, which keeps that memory; waits for everything pending.
-
-    Planned memory of an executor moves when a larger executor joins its pool; what was exported before stays as it was.
-    """
-    array.wait_to_write()
-    if array.context.device_type == "gpu":
-        return device.get(array.context).xp.asarray(_CudaKeeper(array))
-    return np.asarray(_HostKeeper(array))
 
 
 class _Writable:
@@ -143,8 +110,6 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
 
 def adopt(foreign: Any, context: Context) -> NDArray:
     """An array on the memory of ``foreign``, a NumPy or CuPy array; copies when it is strided or read-only."""
-    from weftplan.ndarray.array import NDArray, check_dtype
-
     dtype = check_dtype(foreign.dtype)
     usable = foreign.flags.c_contiguous and getattr(foreign.flags, "writeable", True) and foreign.dtype == dtype
     if not usable or foreign.size == 0:

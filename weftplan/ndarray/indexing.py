@@ -10,26 +10,23 @@ reported at the next wait; a boolean NDArray must be waited for, because the sha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from weftplan import device
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray.arithmetic import scalar_as
-from weftplan.ndarray.chunk import Chunk, Value, compute, push, push_kernel
-from weftplan.ndarray.copying import copy_into, route
-
-if TYPE_CHECKING:
-    from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.base import Array, NDArrayBase, pending
+from weftplan.ndarray.copying import copy_into, on_context, route
+from weftplan.ndarray.pushing import Value, compute, push, push_kernel
 
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
-def getitem(array: NDArray, key: Any) -> NDArray:
+def getitem(array: Array, key: Any) -> Array:
     """``array[key]``: a view where the bytes are contiguous, else a new array.
 
     Raises:
@@ -68,12 +65,11 @@ def getitem(array: NDArray, key: Any) -> NDArray:
     return out
 
 
-def _result(array: NDArray, shape: tuple[int, ...], name: str) -> NDArray:
-    nbytes = math.prod(shape) * array.dtype.itemsize
-    return array.__class__(Chunk(array.context, nbytes, delay_alloc=True, name=name), shape, array.dtype)
+def _result(array: Array, shape: tuple[int, ...], name: str) -> Array:
+    return pending(array.__class__, array.context, shape, array.dtype, name)
 
 
-def setitem(array: NDArray, key: Any, value: Any) -> None:
+def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
     """``array[key] = value``: one operation that writes the array; ``value`` is a number, an array or nested lists.
 
     Raises:
@@ -82,7 +78,7 @@ def setitem(array: NDArray, key: Any, value: Any) -> None:
     """
     parts, advanced = _parse(array, key)
     indices: Callable[[Sequence[Any]], Any]
-    moved: list[NDArray] = []
+    moved: list[NDArrayBase] = []
     if advanced:
         shape = _advanced_shape(array, parts)
         indices, moved = _indices(array, parts)
@@ -104,7 +100,7 @@ def setitem(array: NDArray, key: Any, value: Any) -> None:
         if not advanced and value.shape == array.shape == shape and part.flags.c_contiguous:
             copy_into(value, array)
             return
-        operand = value.as_in_context(array.context)
+        operand = on_context(value, array.context)
         reads.append(operand.var)
     else:
         try:
@@ -130,7 +126,7 @@ def setitem(array: NDArray, key: Any, value: Any) -> None:
     push_kernel(scatter, operands, reads, (array.var,), array.context, name=name)
 
 
-def route_from_host(array: NDArray) -> tuple[Any, Any]:
+def route_from_host(array: NDArrayBase) -> tuple[Any, Any]:
     """Queue and context of an operation that brings host values to ``array``."""
     from weftplan.device.context import cpu
 
@@ -161,7 +157,7 @@ def _trimmed(value: Any, ndim: int) -> Any:
     return value.reshape(value.shape[extra:]) if extra > 0 else value
 
 
-def _check_fits(array: NDArray, shape: tuple[int, ...], given: tuple[int, ...]) -> None:
+def _check_fits(array: NDArrayBase, shape: tuple[int, ...], given: tuple[int, ...]) -> None:
     extra = len(given) - len(shape)
     core = given[extra:] if extra > 0 and all(dim == 1 for dim in given[:extra]) else given
     try:
@@ -172,7 +168,7 @@ def _check_fits(array: NDArray, shape: tuple[int, ...], given: tuple[int, ...]) 
         raise ShapeError(f"cannot assign values of shape {given} to a part of shape {shape} of an array {array.shape}")
 
 
-def _parse(array: NDArray, key: Any) -> tuple[tuple[Any, ...], bool]:
+def _parse(array: NDArrayBase, key: Any) -> tuple[tuple[Any, ...], bool]:
     """The key as a tuple that NumPy understands, NDArrays of integers left in it; and whether it has arrays."""
     advanced = False
     parts: list[Any] = []
@@ -194,7 +190,7 @@ def _parse(array: NDArray, key: Any) -> tuple[tuple[Any, ...], bool]:
     return tuple(parts), advanced
 
 
-def _host_index(array: NDArray, part: Any) -> np.ndarray[Any, Any]:
+def _host_index(array: NDArrayBase, part: Any) -> np.ndarray[Any, Any]:
     """A list or array in a key as integers or booleans."""
     if not isinstance(part, np.ndarray | range) and any(isinstance(item, array.__class__) for item in part):
         part = [item.item() if isinstance(item, array.__class__) else item for item in part]
@@ -213,13 +209,13 @@ def _basic(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     return parts if Ellipsis in parts else (*parts, Ellipsis)
 
 
-def _outline(array: NDArray) -> np.ndarray[Any, Any]:
+def _outline(array: NDArrayBase) -> np.ndarray[Any, Any]:
     """An array of NumPy with the shape and the strides of ``array``, to see which part of it a key selects. Its values
     must not be looked at: it has no memory, and that of ``array`` may be taken only when what writes it runs."""
     return np.lib.stride_tricks.as_strided(np.empty(1, array.dtype), array.shape, _strides(array))
 
 
-def _strides(array: NDArray) -> tuple[int, ...]:
+def _strides(array: NDArrayBase) -> tuple[int, ...]:
     strides, step = [], array.dtype.itemsize
     for dim in reversed(array.shape):
         strides.append(step)
@@ -231,18 +227,18 @@ def _address(view: np.ndarray[Any, Any]) -> int:
     return int(view.__array_interface__["data"][0])
 
 
-def _advanced_shape(array: NDArray, parts: tuple[Any, ...]) -> tuple[int, ...]:
+def _advanced_shape(array: NDArrayBase, parts: tuple[Any, ...]) -> tuple[int, ...]:
     """Shape of the selected part; raises IndexError for what can be known now."""
     known = tuple(np.zeros(part.shape, np.int64) if isinstance(part, array.__class__) else part for part in parts)
     shape = np.broadcast_to(np.int8(0), array.shape)[known].shape
     return tuple(shape) or (1,)
 
 
-def _indices(array: NDArray, parts: tuple[Any, ...]) -> tuple[Callable[[Sequence[Any]], Any], list[NDArray]]:
+def _indices(array: NDArrayBase, parts: tuple[Any, ...]) -> tuple[Callable[[Sequence[Any]], Any], list[NDArrayBase]]:
     """(function that gives the key, from the raw arrays of those that it reads; these arrays)."""
     xp = device.get(array.context).xp
     cls = array.__class__
-    moved = [part.as_in_context(array.context) for part in parts if isinstance(part, cls)]
+    moved = [on_context(part, array.context) for part in parts if isinstance(part, cls)]
     known = [None if isinstance(part, cls) else part for part in parts]
     live = [isinstance(part, cls) for part in parts]
 

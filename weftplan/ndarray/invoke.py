@@ -18,10 +18,11 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
-from weftplan.ndarray import random
-from weftplan.ndarray.array import NDArray, fresh
-from weftplan.ndarray.chunk import Chunk, compute, push_kernel, take
+from weftplan.ndarray.array import NDArray, fresh, verbs
+from weftplan.ndarray.chunk import Chunk, take
+from weftplan.ndarray.pushing import compute, push_kernel
 from weftplan.ndarray.quiet import quietly
+from weftplan.ndarray.seeds import next_key
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Shape, TensorSpec
 
@@ -86,7 +87,7 @@ def invoke(
         # Kept by a chunk, so that it is freed only after the device has finished with it.
         scratch.append(fresh(context, (plan.workspace,), np.dtype(np.uint8), f"{op.name} workspace"))
         writes.append(scratch[0].var)
-    key = random.next_key(context) if op.random else (0, 0)
+    key = next_key(context) if op.random else (0, 0)
     kernel = _Kernel(op, plan, place, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
     operands = [*read, *outputs, *copied.values(), *scratch]
     reads = tuple([a.chunk.var for a in read])
@@ -345,3 +346,6 @@ def _as_context(op: Op, ctx: Any) -> Context | None:
     if found is None:
         raise DeviceError(f"{op.name}: ctx must be a context such as mx.cpu(0) or its text, got {ctx!r}")
     return Context(found[1], int(found[2] or 0)) if found[1] else None
+
+
+verbs.call = call

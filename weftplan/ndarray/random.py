@@ -19,8 +19,9 @@ from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import distributions
-from weftplan.ndarray.array import NDArray, check_context, check_dtype, fresh
-from weftplan.ndarray.chunk import push_kernel
+from weftplan.ndarray.array import NDArray, fresh
+from weftplan.ndarray.base import check_context, check_dtype
+from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.seeds import next_key, seed
 from weftplan.ops.schema import OpContext
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import NotImplementedForSymbol, ParameterError, ShapeError
-from weftplan.ndarray.array import NDArray, check_context, check_dtype, fresh, from_host
+from weftplan.ndarray import creation
+from weftplan.ndarray.array import NDArray, fresh, from_host, verbs
+from weftplan.ndarray.base import check_context, check_dtype
 
 __all__ = ["BaseSparseNDArray", "RowSparseNDArray", "array", "empty", "row_sparse_array", "zeros"]
 
@@ -87,6 +89,9 @@ def as_row_sparse(array: NDArray) -> RowSparseNDArray:
     return RowSparseNDArray(array.chunk, array.shape, array.dtype, array.offset)
 
 
+verbs.as_row_sparse = as_row_sparse
+
+
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> RowSparseNDArray:
     """A ``row_sparse`` array from ``(rows, their numbers)``, or from a dense array.
 
@@ -119,8 +124,6 @@ def _host(value: Any) -> np.ndarray[Any, Any]:
 
 def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
     """Zeros of a storage type, ``default`` or ``row_sparse``."""
-    from weftplan.ndarray import creation
-
     return creation.zeros(shape, ctx, dtype).tostype(stype)
 
 

@@ -1,0 +1,216 @@
+"""What an array is: a shape and a dtype at an offset of a chunk; its facts, and how to wait for its values.
+
+The verbs stand above this file: arithmetic, copies and indexing are functions of :class:`NDArrayBase`, and
+:class:`weftplan.ndarray.array.NDArray` offers them as methods. Where one of them makes an array, it makes one of its
+operand's class. Everything here may be called from any thread; :meth:`NDArrayBase.raw` says who may look at the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from weftplan import device
+from weftplan.device.context import Context, current_context
+from weftplan.errors import DeviceError, DTypeError, ShapeError
+from weftplan.ndarray.chunk import Chunk, nothing
+from weftplan.ndarray.pushing import push
+
+Shape = tuple[int, ...]
+Array = TypeVar("Array", bound="NDArrayBase")
+
+
+class NDArrayBase:
+    """A contiguous array in a chunk.
+
+    Args:
+        chunk: the memory and its var.
+        shape: dimensions; ``()`` is one element.
+        dtype: NumPy dtype or anything that makes one.
+        offset: bytes from the start of the chunk to the first element.
+
+    Raises:
+        ShapeError: the array does not lie within the chunk.
+    """
+
+    __slots__ = ("__weakref__", "_typed", "chunk", "dtype", "offset", "shape")
+    __array_ufunc__ = None
+    """NumPy operators leave the work to ours."""
+
+    def __init__(self, chunk: Chunk, shape: Shape, dtype: Any, offset: int = 0) -> None:
+        self.chunk = chunk
+        self.shape = shape
+        self.dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
+        self.offset = offset
+        self._typed: Any = None
+        if offset < 0 or offset + math.prod(shape) * self.dtype.itemsize > chunk.nbytes:
+            raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def var(self) -> Any:
+        """The engine var of the chunk."""
+        return self.chunk.var
+
+    @property
+    def context(self) -> Context:
+        """Where the memory is."""
+        return self.chunk.context
+
+    @property
+    def ctx(self) -> Context:
+        """The same as :attr:`context`."""
+        return self.chunk.context
+
+    @property
+    def stype(self) -> str:
+        """Always ``"default"``: dense."""
+        return "default"
+
+    def raw(self) -> Any:
+        """The bytes as a typed array of the device's array module.
+
+        Only for an engine operation that declared :attr:`var`, or after :meth:`wait_to_read`. Not kept alive by the
+        caller: the bytes go back to storage when the NDArray is collected.
+        """
+        view = self._typed
+        if view is None:
+            view = typed(self.chunk.raw, self.offset, self.shape, self.dtype)
+            if not self.chunk.movable:
+                self._typed = view
+        return view
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def slice_at(self, begin: int, end: int) -> Self:
+        """A view of rows ``begin`` to ``end`` (exclusive); cheaper than ``x[begin:end]``."""
+        row = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return self.__class__(self.chunk, (end - begin, *self.shape[1:]), self.dtype, self.offset + begin * row)
+
+    # -- waiting and looking --------------------------------------------------------------------------------------
+
+    def wait_to_read(self) -> None:
+        """Block until every operation pushed so far that writes this array has run; raises what they raised."""
+        self.chunk.engine.wait_for_var(self.chunk.var)
+
+    def wait_to_write(self) -> None:
+        """Block until every operation pushed so far that reads or writes this array has run."""
+        # A write waits for all of them, and waiting waits for the write.
+        push(nothing, (), (self.chunk.var,), self.context, name="wait_to_write")
+        self.wait_to_read()
+
+    def asnumpy(self) -> np.ndarray[Any, Any]:
+        """A NumPy copy of the values, waiting for them."""
+        self.wait_to_read()
+        out = np.empty(self.shape, self.dtype)
+        if self.size:
+            device.get(self.context).copy(out, self.raw())
+        return out
+
+    def asscalar(self) -> Any:
+        """The only element as a NumPy scalar; raises MXNetError when there is not exactly one."""
+        if self.size != 1:
+            raise ShapeError(f"the current array is not a scalar: it has shape {self.shape}; take one element first")
+        return self.asnumpy().reshape(())[()]
+
+    def item(self) -> Any:
+        """The only element as a Python number."""
+        return self.asscalar().item()
+
+    def tolist(self) -> Any:
+        """Values as nested lists."""
+        return self.asnumpy().tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("an NDArray cannot become a NumPy array without a copy; use DLPack for that")
+        values = self.asnumpy()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            if self.size == 0:
+                return False
+            raise ShapeError(
+                f"the truth value of an NDArray with several elements (shape {self.shape}) is ambiguous: compare "
+                f"elements, or use len()"
+            )
+        return bool(self.asscalar())
+
+    def __float__(self) -> float:
+        return float(self.asscalar())
+
+    def __int__(self) -> int:
+        return int(self.asscalar())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise DTypeError(f"only an integer NDArray can be an index, this one is {self.dtype}; use astype")
+        return int(self.asscalar())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an NDArray without dimensions")
+        return self.shape[0]
+
+    def __contains__(self, value: object) -> bool:
+        return bool((self.asnumpy() == value).any())
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        return f"\n{self.asnumpy()}\n<NDArray {shape} @{self.context}>"
+
+
+def typed(raw: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """The bytes of flat ``raw`` from ``offset`` as an array of ``shape`` and ``dtype``."""
+    if raw.__class__ is np.ndarray and 0 not in shape:
+        return np.ndarray(shape, dtype, raw, offset)  # a quarter of the time of the general way
+    return raw[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def pending(
+    kind: type[Array], context: Context, shape: Shape, dtype: np.dtype[Any], name: str | None, *, prompt: bool = True
+) -> Array:
+    """A new array for the operation that is about to be pushed and writes it: its memory is taken there."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return kind(Chunk(context, nbytes, delay_alloc=True, name=name, prompt=prompt), shape, dtype)
+
+
+def check_context(ctx: Any) -> Context:
+    """``ctx``, or the current context for None; raises DeviceError for what is no context."""
+    if ctx is None:
+        return current_context()
+    if not isinstance(ctx, Context):
+        raise DeviceError(f"a context such as mx.cpu(0) was expected, got {ctx!r}")
+    return ctx
+
+
+def check_dtype(dtype: Any) -> np.dtype[Any]:
+    """``dtype`` as a NumPy dtype of booleans, integers or floats (None: float32); raises DTypeError for others."""
+    if dtype is None:
+        return np.dtype(np.float32)
+    try:
+        wanted: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise DTypeError(f"unknown dtype {dtype!r}: expected float16, float32, float64, int8, …, bool") from error
+    if wanted.kind not in "biuf" or wanted.itemsize > 8:
+        raise DTypeError(f"dtype {wanted} is not supported: expected booleans, integers or floats of at most 64 bits")
+    return wanted if wanted.isnative else wanted.newbyteorder("=")

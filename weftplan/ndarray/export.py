@@ -1,0 +1,46 @@
+"""Lending the memory of an array to other libraries: as a NumPy or CuPy array, from which DLPack capsules are made.
+
+Memory that leaves must not go back to the pool while the other side holds it. So what is exported is an array whose
+base is a small object that keeps the chunk. :func:`export` waits for what is pending and may be called from any thread
+outside an operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan import device
+from weftplan.ndarray.base import NDArrayBase
+
+
+class _HostKeeper:
+    """Looks like the bytes to NumPy, and keeps the chunk."""
+
+    __slots__ = ("__array_interface__", "kept")
+
+    def __init__(self, array: NDArrayBase) -> None:
+        self.kept = array.chunk, array.chunk.keeper
+        self.__array_interface__ = array.raw().__array_interface__
+
+
+class _CudaKeeper:
+    """Looks like the bytes to CuPy, and keeps the chunk."""
+
+    __slots__ = ("__cuda_array_interface__", "kept")
+
+    def __init__(self, array: NDArrayBase) -> None:
+        self.kept = array.chunk, array.chunk.keeper
+        self.__cuda_array_interface__ = array.raw().__cuda_array_interface__
+
+
+def export(array: NDArrayBase) -> Any:
+    """A NumPy or CuPy array on the same memory, which keeps that memory; waits for everything pending.
+
+    Planned memory of an executor moves when a larger executor joins its pool; what was exported before stays as it was.
+    """
+    array.wait_to_write()
+    if array.context.device_type == "gpu":
+        return device.get(array.context).xp.asarray(_CudaKeeper(array))
+    return np.asarray(_HostKeeper(array))

@@ -1,0 +1,110 @@
+"""How work on arrays is pushed: as a *kernel* and the arrays that it gets.
+
+The memory of the arrays is looked up when the operation runs, because the chunk of a result takes it only then. Nothing
+here keeps state; every function may be called from any thread that may push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from weftplan import device, engine
+from weftplan.device.context import Context
+from weftplan.engine import FnProperty
+from weftplan.errors import OutOfMemoryError
+from weftplan.ndarray.release import dead, drain
+
+
+class Value:
+    """Something that a kernel gets as it is, among arrays: a number, an array of NumPy."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def raw(self) -> Any:
+        """The value."""
+        return self.value
+
+
+def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
+    """The function of an operation on ``ctx``: ``kernel`` of the raw arrays of ``operands``, which have a method
+    ``raw``; it empties the list when it fails."""
+    if ctx.device_type == "cpu":
+        return partial(compute, kernel, operands)
+    place = device.get(ctx)
+    return partial(compute, partial(_launch, place, kernel) if place.asynchronous else kernel, operands)
+
+
+def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
+    """``kernel`` of the raw arrays of ``operands``; empties the list when it fails."""
+    # The error is kept by the var, and by its frames keeps what they have: without the arrays, or each would keep
+    # itself, its memory and that of the others.
+    try:
+        kernel(*[operand.raw() for operand in operands])
+    except OutOfMemoryError as error:
+        operands.clear()
+        raise error.with_traceback(None)  # noqa: B904
+    except BaseException:
+        operands.clear()
+        raise
+
+
+def _launch(place: Any, kernel: Callable[..., object], *raws: Any) -> None:
+    """Enqueue the kernel on a device whose memory has been taken on the host's time."""
+    place.launch(partial(kernel, *raws))
+
+
+def push_kernel(
+    kernel: Callable[..., object],
+    operands: list[Any],
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    ctx: Context,
+    *,
+    priority: int = 0,
+    name: str | None = None,
+) -> None:
+    """Push :func:`work`, with duplicates among the vars settled.
+
+    Args:
+        reads, writes: vars; one in both counts as written.
+    """
+    _push(work(ctx, kernel, operands), reads, writes, ctx, FnProperty.NORMAL, priority, name)
+
+
+def push(
+    fn: Callable[[], object],
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    ctx: Context,
+    *,
+    prop: FnProperty = FnProperty.NORMAL,
+    priority: int = 0,
+    name: str | None = None,
+) -> None:
+    """Push ``fn``, which touches memory that is there already, launched on the device of ``ctx``; as
+    :func:`push_kernel`."""
+    place = device.get(ctx)
+    if place.asynchronous:
+        fn = partial(place.launch, fn)
+    _push(fn, reads, writes, ctx, prop, priority, name)
+
+
+def _push(
+    fn: Callable[[], object],
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    ctx: Context,
+    prop: FnProperty,
+    priority: int,
+    name: str | None,
+) -> None:
+    if dead:
+        drain()
+    if len(reads) + len(writes) > 1:
+        reads, writes = engine.dedupe(reads, writes)
+    engine.get().push(fn, reads, writes, ctx, prop=prop, priority=priority, name=name)

@@ -1,0 +1,106 @@
+"""What becomes of memory that no array needs any more: the way of a dead chunk's bytes back to storage.
+
+A chunk's memory may go back only when every operation that was pushed on its var has run. So the engine frees it
+(``delete_variable(var, free)``), or :func:`drain` does so at once where nobody else has the var, since no operation
+can be pending then. A chunk is collected at moments that nobody chooses, possibly inside a lock of the engine or of
+storage; its finalizer therefore only appends to :data:`dead`, which a later push or new chunk empties.
+
+This file owns the three deques, and the rungs that storage climbs when memory runs out. All of it may be used from any
+thread. Finalizers may only append.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from sys import getrefcount
+from typing import Any
+
+from weftplan import engine
+from weftplan.device.context import Context, cpu
+from weftplan.errors import EngineError
+from weftplan.storage import relief
+
+dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
+"""(engine, var, context, what to do when the var is idle) of collected chunks."""
+due: deque[None] = deque()
+"""Not empty when ``dead`` is more than a few small chunks. Arithmetic on small arrays, one push after the other, looks
+at this only: most chunks will be given back without an operation then, because those on their vars are over."""
+SMALL, FEW = 4096, 1024
+"""Bytes, chunks: together the most that waits, 4 MiB."""
+coming: deque[None] = deque()
+"""One element for each memory that the engine will give back when the operations on it are over."""
+PATIENCE_S = 10.0
+"""Seconds that a request for memory waits for pending operations, in all."""
+
+
+def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[Any, Any, Context, Any, int]:
+    """The first entry of ``dead``, taken out, and how many references its var has, those of this call included."""
+    owner, var, context, release = dead.popleft()
+    return owner, var, context, release, getrefcount(var)
+
+
+_ALONE = _next(deque([(None, object(), cpu(), int)]))[4] if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
+"""The count where there is no other reference; 0, which no count is, without a GIL: there it may not be exact."""
+
+
+def drain() -> None:
+    """Give the memory of every collected chunk back, after the operations pending on its var; cheap without any.
+
+    Each pending operation holds its vars. So when nobody but this function has the var (CPython with a GIL counts
+    that exactly) there is none, and the memory goes back at once; else the engine deletes the var in its turn.
+    """
+    due.clear()
+    while dead:
+        try:
+            owner, var, context, release, count = _next(dead)
+        except IndexError:  # another thread took the last one
+            return
+        if count == _ALONE and var.failure is None and var.events is None:
+            release()
+            continue
+        coming.append(None)
+        try:
+            owner.delete_variable(var, partial(_arrive, release), context)
+        except EngineError:
+            # The engine has stopped for good: nothing can be pending.
+            _arrive(release)
+
+
+def _arrive(release: Callable[[], object]) -> None:
+    """Give memory back whose var the engine has deleted."""
+    try:
+        release()
+    finally:
+        coming.pop()
+
+
+def _give_dead_back(context: Context) -> bool:
+    """A rung of the ladder: what is dead."""
+    if not dead:
+        return False
+    drain()
+    return True
+
+
+def _collect_cycles(context: Context) -> bool:
+    """A rung: arrays that only cycles hold."""
+    gc.collect()
+    return _give_dead_back(context)
+
+
+def _await_frees(context: Context) -> bool:
+    """A rung: frees that wait for pending operations. Where none does, or in an operation, there is no wait."""
+    awaited = len(coming)
+    try:
+        return awaited > 0 and (engine.get().settle(PATIENCE_S) or len(coming) < awaited)
+    except EngineError:  # the engine has stopped, or this thread is in the middle of its work
+        return False
+
+
+relief.add(10, _give_dead_back)
+relief.add(30, _collect_cycles)
+relief.add(40, _await_frees)
