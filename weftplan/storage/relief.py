@@ -35,8 +35,8 @@ def add(height: int, rung: Rung) -> None:
 
 
 def climb(context: Context) -> Iterator[None]:
-    """Yields after each rung that may have made room, and once at the end: other threads give memory back at any moment,
-    so that what a rung looked for may have come back just before it looked."""
+    """Yields after each rung that may have made room, and once at the end: other threads give memory back at any
+    moment, so that what a rung looked for may have come back just before it looked."""
     if _climbing.now:
         return
     _climbing.now = True
