@@ -1,5 +1,7 @@
 """What holds for all tests."""
 
+import gc
+
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("weftplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -8,3 +10,15 @@ settings.load_profile("weftplan")
 
 collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 """Scripts that make golden files; they run with MXNet's interpreter, not under pytest."""
+
+
+def pytest_collection(session):
+    """Collecting twenty thousand tests makes no garbage worth looking for."""
+    gc.disable()
+
+
+def pytest_collection_finish(session):
+    """The tests themselves are no garbage: a test that collects garbage need not look through all the others."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
