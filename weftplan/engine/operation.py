@@ -161,7 +161,13 @@ class DetailedBlock(OprBlock):
         priority: int = 0,
     ) -> None:
         ample_room(8)  # more is done before such a push gets into the region
-        super().__init__(fn, reads, writes, name, *(site or ()))
+        self.fn = fn
+        self.reads = reads
+        self.writes = writes
+        self.name = name
+        self.code, self.lasti = site or (None, 0)
+        self.wait = self.seq = 0
+        self.failure = None
         self.ctx = ctx
         self.prop = prop
         self.priority = priority

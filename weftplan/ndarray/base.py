@@ -35,7 +35,7 @@ class NDArrayBase:
         ShapeError: the array does not lie within the chunk.
     """
 
-    __slots__ = ("__weakref__", "_typed", "chunk", "dtype", "offset", "shape")
+    __slots__ = ("__weakref__", "chunk", "dtype", "offset", "ready", "shape")
     __array_ufunc__ = None
     """NumPy operators leave the work to ours."""
 
@@ -44,7 +44,8 @@ class NDArrayBase:
         self.shape = shape
         self.dtype: np.dtype[Any] = dtype if dtype.__class__ is np.dtype else np.dtype(dtype)
         self.offset = offset
-        self._typed: Any = None
+        self.ready: Any = None
+        """What :meth:`raw` gives, once it is known and stays so; for hot paths that save the call."""
         if offset < 0 or offset + math.prod(shape) * self.dtype.itemsize > chunk.nbytes:
             raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
 
@@ -91,11 +92,11 @@ class NDArrayBase:
         Only for an engine operation that declared :attr:`var`, or after :meth:`wait_to_read`. Not kept alive by the
         caller: the bytes go back to storage when the NDArray is collected.
         """
-        view = self._typed
+        view = self.ready
         if view is None:
             view = typed(self.chunk.raw, self.offset, self.shape, self.dtype)
             if not self.chunk.movable:
-                self._typed = view
+                self.ready = view
         return view
 
     # -- rows ----------------------------------------------------------------------------------------------------

@@ -81,7 +81,10 @@ class Chunk:
         self._origin = origin_of(name, nbytes)
         if delay_alloc and nbytes:  # no bytes are there at once: nothing is gained by waiting
             self._release = self._raw = None
-            self._resource = _in_force(ctx)
+            try:
+                self._resource = storage.get(ctx)
+            except MXNetError:  # the device is not there, which is an error of the operation
+                self._resource = None
         else:
             self._resource = None
             resource, allocation = take(ctx, nbytes, self._origin)
@@ -226,14 +229,6 @@ class MovableChunk(Chunk):
             f"{self!r} has lost its memory: it was given back to make room for a larger executor of the same pool, and "
             f"could not be taken again; free memory and bind again"
         )
-
-
-def _in_force(ctx: Context) -> Resource | None:
-    """The resource of a context; None where the device is not there, which is an error of the operation."""
-    try:
-        return storage.get(ctx)
-    except MXNetError:
-        return None
 
 
 def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:

@@ -111,7 +111,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
             operand = Value(np.array(given, dtype=array.dtype))
         except (TypeError, ValueError) as error:
             raise ParameterError(f"cannot assign {type(value).__name__} to an NDArray: {error}") from error
-        _check_fits(array, shape, operand.value.shape)
+        _check_fits(array, shape, operand.ready.shape)
 
     def scatter(target: Any, source: Any, *given: Any) -> None:
         _assign(target, indices(given), _trimmed(_on(target, source), ndim))

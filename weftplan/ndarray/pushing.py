@@ -20,19 +20,19 @@ from weftplan.ndarray.release import dead, drain
 class Value:
     """Something that a kernel gets as it is, among arrays: a number, an array of NumPy."""
 
-    __slots__ = ("value",)
+    __slots__ = ("ready",)
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.ready = value
 
     def raw(self) -> Any:
         """The value."""
-        return self.value
+        return self.ready
 
 
 def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
-    """The function of an operation on ``ctx``: ``kernel`` of the raw arrays of ``operands``, which have a method
-    ``raw``; it empties the list when it fails."""
+    """The function of an operation on ``ctx``: ``kernel`` of the raw arrays of ``operands``; it empties the list if it
+    fails. Each operand has a method ``raw`` and an attribute ``ready``: what ``raw`` gives, or None."""
     if ctx.device_type == "cpu":
         return partial(compute, kernel, operands)
     place = device.get(ctx)
@@ -44,7 +44,7 @@ def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
     # The error is kept by the var, and by its frames keeps what they have: without the arrays, or each would keep
     # itself, its memory and that of the others.
     try:
-        kernel(*[operand.raw() for operand in operands])
+        kernel(*[operand.raw() if (ready := operand.ready) is None else ready for operand in operands])
     except OutOfMemoryError as error:
         operands.clear()
         raise error.with_traceback(None)  # noqa: B904

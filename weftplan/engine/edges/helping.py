@@ -160,7 +160,8 @@ def run_next(engine: Helped, queue: WorkerQueue) -> bool:
         if op is None:
             return False
         raise
-    engine._trace(op, queue.name, threading.current_thread().name, start)
+    if engine._tracer is not None:
+        engine._trace(op, queue.name, threading.current_thread().name, start)
     failure = op.failure
     if failure is None:
         return True
