@@ -319,3 +319,31 @@ def test_infinities_are_results_not_warnings():
     assert np.isnan(mx.nd.log(mx.nd.array([-1.0])).asscalar())
     assert (mx.nd.array([1e38]) * 10).asscalar() == np.inf
     assert (mx.nd.array([1.0]) / 0).asscalar() == np.inf
+
+
+def test_elements_of_rows_under_their_old_names():
+    """choose_element_0index reads, fill_element_0index replaces and onehot_encode marks one element of each row."""
+    rows, index = mx.nd.array(np.arange(12).reshape(3, 4)), mx.nd.array([5, -1, 3])
+    assert mx.nd.choose_element_0index(rows, index).asnumpy().tolist() == [3, 4, 11]
+    filled = mx.nd.fill_element_0index(rows, mx.nd.array([100, 200, 300]), index).asnumpy()
+    assert filled.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 300]]
+    out = mx.nd.ones((3, 4), dtype="float64")
+    assert mx.nd.onehot_encode(mx.nd.array([0, 2, 3]), out) is out
+    assert out.asnumpy().tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_what_is_a_number():
+    """isnan, isinf and isfinite answer 1 or 0 in the dtype that they were asked in."""
+    x = mx.nd.array([1.0, np.nan, -np.inf])
+    assert mx.nd.contrib.isnan(x).asnumpy().tolist() == [0, 1, 0]
+    assert mx.nd.contrib.isinf(x).asnumpy().tolist() == [0, 0, 1]
+    assert mx.nd.contrib.isfinite(x).asnumpy().tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
+def test_ranges_of_integers(dtype):
+    """Start and step lose their fractions before anything is counted; the length is that of the range of floats."""
+    assert mx.nd.arange(1.3, 6.6, 1.3, dtype=dtype).asnumpy().tolist() == [1, 2, 3, 4, 5]
+    assert mx.nd.arange(1.3, 6.6, 1.3, repeat=2, dtype=dtype).asnumpy().tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert mx.nd.arange(9, 1, -2.5, dtype=dtype).asnumpy().tolist() == [9, 7, 5, 3]
+    assert mx.nd.arange(3, dtype=dtype).asnumpy().tolist() == [0, 1, 2]

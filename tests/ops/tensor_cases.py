@@ -148,6 +148,9 @@ CASES += [
     *(("moments", [uniform(2, 3, 4)], {"axes": axes}) for axes in ((0,), (1,), (0, 2), (-1,), (0, 1, 2))),
     ("moments", [uniform(5, 3)], {"axes": (0,), "keepdims": True}),
     *((op, [uniform(3, 4, low=-0.9, high=2.5)], {}) for op in ("gamma", "gammaln")),
+    ("digamma", [uniform(3, 4, low=0.3, high=5.5)], {}),
+    ("digamma", [uniform(3, 4, low=-0.8, high=-0.2)], {}),
+    ("fill_element_0index", [uniform(4, 3), uniform(4), np.array([0, 2, 7, -1])], {}),
     ("gamma", [uniform(3, 4, low=7.0, high=8.9)], {}),  # within the range of float16
     ("gammaln", [uniform(3, 4, low=9.5, high=99.0)], {}),
     ("erfinv", [uniform(3, 4, low=-0.8, high=0.8)], {}),
@@ -170,7 +173,22 @@ NO_GRADIENT = [
     ("shape_array", [uniform(3, 4)], {}),
     ("size_array", [uniform(3, 4)], {}),
     ("_contrib_allclose", [X, P], {}),
-    *((op, [X * 3], {}) for op in ("sign", "round", "rint", "floor", "ceil", "trunc", "fix", "logical_not")),
+    *(
+        (op, [X * 3], {})
+        for op in (
+            "sign",
+            "round",
+            "rint",
+            "floor",
+            "ceil",
+            "trunc",
+            "fix",
+            "logical_not",
+            "_contrib_isnan",
+            "_contrib_isinf",
+            "_contrib_isfinite",
+        )
+    ),
     *((op, [X], {}) for op in ("zeros_like", "ones_like")),
     *((op, [uniform(3, 4)], {"axis": axis}) for op in ("argmax", "argmin") for axis in (None, 0, 1)),
     *(

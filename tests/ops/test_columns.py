@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ops_harness import run
+from ops_harness import gradients, run
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops import registry
@@ -81,3 +81,12 @@ def test_correlation_finds_a_shift():
     (out,) = run("Correlation", [image, moved], {"max_displacement": 2, "pad_size": 2})
     assert out.shape == (1, 25, 12, 12)
     assert out[0, :, 4:8, 4:8].mean(axis=(1, 2)).argmax() == (1 + 2) * 5 + (-2 + 2)
+
+
+def test_correlation_of_equal_pixels():
+    """Where two pixels are equal, the slope of their absolute difference is 1 for the first map, as in MXNet."""
+    image = np.ones((1, 1, 3, 3))
+    params = {"max_displacement": 0, "is_multiply": False}
+    first, second = gradients("Correlation", [image, image], [np.full((1, 1, 3, 3), 2.0)], params)
+    np.testing.assert_array_equal(first, np.full((1, 1, 3, 3), 2.0))
+    np.testing.assert_array_equal(second, np.full((1, 1, 3, 3), -2.0))

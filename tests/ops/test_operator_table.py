@@ -9,10 +9,15 @@ import weftplan.ops  # noqa: F401
 from weftplan.ops import registry
 
 MXNET = json.loads((pathlib.Path(__file__).resolve().parents[1] / "golden" / "data" / "operators.json").read_text())
+NEWER = {"digamma"}
+"""Operators of MXNet 2.0, which 1.9.1 does not have."""
 NAMES = sorted(
     name
     for name in registry.names()
-    if registry.get(name).backward_of is None and "_contrib" not in name and not name.startswith("_np")
+    if name not in NEWER
+    and registry.get(name).backward_of is None
+    and "_contrib" not in name
+    and not name.startswith("_np")
 )
 
 

@@ -292,3 +292,12 @@ def test_split_v2() -> None:
     assert sym.split_v2(x, 2, squeeze_axis=True).infer_shape(x=(2, 4))[1] == [(4,), (4,)]
     with pytest.raises(ParameterError, match=r"split_v2.*got float"):
         sym.split_v2(x, 2.5)
+
+
+def test_none_stands_for_an_input_that_is_left_out():
+    """None behind the last input is no input too many, as MXNet's own scripts write it."""
+    data, weight = sym.Variable("data"), sym.Variable("w")
+    made = sym.FullyConnected(data, weight, None, num_hidden=2, no_bias=True, name="fc")
+    assert made.list_arguments() == ["data", "w"]
+    with pytest.raises(ParameterError, match=r"takes 2 input\(s\)"):
+        sym.FullyConnected(data, weight, sym.Variable("b"), num_hidden=2, no_bias=True)

@@ -62,7 +62,8 @@ class Context(metaclass=_Defaults):
         if not isinstance(device_type, str) or device_type not in _DEVICE_TYPES:
             raise DeviceError(f"unknown device type {device_type!r}: expected one of {', '.join(_DEVICE_TYPES)}")
         try:
-            index = -1 if isinstance(device_id, bool) else operator.index(device_id)
+            truth = isinstance(device_id, bool) or str(getattr(device_id, "dtype", "")) == "bool"
+            index = -1 if truth else operator.index(device_id)
         except TypeError:
             index = -1
         if index < 0:

@@ -202,10 +202,11 @@ def label_of(fn: Any, name: str | None) -> str:
     with suppress(BaseException):
         if name:
             return str.__str__(str(name))
-    with suppress(BaseException):
-        own = fn.__qualname__
-        if type(own) is str and own:
-            return own
+    for attribute in ("__qualname__", "__name__"):  # NumPy 2.0's ufuncs have the second only
+        with suppress(BaseException):
+            own = getattr(fn, attribute)
+            if type(own) is str and own:
+                return own
     return _class_name(type(fn))
 
 

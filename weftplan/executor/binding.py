@@ -8,7 +8,7 @@ dtypes are inferred once, by the planner.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,8 @@ class Binding:
     group2ctx: Groups
     options: PlanOptions
     kind: type[Executor]
+    grad_dtypes: Mapping[str, Any] = field(default_factory=dict)
+    """Dtypes of gradient arrays that do not have their argument's."""
 
     def plan(
         self,
@@ -75,6 +77,7 @@ class Binding:
             shapes,
             dtypes,
             grad_req=self.reqs,
+            grad_dtypes=self.grad_dtypes,
             context=self.ctx,
             group2ctx=self.group2ctx,
             variable_contexts=contexts if self.group2ctx else None,
@@ -176,7 +179,8 @@ def bind(
     Args:
         ctx: default context of the operations.
         args: every argument, a list in ``list_arguments`` order or a dictionary.
-        args_grad: gradient arrays, a list or a dictionary; an argument without one has ``grad_req`` null.
+        args_grad: gradient arrays, a list or a dictionary; an argument without one has ``grad_req`` null. One of
+            another dtype than its argument gets the gradient cast to it.
         grad_req: ``write``, ``add`` or ``null``: for all, as a list, or as a dictionary (missing: null).
         aux_states: every auxiliary state, a list or a dictionary.
         group2ctx: context of each ``ctx_group`` attribute.
@@ -194,6 +198,7 @@ def bind(
     grad_arrays = collect_optional(args_grad, names)
     reqs = normalize_grad_req(grad_req, names)
     reqs = {n: r if g is not None else "null" for (n, r), g in zip(reqs.items(), grad_arrays, strict=True)}
+    grad_dtypes: dict[str, Any] = {}
     for name, array, grad in zip(names, arg_arrays, grad_arrays, strict=True):
         if grad is None:
             continue
@@ -204,10 +209,12 @@ def bind(
             )
         if tuple(grad.shape) != tuple(array.shape):
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
-        if grad.dtype != array.dtype:
-            raise DTypeError(f"bind: argument {name!r} has dtype {array.dtype}, its gradient array {grad.dtype}")
+        if grad.dtype != array.dtype and reqs[name] != "null":
+            grad_dtypes[name] = grad.dtype
     options, kind = _strategy(plan_options)
-    binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=options, kind=kind)
+    binding = Binding(
+        symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=options, kind=kind, grad_dtypes=grad_dtypes
+    )
     planned = binding.plan(*_facts((*names, *aux_names), (*arg_arrays, *aux_arrays)))
     return binding.executor(planned, arg_arrays, grad_arrays, aux_arrays, shared_exec)
 

@@ -115,6 +115,8 @@ def arange(
 ) -> NDArray:
     """Numbers from ``start`` (0 when only one bound is given) below ``stop``, each ``repeat`` times.
 
+    Of integers, ``start`` and ``step`` lose their fractions, and the length stays, as in MXNet.
+
     ``infer_range`` is accepted for MXNet's sake, as None or False: the length is known here.
 
     Raises:
@@ -126,8 +128,11 @@ def arange(
         start, stop = 0, start
     if step == 0 or repeat < 1:
         raise ParameterError(f"arange: step must not be 0 and repeat at least 1, got step={step}, repeat={repeat}")
-    values = np.repeat(np.arange(start, stop, step, dtype=np.float64), repeat)
-    return array(values, ctx, check_dtype(dtype))
+    wanted = check_dtype(dtype)
+    values = np.arange(start, stop, step, dtype=np.float64)
+    if wanted.kind != "f":
+        values = (np.arange(len(values)) * math.trunc(step) + math.trunc(start)).astype(wanted)
+    return array(np.repeat(values, repeat), ctx, wanted)
 
 
 def linspace(
@@ -326,3 +331,8 @@ def _only_out(name: str, kwargs: dict[str, Any]) -> NDArray | None:
     if kwargs:
         raise ParameterError(f"{name}: unknown arguments {', '.join(kwargs)}")
     return out
+
+
+def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
+    """Write rows into ``out`` that are 1 at ``indices`` and 0 elsewhere; newer scripts say ``one_hot``."""
+    return invoke("one_hot", [indices], {"depth": out.shape[-1], "dtype": out.dtype}, out)[0]

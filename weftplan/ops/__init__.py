@@ -25,6 +25,7 @@ import weftplan.ops.linalg_lq
 import weftplan.ops.linalg_lu
 import weftplan.ops.linalg_products
 import weftplan.ops.linalg_solve
+import weftplan.ops.marking
 import weftplan.ops.matrix
 import weftplan.ops.moments
 import weftplan.ops.nan_reduce

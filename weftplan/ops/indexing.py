@@ -203,6 +203,7 @@ register(
         inputs=("data", "index"),
         gradient=grad("_backward_pick", "g0", "x1"),
         workspace=lambda params, inputs, outputs: _pick_bytes(params, inputs[0].shape),
+        aliases=("choose_element_0index",),
         doc="One element of each row along axis.",
     )
 )

@@ -1,4 +1,4 @@
-"""gamma, gammaln and erfinv, with their derivatives, for array modules that have none of them.
+"""gamma, gammaln, digamma and erfinv, with their derivatives, for array modules that have none of them.
 
 The gamma functions shift their argument up to at least 8 by the recurrence and use Stirling's series there; arguments
 below 1/2 are reflected to above it. The inverse error function is two Chebyshev series, fitted when this module is
@@ -26,6 +26,9 @@ _LOG = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 """Stirling's series of the logarithm of gamma, in odd powers of 1/z."""
 _PSI = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
 """The asymptotic series of its derivative, in even powers of 1/z."""
+
+_PSI1 = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+"""The asymptotic series of the second derivative times z, without 1 and 1 / 2z, in even powers of 1/z."""
 
 
 def _reflected(xp: ModuleType, x: Any, z: Any, m: Any) -> None:
@@ -146,6 +149,18 @@ def _psi(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None
     xp.copyto(z, math.inf, where=m)
 
 
+def _digamma(xp: Any, params: Params, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    _psi(xp, x, z, p, s, t, m)
+    xp.copyto(out, z, casting="unsafe")
+
+
+def _digamma_backward(
+    xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any
+) -> None:
+    _psi1(xp, x, z, p, s, t, m)
+    xp.multiply(z, g, out=out, casting="unsafe")
+
+
 def _gammaln_backward(
     xp: Any, params: Params, g: Any, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any
 ) -> None:
@@ -160,6 +175,36 @@ def _gamma_backward(
     _psi(xp, x, z, p, s, t, m)
     xp.multiply(z, y, out=z)
     xp.multiply(z, g, out=out, casting="unsafe")
+
+
+def _psi1(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
+    """z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
+    _reflected(xp, x, z, m)
+    p.fill(0.0)
+    for _ in range(_STEPS):
+        xp.less(z, _STEPS, out=m)
+        xp.divide(m, z, out=t)
+        xp.divide(t, z, out=t)
+        xp.add(p, t, out=p)
+        xp.add(z, m, out=z)
+    _series(xp, (0.0, *_PSI1), z, s, t)
+    xp.add(s, 1.0, out=s)
+    xp.divide(s, z, out=s)
+    xp.add(s, p, out=s)
+    xp.divide(0.5, z, out=t)
+    xp.divide(t, z, out=t)
+    xp.add(s, t, out=s)
+    # Reflection: psi'(x) = (pi / sin(pi x))² - psi'(1 - x)
+    xp.copyto(z, x)
+    xp.rint(z, out=t)
+    xp.subtract(z, t, out=z)
+    xp.multiply(z, math.pi, out=z)
+    xp.sin(z, out=z)
+    xp.divide(math.pi, z, out=z)
+    xp.multiply(z, z, out=z)
+    xp.subtract(z, s, out=z)
+    xp.greater_equal(x, 0.5, out=m)
+    xp.copyto(z, s, where=m)
 
 
 # ------------------------------------------------------------------------------------------------------ erfinv
@@ -247,6 +292,14 @@ unary(
     scratch=_FOUR,
     forward_scratch=_FOUR,
     doc="Logarithm of the absolute value of the gamma function.",
+)
+unary(
+    "digamma",
+    _digamma,
+    _digamma_backward,
+    scratch=_FOUR,
+    forward_scratch=_FOUR,
+    doc="Derivative of the logarithm of the gamma function; infinite at its poles.",
 )
 unary(
     "erfinv",

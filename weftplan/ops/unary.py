@@ -402,3 +402,9 @@ unary("ceil", "ceil", gradient=zero_gradient, doc="Smallest integer >= x.")
 unary("trunc", "trunc", gradient=zero_gradient, doc="Integer part, towards 0.")
 unary("fix", "trunc", gradient=zero_gradient, doc="Integer part, towards 0 (the same as trunc).")
 unary("logical_not", _logical_not, gradient=zero_gradient, doc="1 where x is 0, else 0.")
+for _name, _doc in (
+    ("isnan", "1 where x is not a number, else 0."),
+    ("isinf", "1 where x is infinite, else 0."),
+    ("isfinite", "1 where x is a number and not infinite, else 0."),
+):
+    unary(f"_contrib_{_name}", _name, gradient=zero_gradient, doc=_doc)

@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
+from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner import recompute, spill
 from weftplan.planner.graph import IndexedGraph, depth_first_order
@@ -88,18 +89,25 @@ def size_symbol(
     dtypes: Mapping[str, Any] | None = None,
     *,
     grad_req: str | Mapping[str, str] = "null",
+    grad_dtypes: Mapping[str, Any] | None = None,
     context: Context | None = None,
     group2ctx: Mapping[str, Context] | None = None,
     variable_contexts: Mapping[str, Context] | None = None,
     options: PlanOptions | None = None,
     mirror: Callable[[Node], bool] | None = None,
 ) -> SizedGraph:
-    """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory."""
+    """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory.
+
+    ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's.
+    """
     chosen = PlanOptions.from_environment() if options is None else options
     heads: list[Entry] = list(getattr(symbol, "entries", symbol))
     if not heads:
         raise PlanError("there is nothing to plan: the symbol has no outputs")
     ends = _differentiate(heads, grad_req, chosen, mirror)
+    for position, name in enumerate(ends.wanted):
+        if grad_dtypes and name in grad_dtypes:
+            ends.gradients[position] = _cast(ends.gradients[position], name, np.dtype(grad_dtypes[name]))
     default = Context("cpu", 0) if context is None else context
     graph, devices = _placed(ends, default, group2ctx or {}, variable_contexts or {})
     facts, num_forward = _collected(ends, graph, devices, shapes, dtypes or {}, chosen.kernels)
@@ -255,6 +263,14 @@ def _differentiate(
         requests=requests,
         notes=notes,
     )
+
+
+def _cast(gradient: Entry, name: str, dtype: DType) -> Entry:
+    """The gradient of argument ``name`` in another dtype."""
+    op = registry.get("Cast")
+    attrs = {"dtype": dtype.name, **{key: gradient.node.attrs[key] for key in INHERITED if key in gradient.node.attrs}}
+    params = registry.parse_params(op, {"dtype": dtype.name})
+    return Entry(Node(op, f"{name}_grad_{dtype.name}", attrs=attrs, params=params, inputs=[gradient]))
 
 
 def _placed(

@@ -97,6 +97,8 @@ def _match_inputs(
 ) -> list[Entry]:
     assert node.op is not None
     where = f"operator {node.op.name} ({node.name!r})"
+    while len(positional) > len(names) and positional[-1] is None:
+        positional = positional[:-1]  # an input that these parameters leave out
     if len(positional) > len(names):
         raise ParameterError(f"{where} takes {len(names)} input(s) {listed(names)}, got {len(positional)}")
     given: dict[str, Entry] = {}

@@ -161,8 +161,9 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
                     xp.multiply(other, g, out=terms)
                     xp.add(target, terms, out=target)
             else:
-                xp.subtract(a, b, out=terms)
-                xp.sign(terms, out=terms)
+                xp.greater_equal(a, b, out=terms)  # where both are equal the slope is 1, as in MXNet
+                xp.multiply(terms, 2.0, out=terms)
+                xp.subtract(terms, 1.0, out=terms)
                 xp.multiply(terms, g, out=terms)
                 xp.add(of_a, terms, out=of_a)
                 xp.subtract(of_b, terms, out=of_b)
