@@ -147,11 +147,10 @@ def test_a_long_cycle_is_found_without_recursion() -> None:
 
 
 def test_unknown_operator_names_the_node() -> None:
-    """Operator and node are named, with near names."""
-    with pytest.raises(
-        UnknownOperatorError, match=r"node 3 \('fc1'\): unknown operator 'FullyConected'.*FullyConnected"
-    ):
-        sym.load_json(edited(lambda d: d["nodes"][3].update(op="FullyConected")))
+    """Operator and node are named, with near names, when their shape is asked for."""
+    loaded = sym.load_json(edited(lambda d: d["nodes"][3].update(op="FullyConected")))
+    with pytest.raises(UnknownOperatorError, match=r"FullyConected \(1 node: fc1; did you mean 'FullyConnected'\?\)"):
+        loaded.infer_shape(data=(2, 3))
 
 
 def test_bad_parameter_names_the_node() -> None:

@@ -12,6 +12,7 @@ forward stores in ``self`` is there in backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from weftplan import ndarray as nd
@@ -20,7 +21,8 @@ from weftplan.compat.custom_kernels import Declared, backward_op, forward_op
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.ops import registry
-from weftplan.ops.schema import Op
+from weftplan.ops.params import p_str
+from weftplan.ops.schema import Op, Param
 from weftplan.symbol import Symbol, attribute, name
 from weftplan.symbol.compose import apply, to_text
 from weftplan.symbol.functions import visible
@@ -171,6 +173,12 @@ def _call(*args: Any, **kwargs: Any) -> Any:
     return results[0] if len(results) == 1 else results
 
 
+def _stand_in(attrs: Mapping[str, Any]) -> Op:
+    """The operator of a node of a file whose operator weftplan does not have, but a user has registered."""
+    return replace(_make(attrs), name=str(attrs["op_type"]), params=tuple(Param(k, p_str, "") for k in attrs))
+
+
 registry.register_maker("Custom", _make)
+registry.register_maker(registry.ANY, _stand_in)
 setattr(nd, "Custom", _call)  # noqa: B010 - hooks: arrays and symbols stand below this layer
 setattr(sym, "Custom", _symbol)  # noqa: B010

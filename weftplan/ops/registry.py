@@ -36,6 +36,7 @@ def get(name: str) -> Op:
     return op
 
 
+ANY = "*"
 _makers: dict[str, Callable[[Mapping[str, Any]], Op]] = {}
 """What makes a single operator (``Op.single``) from a node's attributes, by the operator's name."""
 
@@ -46,8 +47,13 @@ def register_maker(name: str, make: Callable[[Mapping[str, Any]], Op]) -> None:
 
 
 def resolve(name: str, attrs: Mapping[str, Any]) -> Op:
-    """As :func:`get`, for a node with these attributes, which make an operator of its own where one is to be made."""
+    """As :func:`get`, for a node with these attributes, which make an operator of its own where one is to be made.
+
+    A maker of the name :data:`ANY` is asked for what is not registered.
+    """
     make = _makers.get(name)
+    if make is None and not contains(name) and ANY in _makers:
+        return _makers[ANY]({**attrs, "op_type": name})
     return get(name) if make is None else make(attrs)
 
 

@@ -32,6 +32,7 @@ from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_
 from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
 from weftplan.planner.workspace import operator_choices, operator_workspaces
+from weftplan.symbol import placeholder
 from weftplan.symbol.node import Entry, Node
 
 GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
@@ -68,6 +69,7 @@ def plan_symbol(
         PlanError: the graph is cyclic or malformed, not differentiable, or an option is illegal.
         ShapeError, DTypeError: something conflicts or cannot be inferred.
         BindError: a group has no device.
+        UnknownOperatorError: the graph needs operators that weftplan does not have; names all of them.
     """
     sized = size_symbol(
         symbol,
@@ -235,6 +237,7 @@ def _differentiate(
 ) -> _Ends:
     """Merge what computes the same, and add the gradients that somebody wants."""
     order, _ = depth_first_order(entry.node for entry in heads)
+    placeholder.require_known(order, "plan")
     arguments, states = _variables(order)
     requests = _requests(grad_req, arguments)
     notes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 
 from weftplan.errors import ParameterError, did_you_mean, listed
 from weftplan.ops.schema import DType, Shape
-from weftplan.symbol import infer, unknown
+from weftplan.symbol import infer, placeholder, unknown
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.provenance import warn
 
@@ -40,6 +40,7 @@ class Inference:
         Raises:
             ShapeError: shapes conflict; names operator, node, both shapes and the line that made the node.
             ParameterError: no variable has this name, or both ways are used.
+            UnknownOperatorError: the network has operators that weftplan does not have; names all of them.
         """
         arguments, outputs, states = self._infer("shape", args, kwargs)
         missing = [
@@ -48,6 +49,7 @@ class Inference:
             if not infer.is_complete(shape)
         ]
         if missing or not all(map(infer.is_complete, outputs)):
+            placeholder.require_known(self._nodes(), "infer_shape")
             shown = ", ".join(f"{name}: {shape or '()'}" for name, shape in missing[:8])
             shown += f", … {len(missing) - 8} more" if len(missing) > 8 else ""
             warn(f"shapes cannot be inferred; unknown: {shown or 'outputs'}")
@@ -75,6 +77,7 @@ class Inference:
         """
         arguments, outputs, states = self._infer("dtype", args, kwargs)
         if any(dtype is None for dtype in (*arguments, *outputs, *states)):
+            placeholder.require_known(self._nodes(), "infer_type")
             pairs = zip(self._variable_names(), (*arguments, *states), strict=True)
             unknown = [name for name, dtype in pairs if dtype is None]
             warn(f"dtypes cannot be inferred; unknown: {listed(unknown) if unknown else 'outputs'}")

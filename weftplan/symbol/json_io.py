@@ -8,7 +8,7 @@ from typing import Any
 
 from weftplan.errors import FormatError, UnknownOperatorError, listed
 from weftplan.ops import registry
-from weftplan.symbol import upgrade
+from weftplan.symbol import placeholder, upgrade
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import topological_order
 
@@ -83,9 +83,10 @@ def _string(text: str) -> str:
 def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
     """The heads of the graph in ``text``; ``where`` names the source in messages.
 
+    A node whose operator is not registered becomes a :mod:`placeholder <weftplan.symbol.placeholder>`.
+
     Raises:
         FormatError: the text is truncated or malformed, refers to what does not exist, or the graph has a cycle.
-        UnknownOperatorError: names the node.
         ParameterError: an operator's parameters do not parse.
     """
     try:
@@ -102,15 +103,18 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
     raw = _list(data, "nodes", where)
     version = _version(data, where)
     nodes = [_bare_node(item, f"{where}: node {i}") for i, item in enumerate(raw)]
+    unknown = [i for i, node in enumerate(nodes) if node.op is None and raw[i]["op"] != "null"]
     for i, (node, item) in enumerate(zip(nodes, raw, strict=True)):
         what = f"{where}: node {i} ({node.name!r})"
         node.inputs = _entries(item.get("inputs", []), nodes, f"{what}: input")
         node.control_deps = _deps(item.get("control_deps", []), nodes, what)
-        if node.op is None and node.inputs:
+        if node.op is None and node.inputs and item["op"] == "null":
             raise FormatError(f"{what}: a variable has {len(node.inputs)} inputs")
     heads = _entries(_list(data, "heads", where), nodes, f"{where}: head")
     if not heads:
         raise FormatError(f"{where}: the graph has no heads")
+    if unknown:
+        _stand_in(data, nodes, heads, unknown, where)
     topological_order([Entry(node) for node in nodes])  # raises when there is a cycle
     for node in nodes:
         for entry in node.inputs:
@@ -136,9 +140,25 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
     return heads
 
 
+def _stand_in(
+    data: dict[str, Any], nodes: Sequence[Node], heads: Sequence[Entry], which: list[int], where: str
+) -> None:
+    """Give the nodes whose operator is unknown a placeholder, with as many outputs as the file speaks of."""
+    raw, counts = data["nodes"], placeholder.output_counts(data, len(nodes))
+    used: dict[Node, int] = {}
+    for entry in (*heads, *(entry for node in nodes for entry in node.inputs)):
+        used[entry.node] = max(used.get(entry.node, 0), entry.index + 1)
+    for i in which:
+        node = nodes[i]
+        outputs = max(counts[i] or 1, used.get(node, 1))
+        node.op = placeholder.make(raw[i]["op"], len(node.inputs), outputs, f"{where}: node {i} ({node.name!r})")
+
+
 def _finish(node: Node, version: int, where: str) -> None:
     """Upgrade an operator node from its file's version, parse its parameters, check its inputs."""
     assert node.op is not None
+    if placeholder.is_placeholder(node):
+        return
     kept = upgrade.hidden_keys(node, where)
     if version < 905:
         upgrade.argument_axis(node)
@@ -177,8 +197,8 @@ def _bare_node(item: Any, what: str) -> Node:
         return node
     try:
         op = registry.resolve(op_name, attrs)
-    except UnknownOperatorError as error:
-        raise UnknownOperatorError(f"{what} ({name!r}): {error}") from None
+    except UnknownOperatorError:
+        return Node(None, name, attrs=attrs)  # a placeholder takes its place when inputs and outputs are known
     return Node(op, name, attrs=attrs)
 
 

@@ -1,0 +1,106 @@
+"""Files with operators that weftplan does not have: what can be done with them, and what the refusals say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import symbol as sym
+from weftplan.errors import FormatError, UnknownOperatorError
+
+
+def network() -> str:
+    """data - fc1 - Mystery (two outputs) - fc2, and Mystery again behind fc2; fc1 - side."""
+    data = sym.Variable("data")
+    first = sym.FullyConnected(data, num_hidden=4, name="fc1")
+    parts = sym.SliceChannel(first, num_outputs=2, name="odd")
+    last = sym.Activation(sym.FullyConnected(parts[1], num_hidden=3, name="fc2"), act_type="relu", name="end")
+    made = json.loads(sym.Group([last, sym.exp(first, name="side")]).tojson())
+    for node in made["nodes"]:
+        if node["op"] in ("SliceChannel", "Activation"):
+            node["op"] = "Mystery"
+    return json.dumps(made)
+
+
+def test_a_file_with_unknown_operators_is_read_and_written() -> None:
+    """Names, outputs and attributes are those of the file, and it is written back as it was."""
+    loaded = sym.load_json(network())
+    assert loaded.list_arguments() == ["data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"]
+    assert loaded.get_internals()["odd_output1"].attr("num_outputs") == "2"
+    assert json.loads(loaded.tojson()) == json.loads(network())
+
+
+def test_what_does_not_need_them_works() -> None:
+    """A network cut before the unknown operator infers, plans, binds and trains; partial inference goes as far."""
+    loaded = sym.load_json(network())
+    side = loaded.get_internals()["side_output"]
+    assert side.infer_shape(data=(2, 3))[1] == [(2, 4)]
+    executor = side.simple_bind(mx.cpu(), data=(2, 3))
+    executor.copy_params_from({name: mx.nd.zeros(array.shape) for name, array in executor.arg_dict.items()})
+    np.testing.assert_array_equal(executor.forward(is_train=True)[0].asnumpy(), np.ones((2, 4)))
+    executor.backward(mx.nd.ones((2, 4)))
+    np.testing.assert_array_equal(executor.grad_dict["fc1_bias"].asnumpy(), [2, 2, 2, 2])
+    arguments, outputs, _ = loaded.infer_shape_partial(data=(2, 3))
+    assert arguments[:3] == [(2, 3), (4, 3), (4,)]
+    assert outputs == [(), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda symbol: symbol.infer_shape(data=(2, 3)),
+        lambda symbol: symbol.simple_bind(mx.cpu(), data=(2, 3)),
+        lambda symbol: symbol.plan({"data": (2, 3)}),
+    ],
+)
+def test_everything_else_names_all_that_is_missing(act) -> None:  # type: ignore[no-untyped-def]
+    """One error lists operators and nodes, how many operations are left, and where to cut."""
+    text = network().replace('"op": "Mystery", "name": "end"', '"op": "Riddle", "name": "end"')
+    with pytest.raises(UnknownOperatorError) as caught:
+        act(sym.load_json(text))
+    message = str(caught.value)
+    assert "2 operators" in message
+    assert "Mystery (1 node: odd)" in message
+    assert "Riddle (1 node: end" in message
+    assert "Of 5 operations 2 can be used without" in message
+    assert "get_internals()['side_output']" in message
+    assert "mx.operator.register" in message
+
+
+def test_more_outputs_than_any_operator_has_are_refused() -> None:
+    """A head that asks for output two thousand million is told so before anything is made."""
+    text = json.dumps({"nodes": [{"op": "Mystery", "name": "m", "inputs": []}], "heads": [[0, 2147483647, 0]]})
+    with pytest.raises(FormatError, match="at most 65,536"):
+        sym.load_json(text)
+
+
+def test_an_operator_of_ones_own_fills_the_gap() -> None:
+    """A CustomOpProp registered under the missing name computes the nodes of that name; the file stays as it was."""
+
+    class Doubling(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):  # type: ignore[no-untyped-def]
+            self.assign(out_data[0], req[0], in_data[0] * float(2))
+
+        def backward(self, req, out_grad, in_data, out_data, in_grad, aux):  # type: ignore[no-untyped-def]
+            self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+    @mx.operator.register("TwiceOfTheTests")
+    class Property(mx.operator.CustomOpProp):
+        def __init__(self, factor: str) -> None:
+            super().__init__()
+            assert factor == "2"
+
+        def create_operator(self, ctx, in_shapes, in_dtypes):  # type: ignore[no-untyped-def]
+            return Doubling()
+
+    made = json.loads(sym.exp(sym.Variable("x"), name="e").tojson())
+    made["nodes"][1].update(op="TwiceOfTheTests", attrs={"factor": "2"})
+    loaded = sym.load_json(json.dumps(made))
+    executor = loaded.simple_bind(mx.cpu(), x=(2,))
+    assert executor.forward(is_train=True, x=mx.nd.array([1, 3]))[0].asnumpy().tolist() == [2, 6]
+    executor.backward(mx.nd.ones((2,)))
+    assert executor.grad_dict["x"].asnumpy().tolist() == [2, 2]
+    assert json.loads(loaded.tojson())["nodes"][1]["op"] == "TwiceOfTheTests"

@@ -1,0 +1,124 @@
+"""Nodes of files whose operator weftplan does not have: placeholders, so that the rest of the file can be used.
+
+A placeholder has the inputs, outputs and attributes that the file gives it, and is written back as it came. Nothing is
+known of its shapes, and nothing computes it: whatever needs it is refused by :func:`require_known`, which names all of
+them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from weftplan.errors import FormatError, UnknownOperatorError, did_you_mean
+from weftplan.ops import registry
+from weftplan.ops.rules import pass_dtype, pass_shape
+from weftplan.ops.schema import Op
+from weftplan.symbol.node import Node
+
+MOST_OUTPUTS = 65536
+_SHOWN = 3
+
+
+def _compute(*args: Any) -> NoReturn:
+    raise UnknownOperatorError("a placeholder of an operator that weftplan does not have cannot be computed")
+
+
+def make(name: str, inputs: int, outputs: int, what: str) -> Op:
+    """The operator of one placeholder node.
+
+    Raises:
+        FormatError: more outputs than any operator has.
+    """
+    if outputs > MOST_OUTPUTS:
+        raise FormatError(f"{what}: {outputs:,} outputs of one operator; at most {MOST_OUTPUTS:,} are read")
+    return Op(
+        name=name,
+        forward=_compute,
+        infer_shape=pass_shape,
+        infer_dtype=pass_dtype,
+        inputs=tuple(f"arg{i}" for i in range(inputs)),
+        outputs=("output",) if outputs == 1 else tuple(f"output{i}" for i in range(outputs)),
+        random=True,  # it may be anything: never merged with another
+        single=True,
+        doc="An operator that weftplan does not have.",
+    )
+
+
+def is_placeholder(node: Node) -> bool:
+    """True for a node that nothing can compute."""
+    return node.op is not None and node.op.forward is _compute
+
+
+def label(node: Node) -> str:
+    """The operator's name as a reader knows it: of a custom operator the type."""
+    assert node.op is not None
+    kind = node.attrs.get("op_type") if node.op.name == "Custom" else None
+    return node.op.name if kind is None else f"Custom(op_type={kind})"
+
+
+def missing(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Names of nodes by the operator that they lack, in the order of the graph."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        if is_placeholder(node):
+            found.setdefault(label(node), []).append(node.name)
+    return found
+
+
+def usable(nodes: Sequence[Node]) -> list[Node]:
+    """Operator nodes that need no placeholder, inputs first."""
+    lost: set[Node] = set()
+    good: list[Node] = []
+    for node in nodes:
+        if node.op is None:
+            continue
+        if is_placeholder(node) or any(entry.node in lost for entry in node.inputs):
+            lost.add(node)
+        else:
+            good.append(node)
+    return good
+
+
+def explain(nodes: Sequence[Node]) -> str:
+    """What is missing of a graph, what can be used all the same, and how the gap is filled."""
+    lines = []
+    for name, where in missing(nodes).items():
+        more = f", and {len(where) - _SHOWN} more" if len(where) > _SHOWN else ""
+        near = did_you_mean(name, registry.names()).rstrip()
+        count = f"{len(where)} node{'s' * (len(where) > 1)}"
+        lines.append(f"{name} ({count}: {', '.join(where[:_SHOWN])}{more}{near and f'; {near}'})")
+    good = usable(nodes)
+    if good:
+        last = good[-1]
+        output = f"{last.name}_{last.op.output_names(last.params)[0]}" if last.op is not None else last.name
+        part = (
+            f"Of {sum(node.op is not None for node in nodes)} operations {len(good)} can be used without: cut the "
+            f"network with symbol.get_internals()[{output!r}], for instance"
+        )
+    else:
+        part = "No operation can be used without"
+    return (
+        f"weftplan does not have {len(lines)} operator{'s' * (len(lines) > 1)} of this network: "
+        f"{'; '.join(lines)}. {part}. To compute one of them yourself, register a "
+        f"CustomOpProp under its name with mx.operator.register and load the file again"
+    )
+
+
+def require_known(nodes: Sequence[Node], what: str) -> None:
+    """Refuse a graph that needs a placeholder.
+
+    Raises:
+        UnknownOperatorError: names all operators that are missing.
+    """
+    if any(map(is_placeholder, nodes)):
+        raise UnknownOperatorError(f"{what}: {explain(nodes)}")
+
+
+def output_counts(data: Mapping[str, Any], count: int) -> list[int | None]:
+    """How many outputs each of the ``count`` nodes of a file has, as far as its ``node_row_ptr`` says."""
+    rows = data.get("node_row_ptr")
+    if not isinstance(rows, list) or len(rows) != count + 1 or not all(type(row) is int for row in rows):
+        return [None] * count
+    return [end - start if end > start else None for start, end in pairwise(rows)]
