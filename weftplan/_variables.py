@@ -451,6 +451,12 @@ _STORAGE = (
         effect="memory of every device is filled with bytes 0xEF as it comes and goes",
     ),
     _storage(
+        name="WEFTPLAN_STORAGE_GUARD",
+        default=False,
+        meaning="Put margins around all memory, and look whether an operation has written to them.",
+        effect="memory of every device: looked at as it comes back, and in mx.storage.check_guards()",
+    ),
+    _storage(
         name="WEFTPLAN_STORAGE_COMPAT",
         default="documents",
         choices=("documents", "paddle"),

@@ -55,6 +55,10 @@ class OutOfMemoryError(MXNetError, MemoryError):
     """A storage resource could not serve a request; the message holds a report."""
 
 
+class GuardError(MXNetError):
+    """Guard mode has found that an operation wrote outside of its memory."""
+
+
 class EngineError(MXNetError):
     """The engine was used in a way that it forbids."""
 

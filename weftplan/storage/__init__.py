@@ -5,10 +5,11 @@ from weftplan.device.temporaries import set_source
 from weftplan.storage.adaptors import LimitResource, PoisonResource, StatisticsResource
 from weftplan.storage.auto_growth import AutoGrowth
 from weftplan.storage.base import Allocation, Resource, Statistics
+from weftplan.storage.guard import GuardResource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.naive_best_fit import NaiveBestFit
 from weftplan.storage.raw import RawResource
-from weftplan.storage.registry import empty_cache, get, in_use, memory_summary, reset_peaks, using
+from weftplan.storage.registry import check_guards, empty_cache, get, in_use, memory_summary, reset_peaks, using
 
 set_pools(empty_cache)
 set_source(get)
@@ -16,6 +17,7 @@ set_source(get)
 __all__ = [
     "Allocation",
     "AutoGrowth",
+    "GuardResource",
     "LimitResource",
     "NaiveBestFit",
     "NaivePool",
@@ -25,6 +27,7 @@ __all__ = [
     "RoundPool",
     "Statistics",
     "StatisticsResource",
+    "check_guards",
     "empty_cache",
     "get",
     "in_use",

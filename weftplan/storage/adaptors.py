@@ -15,7 +15,7 @@ from weftplan import device
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import relief
-from weftplan.storage.base import Allocation, Resource, Statistics, checked_size
+from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
 
 
@@ -70,7 +70,7 @@ class PoisonResource(Adaptor):
     def free(self, allocation: Allocation) -> None:
         # Whoever has no right to free it must not have written to it either.
         if self._live.pop(id(allocation), None) is None:
-            raise MXNetError(f"{allocation!r} was freed before, or did not come through {self!r}")
+            raise wrong_free(allocation, self)
         # Poison first: once freed, the bytes may belong to somebody else.
         self._fill(allocation.raw)
         self.upstream.free(allocation)
@@ -132,10 +132,12 @@ class StatisticsResource(Adaptor):
 
     def free(self, allocation: Allocation) -> None:
         if self._live.pop(id(allocation), None) is None:
-            raise MXNetError(f"{allocation!r} was freed before, or did not come through {self!r}")
+            raise wrong_free(allocation, self)
         size = (allocation.nbytes, allocation.size)
-        self.upstream.free(allocation)
-        self._freed.append(size)
+        try:
+            self.upstream.free(allocation)
+        finally:  # a guard has given it back when it complains
+            self._freed.append(size)
 
     def _settled(self) -> Statistics:
         """The figures with everything freed subtracted; under the lock."""

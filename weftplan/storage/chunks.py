@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from typing import Any
 
 from weftplan.device.base import Device
-from weftplan.storage.base import Ledger
+from weftplan.storage.ledger import Ledger
 
 _ORDER_SHIFT = 64
 """Bits of a place within a chunk."""

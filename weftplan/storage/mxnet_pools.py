@@ -16,7 +16,7 @@ from typing import Any
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
-from weftplan.storage.base import Ledger
+from weftplan.storage.ledger import Ledger
 
 _WINDOW = 1024
 """Allocations after which a pool with slack forgets the peak of as many before them."""

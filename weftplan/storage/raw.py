@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.storage.base import Ledger
+from weftplan.storage.ledger import Ledger
 
 
 class RawResource(Ledger):

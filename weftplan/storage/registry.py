@@ -11,6 +11,7 @@ from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import flags, relief
 from weftplan.storage.adaptors import PoisonResource
 from weftplan.storage.base import Resource
+from weftplan.storage.guard import GuardResource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.raw import RawResource
 from weftplan.storage.report import largest_holders, settings_in_force
@@ -50,8 +51,15 @@ def get(context: Context) -> Resource:
 def build(context: Context) -> Resource:
     """A new stack for ``context``, configured as :func:`get` does; nobody else knows of it.
 
-    A simulated device's memory is poisoned as it comes and goes, that of others with ``FLAGS_init_allocated_mem``.
+    A simulated device's memory is poisoned as it comes and goes, that of others with ``FLAGS_init_allocated_mem``;
+    with ``WEFTPLAN_STORAGE_GUARD`` it has margins.
     """
+    resource = _poisoned(context)
+    return GuardResource(resource) if config.process("WEFTPLAN_STORAGE_GUARD") else resource
+
+
+def _poisoned(context: Context) -> Resource:
+    """The stack of a context up to the poison."""
     where = flags.limited(device.get(context))
     strategy = config.process("FLAGS_allocator_strategy")
     own = config.lookup(f"MXNET_{_PREFIX[context.device_type]}_MEM_POOL_TYPE")
@@ -100,6 +108,17 @@ def empty_cache(context: Context | None = None) -> int:
     for place in places:
         _take_temporaries_back(place)
     return sum(resource.empty_cache() for resource in chosen)
+
+
+def check_guards() -> None:
+    """Look for writes outside of allocations, in guard mode; call it when no operation is pending.
+
+    Raises:
+        GuardError: an operation wrote outside of its memory; names who had asked for that.
+    """
+    for resource in in_use().values():
+        if isinstance(resource, GuardResource):
+            resource.check()
 
 
 def reset_peaks(context: Context | None = None) -> None:

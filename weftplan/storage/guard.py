@@ -1,0 +1,131 @@
+"""Guard mode: writes before the start and past the end of an allocation are found, and named by who asked for it.
+
+Every allocation gets a margin on both sides, filled with a byte. Whether it still has that value is looked at when the
+memory comes back, and whenever somebody calls :meth:`GuardResource.check`. Inside the slab of a planned executor
+results lie side by side without margins; with ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` each has its own.
+
+For host memory the margins are read and written at once. On other devices the work goes to the current stream of the
+thread, and is over when a check has its answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from weftplan import device
+from weftplan.errors import GuardError, OutOfMemoryError
+from weftplan.storage.adaptors import Adaptor, StatisticsResource
+from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, wrong_free
+from weftplan.storage.report import report
+
+MARGIN = 256
+"""Bytes on each side: the largest alignment of a device, so that what is between the margins stays aligned."""
+FILL = 0xFD
+
+
+class GuardResource(StatisticsResource):
+    """Finds writes outside of what was handed out. Its figures are those of users, without the margins.
+
+    Raises:
+        GuardError: on ``free`` and ``check``, when a margin has changed. What was freed is given back all the same.
+
+    >>> from weftplan.device import cpu, get
+    >>> from weftplan.storage import RawResource
+    >>> guard = GuardResource(RawResource(get(cpu())))
+    >>> held = guard.allocate(100, name="weights")
+    >>> held.raw.base[:] = 0  # all that lies around it
+    >>> guard.check()
+    Traceback (most recent call last):
+        ...
+    weftplan.errors.GuardError: 256 bytes before the start and 256 bytes past the end of <Allocation weights of 100 \
+bytes (612 occupied) on cpu(0)> were overwritten: an operation wrote outside of its memory
+    """
+
+    def __init__(self, upstream: Resource) -> None:
+        super().__init__(_Margins(upstream))
+
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
+        try:
+            return super().allocate(nbytes, name=name)
+        except OutOfMemoryError as error:
+            now = self.statistics()
+            raise OutOfMemoryError(
+                report(
+                    nbytes,
+                    context=self.context,
+                    requested=now.requested_bytes,
+                    allocated=now.allocated_bytes,
+                    reserved=now.reserved_bytes,
+                    largest_free=0,
+                    holders=self.holders(),
+                    cause=f"Guards take {2 * MARGIN} bytes more: " + str(error).partition("\n")[0],
+                )
+            ) from error
+
+    def check(self) -> None:
+        """Look at the margins of everything that is live; call it when no operation is pending."""
+        for allocation in self.holders():
+            if (error := damage(allocation)) is not None:
+                raise error
+
+    def statistics(self) -> Statistics:
+        below = self.upstream.statistics()
+        return replace(
+            super().statistics(),
+            reserved_bytes=below.reserved_bytes,
+            peak_reserved_bytes=below.peak_reserved_bytes,
+            hits=below.hits,
+            system_allocations=below.system_allocations,
+            system_frees=below.system_frees,
+        )
+
+
+class _Margins(Adaptor):
+    """Hands out the middle of what it gets from upstream."""
+
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
+        nbytes = checked_size(nbytes, self.context)
+        whole = self.upstream.allocate(nbytes + 2 * MARGIN if nbytes else 0, name=name)
+        middle = whole.raw[MARGIN : MARGIN + nbytes] if nbytes else whole.raw
+        allocation = Allocation(middle, nbytes, self.context, name, whole, whole.size)
+        for margin in _margins(allocation):
+            if self.context.is_host:
+                margin.fill(FILL)
+            else:
+                device.get(self.context).launch(partial(margin.fill, FILL))
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        whole, error = allocation.block, damage(allocation)
+        if whole.raw is None:
+            raise wrong_free(allocation, self)
+        self.upstream.free(whole)
+        allocation.raw = None
+        if error is not None:
+            raise error
+
+    def holders(self) -> list[Allocation]:
+        return self.upstream.holders()
+
+
+def damage(allocation: Allocation) -> GuardError | None:
+    """The error of an allocation whose margins have changed."""
+    found = []
+    for margin, where in zip(_margins(allocation), ("before the start", "past the end"), strict=False):
+        if changed := int((margin != FILL).sum()):
+            found.append(f"{changed} bytes {where}")
+    if not found:
+        return None
+    return GuardError(
+        f"{' and '.join(found)} of {allocation!r} were overwritten: an operation wrote outside of its memory"
+    )
+
+
+def _margins(allocation: Allocation) -> tuple[Any, ...]:
+    """The bytes before and behind; none around an allocation of no bytes."""
+    if not allocation.nbytes:
+        return ()
+    whole = allocation.block.raw
+    return () if whole is None else (whole[:MARGIN], whole[MARGIN + allocation.nbytes :])

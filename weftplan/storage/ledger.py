@@ -1,0 +1,343 @@
+"""The bookkeeping of resources that own memory: what is live, what lies on a shelf, every figure and peak.
+
+``free`` appends to a deque, then empties the deque only if the lock happens to be free; otherwise whoever allocates
+next does. ``allocate`` inside another call of the same thread takes memory past the cache, which is counted when that
+call goes on. Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from itertools import count
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.base import Device
+from weftplan.errors import OutOfMemoryError
+from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.storage import relief
+from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, wrong_free
+from weftplan.storage.report import report
+
+_MOST_SHELVES, _MOST_ON_A_SHELF = 4096, 64
+_by_order = itemgetter(0)
+
+
+class _Shelf(list[tuple[int, int, Any, Any, int]]):
+    """Freed memory of one requested size, ready to be handed out as it is: (order, nbytes, raw, block, size) each."""
+
+    __slots__ = ("listed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = False
+        """True where :attr:`Ledger._touched` names it; it may, when there is nothing on it."""
+
+
+class Ledger(Resource):
+    """Base of resources that own memory: subclasses say where a block comes from and where it goes.
+
+    ``_take`` and ``_give`` run under the lock and keep ``_reserved``, ``_hits`` and the two system counts.
+
+    What is freed lies on a shelf of its requested size until somebody asks for as many bytes, or until a request that
+    no shelf serves, which first takes all of it back into the ledger. So the pair that programs repeat most, a free and
+    an allocation of one size, takes no lock and counts nothing: what is on a shelf is still counted as live, and
+    whoever takes it from there stands in for whoever put it there. For that reason no peak can be missed either.
+    """
+
+    _shelved = 1 << 20
+    """Requests of more bytes never lie on a shelf; 0: none does."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.context = device.context
+        self._lock = whole_in_children(ReentrantLock())
+        self._shelves: dict[int, _Shelf] = {}
+        # Shelves are never taken away, since another thread may be about to use one.
+        self._touched: deque[_Shelf] = deque()
+        self._returned: deque[tuple[int, int, Any, Any, int]] = deque()
+        self._aside: deque[Allocation] = deque()
+        """Made while this very thread was in the middle of a change, and not yet counted. Invariant: what is in both is
+        in this one first."""
+        # Invariant: holds exactly the allocations that nobody freed. dict.pop decides, atomically, who frees first.
+        self._live: dict[int, Allocation] = {}
+        self._requested = self._allocated = self._reserved = 0
+        self._peak_requested = self._peak_allocated = self._peak_reserved = 0
+        self._allocations = self._hits = self._system_allocations = self._system_frees = self._failures = 0
+        self._order = count().__next__
+        self._shelf_hits = count().__next__
+        """Counts in one step on every interpreter; :meth:`_drain` reads it, which counts one more."""
+        self._readings = 0
+        self._nothing: Any = None
+
+    @abstractmethod
+    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+        """(block, ``nbytes`` > 0 raw bytes of it, its size >= nbytes); raises OutOfMemoryError unchanged."""
+
+    @abstractmethod
+    def _give(self, block: Any, size: int) -> None:
+        """Take a block back."""
+
+    def _largest_cached(self) -> int:
+        """Bytes of the largest block in the cache."""
+        return 0
+
+    def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
+        if nbytes.__class__ is int:
+            shelf = self._shelves.get(nbytes)
+            if shelf:
+                try:
+                    _, _, raw, block, size = shelf.pop()
+                except IndexError:  # another thread took the last one
+                    pass
+                else:
+                    allocation = Allocation(raw, nbytes, self.context, name, block, size)
+                    self._live[id(allocation)] = allocation
+                    self._shelf_hits()
+                    return allocation
+        return self._allocate(nbytes, name)
+
+    def _allocate(self, nbytes: int, name: object) -> Allocation:
+        """As ``allocate``, where no shelf serves."""
+        if nbytes.__class__ is not int or nbytes < 0:
+            nbytes = checked_size(nbytes, self.context)
+        if self._lock.owned():
+            return self._allocate_aside(nbytes, name)
+        try:
+            return self._allocate_now(nbytes, name)
+        except OutOfMemoryError as error:
+            cause = error
+        try:
+            for _ in relief.climb(self.context) if nbytes <= self._room() else ():
+                try:
+                    return self._allocate_now(nbytes, name)
+                except OutOfMemoryError as error:
+                    cause = error
+            with self._lock:
+                self._failures += 1
+                raise OutOfMemoryError(self._report(nbytes, cause)) from cause
+        finally:
+            del cause  # by its traceback it keeps this frame, and those that called, with all that they have
+
+    def _allocate_now(self, nbytes: int, name: object) -> Allocation:
+        """As ``_allocate``, without any rung of the ladder."""
+        with self._lock:
+            if self._touched or self._returned or self._aside:
+                self._drain()
+            if nbytes:
+                try:
+                    block, raw, size = self._take(nbytes)
+                except OutOfMemoryError as error:
+                    block, raw, size = self._take_again(nbytes, error)
+            else:
+                block, raw, size = None, self._empty(), 0
+            allocation = Allocation(raw, nbytes, self.context, name, block, size)
+            self._live[id(allocation)] = allocation
+            self._count(nbytes, size)
+            return allocation
+
+    def _room(self) -> int:
+        """Bytes beyond which no request can ever be served."""
+        return self.device.memory_info()[1]
+
+    def _count(self, nbytes: int, size: int) -> None:
+        self._allocations += 1
+        total = self._requested = self._requested + nbytes
+        if total > self._peak_requested:
+            self._peak_requested = total
+        total = self._allocated = self._allocated + size
+        if total > self._peak_allocated:
+            self._peak_allocated = total
+
+    def _allocate_aside(self, nbytes: int, name: object) -> Allocation:
+        """As ``allocate``, under the lock in the middle of a change: touches nothing that the change may touch."""
+        block, raw, size = None, self._empty(), 0
+        if nbytes:
+            size = self._size(nbytes)
+            try:
+                block = self.device.allocate(size)
+            except OutOfMemoryError as error:
+                self._failures += 1
+                raise OutOfMemoryError(self._report(nbytes, error)) from error
+            raw = block[:nbytes]
+        allocation = Allocation(raw, nbytes, self.context, name, block, size)
+        self._live[id(allocation)] = allocation
+        self._aside.append(allocation)
+        return allocation
+
+    def _size(self, nbytes: int) -> int:
+        """Bytes of a block for ``nbytes`` > 0 that comes from the device past the cache."""
+        return nbytes
+
+    def _take_again(self, nbytes: int, cause: OutOfMemoryError) -> tuple[Any, Any, int]:
+        """As ``_take``, which raised ``cause``: memory that came back meanwhile may make it fit.
+
+        Finalizers and other threads free while the lock is taken, and a refusal must be true when it is made.
+        """
+        try:
+            while self._drain():
+                try:
+                    return self._take(nbytes)
+                except OutOfMemoryError as error:
+                    cause = error
+            raise cause
+        finally:
+            del cause
+
+    def free(self, allocation: Allocation) -> None:
+        if self._live.pop(id(allocation), None) is None:
+            raise wrong_free(allocation, self)
+        raw, allocation.raw = allocation.raw, None
+        nbytes = allocation.nbytes
+        shelf = self._shelves.get(nbytes)
+        if shelf is None or len(shelf) >= _MOST_ON_A_SHELF:
+            self._take_back((self._order(), nbytes, raw, allocation.block, allocation.size))
+            return
+        shelf.append((self._order(), nbytes, raw, allocation.block, allocation.size))
+        if not shelf.listed:
+            # Who drains forgets the shelf first and empties it then, so what lies there is seen now or later.
+            shelf.listed = True
+            self._touched.append(shelf)
+
+    def _take_back(self, entry: tuple[int, int, Any, Any, int]) -> None:
+        """As ``free``, where there is no room on a shelf."""
+        self._returned.append(entry)
+        nbytes = entry[1]
+        if nbytes <= self._shelved and len(self._shelves) < _MOST_SHELVES:
+            self._shelves.setdefault(nbytes, _Shelf())
+        if not self._lock.owned() and self._lock.acquire(blocking=False):
+            # Not in the middle of a change of this thread: nothing to fear from draining here.
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def _drain(self) -> bool:
+        """Count what was made aside and take back everything freed, in its order; True if there was any. Under the
+        lock."""
+        any_returned = False
+        while True:
+            while self._aside:
+                allocation = self._aside.popleft()
+                self._count(allocation.nbytes, allocation.size)
+                if allocation.size:
+                    self._reserve(allocation.size)
+            entries = self._freed()
+            if not entries:
+                break
+            any_returned = True
+            try:
+                while entries:
+                    _, nbytes, _, block, size = entries.pop()
+                    self._requested -= nbytes
+                    self._allocated -= size
+                    if block is not None:
+                        self._give(block, size)
+            except BaseException:  # Ctrl-C: the others must not be lost
+                self._returned.extend(entries)
+                raise
+        hits = self._shelf_hits() - self._readings
+        self._readings += 1 + hits
+        self._hits += hits
+        self._allocations += hits
+        return any_returned
+
+    def _freed(self) -> list[tuple[int, int, Any, Any, int]]:
+        """Everything freed that nobody has taken, oldest last."""
+        entries: list[tuple[int, int, Any, Any, int]] = []
+        while self._returned:
+            entries.append(self._returned.popleft())
+        while self._touched:
+            shelf = self._touched.popleft()
+            shelf.listed = False
+            while shelf:
+                try:
+                    entries.append(shelf.pop())
+                except IndexError:  # another thread took the last one
+                    break
+        entries.sort(key=_by_order, reverse=True)
+        return entries
+
+    def _reserve(self, nbytes: int) -> None:
+        """Count a block that came from the system."""
+        self._system_allocations += 1
+        total = self._reserved = self._reserved + nbytes
+        if total > self._peak_reserved:
+            self._peak_reserved = total
+
+    def _unreserve(self, nbytes: int) -> None:
+        """Count a block that went back to the system."""
+        self._system_frees += 1
+        self._reserved -= nbytes
+
+    def _empty(self) -> Any:
+        """The zero bytes of every empty allocation."""
+        if self._nothing is None:
+            from weftplan.device.registry import get
+
+            self._nothing = get(self.context).xp.empty(0, np.uint8)
+        return self._nothing
+
+    def statistics(self) -> Statistics:
+        if self._lock.owned():  # in the middle of a change: as far as it has got
+            return self._figures()
+        with self._lock:
+            self._drain()
+            return self._figures()
+
+    def reset_peaks(self) -> None:
+        with self._lock:
+            self._drain()
+            self._peak_requested, self._peak_allocated = self._requested, self._allocated
+            self._peak_reserved = self._reserved
+
+    def _figures(self) -> Statistics:
+        return Statistics(
+            requested_bytes=self._requested,
+            allocated_bytes=self._allocated,
+            reserved_bytes=self._reserved,
+            peak_requested_bytes=self._peak_requested,
+            peak_allocated_bytes=self._peak_allocated,
+            peak_reserved_bytes=self._peak_reserved,
+            live=len(self._live),
+            allocations=self._allocations,
+            hits=self._hits,
+            system_allocations=self._system_allocations,
+            system_frees=self._system_frees,
+            failures=self._failures,
+        )
+
+    def empty_cache(self) -> int:
+        if self._lock.owned():
+            return 0
+        with self._lock:
+            self._drain()
+            return self._release_all()
+
+    def _release_all(self) -> int:
+        """Give every cached block back; returns the bytes. Under the lock."""
+        return 0
+
+    def holders(self) -> list[Allocation]:
+        return list(self._live.values())
+
+    def _report(self, nbytes: int, cause: BaseException) -> str:
+        return report(
+            nbytes,
+            context=self.context,
+            requested=self._requested,
+            allocated=self._allocated,
+            reserved=self._reserved,
+            largest_free=self._largest_cached(),
+            holders=self.holders(),
+            cause=str(cause),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.context}: {len(self._live)} live, {self._allocated:,} bytes in use, "
+            f"{self._reserved:,} reserved>"
+        )
