@@ -1,6 +1,6 @@
 """Questions: what does an allocation cost, how much does each strategy hold, and what does a run without a slab take?
 
-    python bench/bench_storage.py [--rounds 5] [pairs] [traces] [steady] [dynamic]
+    python bench/bench_storage.py [--rounds 5] [pairs] [traces] [steady] [dynamic] [recording]
 
 * pairs: an allocation and its free from a warm pool, by size and number of threads, beside ``numpy.empty``.
 * traces: bytes reserved over bytes live, at their peaks, by strategy: training steps with 1,000 random batch sizes, an
@@ -8,6 +8,7 @@
 * steady: allocations of any pool and of the device during planned training steps after the first.
 * dynamic: peak and step time of ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` beside the static plan and the plan without
   sharing. The lower bound is the largest sum of bytes that are live at once.
+* recording: time of training steps while pools are recorded and a snapshot is made now and then, beside steps without.
 """
 
 import argparse
@@ -285,7 +286,44 @@ def dynamic(rounds):
         mx.nd.waitall()
 
 
-PARTS = {"pairs": pairs, "traces": traces, "steady": steady, "dynamic": dynamic}
+def recording(rounds):
+    """Ratios of CPU time."""
+    print("\n### Recording, statistics every step and a snapshot every 100 steps\n")
+    print("| what | without | with | ratio |\n|---|---|---|---|")
+    for label, name, batch, imperative in (
+        ("planned training step, mlp", "mlp", 64, False),
+        ("planned training step, lenet", "lenet", 16, False),
+        ("planned step and SGD on arrays, mlp", "mlp", 64, True),
+    ):
+        executor = bound(name, batch, mx.cpu(0))
+        pool, spent = storage.get(mx.cpu(0)), {False: [], True: []}
+        step(executor)
+        for _ in range(rounds):
+            for on in (False, True):
+                if on:
+                    storage.record()
+                begin = time.process_time()
+                for number in range(100):
+                    step(executor)
+                    if imperative:
+                        for key, grad in executor.grad_dict.items():
+                            executor.arg_dict[key][:] = executor.arg_dict[key] - 0.01 * grad
+                        mx.nd.waitall()
+                    if on:
+                        pool.statistics()
+                        if number == 99:
+                            storage.snapshot()
+                spent[on].append((time.process_time() - begin) / 100)
+                storage.stop_recording()
+        off, on = min(spent[False]), min(spent[True])
+        ratio = statistics.median(b / a for a, b in zip(spent[False], spent[True], strict=True))
+        print(f"| {label}, batch {batch} | {off * 1e3:.3f} ms | {on * 1e3:.3f} ms | {ratio:.3f} |")
+        del executor
+        gc.collect()
+        mx.nd.waitall()
+
+
+PARTS = {"pairs": pairs, "traces": traces, "steady": steady, "dynamic": dynamic, "recording": recording}
 
 
 def main():

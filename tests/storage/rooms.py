@@ -39,3 +39,10 @@ class Room:
 def address(allocation):
     """Where it begins."""
     return allocation.raw.__array_interface__["data"][0]
+
+
+def layout(pool):
+    """Per chunk, the (offset, bytes, free) of its blocks in the order of addresses; what is no chunk is left out."""
+    chunks = {id(chunk.raw) for chunk in pool._chunks.values()}
+    found = [segment for segment in pool.segments() if id(segment.raw) in chunks]
+    return [[(at, nbytes, held is None) for at, nbytes, held in segment.parts] for segment in found]

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from tests.storage.rooms import Room
+from tests.storage.rooms import Room, layout
 from weftplan.storage import AutoGrowth, NaiveBestFit
 
 CHUNK = 1 << 16
@@ -130,7 +130,7 @@ class ChunkMachine(RuleBasedStateMachine):
     @invariant()
     def same_blocks(self):
         """Every chunk is cut at the same places."""
-        assert self.pool.blocks() == self.model.shape
+        assert layout(self.pool) == self.model.shape
         now = self.pool.statistics()
         assert now.reserved_bytes == sum(self.room.taken) == self.model.reserved
         assert now.live == len(self.contents)

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from tests.storage.rooms import MIB, Room, address
+from tests.storage.rooms import MIB, Room, address, layout
 from weftplan.errors import ConfigError, OutOfMemoryError
 from weftplan.storage import AutoGrowth, NaiveBestFit
 from weftplan.storage.naive_best_fit import HEADER
@@ -140,7 +140,7 @@ def test_naive_best_fit_takes_the_low_end_and_merges():
     """
     pool = NaiveBestFit(Room(), first=MIB)
     a, b, c = (pool.allocate(n) for n in (1000, 2000, 3000))
-    assert pool.blocks() == [[(0, 1024, False), (1024, 2048, False), (3072, 3008, False), (6080, MIB - 6080, True)]]
+    assert layout(pool) == [[(0, 1024, False), (1024, 2048, False), (3072, 3008, False), (6080, MIB - 6080, True)]]
     base = address(a)
     pool.free(b)
     pool.statistics()
@@ -148,9 +148,9 @@ def test_naive_best_fit_takes_the_low_end_and_merges():
     assert address(b) == base + 1024, "the hole fits better than the rest of the chunk"
     pool.free(b)
     pool.free(a)
-    assert pool.blocks()[0][0] == (0, 3072, True)
+    assert layout(pool)[0][0] == (0, 3072, True)
     pool.free(c)
-    assert pool.blocks() == [[(0, MIB, True)]]
+    assert layout(pool) == [[(0, MIB, True)]]
 
 
 def test_worked_places_of_auto_growth():
@@ -185,7 +185,7 @@ def test_auto_growth_keeps_slivers():
     block = pool.allocate(1024)
     pool.free(block)
     pool.allocate(768)
-    assert pool.blocks() == [[(0, 256, True), (256, 768, False)]]
+    assert layout(pool) == [[(0, 256, True), (256, 768, False)]]
 
 
 def test_the_oldest_place_wins_among_equal_blocks():

@@ -1,8 +1,10 @@
-"""Pictures and tables for people: of memory plans and of networks."""
+"""Pictures and tables for people: of memory plans, of memory as it is, and of networks."""
 
 from __future__ import annotations
 
 from weftplan.planner.hooks import set_reports
-from weftplan.report import plan_html, plan_picture
+from weftplan.report import memory_html, plan_html, plan_picture
+from weftplan.storage.snapshot import set_page
 
 set_reports(html=plan_html.plan_html, plot=plan_picture.plot_plan)
+set_page(memory_html.memory_html)

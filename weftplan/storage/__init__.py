@@ -9,7 +9,9 @@ from weftplan.storage.guard import GuardResource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.naive_best_fit import NaiveBestFit
 from weftplan.storage.raw import RawResource
+from weftplan.storage.recording import record, stop_recording
 from weftplan.storage.registry import check_guards, empty_cache, get, in_use, memory_summary, reset_peaks, using
+from weftplan.storage.snapshot import Snapshot, snapshot
 
 set_pools(empty_cache)
 set_source(get)
@@ -25,6 +27,7 @@ __all__ = [
     "RawResource",
     "Resource",
     "RoundPool",
+    "Snapshot",
     "Statistics",
     "StatisticsResource",
     "check_guards",
@@ -32,6 +35,9 @@ __all__ = [
     "get",
     "in_use",
     "memory_summary",
+    "record",
     "reset_peaks",
+    "snapshot",
+    "stop_recording",
     "using",
 ]

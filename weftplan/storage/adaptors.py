@@ -15,7 +15,7 @@ from weftplan import device
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import relief
-from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, wrong_free
+from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
 
 
@@ -40,6 +40,9 @@ class Adaptor(Resource):
 
     def empty_cache(self) -> int:
         return self.upstream.empty_cache()
+
+    def segments(self) -> list[Segment]:
+        return self.upstream.segments()
 
     def holders(self) -> list[Allocation]:
         return self.upstream.holders()

@@ -85,6 +85,16 @@ class Allocation:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A block of the system, and how it is cut: every byte of it is in one of ``parts``."""
+
+    raw: Any
+    """The block."""
+    parts: tuple[tuple[int, int, Allocation | None], ...]
+    """(offset, bytes, what is there) in the order of offsets; None: nothing is."""
+
+
 class Resource(ABC):
     """The interface of a source of memory on one context."""
 
@@ -122,6 +132,10 @@ class Resource(ABC):
     @abstractmethod
     def empty_cache(self) -> int:
         """Give unused blocks back to the system; returns how many bytes."""
+
+    @abstractmethod
+    def segments(self) -> list[Segment]:
+        """The blocks that the resource holds from the system, and what lies in them, in no particular order."""
 
     @abstractmethod
     def holders(self) -> list[Allocation]:

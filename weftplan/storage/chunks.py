@@ -11,9 +11,11 @@ it alone, and not on where the system puts things. Everything here happens under
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from typing import Any
 
 from weftplan.device.base import Device
+from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
 
 _ORDER_SHIFT = 64
@@ -71,7 +73,7 @@ class ChunkPool(Ledger):
     def _grow(self, nbytes: int) -> Block:
         """A new chunk as one block, neither free nor handed out; raises OutOfMemoryError."""
         raw = self.device.allocate(nbytes)
-        self._reserve(nbytes)
+        self._reserve(raw)
         chunk = Chunk(raw, nbytes, self._made)
         self._made += 1
         self._chunks[chunk.number] = chunk
@@ -84,8 +86,8 @@ class ChunkPool(Ledger):
             if not self._remove(chunk.first):
                 continue
             del self._chunks[chunk.number]
+            self._unreserve(chunk.raw)
             self.device.free(chunk.raw)
-            self._unreserve(chunk.nbytes)
             freed += chunk.nbytes
         return freed
 
@@ -144,32 +146,30 @@ class ChunkPool(Ledger):
     def _direct(self, nbytes: int, size: int) -> tuple[Any, Any, int]:
         """Memory of the device itself, past all chunks."""
         raw = self.device.allocate(size)
-        self._reserve(size)
+        self._reserve(raw)
         return raw, raw[:nbytes] if size != nbytes else raw, size
 
     def _give(self, block: Any, size: int) -> None:
         if block.__class__ is Block:
             self._merge(block)
             return
+        self._unreserve(block)
         self.device.free(block)
-        self._unreserve(size)
 
     def _largest_cached(self) -> int:
         return self._free[-1][0] if self._free else 0
 
-    def blocks(self) -> list[list[tuple[int, int, bool]]]:
-        """Per chunk, the (offset, bytes, free) of its blocks in order of address: for reports, pictures and tests."""
-        with self._lock:
-            self._drain()
-            found = []
-            for chunk in self._chunks.values():
-                row = []
-                block: Block | None = chunk.first
-                while block is not None:
-                    row.append((block.offset, block.size, block.free))
-                    block = block.right
-                found.append(row)
-            return found
+    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+        direct = [held for held in live.values() if held.block.__class__ is not Block]
+        found = [Segment(held.block, ((0, held.size, held),)) for held in direct]
+        for chunk in self._chunks.values():
+            parts: list[tuple[int, int, Allocation | None]] = []
+            block: Block | None = chunk.first
+            while block is not None:
+                parts.append((block.offset, block.size, live.get(id(block))))
+                block = block.right
+            found.append(Segment(chunk.raw, tuple(parts)))
+        return found
 
 
 def up(nbytes: int, unit: int) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from itertools import count
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -19,8 +20,11 @@ from weftplan.device.base import Device
 from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import relief
-from weftplan.storage.base import Allocation, Resource, Statistics, checked_size, wrong_free
+from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
+
+if TYPE_CHECKING:
+    from weftplan.storage.recording import Recorder
 
 _MOST_SHELVES, _MOST_ON_A_SHELF = 4096, 64
 _by_order = itemgetter(0)
@@ -48,6 +52,8 @@ class Ledger(Resource):
     whoever takes it from there stands in for whoever put it there. For that reason no peak can be missed either.
     """
 
+    recorder: ClassVar[Recorder | None] = None
+    """Told of everything that any pool does; None: nobody records."""
     _shelved = 1 << 20
     """Requests of more bytes never lie on a shelf; 0: none does."""
 
@@ -81,6 +87,17 @@ class Ledger(Resource):
     def _give(self, block: Any, size: int) -> None:
         """Take a block back."""
 
+    def segments(self) -> list[Segment]:
+        if self._lock.owned():  # in the middle of a change
+            return []
+        with self._lock:
+            self._drain()
+            return self._segments({id(held.block): held for held in self.holders() if held.nbytes})
+
+    @abstractmethod
+    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+        """As ``segments``, under the lock; ``live`` are the allocations by the id of their block."""
+
     def _largest_cached(self) -> int:
         """Bytes of the largest block in the cache."""
         return 0
@@ -97,6 +114,8 @@ class Ledger(Resource):
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
                     self._shelf_hits()
+                    if self.recorder is not None:
+                        self.recorder.allocated(allocation)
                     return allocation
         return self._allocate(nbytes, name)
 
@@ -118,6 +137,8 @@ class Ledger(Resource):
                     cause = error
             with self._lock:
                 self._failures += 1
+                if self.recorder is not None:
+                    self.recorder.refused(self.context, nbytes, self.device.memory_info()[0], name)
                 raise OutOfMemoryError(self._report(nbytes, cause)) from cause
         finally:
             del cause  # by its traceback it keeps this frame, and those that called, with all that they have
@@ -137,6 +158,8 @@ class Ledger(Resource):
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
             self._live[id(allocation)] = allocation
             self._count(nbytes, size)
+            if self.recorder is not None:
+                self.recorder.allocated(allocation)
             return allocation
 
     def _room(self) -> int:
@@ -166,6 +189,8 @@ class Ledger(Resource):
         allocation = Allocation(raw, nbytes, self.context, name, block, size)
         self._live[id(allocation)] = allocation
         self._aside.append(allocation)
+        if self.recorder is not None:
+            self.recorder.allocated(allocation)
         return allocation
 
     def _size(self, nbytes: int) -> int:
@@ -191,6 +216,8 @@ class Ledger(Resource):
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
         raw, allocation.raw = allocation.raw, None
+        if self.recorder is not None:
+            self.recorder.freed(allocation, raw)
         nbytes = allocation.nbytes
         shelf = self._shelves.get(nbytes)
         if shelf is None or len(shelf) >= _MOST_ON_A_SHELF:
@@ -224,7 +251,7 @@ class Ledger(Resource):
                 allocation = self._aside.popleft()
                 self._count(allocation.nbytes, allocation.size)
                 if allocation.size:
-                    self._reserve(allocation.size)
+                    self._reserve(allocation.block)
             entries = self._freed()
             if not entries:
                 break
@@ -261,17 +288,21 @@ class Ledger(Resource):
         entries.sort(key=_by_order, reverse=True)
         return entries
 
-    def _reserve(self, nbytes: int) -> None:
+    def _reserve(self, raw: Any) -> None:
         """Count a block that came from the system."""
         self._system_allocations += 1
-        total = self._reserved = self._reserved + nbytes
+        total = self._reserved = self._reserved + int(raw.nbytes)
         if total > self._peak_reserved:
             self._peak_reserved = total
+        if self.recorder is not None:
+            self.recorder.grown(self.context, raw)
 
-    def _unreserve(self, nbytes: int) -> None:
-        """Count a block that went back to the system."""
+    def _unreserve(self, raw: Any) -> None:
+        """Count a block that is about to go back to the system."""
         self._system_frees += 1
-        self._reserved -= nbytes
+        self._reserved -= int(raw.nbytes)
+        if self.recorder is not None:
+            self.recorder.shrunk(self.context, raw)
 
     def _empty(self) -> Any:
         """The zero bytes of every empty allocation."""

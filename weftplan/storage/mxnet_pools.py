@@ -12,10 +12,12 @@ its blocks in the cache, and what a phase of a program has left behind goes when
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
+from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
 
 _WINDOW = 1024
@@ -76,7 +78,7 @@ class _Pool(Ledger):
             if not self._release_all():
                 raise
             raw = self.device.allocate(size)
-        self._reserve(size)
+        self._reserve(raw)
         return raw, raw[:nbytes], size
 
     def _note_peak(self, size: int) -> None:
@@ -102,8 +104,9 @@ class _Pool(Ledger):
         while freed < nbytes and self._free:
             size, stack = next(iter(self._free.items()))
             while stack and freed < nbytes:
-                self.device.free(stack.pop())
-                self._unreserve(size)
+                raw = stack.pop()
+                self._unreserve(raw)
+                self.device.free(raw)
                 freed += size
             if not stack:
                 del self._free[size]
@@ -111,6 +114,10 @@ class _Pool(Ledger):
 
     def _release_all(self) -> int:
         return self._release(self._reserved)
+
+    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+        found = [Segment(held.block, ((0, held.size, held),)) for held in live.values()]
+        return found + [Segment(raw, ((0, size, None),)) for size, stack in self._free.items() for raw in stack]
 
     def _largest_cached(self) -> int:
         return max(self._free, default=0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
 
 
@@ -18,9 +20,12 @@ class RawResource(Ledger):
 
     def _take(self, nbytes: int) -> tuple[Any, Any, int]:
         raw = self.device.allocate(nbytes)
-        self._reserve(nbytes)
+        self._reserve(raw)
         return raw, raw, nbytes
 
     def _give(self, block: Any, size: int) -> None:
+        self._unreserve(block)
         self.device.free(block)
-        self._unreserve(size)
+
+    def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
+        return [Segment(held.block, ((0, held.size, held),)) for held in live.values()]

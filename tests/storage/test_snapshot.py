@@ -1,0 +1,166 @@
+"""Recording what pools do, and the snapshot: the form that PyTorch's memory viewer reads, and our own page."""
+
+import gc
+import json
+import pickle
+import re
+
+import pytest
+
+import weftplan as mx
+from tests.storage.rooms import MIB, Room
+from weftplan import device, storage
+from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.report.memory_html import timeline
+from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource, RoundPool
+from weftplan.storage.recording import address_of, recorded
+
+MAKERS = {
+    "raw": RawResource,
+    "naive": NaivePool,
+    "round": RoundPool,
+    "growth": lambda place: AutoGrowth(place, chunk=MIB),
+    "best fit": lambda place: NaiveBestFit(place, first=MIB),
+    "poison": lambda place: PoisonResource(AutoGrowth(place)),
+}
+
+
+@pytest.fixture
+def recording():
+    """What pools do is recorded, and no longer when the test is over."""
+    storage.record()
+    yield
+    storage.stop_recording()
+
+
+def check_viewer(found):
+    """What PyTorch's ``_memory_viz`` relies on, written down from its reader: raises AssertionError."""
+    for segment in found["segments"]:
+        at = segment["address"]
+        for block in segment["blocks"]:
+            assert block["address"] == at, "blocks lie side by side"
+            assert block["state"] in ("active_allocated", "inactive")
+            assert 0 <= block["requested_size"] <= block["size"]
+            assert all(set(frame) == {"name", "filename", "line"} for frame in block["frames"])
+            at += block["size"]
+        assert at == segment["address"] + segment["total_size"], "blocks fill their segment"
+        active = sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")
+        assert segment["allocated_size"] == active
+        assert segment["stream"] == 0
+        assert 0 <= segment["device"] < len(found["device_traces"])
+    for entries in found["device_traces"]:
+        live, asked = {}, set()
+        for entry in entries:
+            where = entry["addr"]
+            if entry["action"] == "alloc":
+                assert where not in live, "an address is handed out once"
+                live[where] = entry["size"]
+            elif entry["action"] == "free_requested":
+                asked.add(where)
+                assert live.pop(where, entry["size"]) == entry["size"]
+            elif entry["action"] == "free_completed":
+                asked.remove(where)
+            elif entry["action"] == "oom":
+                assert entry["device_free"] >= 0
+            else:
+                assert entry["action"] in ("segment_alloc", "segment_free")
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
+    """Blocks fill the segments, live ones have their names and sizes, events repeat what was done; the file is a pickle
+    of just that."""
+    ctx = mx.cpu(40)
+    with storage.using(MAKERS[maker](Room(context=ctx))) as pool:
+        held = [pool.allocate(n, name=f"array at train.py:{n}") for n in (1000, 5000, 300_000, 0, 2_000_000)]
+        pool.free(held.pop(1))
+        pool.free(pool.allocate(5000))
+        found = storage.snapshot()
+        now = pool.statistics()
+        at = found.contexts.index(ctx)
+        shape = found.as_dict()
+        check_viewer(shape)
+        mine = [segment for segment in shape["segments"] if segment["device"] == at]
+        assert sum(segment["total_size"] for segment in mine) == now.reserved_bytes
+        assert sum(segment["allocated_size"] for segment in mine) == now.allocated_bytes
+        assert sum(segment["requested_size"] for segment in mine) == now.requested_bytes
+        lines = {frame["line"] for segment in mine for block in segment["blocks"] for frame in block["frames"]}
+        assert lines == {1000, 300_000, 2_000_000}
+        starts = {address_of(allocation.raw) for allocation in held if allocation.nbytes}
+        assert starts <= {block["address"] for segment in mine for block in segment["blocks"]}
+        actions = [entry["action"] for entry in shape["device_traces"][at]]
+        assert actions.count("alloc") == 5
+        assert actions.count("free_requested") == actions.count("free_completed") == 2
+        path = tmp_path / "memory.pickle"
+        found.save(path)
+        assert pickle.loads(path.read_bytes()) == shape
+        for allocation in held:
+            pool.free(allocation)
+
+
+def test_the_check_of_the_viewer_refuses_a_gap():
+    """A segment whose blocks leave bytes out is told by the checker of these tests."""
+    block = {"address": 0, "size": 10, "requested_size": 10, "state": "inactive", "frames": []}
+    segment = {"address": 0, "total_size": 20, "allocated_size": 0, "blocks": [block], "stream": 0, "device": 0}
+    with pytest.raises(AssertionError, match="fill"):
+        check_viewer({"segments": [segment], "device_traces": [[]]})
+
+
+def test_a_refusal_is_in_the_record(recording):
+    """A request that fails is an event of its own, with what was asked and what the device had."""
+    ctx = mx.cpu(41)
+    with storage.using(NaivePool(Room(MIB, context=ctx))) as pool:
+        with pytest.raises(OutOfMemoryError):
+            pool.allocate(MIB + 1)
+        entry = next(event for event in recorded() if event.context == ctx)
+        assert (entry.action, entry.nbytes, entry.address) == ("oom", MIB + 1, MIB)
+        check_viewer(storage.snapshot().as_dict())
+
+
+def test_nothing_is_recorded_before_and_after(recording):
+    """Recording begins with its call and ends with the other one, the ring forgets what is oldest, and a bad size is
+    refused."""
+    pool = NaivePool(device.get(mx.cpu(42)))
+    pool.free(pool.allocate(100))
+    assert [event.action for event in recorded()] == ["segment_alloc", "alloc", "free"]
+    storage.record(events=2)
+    for _ in range(5):
+        pool.free(pool.allocate(100))
+    assert [event.action for event in recorded()] == ["alloc", "free"]
+    storage.stop_recording()
+    pool.free(pool.allocate(100))
+    assert recorded() == []
+    for wrong in (0, -1, 1.5, True, "many"):
+        with pytest.raises(MXNetError, match="integer >= 1, got"):
+            storage.record(events=wrong)
+
+
+def test_bytes_over_time_end_with_the_figures_of_now(recording):
+    """The line of the page is found backwards from the statistics, so that it is right though the start is missing."""
+    pool = AutoGrowth(Room())
+    before = pool.allocate(640)
+    storage.record()
+    held = pool.allocate(6400)
+    pool.free(before)
+    now = pool.statistics()
+    points = timeline(recorded(), now.allocated_bytes, now.reserved_bytes)
+    assert [point[1:] for point in points] == [[640, 7040], [7040, 7040], [6400, 7040]]
+    pool.free(held)
+
+
+def test_the_page_is_whole_and_names_who_asked(recording, tmp_path):
+    """One file without addresses of others, whose data are the snapshot's; arrays have their function and line."""
+    ctx = mx.cpu(43)
+    with storage.using(NaivePool(device.get(ctx))):
+        x = mx.nd.zeros((100, 100), ctx=ctx)
+        x.wait_to_read()
+        text = storage.snapshot().to_html(tmp_path / "memory.html")
+        assert (tmp_path / "memory.html").read_text() == text
+        assert not re.search(r"https?://|src=|@DATA@|@SETTINGS@", text)
+        data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S)[1])
+        mine = next(one for one in data["devices"] if one["name"] == "cpu(43)")
+        assert any("zeros at" in name and "test_snapshot.py" in name for name, _, _ in mine["holders"])
+        assert mine["timeline"]
+        del x
+        gc.collect()
+        mx.nd.waitall()

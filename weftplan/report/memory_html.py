@@ -1,0 +1,86 @@
+"""A memory snapshot as one self-contained HTML page: bytes over time, blocks of the system, the largest holders."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from importlib import resources
+from typing import Any
+
+from weftplan.device.context import Context
+from weftplan.storage import Snapshot, Statistics
+from weftplan.storage.base import Segment
+from weftplan.storage.recording import Event
+from weftplan.storage.report import by_origin
+
+MOST_SEGMENTS, MOST_HOLDERS, MOST_POINTS = 60, 200, 20_000
+
+
+def memory_html(snapshot: Snapshot) -> str:
+    """The page as text. It loads nothing from anywhere and needs no network."""
+    data = {
+        "devices": [
+            _device(context, statistics, segments, [event for event in snapshot.events if event.context == context])
+            for context, statistics, segments in zip(
+                snapshot.contexts, snapshot.statistics, snapshot.segments, strict=True
+            )
+        ]
+    }
+    parts = {
+        "@SETTINGS@": html.escape(snapshot.settings),
+        # "</" would end the script element that holds the data.
+        "@DATA@": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    }
+    page = resources.files("weftplan.report").joinpath("memory_page.html").read_text(encoding="utf-8")
+    # In one pass: a name that looks like a placeholder stays as it is.
+    return re.sub("|".join(parts), lambda found: parts[found.group()], page)
+
+
+def _device(
+    context: Context, statistics: Statistics, segments: tuple[Segment, ...], events: list[Event]
+) -> dict[str, Any]:
+    """What the page's script reads of one device."""
+    held = [part[2] for segment in segments for part in segment.parts if part[2] is not None]
+    origins = sorted(by_origin(held).items(), key=lambda item: -item[1][0])
+    return {
+        "name": str(context),
+        "facts": [
+            ["asked for", statistics.requested_bytes],
+            ["in use, rounded", statistics.allocated_bytes],
+            ["from the system", statistics.reserved_bytes],
+            ["most ever asked for", statistics.peak_requested_bytes],
+            ["most ever from the system", statistics.peak_reserved_bytes],
+            ["refused requests", statistics.failures],
+        ],
+        "holders": [[origin, nbytes, count] for origin, (nbytes, count) in origins[:MOST_HOLDERS]],
+        "segments": [
+            {
+                "nbytes": int(segment.raw.nbytes),
+                "parts": [
+                    [at, nbytes, None if held is None else str(held.name or "unnamed")]
+                    for at, nbytes, held in segment.parts
+                ],
+            }
+            for segment in sorted(segments, key=lambda segment: -int(segment.raw.nbytes))[:MOST_SEGMENTS]
+        ],
+        "timeline": timeline(events, statistics.allocated_bytes, statistics.reserved_bytes)[-MOST_POINTS:],
+        "refused": [[event.time_ns // 1000, event.nbytes] for event in events if event.action == "oom"],
+    }
+
+
+def timeline(events: list[Event], allocated: int, reserved: int) -> list[list[int]]:
+    """(µs, bytes in use, bytes from the system) after each event, found backwards from what the last one has left."""
+    found = []
+    for event in reversed(events):
+        found.append([event.time_ns // 1000, allocated, reserved])
+        if event.action == "alloc":
+            allocated -= event.nbytes
+        elif event.action == "free":
+            allocated += event.nbytes
+        elif event.action == "segment_alloc":
+            reserved -= event.nbytes
+        elif event.action == "segment_free":
+            reserved += event.nbytes
+    found.reverse()
+    return found

@@ -1,0 +1,98 @@
+"""A record of what pools do: the last allocations, frees, blocks from and to the system, and refusals, in a ring.
+
+While nobody records, a pool looks at one attribute for each allocation and free. :func:`record` turns recording on for
+all pools of the process; :mod:`weftplan.storage.snapshot` makes files and pages of it. Events are appended under
+whatever lock a pool holds, and by finalizers: appending to a deque is atomic, and nothing here waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from weftplan.device.context import Context
+from weftplan.errors import MXNetError
+from weftplan.storage.base import Allocation
+from weftplan.storage.ledger import Ledger
+
+
+class Event(NamedTuple):
+    """One thing that happened. ``action`` is ``alloc``, ``free``, ``segment_alloc``, ``segment_free`` or ``oom``."""
+
+    action: str
+    time_ns: int
+    context: Context
+    address: int
+    """Of the first byte; of ``oom`` how many bytes the device had free."""
+    nbytes: int
+    """Occupied, after rounding; of ``oom`` requested."""
+    name: object
+
+
+class Recorder:
+    """What pools call while they are recorded.
+
+    Args:
+        most: events to keep; older ones are forgotten.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.events: deque[Event] = deque(maxlen=most)
+
+    def allocated(self, allocation: Allocation) -> None:
+        """An allocation was handed out."""
+        if allocation.nbytes:
+            where = address_of(allocation.raw)
+            self._add("alloc", allocation.context, where, allocation.size, allocation.name)
+
+    def freed(self, allocation: Allocation, raw: Any) -> None:
+        """An allocation, whose memory was ``raw``, came back."""
+        if allocation.nbytes:
+            self._add("free", allocation.context, address_of(raw), allocation.size, allocation.name)
+
+    def grown(self, context: Context, raw: Any) -> None:
+        """A pool took a block from the system."""
+        self._add("segment_alloc", context, address_of(raw), int(raw.nbytes), None)
+
+    def shrunk(self, context: Context, raw: Any) -> None:
+        """A pool gave a block back to the system."""
+        self._add("segment_free", context, address_of(raw), int(raw.nbytes), None)
+
+    def refused(self, context: Context, nbytes: int, free: int, name: object) -> None:
+        """A request failed."""
+        self._add("oom", context, free, nbytes, name)
+
+    def _add(self, action: str, context: Context, address: int, nbytes: int, name: object) -> None:
+        self.events.append(Event(action, time.time_ns(), context, address, nbytes, name))
+
+
+def address_of(raw: Any) -> int:
+    """The address of a flat array of NumPy or CuPy."""
+    described = getattr(raw, "__array_interface__", None) or raw.__cuda_array_interface__
+    return int(described["data"][0])
+
+
+def record(*, events: int = 100_000) -> None:
+    """Record what all pools do from now on; what was recorded before is forgotten.
+
+    Args:
+        events: most to keep, about 200 bytes each; older ones are forgotten.
+
+    Raises:
+        MXNetError: ``events`` is not an integer from 1.
+    """
+    if isinstance(events, bool) or not isinstance(events, int) or events < 1:
+        raise MXNetError(f"storage.record: the number of events must be an integer >= 1, got {events!r}")
+    Ledger.recorder = Recorder(events)
+
+
+def stop_recording() -> None:
+    """Record no more, and forget what was recorded."""
+    Ledger.recorder = None
+
+
+def recorded() -> list[Event]:
+    """The events so far, oldest first; none where nobody records."""
+    recorder = Ledger.recorder
+    return [] if recorder is None else list(recorder.events)
