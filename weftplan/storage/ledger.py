@@ -12,19 +12,16 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import count
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from weftplan.device.base import Device
 from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
-from weftplan.storage import relief
+from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
-
-if TYPE_CHECKING:
-    from weftplan.storage.recording import Recorder
 
 _MOST_SHELVES, _MOST_ON_A_SHELF = 4096, 64
 _by_order = itemgetter(0)
@@ -52,8 +49,6 @@ class Ledger(Resource):
     whoever takes it from there stands in for whoever put it there. For that reason no peak can be missed either.
     """
 
-    recorder: ClassVar[Recorder | None] = None
-    """Told of everything that any pool does; None: nobody records."""
     _shelved = 1 << 20
     """Requests of more bytes never lie on a shelf; 0: none does."""
 
@@ -114,8 +109,8 @@ class Ledger(Resource):
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
                     self._shelf_hits()
-                    if self.recorder is not None:
-                        self.recorder.allocated(allocation)
+                    if recording.recorder is not None:
+                        recording.recorder.allocated(allocation)
                     return allocation
         return self._allocate(nbytes, name)
 
@@ -137,8 +132,8 @@ class Ledger(Resource):
                     cause = error
             with self._lock:
                 self._failures += 1
-                if self.recorder is not None:
-                    self.recorder.refused(self.context, nbytes, self.device.memory_info()[0], name)
+                if recording.recorder is not None:
+                    recording.recorder.refused(self.context, nbytes, self.device.memory_info()[0], name)
                 raise OutOfMemoryError(self._report(nbytes, cause)) from cause
         finally:
             del cause  # by its traceback it keeps this frame, and those that called, with all that they have
@@ -158,8 +153,8 @@ class Ledger(Resource):
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
             self._live[id(allocation)] = allocation
             self._count(nbytes, size)
-            if self.recorder is not None:
-                self.recorder.allocated(allocation)
+            if recording.recorder is not None:
+                recording.recorder.allocated(allocation)
             return allocation
 
     def _room(self) -> int:
@@ -189,8 +184,8 @@ class Ledger(Resource):
         allocation = Allocation(raw, nbytes, self.context, name, block, size)
         self._live[id(allocation)] = allocation
         self._aside.append(allocation)
-        if self.recorder is not None:
-            self.recorder.allocated(allocation)
+        if recording.recorder is not None:
+            recording.recorder.allocated(allocation)
         return allocation
 
     def _size(self, nbytes: int) -> int:
@@ -216,8 +211,8 @@ class Ledger(Resource):
         if self._live.pop(id(allocation), None) is None:
             raise wrong_free(allocation, self)
         raw, allocation.raw = allocation.raw, None
-        if self.recorder is not None:
-            self.recorder.freed(allocation, raw)
+        if recording.recorder is not None:
+            recording.recorder.freed(allocation, raw)
         nbytes = allocation.nbytes
         shelf = self._shelves.get(nbytes)
         if shelf is None or len(shelf) >= _MOST_ON_A_SHELF:
@@ -294,15 +289,15 @@ class Ledger(Resource):
         total = self._reserved = self._reserved + int(raw.nbytes)
         if total > self._peak_reserved:
             self._peak_reserved = total
-        if self.recorder is not None:
-            self.recorder.grown(self.context, raw)
+        if recording.recorder is not None:
+            recording.recorder.grown(self.context, raw)
 
     def _unreserve(self, raw: Any) -> None:
         """Count a block that is about to go back to the system."""
         self._system_frees += 1
         self._reserved -= int(raw.nbytes)
-        if self.recorder is not None:
-            self.recorder.shrunk(self.context, raw)
+        if recording.recorder is not None:
+            recording.recorder.shrunk(self.context, raw)
 
     def _empty(self) -> Any:
         """The zero bytes of every empty allocation."""

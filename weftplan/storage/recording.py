@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError
 from weftplan.storage.base import Allocation
-from weftplan.storage.ledger import Ledger
 
 
 class Event(NamedTuple):
@@ -67,6 +66,10 @@ class Recorder:
         self.events.append(Event(action, time.time_ns(), context, address, nbytes, name))
 
 
+recorder: Recorder | None = None
+"""Told of everything that any pool does; None: nobody records. Look it up each time."""
+
+
 def address_of(raw: Any) -> int:
     """The address of a flat array of NumPy or CuPy."""
     described = getattr(raw, "__array_interface__", None) or raw.__cuda_array_interface__
@@ -84,15 +87,17 @@ def record(*, events: int = 100_000) -> None:
     """
     if isinstance(events, bool) or not isinstance(events, int) or events < 1:
         raise MXNetError(f"storage.record: the number of events must be an integer >= 1, got {events!r}")
-    Ledger.recorder = Recorder(events)
+    global recorder
+    recorder = Recorder(events)
 
 
 def stop_recording() -> None:
     """Record no more, and forget what was recorded."""
-    Ledger.recorder = None
+    global recorder
+    recorder = None
 
 
 def recorded() -> list[Event]:
     """The events so far, oldest first; none where nobody records."""
-    recorder = Ledger.recorder
-    return [] if recorder is None else list(recorder.events)
+    current = recorder
+    return [] if current is None else list(current.events)
