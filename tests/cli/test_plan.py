@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import weftplan as mx
 from weftplan import models
 from weftplan.cli import main
-from weftplan.cli.batch import largest_batch
 from weftplan.errors import BudgetError
 from weftplan.planner import MemoryPlan, validate
+from weftplan.planner.batch import largest_batch
 
 
 def plan(*args: object) -> Result:
@@ -31,9 +32,15 @@ def figures(*args: object) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for what to compute again asks for few prices; its results are still plans that fit."""
+    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
+
+
 def test_a_built_in_network_has_usual_shapes() -> None:
     """The figures of the command are those of the call."""
-    found = figures("lenet", "--batch", 64, "--train", "--input-grads")
+    found = figures("lenet", "--batch", 64)
     expected = models.get("lenet").plan(models.input_shapes("lenet", 64))
     assert found["peak"] == expected.peak
     assert found["lower_bound"] == expected.lower_bound
@@ -44,10 +51,10 @@ def test_a_built_in_network_has_usual_shapes() -> None:
 
 def test_parameters_only_by_default() -> None:
     """Training with Module has no gradients of data and labels."""
-    found, every = (figures("mlp", "--train", *more) for more in ((), ("--input-grads",)))
+    found, every = (figures("mlp", *more) for more in ((), ("--input-grads",)))
     inputs = 4 * (32 * 784 + 32)
     assert every["external"]["gradients"] - found["external"]["gradients"] == inputs
-    assert figures("mlp")["external"]["gradients"] == 0
+    assert figures("mlp", "--inference")["external"]["gradients"] == 0
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -56,8 +63,8 @@ def test_a_symbol_file(tmp_path: Path, packed: bool) -> None:
     text = models.get("lenet").tojson()
     path = tmp_path / ("net-symbol.json.gz" if packed else "net-symbol.json")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    found = figures(path, "--shape", "data=32,1,28,28", "--train")
-    built_in = figures("lenet", "--train")
+    found = figures(path, "--shape", "data=32,1,28,28")
+    built_in = figures("lenet")
     assert {k: v for k, v in found.items() if k != "model"} == {k: v for k, v in built_in.items() if k != "model"}
 
 
@@ -71,35 +78,41 @@ def test_a_damaged_symbol_file_is_named(tmp_path: Path) -> None:
 
 
 def test_text_for_people() -> None:
-    """Peak, what fills it, and what is left out; numbers are not cut where the output is narrow."""
-    result = plan("lenet", "--train", "--optimizer", "adam")
+    """Peak, what fills it, and what is left out; the first line answers."""
+    result = plan("lenet", "--optimizer", "adam")
     assert result.exit_code == 0
-    found = figures("lenet", "--train", "--optimizer", "adam")
+    found = figures("lenet", "--optimizer", "adam")
     assert f"{found['peak']:,}" in result.stdout
     assert f"{found['external']['optimizer_states']:,}" in result.stdout
     for item in found["alive_at_peak"][:5]:
         assert f"{item['nbytes']:,}" in result.stdout
         assert item["name"] in result.stdout
     assert "CUDA context" in result.stdout
+    first = result.stdout.splitlines()[0]
+    assert first.startswith("training lenet, batch 32, float32: ")
+    assert f"{found['total'] / 2**20:.2f} MiB in all (activations " in first
+    assert "not counted" not in first
+    assert "optimizer not counted: --optimizer adam)" in plan("lenet").stdout.splitlines()[0]
 
 
 def test_a_budget_that_cannot_be_met_exits_with_1_and_names_one_that_works() -> None:
     """The number in the message works; one byte less does not."""
-    refused = plan("lenet", "--train", "--budget", "1MB")
+    refused = plan("lenet", "--budget", "1MB")
     assert refused.exit_code == 1
     smallest = int(re.search(r"smallest budget found that works is (\d+)", refused.output).group(1))  # type: ignore[union-attr]
-    assert figures("lenet", "--train", "--budget", smallest)["total"] <= smallest
-    assert plan("lenet", "--train", "--budget", smallest - 1).exit_code == 1
+    assert figures("lenet", "--budget", smallest)["total"] <= smallest
+    assert plan("lenet", "--budget", smallest - 1).exit_code == 1
 
 
+@pytest.mark.usefixtures("quick_search")
 def test_a_budget_is_met_by_recomputation() -> None:
     """A note says what it costs; a policy that was named is kept, even where it does not fit."""
-    plain = figures("resnet", "--batch", 32, "--train")
+    plain = figures("resnet", "--batch", 32)
     budget = int(plain["total"] * 0.95)
-    found = figures("resnet", "--batch", 32, "--train", "--budget", budget)
+    found = figures("resnet", "--batch", 32, "--budget", budget)
     assert found["total"] <= budget < plain["total"]
     assert "run twice" in found["notes"][0]
-    refused = plan("resnet", "--batch", 32, "--train", "--budget", budget, "--recompute", "off")
+    refused = plan("resnet", "--batch", 32, "--budget", budget, "--recompute", "off")
     assert refused.exit_code == 1
     assert f"the smallest budget that works is {plain['total']}" in refused.output
 
@@ -108,14 +121,14 @@ def test_a_budget_is_met_by_recomputation() -> None:
 def test_the_largest_batch(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fits and the next one does not; with recomputation it is larger."""
     monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")  # the same scratch on every machine
-    arguments = ("lenet", "--train", "--recompute", recompute, "--budget", "6MB")
+    arguments = ("lenet", "--recompute", recompute, "--budget", "6MB")
     found = figures(*arguments, "--batch-max")
     batch = found["batch_max"]
     assert found["total"] <= 6_000_000
     assert plan(*arguments, "--batch", batch).exit_code == 0
     assert plan(*arguments, "--batch", batch + 1).exit_code == 1
     if recompute == "budget":
-        assert batch > figures(*arguments[:2], "--budget", "6MB", "--batch-max")["batch_max"]
+        assert batch > figures("lenet", "--budget", "6MB", "--batch-max")["batch_max"]
 
 
 def test_the_largest_batch_of_a_file(tmp_path: Path) -> None:
@@ -187,23 +200,63 @@ def test_the_search_refuses() -> None:
 
 def test_compare_lists_every_strategy_and_policy() -> None:
     """One row each; sharing needs less than none."""
-    result = plan("lenet", "--train", "--compare")
+    result = plan("lenet", "--compare")
     assert result.exit_code == 0
     peaks = {}
     for name in ("none", "match_range", "arena", "auto"):
-        row = re.search(rf"strategy {name} +([\d,]+)", result.stdout)
+        row = re.search(rf"strategy {name} +([\d.]+) ", result.stdout)
         assert row is not None
-        peaks[name] = int(row.group(1).replace(",", ""))
+        peaks[name] = float(row.group(1))
     assert peaks["auto"] == min(peaks.values()) < peaks["none"]
     for policy in ("mxnet", "echo", "sqrt", "cheap"):
         assert f"recompute {policy}" in result.stdout
-    assert "recompute" not in plan("lenet", "--compare").stdout
+    assert "budget 75% of it" in result.stdout
+    assert "recompute" not in plan("lenet", "--inference", "--compare").stdout
+    rows = figures("lenet", "--compare")["compare"]
+    assert {row["plan"]: row.get("total") for row in rows}["strategy auto"] == figures("lenet")["total"]
+    assert all("more_time" in row or "error" in row for row in rows)
+
+
+@pytest.mark.usefixtures("quick_search")
+def test_the_curve_trades_time_for_memory() -> None:
+    """From the fastest plan to the smallest: memory falls, time does not; bars are drawn for people."""
+    points = figures("resnet", "--batch", 8, "--curve")["curve"]
+    totals, times = ([point[name] for point in points] for name in ("total", "more_time"))
+    assert len(points) >= 3
+    assert totals == sorted(totals, reverse=True)
+    assert times == sorted(times)
+    assert times[0] == 0.0 < times[-1]
+    assert "████" in plan("resnet", "--batch", 8, "--curve").stdout
+
+
+@pytest.mark.usefixtures("quick_search")
+def test_devices() -> None:
+    """On a device with memory of its own results wait on the host under a budget; several add what they hold."""
+    plain = figures("resnet", "--batch", 16, "--device", "sim0")
+    assert plain["per_device"] == {"sim(0)": plain["peak"]}
+    tight = figures("resnet", "--batch", 16, "--device", "sim0", "--budget", plain["total"] * 3 // 4)
+    assert any("wait on the host" in note for note in tight["notes"])
+    two = figures("resnet", "--batch", 16, "--device", "cpu0,cpu1", "--optimizer", "adam")
+    assert {"other_devices", "kvstore", "host_copies", "optimizer_states"} <= set(two["external"])
+    assert two["total"] == two["peak"] + sum(two["external"].values())
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    expected = models.get("resnet").plan(models.input_shapes("resnet", 16), context=contexts, optimizer="adam")
+    assert two["total"] == expected.total
+
+
+def test_a_share_of_the_memory() -> None:
+    """A budget in percent is one of the device's memory."""
+    assert figures("lenet", "--device", "sim0", "--budget", "100%")["total"] <= 4 << 30
+    refused = plan("lenet", "--device", "sim0", "--budget", "0.001%")
+    assert refused.exit_code == 1
+    assert f"the budget is {int((4 << 30) * 0.00001):,} bytes" in refused.output
+    assert plan("lenet", "--budget", "120%").exit_code == 2
 
 
 def test_files(tmp_path: Path) -> None:
     """Page, picture and plan; stdout stays JSON."""
     page, picture, saved = (tmp_path / name for name in ("plan.html", "plan.svg", "plan.json"))
-    result = plan("lenet", "--train", "--html", page, "--picture", picture, "--save", saved, "--json")
+    result = plan("lenet", "--html", page, "--picture", picture, "--save", saved, "--json")
     assert result.exit_code == 0
     peak = json.loads(result.stdout)["peak"]
     assert "<!doctype html>" in page.read_text()
@@ -235,8 +288,8 @@ def test_options_reach_the_planner() -> None:
         (["mlp", "--batch-max"], 2, "--batch-max needs --budget"),
         (["mlp", "--batch-max", "--budget", "1GB", "--batch", "3"], 2, "do not give --batch"),
         (["mlp", "--recompute", "budget"], 2, "--recompute budget needs --budget"),
-        (["mlp", "--optimizer", "adam"], 2, "need --train"),
-        (["mlp", "--train", "--optimizer", "adamm"], 1, "did you mean 'adam'"),
+        (["mlp", "--inference", "--optimizer", "adam"], 2, "leave out --inference"),
+        (["mlp", "--optimizer", "adamm"], 1, "did you mean 'adam'"),
         (["mlp", "--dtype", "float17"], 1, "float17"),
         (["mlp", "--dtype", "dota=float16"], 2, "'dota' is no argument of the network; did you mean 'data'?"),
         (["mlp", "--dtype", "zzz=float16"], 2, "it has: data, fc1_weight"),
@@ -303,9 +356,10 @@ def test_bad_files(damage: str, tmp_path: Path) -> None:
 def test_kernels_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--kernels` says which kernel computes the nodes that have several, and why; so do the figures as JSON."""
     monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")
-    result = plan("lenet", "--train", "--kernels")
+    result = plan("lenet", "--kernels")
     assert result.exit_code == 0, result.output
-    rows = [line for line in result.output.splitlines() if line.startswith("│") and "Convolution" in line]
+    table = result.output.partition("kernels (nodes")[2]
+    rows = [line for line in table.splitlines() if "Convolution" in line]
     assert len(rows) == 2
     assert all("numpy (chosen by the user)" in row for row in rows)
     assert set(figures("lenet")["kernels"].values()) == {"numpy (chosen by the user)"}

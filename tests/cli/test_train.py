@@ -172,3 +172,13 @@ def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
     data = mx.io.NDArrayIter(images, np.zeros(8), batch_size=4)
     module.fit(data, num_epoch=1, optimizer_params={"momentum": 0.9})
     assert module.predict(images).shape == (8, 10)
+
+
+def test_a_budget_that_cannot_be_met():
+    """The message names one that works; nothing is trained."""
+    arguments = ["train", "--network", "mlp", "--devices", "1", "--epochs", "1"]
+    refused = CliRunner().invoke(main, [*arguments, "--budget", "10KB"])
+    assert refused.exit_code == 1
+    assert "the memory budget is 10,000 bytes" in refused.output
+    smallest = int(refused.output.split("budget found that works is ")[1].split(":")[0])
+    assert train(*arguments[1:], "--budget", str(smallest))["allocated_bytes"] < smallest

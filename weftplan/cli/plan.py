@@ -3,62 +3,125 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from weftplan.cli.batch import largest_batch
+from weftplan import models
+from weftplan.cli import plan_output
+from weftplan.cli.columns import output_width, paragraph
+from weftplan.cli.devices import parse_devices
+from weftplan.cli.plan_compare import Row, compare, curve
 from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes
-from weftplan.cli.plan_output import as_json, compare_table, kernel_table, show
+from weftplan.cli.progress import Progress
+from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
 from weftplan.planner import MemoryPlan, plan
+from weftplan.planner.amounts import bytes_of
+from weftplan.planner.batch import batch_size, largest_fitting
+from weftplan.planner.estimate import parameters_only
+from weftplan.planner.explain import amount
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
-from weftplan.planner.recompute import parse_bytes
 from weftplan.training import optimizer as optimizers
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+DTYPES = ("float32", "float16", "bfloat16", "float64")
 Make = Callable[..., MemoryPlan]
 """Plans the network; keywords are those of :func:`weftplan.planner.plan`, ``batch`` changes the batch size."""
-WIDTH = 160
-"""Columns of the output when it is not a terminal."""
 
 
-def _budget(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """The budget in bytes; a malformed one is a usage error."""
-    try:
-        return None if value is None else parse_bytes(value)
-    except PlanError as error:
-        raise click.BadParameter(str(error)) from error
+def _models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Completions of MODEL: built-in networks, then files."""
+    from click.shell_completion import CompletionItem
+
+    found = [CompletionItem(name) for name in models.names() if name.startswith(incomplete)]
+    return [*found, CompletionItem(incomplete, type="file")]
+
+
+def _starting(names: Callable[[], list[str]]) -> Callable[..., list[str]]:
+    """Completions among names."""
+    return lambda context, parameter, incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+def _optimizers() -> list[str]:
+    return sorted({"momentum", *optimizers.Optimizer.opt_registry} - {"test"})
+
+
+def _contexts(context: click.Context, parameter: click.Parameter, value: str | None) -> list[Context]:
+    return [Context("cpu", 0)] if value is None else parse_devices(value)
 
 
 @click.command("plan", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model")
-@click.option("--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="Shape of an input; repeat for more.")
-@click.option("--batch", type=click.IntRange(min=1), help="Batch size, put into the shapes (built-in: 32).")
-@click.option("--train", is_flag=True, help="With the backward part.")
-@click.option("--input-grads", is_flag=True, help="Gradients of the inputs too, as simple_bind has by default.")
-@click.option("--optimizer", metavar="NAME", help="Count what this optimizer keeps: sgd, momentum, adam, …")
-@click.option("--dtype", "dtype_texts", multiple=True, metavar="[NAME=]DTYPE", help="Of one input or of all.")
-@click.option("--budget", callback=_budget, metavar="BYTES", help="Fit everything into so much: 2GB, 512MiB.")
+@click.argument("model", shell_complete=_models)
+@click.option(
+    "--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="The batch size. A built-in network has 32 unless you say otherwise."
+)
+@click.option(
+    "--train/--inference",
+    default=True,
+    help="Plan training (the default), or the forward part alone.",
+    show_default=False,
+)
+@click.option("--input-grads", is_flag=True, help="Plan gradients of the inputs too, as simple_bind does by default.")
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    shell_complete=_starting(_optimizers),
+    help="Count what this optimizer keeps: sgd, momentum, adam, …",
+)
+@click.option(
+    "--dtype",
+    "dtype_texts",
+    multiple=True,
+    metavar="[NAME=]DTYPE",
+    shell_complete=_starting(lambda: list(DTYPES)),
+    help="The dtype of all inputs, or of one.",
+)
+@click.option(
+    "--device",
+    "contexts",
+    metavar="DEVICES",
+    callback=_contexts,
+    help="Where it runs: gpu0, sim0, or several such as gpu0,gpu1, over which the batch is split.",
+)
+@click.option(
+    "--kvstore", type=click.Choice(("local", "device")), default="local", help="How several devices exchange gradients."
+)
+@click.option(
+    "--budget", metavar="BYTES", help="Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device."
+)
 @click.option("--batch-max", is_flag=True, help="Find the largest batch that fits the budget.")
-@click.option("--order", type=click.Choice(["given", "best"]), help="May the planner choose the execution order?")
+@click.option(
+    "--order", type=click.Choice(["given", "best"]), help="Whether the planner may choose the execution order."
+)
 @click.option("--strategy", type=click.Choice(STRATEGIES), help="How buffers share memory.")
 @click.option(
     "--recompute",
     type=click.Choice([*RECOMPUTE, "budget"]),
-    help="What backward computes again instead of keeping it; budget (the default with --budget): as little as fits.",
+    help="What the backward part computes again instead of keeping it. With --budget the default is budget: as little "
+    "as makes everything fit.",
 )
 @click.option(
-    "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's figure does."
+    "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's own figure does."
 )
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to explore.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the plan: .svg, .png or .pdf.")
+@click.option(
+    "--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to explore in a browser."
+)
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the plan into a .svg, .png or .pdf file."
+)
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole plan as JSON.")
 @click.option("--json", "want_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--kernels", "want_kernels", is_flag=True, help="Print which kernel computes each node, and why.")
-@click.option("--compare", is_flag=True, help="Print a table of strategies and recompute policies.")
+@click.option("--compare", "want_compare", is_flag=True, help="Print strategies, policies and budgets side by side.")
+@click.option("--curve", "want_curve", is_flag=True, help="Draw how much memory a plan needs for how much time.")
 def command(
     model: str,
     shape_texts: tuple[str, ...],
@@ -67,7 +130,9 @@ def command(
     input_grads: bool,
     optimizer: str | None,
     dtype_texts: tuple[str, ...],
-    budget: int | None,
+    contexts: list[Context],
+    kvstore: str,
+    budget: str | None,
     batch_max: bool,
     order: str | None,
     strategy: str | None,
@@ -78,7 +143,8 @@ def command(
     save: Path | None,
     want_json: bool,
     want_kernels: bool,
-    compare: bool,
+    want_compare: bool,
+    want_curve: bool,
 ) -> None:
     """Plan the memory of MODEL, an MXNet symbol file (.json) or a built-in network, without running it.
 
@@ -92,114 +158,149 @@ def command(
     if batch_max and batch is not None:
         raise click.UsageError("--batch-max looks for the batch size; do not give --batch")
     if (input_grads or optimizer is not None) and not train:
-        raise click.UsageError("gradients and optimizer states need --train")
+        raise click.UsageError("gradients and optimizer states belong to training; leave out --inference")
+    if want_curve and not train:
+        raise click.UsageError("--curve trades time for memory in training; leave out --inference")
     network = load_network(model)
-    shapes = parse_shapes(shape_texts)
-    maker = _maker(network, shapes, batch, train, input_grads, dtype_texts, optimizer)
-    chosen: dict[str, Any] = {"order": order, "strategy": strategy, "workspaces": not no_workspaces}
+    given = parse_shapes(shape_texts)
+    shapes = network.shapes(given, batch)
+    limit = _limit(budget, contexts)
+    dtypes = parse_dtypes(dtype_texts, shapes, network.symbol.list_inputs())
+    chosen: dict[str, Any] = {
+        "train": train,
+        "grad_req": parameters_only(network.symbol, shapes, inputs=input_grads),
+        "dtype": dtypes,
+        "optimizer": optimizer,
+        "context": contexts[0] if len(contexts) == 1 else contexts,
+        "kvstore": kvstore,
+        "order": order,
+        "strategy": strategy,
+        "workspaces": not no_workspaces,
+    }
     if recompute not in (None, "budget"):
         chosen["recompute"] = recompute
+    make: Make = partial(plan, network.symbol, shapes, **chosen)
     as_needed = budget is not None and recompute in (None, "budget") and train
     facts: dict[str, Any] = {"model": network.name, "train": train}
+    width = output_width()
+    with Progress(f"planning {network.name}") as progress:
+        if batch_max:
+            assert limit is not None
+            found, chosen_plan = _largest(make, limit, progress, recompute=recompute == "budget" and train)
+            facts["batch_max"] = found
+        else:
+            chosen_plan = _fitting(make, limit, as_needed=as_needed)
+    described = _described(network, shapes, dtypes, facts.get("batch_max"), contexts)
+    what = f"{'training' if train else 'inference'} {described}"
+    lines = paragraph(plan_output.answer(chosen_plan, what, train=train), width)
     if batch_max:
-        assert budget is not None
-        found, chosen_plan = _largest(maker, chosen, budget, as_needed=recompute == "budget" and train)
-        facts["batch_max"] = found
-    else:
-        chosen_plan = _fitting(maker, chosen, budget, as_needed=as_needed)
-    # stdout is the figures alone when they are to be read by a program.
-    console = Console(stderr=want_json, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = WIDTH  # a file or a pipe has no width of its own; names should not be cut
-    title = f"{network.name}, {'training' if train else 'inference'}"
-    if "batch_max" in facts:
-        title += f", batch {facts['batch_max']}: the largest that fits {budget:,} bytes"
-    if want_json:
-        click.echo(json.dumps({**facts, **as_json(chosen_plan)}, indent=1))
-    else:
-        show(chosen_plan, console, title)
+        lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes", width)
+    lines += ["", *plan_output.figures(chosen_plan, width), "", *plan_output.peak(chosen_plan, width)]
     if want_kernels:
-        console.print(kernel_table(chosen_plan))
-    if compare:
-        console.print(compare_table(lambda **named: maker(**{**chosen, **named}, batch=facts.get("batch_max")), train))
-    _write(chosen_plan, title, html_path, picture, save, console)
+        lines += ["", *plan_output.kernels(chosen_plan, width)]
+    lines += ["", *paragraph(chosen_plan.left_out, width)]
+    if not want_json:
+        click.echo("\n".join(lines))
+    again = partial(plan, network.symbol, network.shapes(given, facts.get("batch_max", batch)), **chosen)
+    several: dict[str, list[Row]] = {}
+    interrupted = False
+    for name, wanted, rows, shown in (
+        ("compare", want_compare, partial(compare, again, train=train), plan_output.compared),
+        ("curve", want_curve, partial(curve, again), plan_output.drawn),
+    ):
+        if wanted and not interrupted:
+            several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
+            if not want_json:
+                click.echo("\n".join(["", *shown(several[name], width)]))
+    if want_json:
+        click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan), **several}, indent=1))
+    _write(chosen_plan, what, html_path, picture, save, to_stderr=want_json)
+    if interrupted:
+        click.echo("interrupted: what was found until then is printed above", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
-def _maker(
-    network: Network,
-    given: dict[str, tuple[int, ...]],
-    batch: int | None,
-    train: bool,
-    input_grads: bool,
-    dtype_texts: tuple[str, ...],
-    optimizer: str | None,
-) -> Make:
-    """The function that plans this network."""
-    kept = None if optimizer is None else _optimizer(optimizer)
-
-    def make(**named: Any) -> MemoryPlan:
-        size = named.pop("batch", None)
-        shapes = network.shapes(given, batch if size is None else size)
-        return plan(
-            network.symbol,
-            shapes,
-            train=train,
-            grad_req=network.requests(shapes, input_grads=input_grads),
-            dtypes=parse_dtypes(dtype_texts, shapes, network.symbol.list_inputs()),
-            optimizer_states=kept,
-            **named,
-        )
-
-    return make
+def _limit(budget: str | None, contexts: list[Context]) -> int | None:
+    """The budget in bytes; a malformed one is a usage error."""
+    try:
+        return None if budget is None else bytes_of(budget, contexts[0])
+    except PlanError as error:
+        raise click.BadParameter(str(error), param_hint="--budget") from error
 
 
-def _optimizer(name: str) -> optimizers.Optimizer:
-    """An optimizer by name; ``momentum`` is SGD with momentum."""
-    return optimizers.create("sgd", momentum=0.9) if name.lower() == "momentum" else optimizers.create(name)
+def _described(
+    network: Network, shapes: Any, dtypes: dict[str, str], batch: int | None, contexts: list[Context]
+) -> str:
+    """The network, its batch and its dtype, in words."""
+    names = set(dtypes.values())
+    dtype = (
+        "float32" if not names else names.pop() if len(names) == 1 and set(shapes) == set(dtypes) else "mixed dtypes"
+    )
+    try:
+        size = f", batch {batch_size(shapes) if batch is None else batch}"
+    except PlanError:
+        size = ""
+    where = "" if contexts == [Context("cpu", 0)] else f" on {', '.join(map(str, contexts))}"
+    return f"{network.name}{where}{size}, {dtype}"
 
 
-def _fitting(make: Make, chosen: dict[str, Any], budget: int | None, *, as_needed: bool) -> MemoryPlan:
+def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
     """The plan; with a budget one that fits, by recomputation as needed or under the named policy.
 
     Raises:
         BudgetError: it does not fit; names the smallest budget that works.
     """
     if as_needed:
-        return make(**chosen, budget=budget)
-    found = make(**chosen)
-    if budget is not None and found.total > budget:
+        return make(budget=budget)
+    found = make()
+    if budget is not None and found.counted > budget:
         raise BudgetError(
-            f"the network needs {found.total:,} bytes, more than the budget of {budget:,}; the smallest budget that "
-            f"works is {found.total}",
-            smallest=found.total,
+            f"the network needs {found.counted:,} bytes, more than the budget of {budget:,}; the smallest budget that "
+            f"works is {found.counted}",
+            smallest=found.counted,
         )
     return found
 
 
-def _largest(make: Make, chosen: dict[str, Any], budget: int, *, as_needed: bool) -> tuple[int, MemoryPlan]:
-    """The largest batch that fits, and its plan.
+def _largest(make: Make, budget: int, progress: Progress, *, recompute: bool) -> tuple[int, MemoryPlan]:
+    """The largest batch that fits, and its plan. Ctrl-C names the best that was found until then.
 
     Raises:
         BudgetError: not even one sample fits.
     """
+    best = 0
 
-    def smallest(batch: int) -> int:
-        """Bytes that a batch needs at least."""
-        if not as_needed:
-            return make(**chosen, batch=batch).total
+    def tried(batch: int, nbytes: int) -> None:
+        nonlocal best
+        if nbytes <= budget:
+            best = max(best, batch)
+        progress.say(f"batch {batch} needs {amount(nbytes)}; the largest that fits so far is {best}")
+
+    again = make().again
+    assert again is not None
+    try:
+        return largest_fitting(again, budget, recompute=recompute, tried=tried)
+    except KeyboardInterrupt:
+        if best:
+            click.echo(f"interrupted: batch {best} is the largest found so far that fits {budget:,} bytes", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:
+    """All rows, or those before Ctrl-C; whether it came."""
+    found: list[Row] = []
+    with Progress(what) as progress:
         try:
-            return make(**chosen, batch=batch, budget=1).total
-        except BudgetError as error:
-            if error.smallest is None:
-                raise
-            return error.smallest
-
-    batch, _ = largest_batch(smallest, budget)
-    return batch, make(**chosen, batch=batch, **({"budget": budget} if as_needed else {}))
+            for row in rows:
+                found.append(row)
+                progress.say(f"{what}: {len(found)} plans made, the last {row['plan']}")
+        except KeyboardInterrupt:
+            return found, True
+    return found, False
 
 
 def _write(
-    found: MemoryPlan, title: str, html_path: Path | None, picture: Path | None, save: Path | None, console: Console
+    found: MemoryPlan, title: str, html_path: Path | None, picture: Path | None, save: Path | None, *, to_stderr: bool
 ) -> None:
     """Write the files that were asked for."""
     writers: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
@@ -214,4 +315,4 @@ def _write(
             write(path)
         except (OSError, ValueError) as error:
             raise click.ClickException(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
-        console.print(f"wrote {path} ({path.stat().st_size:,} bytes)", highlight=False, markup=False)
+        click.echo(f"wrote {path} ({path.stat().st_size:,} bytes)", err=to_stderr)

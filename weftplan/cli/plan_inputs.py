@@ -6,13 +6,13 @@ import gzip
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
-from weftplan.errors import FormatError, did_you_mean
+from weftplan.errors import FormatError, PlanError, did_you_mean
+from weftplan.planner.batch import with_batch
 from weftplan.symbol import Symbol, load_json, topological_order
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -32,24 +32,17 @@ class Network:
         Raises:
             click.UsageError: a batch size, but no shape to put it into.
         """
-        if not self.built_in:
-            return dict(given) if batch is None else with_batch(given, batch)
         if batch is None:
+            if not self.built_in:
+                return dict(given)
             # Labels and states follow the batch of the first shape that was given.
             batch = next((shape[0] for shape in given.values()), 32)
             return {**models.input_shapes(self.name, batch), **given}
-        return (
-            with_batch({**models.input_shapes(self.name), **given}, batch)
-            if given
-            else models.input_shapes(self.name, batch)
-        )
-
-    def requests(self, shapes: Shapes, *, input_grads: bool) -> str | dict[str, str]:
-        """Which arguments get gradients: all, or all but the inputs (those with a shape, and labels)."""
-        if input_grads:
-            return "write"
-        names = self.symbol.list_arguments()
-        return {name: "null" if name in shapes or name.endswith("label") else "write" for name in names}
+        usual = models.input_shapes(self.name) if self.built_in else {}
+        try:
+            return with_batch({**usual, **given}, batch)
+        except PlanError as error:
+            raise click.UsageError(f"{error}: give --shape NAME=DIMS") from None
 
 
 def load_network(model: str) -> Network:
@@ -85,21 +78,6 @@ def load_network(model: str) -> Network:
     return Network(path.name, load_json(text, model), built_in=False)
 
 
-def with_batch(shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
-    """The shapes with another batch size: the first dimension of the first shape, wherever a shape begins with it.
-
-    >>> with_batch({"data": (32, 3, 8, 8), "label": (32,), "table": (7, 2)}, 4)
-    {'data': (4, 3, 8, 8), 'label': (4,), 'table': (7, 2)}
-
-    Raises:
-        click.UsageError: there is no shape with a first dimension.
-    """
-    old = next((shape[0] for shape in shapes.values() if shape), None)
-    if old is None:
-        raise click.UsageError("a batch size needs an input shape to go into: give --shape NAME=DIMS")
-    return {name: (batch, *shape[1:]) if shape and shape[0] == old else shape for name, shape in shapes.items()}
-
-
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Shapes from ``data=32,3,224,224`` (or ``32x3x224x224``).
 
@@ -127,7 +105,7 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, arguments: Iterable[str]) -> dict[str, Any]:
+def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, arguments: Iterable[str]) -> dict[str, str]:
     """Dtypes by name from ``float16`` (all variables with a shape) or ``data=float16``.
 
     >>> parse_dtypes(("float16",), {"data": (2, 3)}, ["data", "weight"])
@@ -136,7 +114,7 @@ def parse_dtypes(texts: tuple[str, ...], shapes: Shapes, arguments: Iterable[str
     Raises:
         click.BadParameter: a name that is none of ``arguments``; names what is near.
     """
-    dtypes: dict[str, Any] = {}
+    dtypes: dict[str, str] = {}
     known = list(arguments)
     for text in texts:
         name, equals, dtype = text.partition("=")

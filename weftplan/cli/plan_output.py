@@ -1,20 +1,14 @@
-"""What ``weftplan plan`` prints: figures, the buffers that fill the peak, a comparison."""
+"""What ``weftplan plan`` prints: one line that answers, figures, the buffers that fill the peak, comparisons."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from weftplan.errors import MXNetError
+from weftplan.cli.columns import Column, paragraph, table
 from weftplan.planner import MemoryPlan
-from weftplan.planner.explain import reuse
+from weftplan.planner.explain import amount, reuse, unit_of
 from weftplan.report.plan_html import facts
-from weftplan.training.callbacks import format_bytes
 
 ROWS = 12
 """Buffers at the peak that are listed."""
@@ -33,6 +27,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
         "workspaces": plan.options.workspaces,
         "reuse_edges": plan.num_reuse_edges,
         "added_waits": plan.num_added_waits,
+        "more_time": plan.more_time,
         "steps": len(plan.labels.steps),
         "alive_at_peak": [
             {
@@ -53,97 +48,123 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def show(plan: MemoryPlan, console: Console, title: str) -> None:
-    """Print a plan for people."""
-    figures = Table(title=escape(title), title_justify="left", show_header=False, box=None)
-    figures.add_column()
-    figures.add_column(justify="right")
-    figures.add_column(justify="right")
-    for name, nbytes in facts(plan):
-        figures.add_row(name, format_bytes(nbytes), f"{nbytes:,}")
-    console.print(figures)
-    ratio = plan.peak / plan.lower_bound if plan.lower_bound else 1.0
-    console.print(
-        f"strategy {plan.strategy}: {ratio:.4f} times the lower bound, {len(plan.labels.steps)} steps, "
-        f"{plan.num_slabs} allocation(s), {reuse(plan)}",
-        highlight=False,
+def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
+    """One line: how much in all, and what it is made of.
+
+    Args:
+        what: the network, its batch and its dtype.
+        train: whether the backward part is planned; an optimizer that is not counted is then named.
+    """
+    scale = unit_of(plan.total)[0]
+
+    def shown(nbytes: int) -> str:
+        return f"{nbytes / scale:.2f}" if nbytes >= 0.005 * scale else "below 0.01"
+
+    external = plan.external_bytes
+    parts = {
+        "activations": plan.peak,
+        "weights": external["arguments"] + external["aux"],
+        "gradients": external["gradients"] + external["head_grads"],
+        "optimizer": external.get("optimizer_states", 0),
+        "other devices": external.get("other_devices", 0),
+        "kvstore": external.get("kvstore", 0),
+        "copies on the host": external.get("host_copies", 0),
+    }
+    made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts.items() if nbytes)
+    missing = "; optimizer not counted: --optimizer adam" if train and "optimizer_states" not in external else ""
+    return f"{what}: {amount(plan.total)} in all ({made_of}{missing})"
+
+
+def figures(plan: MemoryPlan, width: int | None) -> list[str]:
+    """The figures one by one, what the plan is like, and its notes."""
+    rows = facts(plan)
+    lines = table(
+        [
+            Column("", [name for name, _ in rows]),
+            Column("", [amount(nbytes) for _, nbytes in rows], right=True),
+            Column("bytes", [f"{nbytes:,}" for _, nbytes in rows], right=True, leave=1),
+        ],
+        width,
     )
+    ratio = plan.peak / plan.lower_bound if plan.lower_bound else 1.0
+    text = (
+        f"strategy {plan.strategy}: {ratio:.4f} times the lower bound, {len(plan.labels.steps)} steps, "
+        f"{plan.num_slabs} allocation(s), {reuse(plan)}"
+    )
+    lines += paragraph(text, width)
     for note in plan.notes:
-        console.print(f"note: {note}", highlight=False, markup=False)
+        lines += paragraph(f"note: {note}", width, indent="      ")
+    return lines
+
+
+def peak(plan: MemoryPlan, width: int | None) -> list[str]:
+    """The largest buffers that are alive at the peak."""
     alive = plan.alive_at_peak()
-    table = Table(title=f"alive at the peak: {len(alive)} buffers, the largest first", title_justify="left", box=None)
-    for name, justify in (
-        ("bytes", "right"),
-        ("buffer", "left"),
-        ("shape", "left"),
-        ("operator", "left"),
-        ("steps", "left"),
-        ("last read by", "left"),
-    ):
-        # Names may be cut where a terminal is narrow, numbers never.
-        number = name in ("bytes", "steps")
-        table.add_column(name, justify=justify, no_wrap=True, min_width=13 if number else None)  # type: ignore[arg-type]
-    for item in alive[:ROWS]:
-        kind = "scratch" if item.dtype is None else f"{item.dtype} {item.shape}"
-        table.add_row(
-            f"{item.nbytes:,}", escape(item.name), kind, item.op, f"{item.first}-{item.last}", escape(item.last_reader)
-        )
-    console.print(table)
-    console.print(plan.left_out, highlight=False, markup=False)
+    shown = alive[:ROWS]
+    columns = [
+        Column("bytes", [f"{item.nbytes:,}" for item in shown], right=True),
+        Column("buffer", [item.name for item in shown], name_like=True),
+        Column("shape", ["scratch" if i.dtype is None else f"{i.dtype} {i.shape}" for i in shown], leave=2),
+        Column("operator", [item.op for item in shown], leave=1),
+        Column("steps", [f"{item.first}-{item.last}" for item in shown], leave=3),
+        Column("last read by", [item.last_reader for item in shown], leave=4),
+    ]
+    return [f"alive at the peak: {len(alive)} buffers, the largest first", *table(columns, width)]
 
 
-def kernel_table(plan: MemoryPlan) -> Table:
+def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     """Nodes that could be computed in several ways, equal ones together: operator, kernel, number, scratch."""
-    table = Table(title="kernels (nodes for which there are several)", title_justify="left")
-    for column in ("operator", "kernel"):
-        table.add_column(column)
-    for column in ("nodes", "largest scratch"):
-        table.add_column(column, justify="right")
     labels = plan.labels
-    rows: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[str, str], list[int]] = {}
     for nid in labels.steps:
         text = plan.kernels.get(labels.node_name(nid))
         if text is not None:
-            rows.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
-    for (op, text), scratch in sorted(rows.items()):
-        table.add_row(op, escape(text), str(len(scratch)), format_bytes(max(scratch)))
-    return table
+            found.setdefault((labels.node_op(nid), text), []).append(int(plan.workspace_nbytes[nid]))
+    rows = sorted(found.items())
+    columns = [
+        Column("operator", [op for (op, _), _ in rows]),
+        Column("nodes", [str(len(scratch)) for _, scratch in rows], right=True),
+        Column("largest scratch", [amount(max(scratch)) for _, scratch in rows], right=True, leave=1),
+        Column("kernel", [text for (_, text), _ in rows], name_like=True),
+    ]
+    return ["kernels (nodes for which there are several)", *table(columns, width)]
 
 
-def compare_table(make: Callable[..., MemoryPlan], train: bool) -> Table:
-    """Strategies side by side and, for training, recompute policies; every row is a plan made now."""
-    table = Table(title="strategies and policies", title_justify="left", box=None)
-    table.add_column("plan", no_wrap=True, min_width=20)
-    for name in ("peak", "/ lower bound", "total", "/ first row", "order edges", "planned in"):
-        table.add_column(name, justify="right", no_wrap=True)
-    first = 0
-    for name, named in _variants(train):
-        start = time.perf_counter()
-        try:
-            plan = make(**named)
-        except MXNetError as error:  # one that cannot be made must not hide the others
-            table.add_row(name, escape(str(error)))
-            continue
-        seconds = time.perf_counter() - start
-        first = first or plan.total
-        table.add_row(
-            name,
-            f"{plan.peak:,}",
-            f"{plan.peak / plan.lower_bound:.4f}" if plan.lower_bound else "",
-            f"{plan.total:,}",
-            f"{plan.total / first:.3f}" if first else "",
-            f"{plan.num_reuse_edges:,}",
-            f"{seconds:.2f} s",
-        )
-    return table
+def compared(rows: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """Plans side by side; each row is what :func:`weftplan.cli.plan_compare.compare` found."""
+    made = [row for row in rows if "total" in row]
+    scale, unit = unit_of(max((row["total"] for row in made), default=0))
+    first = next((row["total"] for row in made), 0)
+
+    def cell(row: Mapping[str, Any], text: str) -> str:
+        return text if "total" in row else ""
+
+    columns = [
+        Column("plan", [row["plan"] for row in rows]),
+        Column(f"total, {unit}", [cell(r, f"{r.get('total', 0) / scale:.3f}") for r in rows], right=True),
+        Column("/ first", [cell(r, f"{r.get('total', 0) / max(first, 1):.3f}") for r in rows], right=True, leave=1),
+        Column(f"peak, {unit}", [cell(r, f"{r.get('peak', 0) / scale:.3f}") for r in rows], right=True, leave=3),
+        Column("time", [cell(r, f"+{100 * r.get('more_time', 0):.1f} %") for r in rows], right=True),
+        Column("/ lower bound", [cell(r, f"{r.get('over_bound', 1):.4f}") for r in rows], right=True, leave=4),
+        Column("order edges", [cell(r, f"{r.get('reuse_edges', 0):,}") for r in rows], right=True, leave=5),
+        Column("planned in", [cell(r, f"{r.get('planned_in_s', 0):.1f} s") for r in rows], right=True, leave=2),
+    ]
+    lines = ["plans side by side; time is modelled, as what a step takes longer", *table(columns, width)]
+    for row in rows:
+        if "error" in row:
+            lines += paragraph(f"{row['plan']}: {row['error']}", width, indent="  ")
+    return lines
 
 
-def _variants(train: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is compared, with the options that name it."""
-    off = {"recompute": "off"}
-    for strategy in ("none", "match_range", "arena", "auto"):
-        yield f"strategy {strategy}", {"strategy": strategy, "order": "given", **off}
-    yield "auto, best order", {"strategy": "auto", "order": "best", **off}
-    if train:
-        for policy in ("mxnet", "echo", "sqrt", "cheap"):
-            yield f"recompute {policy}", {"strategy": "auto", "recompute": policy}
+def drawn(points: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """Memory against time as bars, the fastest plan first."""
+    scale, unit = unit_of(max((point["total"] for point in points), default=0))
+    totals = [f"{point['total'] / scale:.3f}" for point in points]
+    times = [f"+{100 * point['more_time']:.1f} %" for point in points]
+    columns = [Column(f"total, {unit}", totals, right=True), Column("time", times, right=True)]
+    used = sum(column.width for column in columns) + 4
+    room = max(10, min(60, (100 if width is None else width) - used))
+    most = max((point["total"] for point in points), default=1)
+    bars = ["█" * max(1, round(room * point["total"] / most)) for point in points]
+    title = "memory against time: each row is the fastest plan found with that much memory"
+    return [*paragraph(title, width), *table([*columns, Column("", bars)], width)]

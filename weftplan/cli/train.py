@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,14 @@ from rich.table import Table
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import engine, models, storage
-from weftplan.device.context import Context, cpu
+from weftplan.cli.devices import parse_devices
+from weftplan.device.context import Context
 from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import NDArray, random
-from weftplan.training.callbacks import LiveDisplay, StopAtBatchEnd, format_bytes
+from weftplan.planner.explain import amount
+from weftplan.training.callbacks import LiveDisplay, StopAtBatchEnd
 from weftplan.training.datasets import load_digits
 from weftplan.training.initializer import Xavier
 from weftplan.training.io import DataIter, NDArrayIter
@@ -32,27 +33,6 @@ ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
 NETWORKS = ("mlp", "lenet", "resnet")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
-
-
-def parse_devices(text: str) -> list[Context]:
-    """``"2"`` (that many CPU contexts) or a list such as ``"cpu(0),cpu(1)"`` or ``"gpu0,gpu1"``.
-
-    >>> parse_devices("2"), parse_devices("cpu0,gpu(1)")
-    ([cpu(0), cpu(1)], [cpu(0), gpu(1)])
-    """
-    if text.isdigit():
-        if int(text) < 1:
-            raise click.BadParameter("expected at least one device")
-        return [cpu(i) for i in range(int(text))]
-    contexts = []
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*(cpu|gpu|sim)[(:]?(\d+)\)?\s*", item)
-        if match is None:
-            raise click.BadParameter(f"{item!r} is no device: expected a number, or a list such as cpu(0),cpu(1)")
-        contexts.append(Context(match[1], int(match[2])))
-    if len(set(contexts)) != len(contexts):
-        raise click.BadParameter(f"a device occurs twice in {text!r}")
-    return contexts
 
 
 def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Context]:
@@ -117,6 +97,9 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     "--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True), help="Learning rate of SGD."
 )
 @click.option(
+    "--budget", metavar="BYTES", help="Keep the memory of training within this: 2MB, 512KiB, or 80% of the memory."
+)
+@click.option(
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
     callback=_writable_folder,
@@ -138,6 +121,7 @@ def command(
     batch_size: int,
     seed: int,
     lr: float,
+    budget: str | None,
     report: Path | None,
     checkpoint: Path | None,
     as_json: bool,
@@ -158,7 +142,7 @@ def command(
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
         try:
-            result = _run(network, devices, store, epochs, batch_size, seed, lr, report, checkpoint, console)
+            result = _run(network, devices, store, epochs, batch_size, seed, lr, budget, report, checkpoint, console)
         except MXNetError as error:
             raise click.ClickException(str(error)) from error
         finally:
@@ -179,6 +163,7 @@ def _run(
     batch_size: int,
     seed: int,
     lr: float,
+    budget: str | None,
     report: Path | None,
     checkpoint: Path | None,
     console: Console,
@@ -192,9 +177,7 @@ def _run(
     if workers > 1:
         train = PartOfBatchIter(train, rank=rank, num_workers=workers)
     test = NDArrayIter(split.test_images, split.test_labels, min(batch_size // workers, len(split.test_labels)))
-    module = Module(models.digits(network), context=devices)
-    module.bind(train.provide_data, train.provide_label)
-    module.init_params(Xavier(magnitude=2.24))
+    module = Module(models.digits(network), context=devices, memory_budget=budget)
     batches = len(split.train_labels) // batch_size
     stop = StopAtBatchEnd()
     display = LiveDisplay(batch_size, batches, epochs, lambda: _memory(devices), console=console)
@@ -215,6 +198,7 @@ def _run(
                 optimizer="sgd",
                 optimizer_params={"learning_rate": lr, "momentum": 0.9, "wd": 1e-4},
                 batch_end_callback=[display, stop],
+                initializer=Xavier(magnitude=2.24),
                 num_epoch=epochs,
             )
         except KeyboardInterrupt:
@@ -281,9 +265,9 @@ def _print_result(result: dict[str, Any], console: Console) -> None:
     table.add_row("images/s", f"{result['images_per_s']:,.0f}")
     table.add_row("wall time", f"{result['wall_s']:.1f} s")
     peak, unshared, bound = (result[k] for k in ("planned_peak_bytes", "unshared_bytes", "lower_bound_bytes"))
-    table.add_row("planned peak", f"{format_bytes(peak)} ({peak:,} bytes)")
-    table.add_row("  without sharing", f"{format_bytes(unshared)} ({unshared / max(peak, 1):.2f} times the plan)")
-    table.add_row("  lower bound", f"{format_bytes(bound)} (the plan is {peak / max(bound, 1):.3f} times it)")
+    table.add_row("planned peak", f"{amount(peak)} ({peak:,} bytes)")
+    table.add_row("  without sharing", f"{amount(unshared)} ({unshared / max(peak, 1):.2f} times the plan)")
+    table.add_row("  lower bound", f"{amount(bound)} (the plan is {peak / max(bound, 1):.3f} times it)")
     table.add_row("  allocated", f"{result['allocated_bytes']:,} bytes (planned: {peak:,})")
     console.print(table)
     operations = Table("device", "queue", "operations", title="what the engine did")

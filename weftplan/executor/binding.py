@@ -38,7 +38,7 @@ from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
-from weftplan.planner.recompute import parse_bytes
+from weftplan.planner.amounts import bytes_of
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
 
@@ -172,6 +172,7 @@ def bind(
     group2ctx: Groups = None,
     shared_exec: Executor | None = None,
     *,
+    options: PlanOptions | None = None,
     plan_options: PlanOptions | None = None,
 ) -> Executor:
     """Bind ``symbol`` to arrays, which are used as they are, not copied.
@@ -185,7 +186,7 @@ def bind(
         aux_states: every auxiliary state, a list or a dictionary.
         group2ctx: context of each ``ctx_group`` attribute.
         shared_exec: an executor whose planned memory is used again; the two must not be needed at once.
-        plan_options: how to plan; default: from the environment.
+        options: how to plan; default: from the environment. ``plan_options`` is the same by its older name.
 
     Raises:
         BindError: an array is missing, has the wrong context, or lists have the wrong length.
@@ -211,9 +212,9 @@ def bind(
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
         if grad.dtype != array.dtype and reqs[name] != "null":
             grad_dtypes[name] = grad.dtype
-    options, kind = _strategy(plan_options)
+    chosen, kind = _strategy(_either("bind", "options", options, "plan_options", plan_options))
     binding = Binding(
-        symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=options, kind=kind, grad_dtypes=grad_dtypes
+        symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind, grad_dtypes=grad_dtypes
     )
     planned = binding.plan(*_facts((*names, *aux_names), (*arg_arrays, *aux_arrays)))
     return binding.executor(planned, arg_arrays, grad_arrays, aux_arrays, shared_exec)
@@ -231,8 +232,11 @@ def simple_bind(
     shared_exec: Executor | None = None,
     shared_buffer: dict[str, NDArray] | None = None,
     *,
-    plan_options: PlanOptions | None = None,
+    budget: int | str | None = None,
+    dtype: Any = None,
+    options: PlanOptions | None = None,
     memory_budget: int | str | None = None,
+    plan_options: PlanOptions | None = None,
     **shapes: Any,
 ) -> Executor:
     """Infer every shape and dtype from a few, allocate zero-filled arrays, and bind.
@@ -245,26 +249,34 @@ def simple_bind(
         shared_arg_names: arguments that are the same arrays as in ``shared_exec`` (their gradients too).
         shared_exec: an executor whose planned memory and auxiliary states are used again.
         shared_buffer: name -> array; other arguments are cut from these; missing ones are added, small ones grow.
-        plan_options: how to plan; default: from the environment.
-        memory_budget: most bytes for everything that the executor holds (arguments, gradients, states and planned
-            memory), such as ``"2GB"``; forward results are computed again where that is needed to fit.
+        budget: most bytes for everything that the executor holds (arguments, gradients, states and planned memory),
+            such as ``"2GB"`` or ``"80%"``; forward results are computed again where that is needed to fit.
+        dtype: one dtype for every argument whose shape is given, where ``type_dict`` says nothing else.
+        options: how to plan; default: from the environment.
+        memory_budget, plan_options: ``budget`` and ``options`` by their older names.
         shapes: known shapes by argument name.
 
     Raises:
-        BudgetError: nothing fits ``memory_budget``; names the smallest that works. Nothing has been allocated.
+        BudgetError: nothing fits the budget; names the smallest that works. Nothing has been allocated.
         MXNetError: beginning ``simple_bind error. Arguments:`` and one line per shape, then the cause.
     """
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
-    options, kind = _strategy(plan_options)
-    if memory_budget is not None and kind is DynamicExecutor:
-        raise BindError(
-            "simple_bind: memory_budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic"
-        )
+    chosen, kind = _strategy(_either("simple_bind", "options", options, "plan_options", plan_options))
+    limit = _either("simple_bind", "budget", budget, "memory_budget", memory_budget)
+    if limit is not None and kind is DynamicExecutor:
+        raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
     names, aux_names = _names(symbol)
     every = (*names, *aux_names)
     unknown = [name for name in shapes if name not in every]
+    for name in unknown:
+        if not isinstance(shapes[name], (tuple, list)):
+            hint = did_you_mean(name, [*_OPTIONS, *every])
+            raise BindError(
+                f"simple_bind has no option and the symbol no argument {name!r}; {hint}options: {', '.join(_OPTIONS)}; "
+                f"arguments: {listed(names)}"
+            )
     if unknown:
         hint = did_you_mean(unknown[0], every)
         warn(f"simple_bind: no arguments named {listed(unknown)}; {hint}the arguments are {listed(names)}")
@@ -277,9 +289,10 @@ def simple_bind(
     try:
         reqs = normalize_grad_req(grad_req, names)
         known = {name: as_shape(name, shape) for name, shape in shapes.items() if name not in unknown}
-        binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=options, kind=kind)
-        budget = None if memory_budget is None else parse_bytes(memory_budget)
-        planned = binding.plan(known, given_dtypes(type_dict or {}, every), {**places, **there}, budget=budget)
+        binding = Binding(symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind)
+        most = None if limit is None else bytes_of(limit, ctx)
+        types = {**(dict.fromkeys(known, dtype) if dtype is not None else {}), **(type_dict or {})}
+        planned = binding.plan(known, given_dtypes(types, every), {**places, **there}, budget=most)
     except (BudgetError, PlanError):
         raise
     except MXNetError as error:
@@ -308,12 +321,26 @@ def simple_bind(
         else new_zeros(sizes[name][0], places[name], sizes[name][1])
         for name in aux_names
     ]
-    if budget is not None:
+    if most is not None:
         binding = replace(binding, options=planned.memory.options)  # on reshape planned memory is to stay as small
     executor = binding.executor(planned, args, grads, aux, shared_exec)
     if shared_exec is None and shared_buffer is None:
         executor._inferred = frozenset(every).difference(known)
     return executor
+
+
+_OPTIONS = (
+    "grad_req", "type_dict", "group2ctx", "shared_arg_names", "shared_exec", "shared_buffer", "budget", "dtype",
+    "options",
+)  # fmt: skip
+"""Keywords of :func:`simple_bind` that are no shapes."""
+
+
+def _either(verb: str, name: str, value: Any, older: str, other: Any) -> Any:
+    """The value of an option that has two names; raises BindError for both at once."""
+    if value is not None and other is not None:
+        raise BindError(f"{verb}: {name} and {older} are two names of one option; give {name}")
+    return other if value is None else value
 
 
 def _names(symbol: Symbol) -> tuple[list[str], list[str]]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from math import prod
 from typing import Any, Protocol
 
 from weftplan.device.context import Context
-from weftplan.errors import PlanError, did_you_mean
+from weftplan.errors import BudgetError, PlanError, did_you_mean
+from weftplan.ops.params import p_dtype
 from weftplan.ops.schema import Req, Shape
+from weftplan.planner.amounts import bytes_of
+from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.budget import plan_within
+from weftplan.planner.hooks import hook
 from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.pipeline import size_symbol
-from weftplan.planner.recompute import parse_bytes
+from weftplan.planner.pipeline import SizedGraph, size_symbol
 
+HOST = ("cpu", "cpu_pinned")
+"""Device types that share the memory of the host."""
 ORDERS = {"given": False, "best": True}
 """Values of ``order``: as the graph is written, or the order with the smallest peak that was found."""
 
@@ -29,42 +36,51 @@ class HasStates(Protocol):
 
 def plan(
     symbol: Any,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, Shape] | None = None,
     *,
     train: bool = True,
-    grad_req: str | Mapping[str, str] = "write",
-    dtypes: Any = None,
+    grad_req: str | Mapping[str, str] | None = None,
+    dtype: Any = None,
     budget: int | str | None = None,
     strategy: str | None = None,
     order: str | None = None,
     recompute: str | None = None,
     workspaces: bool = True,
-    context: Context | None = None,
+    context: Context | Sequence[Context] | None = None,
     group2ctx: Mapping[str, Context] | None = None,
-    optimizer_states: int | HasStates | None = None,
+    kvstore: Any = "local",
+    optimizer: str | int | HasStates | None = None,
     options: PlanOptions | None = None,
-    **overrides: Any,
+    **more: Any,
 ) -> MemoryPlan:
     """The memory plan of a symbol: how many bytes, where, and why. Nothing is allocated.
 
     Args:
         symbol: a Symbol, or its entries.
-        shapes: shapes of inputs by name: enough of them that the rest can be inferred.
+        shapes: shapes of inputs by name: enough of them that the rest can be inferred. They may also be given as
+            keywords, as for ``simple_bind``: ``net.plan(data=(32, 784))``.
         train: with the backward part; without it ``grad_req`` is ignored.
-        grad_req: ``write``, ``add`` or ``null`` for all arguments, or a dictionary by name (missing: null).
-        dtypes: dtypes by name, or one dtype for all variables named in ``shapes``; what nothing says is float32.
-        budget: most bytes that everything together may take (:attr:`MemoryPlan.total`), such as ``"2GB"``; forward
-            results are computed again in the backward part where that is needed to fit, for the least time.
+        grad_req: ``write``, ``add`` or ``null`` for all arguments, or a dictionary by name (missing: null). The default
+            is what ``Module`` trains: the arguments whose shape is not given and whose name does not end in ``label``.
+            ``simple_bind`` writes the gradient of every argument by default; ``"write"`` plans that.
+        dtype: one dtype for all variables named in ``shapes``, or dtypes by name; what nothing says is float32.
+            ``bfloat16`` is planned as float16, which takes the same bytes.
+        budget: most bytes that everything together may take (:attr:`MemoryPlan.total`), such as ``"2GB"``, or ``"80%"``
+            of the memory of the device; forward results are computed again in the backward part where that is needed
+            to fit, for the least time. With several devices that have memory of their own it is the budget of each.
         strategy: ``auto``, ``arena``, ``match_range`` or ``none`` (:class:`PlanOptions`).
         order: ``best`` lets the planner choose the order of execution, ``given`` forbids it.
         recompute: ``off``, ``mxnet``, ``echo``, ``sqrt`` or ``cheap``; a budget wins over it.
         workspaces: count the scratch memory of operators.
-        context: the device, ``cpu(0)`` by default.
+        context: the device, ``cpu(0)`` by default. A list plans what ``Module(symbol, context=[…])`` trains: the batch
+            is split over the devices, and the total also holds what the other devices, the kvstore and Module's copies
+            on the host take. The plan itself is that of one device, which has the largest part of the batch.
         group2ctx: device of each ``ctx_group`` attribute.
-        optimizer_states: what the optimizer keeps for each parameter (an argument with a gradient whose shape was not
-            given): a number of arrays like it (momentum: 1, Adam: 2), or an optimizer, which knows.
+        kvstore: how several devices exchange gradients, as for ``fit``.
+        optimizer: counts what the optimizer keeps for each parameter that has a gradient: a name such as ``"adam"``,
+            an optimizer, or a number of arrays like the parameter.
         options: how to plan; default: from the environment.
-        overrides: other fields of :class:`PlanOptions`.
+        more: shapes by name, and other fields of :class:`PlanOptions`.
 
     Raises:
         ShapeError, DTypeError: a size is impossible, contradictory or cannot be inferred; names argument and operator.
@@ -73,42 +89,175 @@ def plan(
 
     >>> from weftplan import symbol as sym
     >>> net = sym.exp(sym.tanh(sym.Variable("x")))
-    >>> found = plan(net, {"x": (1000,)}, train=False)
+    >>> found = plan(net, x=(1000,), train=False)
     >>> found.peak, found.lower_bound, found.total
     (4032, 4000, 8032)
-    >>> plan(net, {"x": (1000,)}, train=False, budget="1 KB")
+    >>> plan(net, x=(1000,), train=False, budget="1 KB")
     Traceback (most recent call last):
     ...
     weftplan.errors.BudgetError: the budget is 1,000 bytes, but 4,000 bytes of arguments, gradients and states and a \
 planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the smallest budget found that works is 8032: \
 raise it to that, or use a smaller batch
     """
+    known, overrides = _sorted_out(symbol, shapes or {}, more)
     chosen = (PlanOptions.from_environment() if options is None else options).replace(**overrides)
     chosen = chosen.replace(workspaces=workspaces and chosen.workspaces, **_chosen(strategy, order, recompute))
-    _check_names(symbol, shapes)
-
-    sized = size_symbol(
+    _check_names(symbol, known)
+    dtypes, notes = _dtypes(dtype, known)
+    question = _Question(
         symbol,
-        shapes,
-        _dtypes(dtypes, shapes),
-        grad_req=grad_req if train else "null",
-        context=context,
-        group2ctx=group2ctx,
-        options=chosen,
+        known,
+        dtypes,
+        "null" if not train else parameters_only(symbol, known) if grad_req is None else grad_req,
+        group2ctx,
+        chosen,
+        hook("optimizer")(optimizer) if isinstance(optimizer, str) else optimizer,
+        kvstore,
     )
+    several = isinstance(context, Sequence)
+    contexts = list(context) if isinstance(context, Sequence) else [Context("cpu", 0) if context is None else context]
+    if not contexts or len(set(contexts)) != len(contexts):
+        raise PlanError(f"context must be a device or a list of different devices, got {context!r}")
 
-    def states(planned: PlannedGraph) -> int:
-        return _state_bytes(planned, shapes, optimizer_states)
+    def again(*, batch: int | None = None, budget: int | str | None = None) -> MemoryPlan:
+        asked = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
+        limit = None if budget is None else bytes_of(budget, contexts[0])
+        found = asked.on_several(contexts, limit) if several else asked.on_one(contexts[0], limit)
+        return replace(found, again=again, notes=(*notes, *found.notes))
 
-    if budget is None:
-        planned = sized.plan()
-    else:
-        planned = plan_within(sized.plan, chosen, parse_bytes(budget), besides=states)
-    if optimizer_states is None:
-        return planned.memory
-    return replace(
-        planned.memory, external_bytes={**planned.memory.external_bytes, "optimizer_states": states(planned)}
-    )
+    return again(budget=budget)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is to be planned, checked and complete, but for devices and a budget."""
+
+    symbol: Any
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, Any]
+    grad_req: str | Mapping[str, str]
+    group2ctx: Mapping[str, Context] | None
+    options: PlanOptions
+    optimizer: int | HasStates | None
+    kvstore: Any
+
+    def sized(self, context: Context) -> SizedGraph:
+        """The graph with sizes."""
+        return size_symbol(
+            self.symbol,
+            self.shapes,
+            self.dtypes,
+            grad_req=self.grad_req,
+            context=context,
+            group2ctx=self.group2ctx,
+            options=self.options,
+        )
+
+    def on_one(self, context: Context, budget: int | None) -> MemoryPlan:
+        """The plan of one executor, with the states of its optimizer."""
+        states = partial(_state_bytes, known=self.shapes, optimizer=self.optimizer)
+        found = self._within(context, budget, lambda planned: sum(states(planned).values()))
+        if self.optimizer is None:
+            return found.memory
+        extra = {"optimizer_states": sum(states(found).values())}
+        return replace(found.memory, external_bytes={**found.memory.external_bytes, **extra})
+
+    def _within(self, context: Context, budget: int | None, besides: Any) -> PlannedGraph:
+        sized = self.sized(context)
+        return sized.plan() if budget is None else plan_within(sized.plan, self.options, budget, besides=besides)
+
+    def on_several(self, contexts: Sequence[Context], budget: int | None) -> MemoryPlan:
+        """The plan of one of several executors, with everything that a Module on all of them holds.
+
+        Raises:
+            BudgetError: nothing fits; names the smallest budget that works.
+        """
+        count, batch = len(contexts), batch_size(self.shapes)
+        if batch < count:
+            raise PlanError(f"a batch of {batch} samples cannot be split over {count} devices: make it larger")
+        parts = [batch * (i + 1) // count - batch * i // count for i in range(count)]  # as Module splits it
+        largest = replace(self, shapes=with_batch(self.shapes, max(parts)))
+        plain = largest.sized(contexts[0]).plan()
+        besides = hook("besides")(
+            _trained(plain, self.shapes, self.optimizer),
+            _held(plain, self.shapes),
+            contexts=contexts,
+            kvstore=self.kvstore,
+        )
+        shared = all(context.device_type in HOST for context in contexts)  # one memory for all of them
+        outside = sum(besides.by_purpose.values()) if shared else besides.each_device
+        each = None if budget is None else max(1, (budget - outside) // (count if shared else 1))
+        try:
+            plans = {
+                part: replace(self, shapes=with_batch(self.shapes, part))._within(contexts[0], each, lambda planned: 0)
+                for part in dict.fromkeys((max(parts), *parts))
+            }
+        except BudgetError as error:
+            if error.smallest is None:
+                raise
+            smallest = error.smallest * (count if shared else 1) + outside
+            raise BudgetError(
+                f"the budget is {budget:,} bytes, but training on {count} devices needs {smallest:,}, of which "
+                f"{outside:,} are copies on the host, buffers of the kvstore and states of the optimizer; the smallest "
+                f"budget found that works is {smallest}: raise it to that, or use a smaller batch",
+                smallest=smallest,
+            ) from error
+        memory = plans[max(parts)].memory
+        others = list(parts)
+        others.remove(max(parts))
+        extra = {"other_devices": sum(plans[part].memory.total for part in others)} if others else {}
+        found = {**memory.external_bytes, **extra, **besides.by_purpose}
+        away = 0 if shared else sum(found.values()) - sum(memory.external_bytes.values()) - besides.each_device
+        return replace(memory, external_bytes=found, elsewhere=away)
+
+
+def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = False) -> str | dict[str, str]:
+    """Requests as ``Module`` has them: a gradient for every argument but the inputs (those with a shape, and labels).
+
+    Args:
+        symbol: a Symbol; of mere entries every argument has a gradient.
+        shapes: those that were given.
+        inputs: gradients of the inputs too.
+    """
+    if inputs or not hasattr(symbol, "list_arguments"):
+        return "write"
+    return {name: "write" if _is_parameter(name, shapes) else "null" for name in symbol.list_arguments()}
+
+
+def _is_parameter(name: str, shapes: Mapping[str, Shape]) -> bool:
+    return name not in shapes and not name.endswith("label")
+
+
+def _sorted_out(
+    symbol: Any, shapes: Mapping[str, Shape], more: Mapping[str, Any]
+) -> tuple[dict[str, Shape], dict[str, Any]]:
+    """(shapes by name, plan options) among the keywords; raises PlanError for one that is neither."""
+    inputs: list[str] = []
+    if hasattr(symbol, "list_arguments"):
+        inputs = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    options = [field.name for field in fields(PlanOptions)]
+    known, overrides = dict(shapes), {}
+    for name, value in more.items():
+        if name in inputs:
+            if name in known:
+                raise PlanError(f"the shape of {name!r} is given twice, among the shapes and by keyword")
+            known[name] = value
+        elif name in options:
+            overrides[name] = value
+        else:
+            hint = did_you_mean(name, [*OPTIONS, *inputs, *options])
+            raise PlanError(
+                f"plan has no option and the symbol no argument {name!r}; {hint}options: {', '.join(OPTIONS)}; "
+                f"arguments: {', '.join(inputs[:8])}{', …' * (len(inputs) > 8)}"
+            )
+    return known, overrides
+
+
+OPTIONS = (
+    "train", "grad_req", "dtype", "budget", "strategy", "order", "recompute", "workspaces", "context", "group2ctx",
+    "kvstore", "optimizer", "options",
+)  # fmt: skip
+"""Keywords of :func:`plan` that are no shapes."""
 
 
 def _chosen(strategy: str | None, order: str | None, recompute: str | None) -> dict[str, Any]:
@@ -131,25 +280,59 @@ def _check_names(symbol: Any, shapes: Mapping[str, Shape]) -> None:
             raise PlanError(f"a shape is given for {name!r}, which is no argument of the symbol; {hint}it has: {some}")
 
 
-def _dtypes(dtypes: Any, shapes: Mapping[str, Shape]) -> Mapping[str, Any]:
-    if dtypes is None:
-        return {}
-    return dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(shapes, dtypes)
+def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(dtypes by name, notes). bfloat16 has the size and the rules of inference of float16, whose plan it gets."""
+    named = dict(dtype) if isinstance(dtype, Mapping) else {} if dtype is None else dict.fromkeys(shapes, dtype)
+    halves = [name for name, value in named.items() if getattr(value, "name", value) == "bfloat16" or _is_bfloat(value)]
+    named.update(dict.fromkeys(halves, "float16"))
+    for name, value in named.items():
+        try:
+            named[name] = None if value is None else p_dtype(value)
+        except ValueError as error:
+            raise PlanError(f"the dtype of {name!r} is {value!r}: {error} or bfloat16") from None
+    notes = ("bfloat16 is planned as float16, which takes the same bytes",) if halves else ()
+    return {name: value for name, value in named.items() if value is not None}, notes
 
 
-def _state_bytes(planned: PlannedGraph, shapes: Mapping[str, Shape], states: int | HasStates | None) -> int:
-    """Bytes that the optimizer keeps for all parameters."""
-    if states is None:
-        return 0
-    sizes = [
-        int(planned.memory.entry_nbytes[e])
-        for name, e in planned.gradients.items()
-        if name not in shapes and planned.grad_req[name] != Req.NULL
-    ]
-    if isinstance(states, bool) or (isinstance(states, int) and states < 0):
-        raise PlanError(f"optimizer_states must be a number of arrays per parameter or an optimizer, got {states!r}")
-    if isinstance(states, int):
-        return states * sum(sizes)
-    if not hasattr(states, "state_bytes"):
-        raise PlanError(f"optimizer_states must be a number of arrays per parameter or an optimizer, got {states!r}")
-    return sum(states.state_bytes(size) for size in sizes)
+def _is_bfloat(value: Any) -> bool:
+    """Whether this is the type of the package ml_dtypes."""
+    return isinstance(value, type) and value.__name__ == "bfloat16"
+
+
+def _state_bytes(
+    planned: PlannedGraph, known: Mapping[str, Shape], optimizer: int | HasStates | None
+) -> dict[str, int]:
+    """Bytes that the optimizer keeps for each parameter that has a gradient."""
+    return {name: state for name, (_, _, state) in _trained(planned, known, optimizer).items()}
+
+
+def _trained(
+    planned: PlannedGraph, known: Mapping[str, Shape], optimizer: int | HasStates | None
+) -> dict[str, tuple[int, int, int]]:
+    """(elements, bytes, bytes of optimizer state) of each parameter that has a gradient."""
+    if isinstance(optimizer, bool) or not (
+        optimizer is None or (isinstance(optimizer, int) and optimizer >= 0) or hasattr(optimizer, "state_bytes")
+    ):
+        raise PlanError(
+            f"optimizer must be a name, an optimizer or a number of arrays per parameter, got {optimizer!r}"
+        )
+    found = {}
+    for name, e in planned.gradients.items():
+        if name in known or planned.grad_req[name] == Req.NULL:
+            continue
+        nbytes = int(planned.memory.entry_nbytes[e])
+        if optimizer is None:
+            state = 0
+        else:
+            state = optimizer * nbytes if isinstance(optimizer, int) else optimizer.state_bytes(nbytes)
+        found[name] = (prod(planned.shapes[e]), nbytes, state)
+    return found
+
+
+def _held(planned: PlannedGraph, known: Mapping[str, Shape]) -> int:
+    """Bytes of the parameters and auxiliary states."""
+    sizes = planned.memory.entry_nbytes
+    row = planned.graph.row
+    nids = [nid for name, nid in planned.arguments.items() if nid >= 0 and _is_parameter(name, known)]
+    nids += [nid for nid in planned.aux.values() if nid >= 0]
+    return sum(int(sizes[row[nid]]) for nid in nids)

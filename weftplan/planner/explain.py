@@ -176,7 +176,7 @@ def left_out(plan: Layout) -> str:
     absent = [
         "" if "optimizer_states" in plan.external_bytes else "optimizer states",
         "" if plan.options.workspaces else "scratch memory of operators",
-        "buffers of the kvstore",
+        "" if "kvstore" in plan.external_bytes or "host_copies" in plan.external_bytes else "buffers of the kvstore",
         "the input pipeline",
         "the interpreter and its libraries",
         "slack of the storage pool",
@@ -196,6 +196,28 @@ def compare(plan: Layout, other: Layout) -> str:
         f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}".rstrip()
         for row in rows
     )
+
+
+def amount(nbytes: float) -> str:
+    """A number of bytes for people, in powers of 1024.
+
+    >>> amount(1536), amount(10)
+    ('1.50 KiB', '10 B')
+    """
+    scale, unit = unit_of(nbytes)
+    return f"{nbytes / scale:.2f} {unit}" if unit != "B" else f"{nbytes:.0f} B"
+
+
+def unit_of(nbytes: float) -> tuple[int, str]:
+    """The unit in which people read such a number of bytes, and how many bytes it has.
+
+    >>> unit_of(5 << 20)
+    (1048576, 'MiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(nbytes) >= 1024**power:
+            return 1024**power, unit
+    return 1, "B"
 
 
 def _row(name: str, nbytes: int, of: int = 0, note: str = "") -> str:

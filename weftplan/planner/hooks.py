@@ -1,4 +1,4 @@
-"""What a higher layer fills in, so that a plan can draw itself while imports only go down."""
+"""What higher layers fill in, so that a plan can draw itself and know optimizers while imports only go down."""
 
 from __future__ import annotations
 
@@ -8,19 +8,28 @@ from typing import Any
 
 from weftplan.errors import MXNetError
 
+_PROVIDERS = {
+    "html": "weftplan.report",
+    "plot": "weftplan.report",
+    "optimizer": "weftplan.training.memory",
+    "besides": "weftplan.training.memory",
+}
 _hooks: dict[str, Callable[..., Any]] = {}
 
 
-def set_reports(*, html: Callable[..., str], plot: Callable[..., Any]) -> None:
-    """Called once by :mod:`weftplan.report`; both take the plan first."""
-    _hooks["html"] = html
-    _hooks["plot"] = plot
+def provide(**hooks: Callable[..., Any]) -> None:
+    """Called once by each provider.
+
+    ``html`` and ``plot`` take a plan first; ``optimizer`` makes an optimizer from its name; ``besides`` says what
+    data-parallel training holds besides its executors.
+    """
+    _hooks.update(hooks)
 
 
-def report(name: str) -> Callable[..., Any]:
-    """The report called ``name``; :mod:`weftplan.report` is imported when that has not happened yet."""
+def hook(name: str) -> Callable[..., Any]:
+    """The function called ``name``; its provider is imported when that has not happened yet."""
     if name not in _hooks:
-        importlib.import_module("weftplan.report")
+        importlib.import_module(_PROVIDERS[name])
     if name not in _hooks:
-        raise MXNetError(f"plans have no report {name!r}: weftplan.report did not register it")
+        raise MXNetError(f"plans have no {name!r}: {_PROVIDERS[name]} did not register it")
     return _hooks[name]

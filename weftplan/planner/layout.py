@@ -88,6 +88,11 @@ class Layout:
     """Of the pairs that :meth:`after` lists, how many make a node wait for one whose result it does not need: what
     sharing takes from running in parallel. For whole blocks by Paddle's rules the order edges that these add. None
     where nobody counted: other whole blocks, and more than 8,192 steps."""
+    more_time: float = 0.0
+    """Modelled seconds that recomputation and waiting for the host add to a step, as a share of a step without them."""
+    elsewhere: int = 0
+    """Bytes of :attr:`total` that are in another memory than that of the device that was planned, where several
+    devices with memory of their own were named; a budget does not count them."""
     notes: tuple[str, ...] = ()
     """What the planner decided and a user may want to know, in words."""
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +129,11 @@ class Layout:
         if not any(context.device_type in ("gpu", "sim") for context in self.contexts):
             return 0
         return sum(n for context, n in self.peak_by_device.items() if context.device_type == "cpu_pinned")
+
+    @property
+    def counted(self) -> int:
+        """Bytes that a budget counts: :attr:`total` without :attr:`on_host` and :attr:`elsewhere`."""
+        return self.total - self.on_host - self.elsewhere
 
     @property
     def num_storages(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
@@ -12,17 +12,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.device.context import Context
+from weftplan.errors import PlanError
 from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner import bars, explain, plan_file
+from weftplan.planner.amounts import bytes_of
+from weftplan.planner.batch import largest_fitting
 from weftplan.planner.graph import IndexedGraph
-from weftplan.planner.hooks import report
+from weftplan.planner.hooks import hook
 from weftplan.planner.layout import Layout
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryPlan(Layout):
     """Who lives where, when, in words, tables and pictures; the figures and arrays are those of :class:`.Layout`."""
+
+    again: Callable[..., MemoryPlan] | None = field(default=None, repr=False)
+    """Plans the same question once more with another ``batch`` or ``budget``; None for a plan read from a file."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<MemoryPlan {explain.amount(self.total)} in all, {explain.amount(self.peak)} planned, "
+            f"{len(self.labels.steps)} steps, strategy {self.strategy}>"
+        )
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def batch_max(self, budget: int | str, *, recompute: bool = False) -> int:
+        """The largest batch with which the same question fits a budget.
+
+        Args:
+            budget: as for :func:`weftplan.planner.plan`.
+            recompute: let the planner compute forward results again for it, as a budget does. Each batch size that is
+                tried then takes seconds for deep networks.
+
+        Raises:
+            BudgetError: not even one sample fits; its ``smallest`` is what one sample needs.
+            PlanError: the plan was read from a file or taken from an executor.
+
+        >>> from weftplan import models
+        >>> models.get("mlp").plan(data=(32, 784)).batch_max("4 MB")
+        700
+        """
+        if self.again is None:
+            raise PlanError("batch_max needs a plan that symbol.plan(...) has just made; this one has no network")
+        return largest_fitting(self.again, bytes_of(budget, self.contexts[0]), recompute=recompute)[0]
 
     @property
     def left_out(self) -> str:
@@ -51,7 +86,7 @@ class MemoryPlan(Layout):
 
     def to_html(self, *, title: str = "memory plan") -> str:
         """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""
-        return str(report("html")(self, title=title))
+        return str(hook("html")(self, title=title))
 
     def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
         """Draw the buffers over time with matplotlib.
@@ -66,7 +101,7 @@ class MemoryPlan(Layout):
         Raises:
             MXNetError: matplotlib is not installed.
         """
-        return report("plot")(self, path, title=title)
+        return hook("plot")(self, path, title=title)
 
     def _repr_html_(self) -> str:
         """The summary, for notebooks."""

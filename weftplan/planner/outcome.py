@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
@@ -28,6 +28,10 @@ class Outcome:
     memory: MemoryPlan
     found: Assignment
     notes: tuple[str, ...] = ()
+
+    def slowed(self, more_time: float) -> Outcome:
+        """The same, whose plan says by what share of a step it takes longer."""
+        return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
 def planned(facts: Facts, num_forward: int, options: PlanOptions) -> Outcome:

@@ -75,6 +75,8 @@ def dumps(plan: Layout) -> str:
         "outputs": list(plan.outputs),
         "num_forward": plan.num_forward,
         "added_waits": plan.num_added_waits,
+        "more_time": plan.more_time,
+        "elsewhere": plan.elsewhere,
         "notes": list(plan.notes),
         "kernels": dict(plan.kernels),
         "devices": [[c.device_type, c.device_id] for c in plan.contexts],
@@ -156,6 +158,8 @@ def _plan(document: dict[str, Any], kind: type[L]) -> L:
         outputs=tuple(_integers(document["outputs"], len(entries), "outputs")),
         num_forward=None if document["num_forward"] is None else int(document["num_forward"]),
         num_added_waits=None if document.get("added_waits") is None else int(document["added_waits"]),
+        more_time=float(document.get("more_time", 0.0)),
+        elsewhere=int(document.get("elsewhere", 0)),
         notes=tuple(str(note) for note in document["notes"]),
         kernels={str(name): str(text) for name, text in document.get("kernels", {}).items()},
     )

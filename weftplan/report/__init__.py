@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from weftplan.planner.hooks import set_reports
+from weftplan.planner.hooks import provide
 from weftplan.report import memory_html, plan_html, plan_picture
 from weftplan.storage.snapshot import set_page
 
-set_reports(html=plan_html.plan_html, plot=plan_picture.plot_plan)
+provide(html=plan_html.plan_html, plot=plan_picture.plot_plan)
 set_page(memory_html.memory_html)

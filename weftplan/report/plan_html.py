@@ -70,11 +70,23 @@ def facts(plan: MemoryPlan) -> list[tuple[str, int]]:
     if len(plan.contexts) > 1:
         rows += [(f"planned peak on {context}", nbytes) for context, nbytes in plan.peak_by_device.items()]
     rows += [
-        (f"{purpose.replace('_', ' ')} (brought by the caller)", nbytes)
+        (_PURPOSES.get(purpose, purpose.replace("_", " ")), nbytes)
         for purpose, nbytes in plan.external_bytes.items()
         if nbytes
     ]
     return [*rows, ("total", plan.total)]
+
+
+_PURPOSES = {
+    "arguments": "arguments: weights and inputs",
+    "gradients": "gradients of arguments",
+    "aux": "auxiliary states",
+    "head_grads": "gradients of outputs",
+    "optimizer_states": "states of the optimizer",
+    "host_copies": "Module's copies on the host",
+    "kvstore": "buffers of the kvstore",
+    "other_devices": "executors of the other devices",
+}
 
 
 def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:

@@ -87,6 +87,13 @@ class BaseModule:
     def synchronize(self) -> None:
         """Give every context the same auxiliary states: their average. ``fit`` does so after each epoch."""
 
+    def _expect(
+        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+    ) -> None:
+        """Be told before binding what will train, so that all of it stays within a memory budget."""
+        if memory_budget is not None:
+            raise MXNetError(f"{type(self).__name__}.fit takes no memory_budget")
+
     def set_params(
         self,
         arg_params: Params,
@@ -140,6 +147,8 @@ class BaseModule:
         num_epoch: int | None = None,
         validation_metric: Any = None,
         monitor: Monitor | None = None,
+        *,
+        memory_budget: int | str | None = None,
     ) -> None:
         """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
 
@@ -152,8 +161,11 @@ class BaseModule:
             optimizer, optimizer_params: name and keyword arguments, or an optimizer.
             initializer: for parameters without a value; default ``Uniform(0.01)``.
             monitor: watches every executor, and logs what it finds.
+            memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"``; see
+                :class:`~weftplan.training.module.Module`.
 
         Raises:
+            BudgetError: training does not fit the memory budget; nothing has been allocated.
             MXNetError: ``num_epoch`` is missing.
         """
         if num_epoch is None:
@@ -163,6 +175,7 @@ class BaseModule:
             _check_iterator("fit: eval_data", eval_data)
         train_metric = metrics.create(eval_metric)
         check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
+        self._expect(memory_budget, kvstore, optimizer, optimizer_params, rebind=force_rebind)
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)

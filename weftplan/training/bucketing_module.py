@@ -63,6 +63,14 @@ class BucketingModule(BaseModule):
         self._buckets[key] = module
         self._current, self.bucket_key, self.symbol = module, key, module.symbol
 
+    def _expect(
+        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+    ) -> None:
+        if memory_budget is not None:
+            self._settings["memory_budget"] = memory_budget
+        for module in {id(m): m for m in (self._default, *self._buckets.values())}.values():
+            module._expect(memory_budget, kvstore, optimizer, settings, rebind=rebind)
+
     # -- binding --------------------------------------------------------------------------------------------------
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from weftplan.planner.explain import amount
 from weftplan.training.checkpoint import save_checkpoint
 from weftplan.training.metric import EvalMetric
 
@@ -217,21 +218,6 @@ class LiveDisplay:
             epoch=param.epoch,
             values=" ".join(f"{name} {value:.4f}" for name, value in pairs),
             speed=self.samples / max(time.perf_counter() - self._start, 1e-9),
-            live=format_bytes(live),
-            peak=format_bytes(peak),
+            live=amount(live),
+            peak=amount(peak),
         )
-
-
-def format_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1024.
-
-    >>> format_bytes(1536), format_bytes(10)
-    ('1.50 KiB', '10 B')
-    """
-    if abs(count) < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        count /= 1024
-        if abs(count) < 1024 or unit == "TiB":
-            return f"{count:.2f} {unit}"
-    raise AssertionError("unreachable")

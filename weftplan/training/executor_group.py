@@ -11,11 +11,12 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
-from weftplan.errors import BindError, DTypeError, ShapeError, listed
-from weftplan.executor import Executor
+from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, listed
+from weftplan.executor import Executor, simple_bind
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training.io import DataBatch, DataDesc
+from weftplan.training.memory import Share
 
 log = logging.getLogger("weftplan")
 
@@ -68,6 +69,10 @@ class ExecutorGroup:
             or by name (the others: ``write``).
         shared_group: executors whose planned memory and parameters are used again (other batch size).
         group2ctxs: for each context where the nodes of each group run.
+        share: what a memory budget leaves to each executor.
+
+    Raises:
+        BudgetError: an executor does not fit its share.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class ExecutorGroup:
         grad_req: GradReq = "write",
         shared_group: ExecutorGroup | None = None,
         group2ctxs: Sequence[Mapping[str, Context]] | None = None,
+        share: Share | None = None,
     ) -> None:
         if len(set(contexts)) != len(contexts):
             raise BindError(f"a context may occur only once, got {list(contexts)}")
@@ -117,7 +123,9 @@ class ExecutorGroup:
             types = {desc.name: desc.dtype for desc in (*data_shapes, *label_shapes) if desc.name in arguments}
             shared = shared_group.executors[i] if shared_group is not None else None
             self.executors.append(
-                symbol.simple_bind(
+                _bound(
+                    symbol,
+                    share,
                     ctx,
                     grad_req=wanted,
                     group2ctx=None if group2ctxs is None else group2ctxs[i],
@@ -209,6 +217,16 @@ class ExecutorGroup:
         args = {n: arrays[0].copyto(_HOST) for n, arrays in zip(self.param_names, self.param_arrays, strict=True)}
         aux = {n: _average(arrays) for n, arrays in zip(self.aux_names, self.aux_arrays, strict=True)}
         return args, aux
+
+
+def _bound(symbol: Symbol, share: Share | None, ctx: Context, **settings: Any) -> Executor:
+    """An executor within its share of a memory budget, which is at least a byte, so that the smallest is found."""
+    if share is None:
+        return simple_bind(symbol, ctx, **settings)
+    try:
+        return simple_bind(symbol, ctx, budget=max(1, share.each), **settings)
+    except BudgetError as error:
+        raise share.refusal(error) from error
 
 
 _HOST = Context("cpu", 0)

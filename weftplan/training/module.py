@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError, FormatError, MXNetError, ParameterError, ShapeError, listed
+from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.files import replacing
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.ndarray import NDArray
+from weftplan.planner.amounts import bytes_of
 from weftplan.symbol import Symbol
 from weftplan.training import initializer as initializers
 from weftplan.training import optimizer as optimizers
@@ -26,6 +27,7 @@ from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.inputs import check_batch, context_list, name_list, named_as, places, refuse_shares, resized
 from weftplan.training.io import DataBatch, DataDesc
+from weftplan.training.memory import Share, executor_budget
 from weftplan.training.metric import EvalMetric
 from weftplan.training.monitor import Monitor
 from weftplan.training.parameters import complete, first_values, unknown_names
@@ -46,6 +48,10 @@ class Module(BaseModule):
         state_names: not supported; name states among the data.
         group2ctxs: where the nodes of each ``ctx_group`` run: a dictionary, or one for each context.
         compression_params: for ``set_gradient_compression`` of the kvstore.
+        memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"`` of the device's memory:
+            executors, Module's copies on the host, buffers of the kvstore and states of the optimizer. CPU contexts
+            share one budget; other devices have so much each. Forward results are computed again, or wait on the host,
+            where that is needed to fit.
     """
 
     def __init__(
@@ -60,8 +66,11 @@ class Module(BaseModule):
         state_names: Sequence[str] | None = None,
         group2ctxs: Mapping[str, Context] | Sequence[Mapping[str, Context]] | None = None,
         compression_params: Mapping[str, Any] | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
         super().__init__(logger)
+        self.memory_budget = memory_budget
+        self._expected: tuple[Any, optimizers.Optimizer | None] = ("local", None)
         if not isinstance(symbol, Symbol):
             raise BindError(
                 f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
@@ -150,6 +159,7 @@ class Module(BaseModule):
         force_rebind: bool = False,
         shared_module: Module | None = None,
         grad_req: GradReq = "write",
+        memory_budget: int | str | None = None,
     ) -> None:
         """Plan and allocate one executor per context.
 
@@ -162,8 +172,11 @@ class Module(BaseModule):
             shared_module: a bound module whose memory and parameters are shared.
             grad_req: ``write`` or ``add`` for what has a gradient; or a list or a dictionary with the request of each
                 argument.
+            memory_budget: in place of the constructor's. The optimizer's states count where ``fit`` binds, which knows
+                the optimizer; ``init_optimizer`` refuses one whose states do not fit any more.
 
         Raises:
+            BudgetError: nothing fits the memory budget; nothing has been allocated.
             MXNetError: the checkpoint that was loaded lacks a parameter or an auxiliary state.
         """
         if self.binded and not force_rebind:
@@ -174,6 +187,8 @@ class Module(BaseModule):
         label = named_as(as_descs(label_shapes), self.label_names, "label") if label_shapes else []
         if self._arg_params is not None and self._aux_params is not None:
             complete(self._arg_params, self.param_names, self._aux_params, self.aux_names, training=for_training)
+        if memory_budget is not None:
+            self.memory_budget = memory_budget
         self._bind_options = {"for_training": for_training, "inputs_need_grad": inputs_need_grad, "grad_req": grad_req}
         self._replace_group(self._make_group(data, label, shared_module.group if shared_module is not None else None))
         self.for_training = for_training
@@ -197,8 +212,54 @@ class Module(BaseModule):
             fixed_param_names=self.fixed_param_names,
             shared_group=shared,
             group2ctxs=self._group2ctxs,
+            share=self._share(data, label),
             **self._bind_options,
         )
+
+    def _expect(
+        self, memory_budget: int | str | None, kvstore: Any, optimizer: Any, settings: Any, *, rebind: bool
+    ) -> None:
+        if memory_budget is not None:
+            if self.binded and not rebind:
+                raise BindError("fit: the module is bound already; pass force_rebind=True to let memory_budget act")
+            self.memory_budget = memory_budget
+        if self.memory_budget is None or self.optimizer_initialized:
+            return
+        made = choose_optimizer(optimizer, settings, symbol=self.symbol, names={}, batch_size=1)
+        self._expected = (kvstore, made)
+
+    def _share(self, data: Sequence[DataDesc], label: Sequence[DataDesc]) -> Share | None:
+        """What the memory budget leaves to each executor; None without one."""
+        if self.memory_budget is None:
+            return None
+        kvstore, optimizer = (self._kvstore, self._optimizer) if self.optimizer_initialized else self._expected
+        descs = [desc for desc in (*data, *label) if desc.name in {*self.data_names, *self.label_names}]
+        training = self._bind_options["for_training"]
+        return executor_budget(
+            bytes_of(self.memory_budget, self.contexts[0]),
+            self.symbol,
+            {desc.name: tuple(desc.shape) for desc in descs},
+            {desc.name: desc.dtype for desc in descs},
+            [name for name in self.param_names if name not in self.fixed_param_names] if training else [],
+            [name for name in self.param_names if training or not name.endswith("label")],
+            contexts=self.contexts,
+            kvstore=kvstore if training else None,
+            optimizer=optimizer if training else None,
+        )
+
+    def _check_budget(self, kvstore: Any, optimizer: optimizers.Optimizer) -> None:
+        """Refuse an optimizer whose states, with what is bound, are more than the memory budget."""
+        before, self._expected = self._expected, (kvstore, optimizer)
+        share = self._share(self.data_shapes, self.label_shapes)
+        plans = [executor.memory_plan for executor in self.group.executors]
+        need = max(plan.counted for plan in plans)
+        if share is not None and need > share.each:
+            self._expected = before
+            raise BudgetError(
+                f"init_optimizer: an executor was bound with {need:,} bytes, but the memory budget of "
+                f"{self.memory_budget} leaves it {share.each:,} beside {type(optimizer).__name__}: let fit bind, which "
+                f"knows the optimizer, or bind with a smaller memory_budget"
+            )
 
     def _replace_group(self, group: ExecutorGroup) -> None:
         """Run on other executors from now on; monitors move along."""
@@ -363,6 +424,7 @@ class Module(BaseModule):
             names=self._index_names(on_store),
             batch_size=self.group.batch_size * workers,
         )
+        self._check_budget(store, chosen)
         self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
         self._updater = None
         if store is not None:

@@ -10,8 +10,7 @@ from weftplan.planner.recompute.archive import Point
 from weftplan.planner.recompute.cost import node_seconds
 from weftplan.planner.recompute.policies import apply, wanted
 from weftplan.planner.recompute.rewrite import repeat
-from weftplan.planner.recompute.size import parse_bytes
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.recompute.trade_off import curve
 
-__all__ = ["Point", "Price", "Tape", "apply", "curve", "node_seconds", "parse_bytes", "repeat", "wanted"]
+__all__ = ["Point", "Price", "Tape", "apply", "curve", "node_seconds", "repeat", "wanted"]

@@ -114,7 +114,7 @@ def _planned(start: Outcome, tape: Tape, options: PlanOptions, chosen: Iterable[
 
 def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Outcome:
     """The smallest real plan among the proposals, if it is smaller than the plan without recomputation."""
-    best, note = start, ""
+    best, note, more = start, "", 0.0
     refused = 0
     for tape, price in proposals:
         if not price.twins:
@@ -126,12 +126,13 @@ def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, P
         outcome = _planned(start, tape, options, price.twins)
         if outcome.memory.peak < best.memory.peak:
             best, note = outcome, _saved(policy, start, outcome, tape, price.seconds, len(price.twins))
+            more = _share(tape, price.seconds)
         else:
             refused = min(refused, outcome.memory.peak) or outcome.memory.peak
     if best is start:
         why = f"it needs {refused:,} bytes" if refused else "it would repeat nothing"
         note = f"recompute {policy}: not used, {why}; without it {start.memory.peak:,}"
-    return replace(best, notes=(*best.notes, note))
+    return replace(best.slowed(more), notes=(*best.notes, note))
 
 
 def _cheapest(start: Outcome, tapes: Sequence[Tape], options: PlanOptions) -> Outcome:
@@ -165,7 +166,8 @@ def _within(start: Outcome, tapes: Sequence[Tape], options: PlanOptions, budget:
         if outcome.memory.peak < smallest.memory.peak:
             smallest = outcome
         if outcome.memory.peak <= budget:
-            return replace(outcome, notes=(_saved("budget", start, outcome, tape, point.seconds, len(point.twins)),))
+            note = _saved("budget", start, outcome, tape, point.seconds, len(point.twins))
+            return replace(outcome.slowed(_share(tape, point.seconds)), notes=(note,))
     # The smallest real plan on the curve, so that the number in the error is one that works.
     for point in reversed(points):
         if point.peak >= smallest.memory.peak:
@@ -184,8 +186,13 @@ def _within(start: Outcome, tapes: Sequence[Tape], options: PlanOptions, budget:
     )
 
 
+def _share(tape: Tape, seconds: float) -> float:
+    """Seconds as a share of a step."""
+    return seconds / tape.step_seconds if tape.step_seconds else 0.0
+
+
 def _saved(policy: str, start: Outcome, outcome: Outcome, tape: Tape, seconds: float, count: int) -> str:
-    share = 100.0 * seconds / tape.step_seconds if tape.step_seconds else 0.0
+    share = 100.0 * _share(tape, seconds)
     less = 100.0 * (1.0 - outcome.memory.peak / start.memory.peak)
     return (
         f"recompute {policy}: {count} node(s) run twice, {outcome.memory.peak:,} bytes instead of "

@@ -85,7 +85,9 @@ def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float]
             if best is None or sum(again[nid] for nid in alone.facts.order) - step <= best[1].seconds:
                 return alone
     if best is not None:
-        return replace(best[0], notes=(_note(memory, best[0], best[1], step),))
+        outcome, choice = best
+        more = choice.seconds / step if step else 0.0
+        return replace(outcome.slowed(more), notes=(_note(memory, outcome, choice, more),))
     outside = sum(facts.external_bytes.values())
     raise BudgetError(
         f"the plan needs {memory.peak:,} bytes with everything on the device, and {smallest:,} with the most that was "
@@ -171,12 +173,11 @@ def _planned(start: Outcome, options: PlanOptions, choice: _Choice) -> Outcome:
     return planned(facts, num_forward, options)
 
 
-def _note(plain: MemoryPlan, outcome: Outcome, choice: _Choice, step: float) -> str:
+def _note(plain: MemoryPlan, outcome: Outcome, choice: _Choice, more: float) -> str:
     need = outcome.memory.peak - outcome.memory.on_host
-    share = 100.0 * choice.seconds / step if step else 0.0
     less = 100.0 * (1.0 - need / plain.peak)
     return (
         f"budget: {len(choice.spills)} result(s) wait on the host ({outcome.memory.on_host:,} bytes), "
         f"{len(choice.twins)} node(s) run twice, {need:,} bytes instead of {plain.peak:,} (-{less:.1f} %) for "
-        f"{share:.1f} % more modelled time"
+        f"{100.0 * more:.1f} % more modelled time"
     )

@@ -1,9 +1,11 @@
-"""Numbers of bytes as people write them."""
+"""What a budget means in bytes: a size as people write it, or a share of what the device has."""
 
 from __future__ import annotations
 
 import re
 
+from weftplan.device import registry
+from weftplan.device.context import Context
 from weftplan.errors import PlanError
 
 _UNITS = {
@@ -13,6 +15,7 @@ _UNITS = {
     **{prefix + "ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
 _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 
 def parse_bytes(text: str | int) -> int:
@@ -40,3 +43,27 @@ def parse_bytes(text: str | int) -> int:
     if value <= 0:
         raise PlanError(f"expected a positive number of bytes, got {text!r}")
     return value
+
+
+def bytes_of(budget: int | str, context: Context | None = None) -> int:
+    """Bytes meant by ``2GB``, ``1.5 GiB``, a plain integer, or ``80%`` of the memory of ``context``.
+
+    The memory of a CPU is that of the machine, or of the container where that has less.
+
+    Raises:
+        PlanError: no positive size, or more than 100 %.
+        DeviceError: a share of a device that is not there.
+
+    >>> bytes_of("2GB"), bytes_of(4096)
+    (2000000000, 4096)
+    >>> bytes_of("50%", Context("sim", 0)) == registry.get(Context("sim", 0)).memory_info()[1] // 2
+    True
+    """
+    share = _SHARE.fullmatch(budget) if isinstance(budget, str) else None
+    if share is None:
+        return parse_bytes(budget)
+    percent = float(share.group(1))
+    if not 0 < percent <= 100:
+        raise PlanError(f"a budget in percent must be above 0 % and at most 100 %, got {budget!r}")
+    device = registry.get(Context("cpu", 0) if context is None else context)
+    return int(device.memory_info()[1] * percent / 100)

@@ -1,0 +1,111 @@
+"""``weftplan plan`` on terminals of several widths and into a pipe: columns are left out, numbers are never cut.
+
+The terminals are real pseudo-terminals. One child process answers for every width, since starting one takes a second.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from weftplan import models
+
+WIDTHS = (80, 100, 160)
+CHILD = """
+import fcntl, struct, sys, termios
+from weftplan.cli import main
+
+for width in map(int, sys.argv[1:]):
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    print(f"@{width}")
+    main(["plan", "resnet18", "--batch", "2", "--kernels"], standalone_mode=False)
+    main(["plan", "mlp", "--compare", "--curve"], standalone_mode=False)
+    sys.stdout.flush()
+"""
+
+
+def on_a_terminal(script: str, *arguments: object) -> str:
+    """What a child process writes to a pseudo-terminal."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "WEFTPLAN_KERNELS": "numpy"}
+    environment.pop("COLUMNS", None)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    os.close(slave)
+    found = b""
+    while True:
+        try:
+            piece = os.read(master, 1 << 16)
+        except OSError:  # the child has closed its end
+            break
+        if not piece:
+            break
+        found += piece
+    os.close(master)
+    assert child.stderr is not None
+    error = child.stderr.read()
+    child.stderr.close()
+    assert child.wait() == 0, error.decode()
+    return found.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture(scope="module")
+def screens() -> dict[int, list[str]]:
+    """The lines that each width shows."""
+    text = on_a_terminal(CHILD, *WIDTHS)
+    parts = re.split(r"@(\d+)\n", text)[1:]
+    return {int(width): body.splitlines() for width, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_terminal(screens: dict[int, list[str]], width: int) -> None:
+    """No line is broken by the terminal, and the wide one has columns that the narrow one has not."""
+    lines = screens[width]
+    assert max(map(len, lines)) <= width
+    heading = next(line for line in lines if line.lstrip().startswith("bytes  buffer"))
+    assert ("last read by" in heading) == (width == 160)
+    assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_numbers_are_whole(screens: dict[int, list[str]], width: int) -> None:
+    """Every figure stands there to the last digit: no dots beside a digit, and the totals are those of the plan."""
+    text = "\n".join(screens[width])
+    assert not re.search(r"[\d,]…|…[\d,]+\b(?!\w)", text)
+    plan = models.get("resnet18").plan(models.input_shapes("resnet18", 2), options=None, kernels="numpy")
+    for number in (plan.peak, plan.total, plan.unshared_bytes, *(item.nbytes for item in plan.alive_at_peak(12))):
+        assert f"{number:,}" in text
+    # The first line answers, however narrow the screen.
+    answer = " ".join(text.split("\n\n")[0].split())
+    assert answer.startswith("training resnet18, batch 2, float32: ")
+    assert answer.endswith("optimizer not counted: --optimizer adam)")
+
+
+def test_a_pipe_has_no_width() -> None:
+    """Into a pipe nothing is left out and no sentence is broken."""
+    done = subprocess.run(
+        [sys.executable, "-m", "weftplan", "plan", "mlp"],
+        env={**os.environ, "COLUMNS": "60"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("optimizer not counted: --optimizer adam)")
+    assert any("last read by" in line for line in lines)
+    assert any(len(line) > 120 for line in lines)
+    assert done.stderr == ""

@@ -1,0 +1,180 @@
+"""A memory budget for training: what is planned is what a Module holds, and the budget is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import models
+from weftplan.errors import BindError, BudgetError, PlanError
+from weftplan.planner.estimate import OPTIONS, plan
+
+BATCH = 9
+SHAPES = {"data": (BATCH, 1, 8, 8), "softmax_label": (BATCH,)}
+
+
+@pytest.fixture(autouse=True)
+def _quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
+
+
+def batches() -> mx.io.NDArrayIter:
+    rng = np.random.default_rng(0)
+    return mx.io.NDArrayIter(rng.random(SHAPES["data"], dtype=np.float32), rng.integers(0, 10, BATCH), BATCH)
+
+
+def held(module: Any) -> int:
+    """Bytes of everything that a trained Module holds, counted array by array."""
+    executors = module.group.executors
+    arrays = [a for e in executors for a in (*e.arg_arrays, *e.grad_arrays, *e.aux_arrays) if a is not None]
+    arrays += [*module._arg_params.values(), *module._aux_params.values()]
+    states = module._states_holder().states.values()
+    arrays += [a for s in states for a in (s if isinstance(s, tuple) else (s,)) if a is not None]
+    store = 0 if module._kvstore is None else sum(v for k, v in module._kvstore.statistics().items() if k != "keys")
+    return sum(a.nbytes for a in arrays) + store + sum(e.allocated_bytes for e in executors)
+
+
+@pytest.mark.parametrize("on_store", ["1", "0"])
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+@pytest.mark.parametrize("devices", ["cpu", "cpu cpu", "sim", "sim sim sim"])
+def test_the_plan_of_a_module_is_what_it_holds(
+    devices: str, kvstore: str, on_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors, copies on the host, buffers of the store and states of the optimizer, to the byte."""
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", on_store)
+    contexts = [mx.Context(kind, i) for i, kind in enumerate(devices.split())]
+    net = models.digits("lenet")
+    module = mx.mod.Module(net, context=contexts)
+    module.fit(batches(), num_epoch=1, kvstore=kvstore, optimizer="adam")
+    found = net.plan(SHAPES, context=contexts, kvstore=kvstore, optimizer="adam")
+    assert found.total == held(module)
+    assert found.peak == module.group.executors[-1].allocated_bytes
+    assert found.total == found.peak + sum(found.external_bytes.values())
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu cpu", "sim sim"])
+@pytest.mark.parametrize("way", ["fit", "Module"])
+def test_a_budget_is_kept(devices: str, way: str) -> None:
+    """Training under a budget holds no more than that, and gives the same bits."""
+    contexts = [mx.Context(kind, i) for i, kind in enumerate(devices.split())]
+    net = models.digits("resnet")
+    plain = net.plan(SHAPES, context=contexts, optimizer="adam")
+    budget = plain.counted - plain.peak // 8
+    weights = []
+    for limit in (None, budget):
+        mx.random.seed(1)
+        settings = {"memory_budget": limit} if way == "Module" else {}
+        module = mx.mod.Module(net, context=contexts, **settings)
+        more = {"memory_budget": limit} if way == "fit" else {}
+        module.fit(batches(), num_epoch=2, optimizer="adam", **more)
+        weights.append({name: array.asnumpy() for name, array in module.get_params()[0].items()})
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+    planned = net.plan(SHAPES, context=contexts, optimizer="adam", budget=budget)
+    assert planned.counted <= budget < plain.counted
+    assert planned.peak == module.group.executors[-1].allocated_bytes
+    if devices.startswith("cpu"):
+        assert held(module) <= budget
+
+
+def test_the_smallest_budget_works() -> None:
+    """The error names a budget for everything, and training runs with it; one byte less does not."""
+    net = models.digits("resnet")
+    with pytest.raises(BudgetError, match="buffers of the kvstore and states of the optimizer") as refused:
+        mx.mod.Module(net, memory_budget="1 MB").fit(batches(), num_epoch=1, optimizer="adam")
+    smallest = refused.value.smallest
+    assert smallest is not None
+    with pytest.raises(BudgetError):
+        mx.mod.Module(net).fit(batches(), num_epoch=1, optimizer="adam", memory_budget=smallest - 1)
+    module = mx.mod.Module(net)
+    module.fit(batches(), num_epoch=1, optimizer="adam", memory_budget=smallest)
+    assert held(module) <= smallest
+
+
+def test_an_optimizer_that_does_not_fit_any_more() -> None:
+    """Bound without knowing the optimizer, there may be no room for its states: a clear refusal, and no optimizer."""
+    net = models.digits("lenet")
+    budget = net.plan(SHAPES, context=[mx.cpu(0)]).total
+    module = mx.mod.Module(net, memory_budget=budget)
+    module.bind([("data", SHAPES["data"])], [("softmax_label", SHAPES["softmax_label"])])
+    module.init_params()
+    with pytest.raises(BudgetError, match=r"leaves it .* beside Adam"):
+        module.init_optimizer(optimizer="adam")
+    module.init_optimizer(optimizer="sgd")
+
+
+def test_a_bound_module_says_how_a_budget_can_act() -> None:
+    """A budget that comes too late is refused, not ignored."""
+    module = mx.mod.Module(models.digits("mlp"))
+    module.fit(batches(), num_epoch=1)
+    with pytest.raises(BindError, match="force_rebind=True"):
+        module.fit(batches(), num_epoch=1, memory_budget="1GB")
+    module.fit(batches(), num_epoch=1, memory_budget="1GB", force_rebind=True)
+    assert module.memory_budget == "1GB"
+
+
+def test_buckets_keep_the_budget() -> None:
+    """A BucketingModule hands the budget to the network of every bucket."""
+    module = mx.mod.BucketingModule(lambda key: (models.digits("mlp"), ("data",), ("softmax_label",)), 10)
+    with pytest.raises(BudgetError):
+        module.fit(batches(), num_epoch=1, memory_budget=1000)
+
+
+def test_the_largest_batch_in_python() -> None:
+    """It fits and the next does not; a plan without its network says so."""
+    net = models.get("mlp")
+    found = net.plan(data=(32, 784))
+    batch = found.batch_max("4 MB")
+    assert net.plan(data=(batch, 784)).total <= 4_000_000 < net.plan(data=(batch + 1, 784)).total
+    assert found.batch_max("4 MB", recompute=True) >= batch
+    with pytest.raises(PlanError, match="this one has no network"):
+        type(found).from_json(found.to_json()).batch_max("4 MB")
+
+
+def test_misspelt_options_are_errors() -> None:
+    """Each names the right one; nothing is bound or planned without it."""
+    net = models.get("mlp")
+    for name, right in (("dtypes", "dtype"), ("memory_budget", "budget"), ("optimiser", "optimizer")):
+        with pytest.raises(PlanError, match=f"did you mean '{right}'"):
+            net.plan(data=(2, 784), **{name: "x"})
+    for name, right in (("budgt", "budget"), ("option", "options")):
+        with pytest.raises(BindError, match=f"did you mean '{right}'"):
+            net.simple_bind(mx.cpu(), data=(2, 784), **{name: "500MB"})
+    with pytest.raises(BindError, match="two names of one option"):
+        net.simple_bind(mx.cpu(), data=(2, 784), budget="1GB", memory_budget="1GB")
+    with pytest.raises(PlanError, match="given twice"):
+        net.plan({"data": (2, 784)}, data=(2, 784))
+
+
+def test_the_list_of_options_is_the_signature() -> None:
+    """What the errors list are the keywords that plan has."""
+    import inspect
+
+    parameters = inspect.signature(plan).parameters.values()
+    assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == OPTIONS
+
+
+def test_one_vocabulary() -> None:
+    """``budget``, ``dtype`` and ``options`` mean the same for a plan and for an executor."""
+    net = models.digits("resnet")
+    shapes = {"data": (64, 1, 8, 8)}
+    plain = net.plan(shapes, grad_req="write")
+    budget = plain.total - plain.peak // 8
+    planned = net.plan(shapes, grad_req="write", budget=budget)
+    executor = net.simple_bind(mx.cpu(), budget=budget, **shapes)
+    assert executor.allocated_bytes == planned.peak < plain.peak
+    half = models.get("mlp").simple_bind(mx.cpu(), dtype="float16", data=(2, 784))
+    assert half.arg_dict["fc1_weight"].dtype == np.float16
+    bfloat = models.get("mlp").plan(data=(2, 784), dtype="bfloat16")
+    assert bfloat.total == models.get("mlp").plan(data=(2, 784), dtype="float16").total
+    assert "bfloat16" in bfloat.notes[0]
+
+
+def test_how_a_plan_shows_itself() -> None:
+    """``repr`` is one line, ``str`` the summary."""
+    found = models.get("mlp").plan(data=(2, 784))
+    assert repr(found).startswith("<MemoryPlan 863.")
+    assert "\n" not in repr(found)
+    assert str(found) == found.summary()

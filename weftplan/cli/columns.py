@@ -1,0 +1,123 @@
+"""Tables for a terminal of any width: columns are left out where there is no room, numbers are never cut."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+GAP = 2
+"""Blanks between two columns."""
+SHORTEST = 12
+"""Names are not cut to fewer characters than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: its heading.
+        cells: its texts, one a row.
+        right: whether they stand to the right, as numbers do.
+        leave: the column with the highest number is left out first; 0: it stays.
+        name_like: whether a text may be cut in its middle.
+    """
+
+    name: str
+    cells: Sequence[str]
+    right: bool = False
+    leave: int = 0
+    name_like: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters of the longest text, the heading included."""
+        return max(map(len, (self.name, *self.cells)))
+
+
+def table(columns: Iterable[Column], width: int | None) -> list[str]:
+    """Lines of a table that is at most ``width`` characters wide (None: as wide as it is).
+
+    >>> sizes = Column("bytes", ["1,024", "7"], right=True)
+    >>> names = Column("name", ["convolution0_output", "x"], name_like=True)
+    >>> shapes = Column("shape", ["(16, 16)", "(7,)"], leave=1)
+    >>> for line in table([sizes, names, shapes], 40):
+    ...     print(line)
+    bytes  name                 shape
+    1,024  convolution0_output  (16, 16)
+        7  x                    (7,)
+    >>> for line in table([sizes, names, shapes], 20):
+    ...     print(line)
+    bytes  name
+    1,024  convol…output
+        7  x
+    """
+    kept = list(columns)
+    if width is not None:
+        while _width(kept) > width:
+            going = max(kept, key=lambda column: column.leave)
+            if not going.leave:
+                break
+            kept.remove(going)
+        kept = _shortened(kept, width)
+    widths = [column.width for column in kept]
+    rows = zip(*((column.name, *column.cells) for column in kept), strict=True)
+    return [
+        (" " * GAP)
+        .join(
+            cell.rjust(size) if column.right else cell.ljust(size)
+            for cell, size, column in zip(row, widths, kept, strict=True)
+        )
+        .rstrip()
+        for row in rows
+    ]
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) + GAP * (len(columns) - 1)
+
+
+def _shortened(columns: list[Column], width: int) -> list[Column]:
+    """The columns with names cut in their middle, where nothing else is left."""
+    over = _width(columns) - width
+    result = []
+    for column in columns:
+        room = max(SHORTEST, column.width - over)
+        if over > 0 and column.name_like and room < column.width:
+            over -= column.width - room
+            cells = [_cut(cell, room) for cell in column.cells]
+            column = Column(column.name, cells, column.right, column.leave, True)
+        result.append(column)
+    return result
+
+
+def _cut(text: str, room: int) -> str:
+    if len(text) <= room:
+        return text
+    head = (room - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"
+
+
+def paragraph(text: str, width: int | None, *, indent: str = "") -> list[str]:
+    """Lines of a sentence; words are never cut, and without a width it is one line."""
+    if width is None:
+        return [text]
+    return wrap(text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def output_width(*, stderr: bool = False) -> int | None:
+    """Columns of the terminal behind stdout (or stderr); None for a pipe or a file, which have no width.
+
+    ``COLUMNS`` wins over what the terminal says, as it does elsewhere.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    try:
+        if not stream.isatty():
+            return None
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdigit() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return None

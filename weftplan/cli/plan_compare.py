@@ -1,0 +1,73 @@
+"""Several plans of one network: strategies, policies and budgets side by side, and memory against time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from weftplan.errors import BudgetError, MXNetError
+from weftplan.planner import MemoryPlan
+
+POINTS = 6
+"""Plans on the curve of memory against time, both ends included."""
+SHARES = (0.9, 0.75, 0.5)
+"""Budgets that are compared, as shares of what the network needs without one."""
+
+Make = Callable[..., MemoryPlan]
+Row = dict[str, Any]
+
+
+def compare(make: Make, *, train: bool) -> Iterator[Row]:
+    """A row for each strategy and, for training, for each recompute policy and some budgets."""
+    off = {"recompute": "off"}
+    for strategy in ("none", "match_range", "arena", "auto"):
+        yield _row(f"strategy {strategy}", make, strategy=strategy, order="given", **off)
+    plain = _row("auto, best order", make, strategy="auto", order="best", **off)
+    yield plain
+    if not train:
+        return
+    for policy in ("mxnet", "echo", "sqrt", "cheap"):
+        yield _row(f"recompute {policy}", make, strategy="auto", recompute=policy)
+    for share in SHARES:
+        if "counted" in plain:
+            yield _row(f"budget {share:.0%} of it", make, budget=int(plain["counted"] * share))
+
+
+def curve(make: Make) -> Iterator[Row]:
+    """Plans from the fastest to the smallest: without a budget, then under ever smaller ones."""
+    plain = _row("no budget", make)
+    yield plain
+    try:
+        make(budget=1)
+        return  # nothing is planned at all
+    except BudgetError as error:
+        smallest = error.smallest
+    if smallest is None or "counted" not in plain:
+        return
+    last = plain["counted"]
+    for k in range(1, POINTS):
+        budget = plain["counted"] - (plain["counted"] - smallest) * k // (POINTS - 1)
+        if budget < last:
+            found = _row(f"budget {budget}", make, budget=budget)
+            if "counted" in found:
+                last = found["counted"]
+                yield found
+
+
+def _row(name: str, make: Make, **named: Any) -> Row:
+    start = time.perf_counter()
+    try:
+        plan = make(**named)
+    except MXNetError as error:  # one that cannot be made must not hide the others
+        return {"plan": name, "error": str(error)}
+    return {
+        "plan": name,
+        "total": plan.total,
+        "counted": plan.counted,
+        "peak": plan.peak,
+        "over_bound": plan.peak / plan.lower_bound if plan.lower_bound else 1.0,
+        "more_time": plan.more_time,
+        "reuse_edges": plan.num_reuse_edges,
+        "planned_in_s": time.perf_counter() - start,
+    }

@@ -1,0 +1,133 @@
+"""The largest batch that fits a number of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weftplan.errors import BudgetError, PlanError
+from weftplan.ops.schema import Shape
+
+Shapes = Mapping[str, Shape]
+
+LARGEST = 1 << 24
+"""Batches are not searched beyond this."""
+
+
+def batch_size(shapes: Shapes) -> int:
+    """The first dimension of the first shape that has one.
+
+    Raises:
+        PlanError: there is none.
+    """
+    for shape in shapes.values():
+        if len(shape):
+            return int(shape[0])
+    raise PlanError("a batch size needs the shape of an input to go into, such as data=(32, 3, 224, 224)")
+
+
+def with_batch(shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
+    """The shapes with another batch size: the first dimension of the first shape, wherever a shape begins with it.
+
+    >>> with_batch({"data": (32, 3, 8, 8), "label": (32,), "table": (7, 2)}, 4)
+    {'data': (4, 3, 8, 8), 'label': (4,), 'table': (7, 2)}
+
+    Raises:
+        PlanError: there is no shape with a first dimension.
+    """
+    old = batch_size(shapes)
+    return {
+        name: (batch, *shape[1:]) if len(shape) and shape[0] == old else tuple(shape) for name, shape in shapes.items()
+    }
+
+
+def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
+    """The largest batch whose total fits, and that total.
+
+    Args:
+        total: bytes that a batch needs; expected to rise with the batch.
+        budget: bytes that there are.
+
+    Bytes are nearly linear in the batch, so that the straight line through the two batches between which the answer
+    lies is nearly right, and five to seven plans are enough. Where two such guesses together do not halve what is
+    open, the next is the middle, so that the search ends after some 75 plans whatever the curve.
+
+    Raises:
+        BudgetError: not even one sample fits; its ``smallest`` is what one sample needs.
+
+    >>> largest_batch(lambda batch: 100 + 7 * batch, 1000)
+    (128, 996)
+    """
+    known = {1: total(1)}
+    if known[1] > budget:
+        raise BudgetError(
+            f"not even a batch of 1 fits the budget of {budget:,} bytes; the smallest budget that works is {known[1]}",
+            smallest=known[1],
+        )
+    before = 0
+    fits, fails = 1, LARGEST + 1
+    widths: list[int] = []
+    while fails - fits > 1:
+        if fails > LARGEST:  # nothing has failed yet: do not jump to the middle of nowhere
+            guess = min(_line(known, before, fits, budget) + 1, 64 * fits) if before else 3
+        elif len(widths) >= 2 and 2 * (fails - fits) > widths[-2]:
+            guess = (fits + fails) // 2
+            widths.clear()
+        else:
+            guess = _line(known, fits, fails, budget)
+        guess = min(max(guess, fits + 1), fails - 1)
+        if fails <= LARGEST:
+            widths.append(fails - fits)
+        known[guess] = total(guess)
+        if known[guess] <= budget:
+            before, fits = fits, guess
+        else:
+            fails = guess
+    return fits, known[fits]
+
+
+def _line(known: dict[int, int], first: int, second: int, budget: int) -> int:
+    """The batch at which the line through two known ones meets the budget."""
+    slope = (known[second] - known[first]) / (second - first)
+    return LARGEST if slope <= 0 else first + int((budget - known[first]) / slope)
+
+
+def largest_fitting(
+    again: Callable[..., Any],
+    budget: int,
+    *,
+    recompute: bool,
+    tried: Callable[[int, int], object] = lambda batch, nbytes: None,
+) -> tuple[int, Any]:
+    """The largest batch whose plan fits, and that plan.
+
+    Args:
+        again: plans with the ``batch`` and the ``budget`` that it is given.
+        budget: most bytes.
+        recompute: forward results may be computed again to fit.
+        tried: told every batch and the fewest bytes that it needs, as soon as they are known.
+
+    Raises:
+        BudgetError: not even one sample fits.
+    """
+    made: dict[int, Any] = {}
+
+    def need(batch: int) -> int:
+        """Bytes that a batch needs at least."""
+        if not recompute:
+            made[batch] = again(batch=batch, budget=None)
+            return int(made[batch].counted)
+        try:
+            return int(again(batch=batch, budget=1).counted)
+        except BudgetError as error:
+            if error.smallest is None:
+                raise
+            return error.smallest
+
+    def told(batch: int) -> int:
+        nbytes = need(batch)
+        tried(batch, nbytes)
+        return nbytes
+
+    batch, _ = largest_batch(told, budget)
+    return batch, again(batch=batch, budget=budget) if recompute else made[batch]

@@ -1,0 +1,158 @@
+"""What data-parallel training holds besides its executors: Module's host copies, kvstore buffers, optimizer states.
+
+The figures follow from sizes alone, as a plan's do; nothing is allocated here. Each one is what the classes that hold
+the bytes allocate, which a test compares with the storage's own statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import BudgetError, PlanError
+from weftplan.kvstore.copies import HOST
+from weftplan.planner.hooks import provide
+from weftplan.symbol import Symbol
+from weftplan.training import optimizer as optimizers
+from weftplan.training.store_choice import choose_store
+
+
+@dataclass(frozen=True, slots=True)
+class Besides:
+    """Bytes of everything that is not an executor's."""
+
+    by_purpose: dict[str, int]
+    """``host_copies``, ``kvstore`` and ``optimizer_states``, where there are any."""
+    each_device: int
+    """How many of them one of several devices with memory of its own holds at most; host memory is not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a memory budget leaves to each executor of a Module."""
+
+    budget: int
+    outside: int
+    """Bytes that are no executor's."""
+    executors: int
+    """How many executors share the budget."""
+
+    @property
+    def each(self) -> int:
+        """Most bytes of one executor; 0 where nothing is left."""
+        return max(0, (self.budget - self.outside) // self.executors)
+
+    def refusal(self, cause: BudgetError) -> BudgetError:
+        """The error of a Module whose executors do not fit what is left to them."""
+        smallest = None if cause.smallest is None else cause.smallest * self.executors + self.outside
+        found = "" if smallest is None else f"; the smallest budget found that works is {smallest}: raise it to that"
+        return BudgetError(
+            f"the memory budget is {self.budget:,} bytes, of which {self.outside:,} are taken by copies on the host, "
+            f"buffers of the kvstore and states of the optimizer, and {self.each:,} are left to "
+            f"{'the executor' if self.executors == 1 else f'each of {self.executors} executors'}"
+            f"{found or ': raise it'}, or use a smaller batch",
+            smallest=smallest,
+        )
+
+
+def named_optimizer(optimizer: Any) -> Any:
+    """An optimizer by name, where ``momentum`` is SGD with momentum; anything else is returned as it is.
+
+    Raises:
+        ParameterError: no optimizer has this name.
+    """
+    if not isinstance(optimizer, str):
+        return optimizer
+    if optimizer.lower() == "momentum":
+        return optimizers.create("sgd", momentum=0.9)
+    return optimizers.create(optimizer)
+
+
+def besides_executors(
+    trained: Mapping[str, tuple[int, int, int]],
+    held: int,
+    *,
+    contexts: Sequence[Context],
+    kvstore: Any = "local",
+) -> Besides:
+    """What a Module on ``contexts`` holds besides its executors.
+
+    Args:
+        trained: for each parameter with a gradient its (elements, bytes, bytes of optimizer state).
+        held: bytes of all parameters and auxiliary states, of which Module keeps a copy on the host.
+        contexts: one executor each.
+        kvstore: a name or a store, as ``fit`` takes it.
+
+    Raises:
+        PlanError: a store of several processes, each of which has a plan of its own.
+    """
+    count = len(contexts)
+    if isinstance(kvstore, str) and "dist" in kvstore:
+        raise PlanError(f"kvstore {kvstore!r}: plan one process alone, with kvstore 'device' or 'local'")
+    largest = max((elements for elements, _, _ in trained.values()), default=0)
+    store, on_store = choose_store(kvstore, contexts=count, largest=largest)
+    weights = sum(nbytes for _, nbytes, _ in trained.values())
+    states = sum(state for _, _, state in trained.values())
+    found = {"host_copies": held}
+    on_host = all(context.device_type in HOST for context in contexts)
+    sums_on_host = store is None or store.type == "local"
+    if store is not None:
+        merges = on_store or not on_host  # gradients of the host are summed in the stored value itself
+        staged = 0 if on_host else count if sums_on_host else count - 1
+        found["kvstore"] = weights * (1 + merges + staged)
+    if states:
+        found["optimizer_states"] = states * (1 if on_store or store is None else count)
+    # A parameter's buffers and states are all on the device that sums it, the one with the least to sum so far.
+    each = states if not on_store else 0
+    if not (sums_on_host or on_host):
+        spread = found["kvstore"] + (states if on_store else 0)
+        most = max((nbytes * (1 + count) + state * on_store for _, nbytes, state in trained.values()), default=0)
+        each += min(spread, spread // count + most)
+    return Besides(found, 0 if on_host else each)
+
+
+def executor_budget(
+    budget: int,
+    symbol: Symbol,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, Any],
+    trained: Sequence[str],
+    params: Sequence[str],
+    *,
+    contexts: Sequence[Context],
+    kvstore: Any,
+    optimizer: Any,
+) -> Share:
+    """How many bytes each executor of a Module may take, so that everything together stays within ``budget``.
+
+    Args:
+        budget: of the memory that all contexts share, for CPUs; else of the memory of each device.
+        shapes, dtypes: of the inputs.
+        trained: parameters with a gradient.
+        params: all parameters.
+        contexts, kvstore, optimizer: what will train; ``optimizer`` may be None where it is not known yet.
+    """
+    names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    found, _, states = symbol.infer_shape(**shapes)
+    types, _, state_types = symbol.infer_type(**dtypes)
+    facts = zip(
+        (*names, *aux_names), (*(found or ()), *(states or ())), (*(types or ()), *(state_types or ())), strict=True
+    )
+    sizes = {name: (prod(shape), prod(shape) * np.dtype(dtype).itemsize) for name, shape, dtype in facts}
+    besides = besides_executors(
+        {name: (*sizes[name], 0 if optimizer is None else optimizer.state_bytes(sizes[name][1])) for name in trained},
+        sum(sizes[name][1] for name in (*params, *aux_names)),
+        contexts=contexts,
+        kvstore=kvstore,
+    )
+    shared = all(context.device_type in HOST for context in contexts)
+    outside = sum(besides.by_purpose.values()) if shared else besides.each_device
+    return Share(budget, outside, len(contexts) if shared else 1)
+
+
+provide(optimizer=named_optimizer, besides=besides_executors)
