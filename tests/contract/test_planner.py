@@ -59,11 +59,32 @@ def network(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[(s, r, p) for s in STRATEGIES for r in (False, True) for p in RECOMPUTE], ids=str)
+EVERY = [PlanOptions(strategy=s, reorder=r, recompute=p) for s in STRATEGIES for r in (False, True) for p in RECOMPUTE]
+"""Every strategy with every order and every policy."""
+EACH = [o for o in EVERY if o.strategy == "auto" or (o.recompute == "off" and not o.reorder)]
+"""Each strategy, and under auto every order with every policy."""
+
+
+def named(case: object) -> str:
+    """A short name of a parameter: for options what the plan is made by."""
+    if isinstance(case, PlanOptions):
+        return "-".join([case.strategy, *["reorder"] * case.reorder, case.recompute])
+    return str(case)
+
+
+@pytest.fixture(params=EACH, ids=named)
 def options(request: pytest.FixtureRequest) -> PlanOptions:
-    """Every strategy with every order and every policy."""
-    strategy, reorder, recompute = request.param
-    return PlanOptions(strategy=strategy, reorder=reorder, recompute=recompute)
+    """Options to plan with."""
+    assert isinstance(request.param, PlanOptions)
+    return request.param
+
+
+# All options where networks are trained, each of them where gradients are added or not wanted.
+with_every_option = pytest.mark.parametrize(
+    ("chosen", "grad_req"),
+    [*((o, "write") for o in EVERY), *((o, g) for o in EACH for g in GRAD_REQS if g != "write")],
+    ids=named,
+)
 
 
 def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "float32") -> PlannedGraph:
@@ -77,10 +98,10 @@ def make_anew(network: str, options: PlanOptions, grad_req: str, dtype: str = "f
 make = cache(make_anew)
 
 
-@pytest.mark.parametrize("grad_req", GRAD_REQS)
-def test_plans_are_valid_and_within_their_bounds(network: str, options: PlanOptions, grad_req: str) -> None:
+@with_every_option
+def test_plans_are_valid_and_within_their_bounds(network: str, chosen: PlanOptions, grad_req: str) -> None:
     """The validator agrees; lower bound <= peak <= a buffer per entry; the devices' bytes add up to the peak."""
-    planned = make(network, options, grad_req)
+    planned = make(network, chosen, grad_req)
     validate(planned)
     memory = planned.memory
     assert 0 < memory.lower_bound <= memory.peak <= memory.unshared_bytes
@@ -89,9 +110,10 @@ def test_plans_are_valid_and_within_their_bounds(network: str, options: PlanOpti
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sizes_follow_the_dtype(network: str, options: PlanOptions, dtype: str) -> None:
+@pytest.mark.parametrize("chosen", [o for o in EACH if not o.reorder], ids=named)
+def test_sizes_follow_the_dtype(network: str, chosen: PlanOptions, dtype: str) -> None:
     """Each entry has its elements times its dtype's bytes, and the plan is valid."""
-    planned = make(network, options, "write", dtype)
+    planned = make(network, chosen, "write", dtype)
     validate(planned)
     for eid, (shape, kind) in enumerate(zip(planned.shapes, planned.dtypes, strict=True)):
         assert int(planned.memory.entry_nbytes[eid]) == int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
@@ -120,19 +142,19 @@ def test_plans_survive_json(network: str, options: PlanOptions) -> None:
     )
 
 
-@pytest.mark.parametrize("grad_req", GRAD_REQS)
-def test_nothing_that_is_switched_on_raises_the_peak(network: str, options: PlanOptions, grad_req: str) -> None:
+@with_every_option
+def test_nothing_that_is_switched_on_raises_the_peak(network: str, chosen: PlanOptions, grad_req: str) -> None:
     """Order and recomputation give a peak that is at most that of the same strategy without them."""
-    plain = make(network, options.replace(reorder=False, recompute="off"), grad_req)
-    assert make(network, options, grad_req).memory.peak <= plain.memory.peak
+    plain = make(network, chosen.replace(reorder=False, recompute="off"), grad_req)
+    assert make(network, chosen, grad_req).memory.peak <= plain.memory.peak
 
 
-@pytest.mark.parametrize("grad_req", GRAD_REQS)
-def test_every_forward_node_runs_before_every_backward_node(network: str, options: PlanOptions, grad_req: str) -> None:
+@with_every_option
+def test_every_forward_node_runs_before_every_backward_node(network: str, chosen: PlanOptions, grad_req: str) -> None:
     """The forward part is the same set of nodes in front, whatever the order; each node runs once, after its needs."""
-    planned = make(network, options, grad_req)
+    planned = make(network, chosen, grad_req)
     graph, front = planned.graph, planned.order[: planned.num_forward_nodes]
-    plain = make(network, options.replace(reorder=False, recompute="off"), grad_req)
+    plain = make(network, chosen.replace(reorder=False, recompute="off"), grad_req)
     names = {plain.graph.nodes[n].name for n in plain.order[: plain.num_forward_nodes]}
     assert {graph.nodes[n].name for n in front} == names
     position = {nid: step for step, nid in enumerate(planned.order)}

@@ -27,7 +27,7 @@ def test_time_never_rises_with_the_budget_and_the_peak_never_exceeds_it(
     training: Any, nets: Any, strategy: str
 ) -> None:
     """Budgets from the smallest that works to the plain peak, each planned on its own."""
-    symbol = nets.conv(4)
+    symbol = nets.conv(3)
     made = training(symbol, SHAPES, strategy=strategy)
     peak = made.planned.memory.peak
     with pytest.raises(BudgetError) as refused:
@@ -36,8 +36,8 @@ def test_time_never_rises_with_the_budget_and_the_peak_never_exceeds_it(
     assert smallest < peak
     before = None
     times = set()
-    for k in range(7):
-        budget = smallest + (peak - smallest) * k // 6
+    for k in range(5):
+        budget = smallest + (peak - smallest) * k // 4
         options = PlanOptions(strategy=strategy, budget=budget)
         plan = plan_symbol(symbol, SHAPES, grad_req="write", options=options)
         validate(plan)
@@ -73,7 +73,7 @@ def test_a_budget_that_fits_anyway_changes_nothing(nets: Any) -> None:
 
 def test_budgets_over_two_devices(nets: Any) -> None:
     """The peak is a sum over devices, each fullest at another step: budgets hold all the same, down to the smallest."""
-    symbol, groups = nets.two_devices(8)
+    symbol, groups = nets.two_devices(5)
     shapes = {"data": (256, 32)}
 
     def planned(**options: Any) -> Any:
@@ -97,7 +97,7 @@ def test_budgets_over_two_devices(nets: Any) -> None:
 
 def test_points_of_the_curve_are_not_dominated_and_priced_right(training: Any, nets: Any) -> None:
     """Peaks fall strictly, seconds rise, and each point's price is what the tape says."""
-    tape = training(nets.residual(6), SHAPES).tape()
+    tape = training(nets.residual(4), SHAPES).tape()
     points = curve(tape)
     assert points[0].seconds == 0.0
     assert len(points) > 5
@@ -112,7 +112,7 @@ def test_points_of_the_curve_are_not_dominated_and_priced_right(training: Any, n
 
 def test_cheap_keeps_its_share_of_time(training: Any, nets: Any) -> None:
     """At most five percent of the modelled step; less memory all the same."""
-    symbol = nets.conv(6, filters=32, dropout=0)
+    symbol = nets.conv(4, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
     made = training(symbol, shapes)
     plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute="cheap"))
@@ -147,26 +147,26 @@ def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
     assert times[128] == pytest.approx(2 * times[64], rel=0.01)
 
 
-def test_a_thousand_nodes_within_ten_seconds(nets: Any) -> None:
-    """The whole search on a training graph of more than a thousand nodes."""
-    symbol = nets.residual(110)
+@pytest.mark.parametrize("layers", [24, pytest.param(110, marks=pytest.mark.stress)])
+def test_large_graphs_within_seconds(nets: Any, layers: int) -> None:
+    """The whole search on a training graph of hundreds of nodes, and of more than a thousand."""
+    symbol = nets.residual(layers)
     off = plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(strategy="match_range"))
-    assert off.graph.num_nodes > 1000
-    started = time.perf_counter()
+    assert off.graph.num_nodes > 9 * layers
+    started = time.process_time()
     plan = plan_symbol(
         symbol,
         SHAPES,
         grad_req="write",
         options=PlanOptions(strategy="match_range", budget=off.memory.peak // 3),
     )
-    # The bound on a busy machine; alone it is about half.
-    assert time.perf_counter() - started < 20.0
+    assert time.process_time() - started < 20.0, "the search must be bounded, not only end"
     assert plan.memory.peak <= off.memory.peak // 3
 
 
 def test_measured_times_steer_the_choice(nets: Any) -> None:
     """A relu that takes a second is not repeated where it was before, and the plan says what it costs."""
-    symbol = nets.conv(6, filters=32, dropout=0)
+    symbol = nets.conv(4, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
     options = PlanOptions(recompute="cheap", workspaces=False)
 
@@ -175,8 +175,9 @@ def test_measured_times_steer_the_choice(nets: Any) -> None:
         return {m.name for nid in plan.order if (m := plan.graph.nodes[nid].mirror_of) is not None}
 
     dear = next(iter(sorted(repeated(None))))
-    assert dear not in repeated({dear: 1.0})
-    assert repeated({dear: 1.0})
+    now = repeated({dear: 1.0})
+    assert now
+    assert dear not in now
 
 
 def test_pooling_costs_its_window(training: Any) -> None:

@@ -59,10 +59,10 @@ def whole_costs(made: Any, seed: int) -> list[int]:
     return [0 if node.op is None else rng.randrange(1, 30) for node in made.facts.graph.nodes]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_choice_tried(training: Any, seed: int) -> None:
     """No subset of the repeatable nodes lies below the curve (in-place rules included)."""
-    size = 7 + seed % 4
+    size = 6 + seed
     made = training(random_chain(size, seed), {"data": (16, 32)}, strategy="match_range")
     costs = whole_costs(made, seed)
     tape = made.tape([float(c) for c in costs])

@@ -69,7 +69,7 @@ def test_no_policy_raises_the_peak_of_a_large_network(name: str) -> None:
     check_network(name, RECOMPUTE[1:])
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg16"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("vgg16", marks=pytest.mark.stress)])
 def test_cheap_saves_a_quarter(name: str) -> None:
     """Batch norm, relu and pooling rebuilt from the convolutions' outputs, for five percent of the step."""
     symbol, shapes = models.get(name), models.input_shapes(name, 16)

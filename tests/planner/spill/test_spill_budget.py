@@ -16,9 +16,25 @@ from weftplan.planner.spill import Link
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 
 
-def planned(share: float, context: mx.Context, **options: Any) -> Any:
-    """A small ResNet under a budget of ``share`` of its plain plan."""
-    net, shapes = models.get("resnet18", num_classes=10, image_shape=(3, 32, 32)), {"data": (4, 3, 32, 32)}
+def resnet() -> tuple[Any, dict[str, Any]]:
+    """ResNet-18 on small pictures."""
+    return models.get("resnet18", num_classes=10, image_shape=(3, 32, 32)), {"data": (4, 3, 32, 32)}
+
+
+def three_layers() -> tuple[Any, dict[str, Any]]:
+    """A residual chain, small enough to search it for the smallest budget of all."""
+    x = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=8, kernel=(3, 3), pad=(1, 1), name="stem")
+    for k in range(3):
+        y = mx.sym.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
+        x = x + mx.sym.relu(mx.sym.BatchNorm(y, name=f"norm{k}"), name=f"relu{k}")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=10, name="last"), name="softmax"), {
+        "data": (16, 3, 32, 32)
+    }
+
+
+def planned(share: float, context: mx.Context, network: Any = resnet, **options: Any) -> Any:
+    """A network under a budget of ``share`` of its plain plan."""
+    net, shapes = network()
     requests = {n: "null" if n in ("data", "softmax_label") else "write" for n in net.list_arguments()}
     plain = plan_symbol(net, shapes, grad_req=requests, context=context)
     chosen = PlanOptions(budget=int(plain.memory.peak * share), **options)
@@ -68,22 +84,22 @@ def test_copies_that_nobody_waits_for_are_free_and_no_more_than_needed() -> None
 def test_it_reaches_budgets_that_repetition_cannot() -> None:
     """The error without spills names a budget; half of what lies below that is reached with them."""
     with pytest.raises(BudgetError) as refused:
-        planned(0.01, mx.sim(0), spill=False)
+        planned(0.01, mx.sim(0), three_layers, spill=False)
     assert refused.value.smallest is not None
     with pytest.raises(BudgetError) as further:
-        planned(0.01, mx.sim(0))
+        planned(0.01, mx.sim(0), three_layers)
     assert further.value.smallest is not None
     assert further.value.smallest < refused.value.smallest
-    full = planned(1.0, mx.sim(0)).memory.peak
-    plan = planned((further.value.smallest + 1) / full, mx.sim(0)).memory
+    full = planned(1.0, mx.sim(0), three_layers).memory.peak
+    plan = planned((further.value.smallest + 1) / full, mx.sim(0), three_layers).memory
     assert near(plan) <= further.value.smallest + 1
 
 
 def test_switches_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The option, the variable, and a context that is a host leave every result where it is."""
-    assert planned(0.8, mx.sim(0)).memory.on_host > 0
-    assert planned(0.8, mx.sim(0), spill=False).memory.on_host == 0
-    assert planned(0.8, mx.cpu()).memory.on_host == 0
+    assert planned(0.8, mx.sim(0), three_layers).memory.on_host > 0
+    assert planned(0.8, mx.sim(0), three_layers, spill=False).memory.on_host == 0
+    assert planned(0.8, mx.cpu(), three_layers).memory.on_host == 0
     monkeypatch.setenv("WEFTPLAN_PLANNER_SPILL", "0")
     assert not PlanOptions.from_environment().spill
 

@@ -70,8 +70,11 @@ def test_random_graphs_with_random_spills(
     same(interpret.planned(planned, values), interpret.apart(plain, values))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "inception_v3", "lenet", "lstm"])
-@pytest.mark.parametrize("device", [SIM, mx.gpu(0)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("resnet18", SIM), ("inception_v3", SIM), ("lenet", SIM), ("lstm", SIM), ("resnet18", mx.gpu(0))],
+    ids=str,
+)
 def test_prices_are_the_bytes_of_the_plan(name: str, device: mx.Context) -> None:
     """The peak of every state of the search is what is alive at once on the device in the rewritten graph."""
     net, shapes = models.get(name), models.input_shapes(name, batch=2)
