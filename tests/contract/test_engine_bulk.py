@@ -239,7 +239,7 @@ def test_a_tracer_that_changes_while_a_thread_begins_to_collect(deferred):
             found = len(self) > 0
             if threading.current_thread() is other:
                 looked.set()
-                go.wait(1)
+                go.wait(0.2)
             return found
 
     deferred._bulking = Collecting()

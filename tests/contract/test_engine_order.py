@@ -66,12 +66,12 @@ def test_a_write_excludes_everything():
     eng.stop()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_programs_equal_serial_execution(eng, seed):
-    """10,000 operations over 100 vars, 2 to 19 reads with duplicates: exact equality with serial execution."""
+    """4,000 operations over 100 vars, 2 to 19 reads with duplicates: exact equality with serial execution."""
     rng = random.Random(seed)
     program = []
-    for _ in range(10_000):
+    for _ in range(4_000):
         reads = [rng.randrange(100) for _ in range(rng.randint(2, 19))]
         target = rng.randrange(100)
         program.append(([r for r in reads if r != target], target))

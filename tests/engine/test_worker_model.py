@@ -240,7 +240,7 @@ SETTINGS = (
     Setting(1, ((1,),), (1,), asleep=1),
     Setting(1, ((0, 0),), (2,), asleep=1),
     Setting(2, ((0, 0),), asleep=1),
-    Setting(2, ((1, 0),), asleep=2),
+    pytest.param(Setting(2, ((1, 0),), asleep=2), marks=pytest.mark.stress),
 )
 
 

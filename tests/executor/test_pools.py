@@ -76,8 +76,21 @@ def same(got, want):
     return all(a.tobytes() == b.tobytes() for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("strategy", ["auto", "arena", "match_range", "none"])
-@pytest.mark.parametrize("ctx", [mx.cpu(), mx.sim(3)], ids=str)
+@pytest.mark.parametrize(
+    ("driver", "strategy", "ctx"),
+    [
+        ("NaiveEngine", "auto", mx.cpu()),
+        ("NaiveEngine", "none", mx.sim(3)),
+        ("ThreadedEngine", "arena", mx.cpu()),
+        ("ThreadedEngine", "match_range", mx.sim(3)),
+        ("ThreadedEnginePerDevice", "auto", mx.sim(3)),
+        ("ThreadedEnginePerDevice", "match_range", mx.cpu()),
+        ("Simulator", "arena", mx.sim(3)),
+        ("Simulator", "none", mx.cpu()),
+    ],
+    ids=str,
+    indirect=["driver"],
+)
 def test_bytes_and_bits_do_not_depend_on_the_order_of_binding(driver, ctx, strategy):
     """Buckets bound in every order, run between the bindings and interleaved after them.
 

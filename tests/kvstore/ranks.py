@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -47,20 +48,26 @@ def need_mpi() -> None:
 
 
 def run_ranks(
-    folder: Path, count: int, body: str, *, timeout: float = 60, ok: bool = True, **variables: str
+    folder: Path, count: int, body: str, *, timeout: float = 110, ok: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``body`` after :data:`PRELUDE` in ``count`` processes; each must end well, unless ``ok`` is False."""
     need_mpi()
     script = folder / "ranks.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
-    done = subprocess.run(
+    child = subprocess.Popen(
         mpiexec_command(count, None, (str(script),)),
         env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", **variables},
         cwd=Path(__file__).parents[2],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        check=False,
+        start_new_session=True,
     )
-    assert not ok or done.returncode == 0, done.stdout + done.stderr
-    return done
+    try:
+        told, errors = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)  # the ranks, too: they would be left behind
+        told, errors = child.communicate()
+        pytest.fail(f"no end after {timeout} s: {told}{errors}")
+    assert not ok or child.returncode == 0, told + errors
+    return subprocess.CompletedProcess(child.args, child.returncode, told, errors)

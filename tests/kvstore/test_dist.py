@@ -91,7 +91,7 @@ ORDERED = """
 def test_same_bits_whatever_comes_first(tmp_path: Path):
     """Random arrival, priorities, thread counts and buckets change no bit, and sums are those of rank order."""
     found = set()
-    for arrival, threads, count, mebibytes in ((1, 1, 1, -1), (2, 4, -1, -1), (3, 2, 3, 0.01), (4, 1, -1, 0.05)):
+    for arrival, threads, count, mebibytes in ((1, 1, 1, -1), (2, 4, -1, 0.05), (3, 2, 3, 0.01)):
         done = run_ranks(
             tmp_path,
             3,
@@ -234,18 +234,21 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
         """
         kv.init("w", mx.nd.zeros((3,)))
         kv.barrier()
+        over = os.path.join(os.environ["FOLDER"], "over")
         if rank == 0:
+            assert kv._group.timeout_s == 50
+            kv._group.timeout_s = 1  # from here on: to start may take longer
             kv.push("w", mx.nd.ones((3,)))
-            started = time.monotonic()
             says(lambda: value("w"), "waited", "rank 1", "sum 'w' (3,)", "gave up")
-            assert time.monotonic() - started < 20
-            os._exit(0)
-        time.sleep(4)
+            open(over, "w").close()
+        while not os.path.exists(over):
+            time.sleep(0.01)
         os._exit(0)
         """,
         ok=False,
-        WEFTPLAN_KVSTORE_STALL="0.5",
-        WEFTPLAN_KVSTORE_TIMEOUT="2",
+        FOLDER=str(tmp_path),
+        WEFTPLAN_KVSTORE_STALL="0.2",
+        WEFTPLAN_KVSTORE_TIMEOUT="50",
     )
     assert "has waited" in done.stderr
     assert "AssertionError" not in done.stderr
