@@ -90,7 +90,7 @@ def test_truncated(cut: float, tmp_path: Path) -> None:
         (lambda d: d.update(heads=[[3, 7, 0]]), "output 7 of 'fc1', which has 1"),
         (lambda d: d["nodes"][3].update(inputs=[[0, 0, 0]]), r"'fc1' \(FullyConnected\) has 1 input"),
         (lambda d: d["nodes"][3].update(inputs=[[0]]), r"expected \[node, output\]"),
-        (lambda d: d["nodes"][3]["inputs"].__setitem__(0, [3, 0, 0]), "cycle through node 'fc1'"),
+        (lambda d: d["nodes"][3]["inputs"].__setitem__(0, [3, 0, 0]), "cycle: 'fc1' <- 'fc1'"),
         (lambda d: d["nodes"][0].update(inputs=[[1, 0, 0]]), "a variable has 1 inputs"),
         (lambda d: d["nodes"][0].pop("name"), "node 0: 'op' and 'name' must be text"),
         (lambda d: d["nodes"].__setitem__(1, 7), "node 1: expected an object"),

@@ -11,10 +11,9 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
+from weftplan.planner.options import read_grad_req
 from weftplan.symbol import unknown
 from weftplan.symbol.provenance import warn
-
-GRAD_REQS = ("null", "write", "add")
 
 
 def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
@@ -23,21 +22,15 @@ def normalize_grad_req(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     >>> normalize_grad_req({"w": "add"}, ["x", "w"])
     {'x': 'null', 'w': 'add'}
     """
-    if isinstance(grad_req, str):
-        reqs = dict.fromkeys(names, grad_req)
-    elif isinstance(grad_req, Mapping):
-        _warn_unknown("grad_req", grad_req, names)
-        reqs = {name: grad_req.get(name, "null") for name in names}
-    elif isinstance(grad_req, (list, tuple)):
+    if isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(names):
             raise BindError(f"grad_req has {len(grad_req)} items for {len(names)} arguments {listed(names)}")
-        reqs = dict(zip(names, grad_req, strict=True))
-    else:
+        grad_req = dict(zip(names, grad_req, strict=True))
+    elif isinstance(grad_req, Mapping):
+        _warn_unknown("grad_req", grad_req, names)
+    elif not isinstance(grad_req, str):
         raise BindError(f"grad_req must be a str, a list or a dictionary, got {type(grad_req).__name__}")
-    for name, req in reqs.items():
-        if req not in GRAD_REQS:
-            raise BindError(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}, got {req!r}")
-    return reqs
+    return read_grad_req(grad_req, names, BindError)
 
 
 def collect(given: Any, names: Sequence[str], what: str) -> list[NDArray]:

@@ -9,7 +9,7 @@ Nothing here recurses: chains of 10^6 nodes are ordinary input.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from weftplan.errors import PlanError
 from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import depth_first_order, split_variables
 
 IntArray = NDArray[np.int64]
 
@@ -64,7 +65,7 @@ class IndexedGraph:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         heads = list(entries)
-        nodes, nid = depth_first_order(entry.node for entry in heads)
+        nodes, nid = depth_first_order((entry.node for entry in heads), PlanError)
         counts = np.array([1 if (op := node.op) is None else op.num_outputs(node.params) for node in nodes], np.int64)
         self.nodes = nodes
         self.nid = nid
@@ -120,55 +121,10 @@ class IndexedGraph:
 
     def mutable_variables(self) -> set[int]:
         """Node ids of the variables that some node writes to (auxiliary states)."""
-        found: set[int] = set()
-        for node in self.nodes:
-            if node.op is not None and node.op.aux:
-                found.update(self.nid[node.inputs[i].node] for i in node.op.aux if node.inputs[i].node.op is None)
-        return found
+        return {self.nid[node] for node in split_variables(self.nodes)[1]}
 
     def __repr__(self) -> str:
         return f"<IndexedGraph: {self.num_nodes} nodes, {self.num_entries} entries, {len(self.outputs)} outputs>"
-
-
-def depth_first_order(heads: Iterable[Node]) -> tuple[list[Node], dict[Node, int]]:
-    """Nodes reachable from ``heads`` in post-order (inputs, then control dependencies), and their positions.
-
-    Raises:
-        PlanError: the nodes form a cycle; the message names the nodes on it.
-    """
-    order: list[Node] = []
-    state: dict[Node, int] = {}  # -1 while a node is on the path from a head, else its position in `order`
-    stack: list[Node] = []
-    seen = state.get
-    for head in heads:
-        if head in state:
-            continue
-        stack.append(head)
-        while stack:
-            node = stack[-1]
-            found = seen(node)
-            if found is None:
-                state[node] = -1
-                # Reversed, so that the first input is on top of the stack and numbered first.
-                for dep in reversed(node.control_deps):
-                    mark = seen(dep)
-                    if mark is None:
-                        stack.append(dep)
-                    elif mark < 0:
-                        raise PlanError(_cycle(stack, state, dep))
-                for entry in reversed(node.inputs):
-                    dep = entry[0]
-                    mark = seen(dep)
-                    if mark is None:
-                        stack.append(dep)
-                    elif mark < 0:
-                        raise PlanError(_cycle(stack, state, dep))
-            else:
-                stack.pop()
-                if found < 0:
-                    state[node] = len(order)
-                    order.append(node)
-    return order, state
 
 
 def _pointers(counts: IntArray) -> IntArray:
@@ -181,14 +137,3 @@ def _pointers(counts: IntArray) -> IntArray:
 def _no_such_output(entry: Entry, where: str) -> str:
     node = entry.node
     return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
-
-
-def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:
-    """The message for an edge back to ``start``, which is still on the path."""
-    path = [node for node in stack if state.get(node) == -1]
-    names: list[str] = []
-    for node in path[path.index(start) :]:
-        if not names or names[-1] != node.name:
-            names.append(node.name)
-    shown = " <- ".join(map(repr, names[:8])) + (" <- ..." if len(names) > 8 else "")
-    return f"the graph has a cycle: {shown} <- {start.name!r}; a node cannot need its own result"

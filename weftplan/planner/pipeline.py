@@ -19,11 +19,11 @@ from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner import recompute, spill
-from weftplan.planner.graph import IndexedGraph, depth_first_order
+from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import Facts, collect
 from weftplan.planner.memory_plan import PlannedGraph
-from weftplan.planner.options import PlanOptions
+from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
 from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.passes.cse import eliminate
@@ -34,8 +34,7 @@ from weftplan.planner.passes.place import place
 from weftplan.planner.workspace import operator_choices, operator_workspaces
 from weftplan.symbol import placeholder
 from weftplan.symbol.node import Entry, Node
-
-GRAD_REQS = {"null": Req.NULL, "write": Req.WRITE, "add": Req.ADD}
+from weftplan.symbol.traversal import depth_first_order, split_variables
 
 
 def plan_symbol(
@@ -236,7 +235,7 @@ def _differentiate(
     mirror: Callable[[Node], bool] | None,
 ) -> _Ends:
     """Merge what computes the same, and add the gradients that somebody wants."""
-    order, _ = depth_first_order(entry.node for entry in heads)
+    order, _ = depth_first_order((entry.node for entry in heads), PlanError)
     placeholder.require_known(order, "plan")
     arguments, states = _variables(order)
     requests = _requests(grad_req, arguments)
@@ -339,32 +338,22 @@ def _collected(
 
 def _variables(order: Sequence[Node]) -> tuple[dict[str, Node], dict[str, Node]]:
     """(arguments, auxiliary states) by name, in MXNet's order."""
-    written = {node.inputs[i].node for node in order if node.op is not None for i in node.op.aux}
-    arguments: dict[str, Node] = {}
-    states: dict[str, Node] = {}
+    named: set[str] = set()
     for node in order:
         if node.op is None:
-            if node.name in arguments or node.name in states:
+            if node.name in named:
                 raise PlanError(f"two different variables are called {node.name!r}: rename one of them")
-            (states if node in written else arguments)[node.name] = node
-    return arguments, states
+            named.add(node.name)
+    arguments, states = split_variables(order)
+    return {node.name: node for node in arguments}, {node.name: node for node in states}
 
 
 def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) -> dict[str, Req]:
-    if isinstance(grad_req, str):
-        given: Mapping[str, str] = dict.fromkeys(arguments, grad_req)
-    else:
-        given = grad_req
-        unknown = [name for name in given if name not in arguments and given[name] != "null"]
+    if not isinstance(grad_req, str):
+        unknown = [name for name in grad_req if name not in arguments and grad_req[name] != "null"]
         if unknown:
             raise PlanError(f"grad_req names {unknown[0]!r}, which is no argument; the arguments are {list(arguments)}")
-    reqs = {}
-    for name in arguments:
-        text = given.get(name, "null")
-        if text not in GRAD_REQS:
-            raise PlanError(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {text!r}")
-        reqs[name] = GRAD_REQS[text]
-    return reqs
+    return {name: GRAD_REQS[text] for name, text in read_grad_req(grad_req, arguments, PlanError).items()}
 
 
 def _home(

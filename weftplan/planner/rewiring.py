@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from weftplan.device.context import Context
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import Facts, references
 from weftplan.symbol.node import Entry, Node
@@ -45,25 +46,48 @@ def moved_heads(graph: IndexedGraph, moved: Mapping[Node, Node]) -> list[Entry]:
     return [followed(graph.entry(e), moved) for e in graph.outputs.tolist()]
 
 
-def resized(facts: Facts, graph: IndexedGraph, source: Sequence[int]) -> Facts:
-    """``facts`` about a rewritten graph, as far as sizes and reads go; order, places and the rest are the caller's.
+def carried_over(
+    facts: Facts,
+    graph: IndexedGraph,
+    source: Sequence[int],
+    origin: Sequence[int | None],
+    *,
+    order: list[int],
+    contexts: Sequence[Context],
+    device: list[int],
+) -> Facts:
+    """``facts`` about a rewritten graph.
 
     Args:
         facts: about the given graph.
         graph: the rewritten one.
         source: for each of its entries the entry of the given graph that has the same shape and dtype.
+        origin: for each of its nodes the node of the given graph whose work it does; None for a new kind of work,
+            which computes nothing in place, needs no scratch, and writes nothing that the caller brought.
+        order, contexts, device: as in the facts.
     """
     reads = []
     for node, inputs in zip(graph.nodes, graph.inputs, strict=True):
         ignored = () if node.op is None else node.op.ignored(node.params)
         reads.append([e for slot, e in enumerate(inputs) if slot not in ignored] if ignored else inputs)
+    makers: list[int] = graph.entry_node.tolist()
+    external = bytearray(facts.external[e] and origin[nid] is not None for e, nid in zip(source, makers, strict=True))
     return replace(
         facts,
         graph=graph,
+        order=order,
+        contexts=tuple(contexts),
+        device=device,
         shapes=[facts.shapes[e] for e in source],
         dtypes=[facts.dtypes[e] for e in source],
         elements=[facts.elements[e] for e in source],
         nbytes=[facts.nbytes[e] for e in source],
         reads=reads,
         refs=references(graph, reads),
+        external=external,
+        added=frozenset(e for e, was in enumerate(source) if external[e] and was in facts.added),
+        pairs=[() if was is None else facts.pairs[was] for was in origin],
+        workspaces={
+            nid: facts.workspaces[was] for nid, was in enumerate(origin) if was is not None and was in facts.workspaces
+        },
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.rules import is_known
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Entry, Node, Symbol, infer, topological_order
 
@@ -160,7 +161,7 @@ def _output_shapes(nodes: list[Node], known: Mapping[str, Shape] | None) -> dict
     for node, start in zip(nodes, rows, strict=False):
         for k in range(node.num_outputs):
             shape = values[start + k]
-            if shape is None or not infer.is_complete(shape):
+            if shape is None or not is_known(shape):
                 raise ShapeError(f"the shape of {node.name!r} cannot be inferred from {dict(known)}; give more shapes")
             shapes[Entry(node, k)] = shape
     return shapes

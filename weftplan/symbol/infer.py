@@ -18,6 +18,7 @@ import numpy as np
 
 from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError
 from weftplan.ops.params import p_dtype, p_shape
+from weftplan.ops.rules import is_known, merge_dtype, merge_shape
 from weftplan.ops.schema import DType, Shape
 from weftplan.symbol.node import Node
 
@@ -25,15 +26,6 @@ _News = list[tuple[int, Any]]
 """(position, fact) of each input or output of which a rule learnt something."""
 Known = Mapping[str, Any] | Mapping[Node, Any] | Mapping[str | Node, Any]
 """Facts about variables, by name or by node; None says nothing."""
-
-
-def is_complete(shape: Shape | None) -> bool:
-    """True when rank and every dimension are known.
-
-    >>> is_complete((2, 3)), is_complete((2, 0)), is_complete(None)
-    (True, False, False)
-    """
-    return shape is not None and 0 not in shape
 
 
 def entry_rows(nodes: Sequence[Node]) -> list[int]:
@@ -97,7 +89,7 @@ class _Kind:
         rule: Callable[[Any], Callable[..., Any]],
         parse: Callable[[Any], Any],
         complete: Callable[[Any], bool],
-        merge: Callable[[Any, Any], Any],
+        merge: Callable[[Any, Any, str], Any],
         error: type[MXNetError],
     ) -> None:
         self.word = word
@@ -116,27 +108,8 @@ def _parse_shape(value: Any) -> Shape | None:
     return tuple(max(dim, 0) for dim in shape) or None
 
 
-def _merge_shape(old: Shape | None, new: Shape | None) -> Shape | None:
-    """What two facts about one entry say together; raises ValueError when they clash."""
-    if old is None or new is None:
-        return new if old is None else old
-    if old == new:
-        return old
-    if len(old) != len(new) or any(a != b and a and b for a, b in zip(old, new, strict=True)):
-        raise ValueError(f"shape {old} does not agree with {new}")
-    return tuple(a or b for a, b in zip(old, new, strict=True))
-
-
-def _merge_dtype(old: DType | None, new: DType | None) -> DType | None:
-    if old is None or new is None:
-        return new if old is None else old
-    if old == new:
-        return old
-    raise ValueError(f"dtype {old} does not agree with {new}")
-
-
-_SHAPES = _Kind("shape", lambda op: op.infer_shape, _parse_shape, is_complete, _merge_shape, ShapeError)
-_DTYPES = _Kind("dtype", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, _merge_dtype, DTypeError)
+_SHAPES = _Kind("shape", lambda op: op.infer_shape, _parse_shape, is_known, merge_shape, ShapeError)
+_DTYPES = _Kind("dtype", lambda op: op.infer_dtype, p_dtype, lambda dtype: dtype is not None, merge_dtype, DTypeError)
 
 
 class _Solver:
@@ -208,7 +181,7 @@ class _Solver:
         if hint is None:
             return given
         try:
-            return self.kind.merge(given, self.kind.parse(hint))
+            return self.kind.merge(given, self.kind.parse(hint), node.name)
         except (ValueError, TypeError):
             return given
 
@@ -253,9 +226,9 @@ class _Solver:
 
     def _merged(self, node: Node, entry: int, new: Any) -> Any:
         try:
-            return self.kind.merge(self.values[entry], new)
-        except ValueError as error:
-            raise self.kind.error(f"{_where(node)}: an input used twice: {error}{_made_at(node)}") from error
+            return self.kind.merge(self.values[entry], new, "an input used twice")
+        except MXNetError as error:
+            raise self.kind.error(f"{_where(node)}: {error}{_made_at(node)}") from error
 
     def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> tuple[_News, _News]:
         """Call the operator's rule; what it learnt of the inputs and of the outputs."""
@@ -268,8 +241,8 @@ class _Solver:
             )
         try:
             made_ins, made_outs = kind.rule(op)(node.params, list(ins), list(outs))
-            new_ins = [kind.merge(old, new) for old, new in zip(ins, made_ins, strict=True)]
-            new_outs = [kind.merge(old, new) for old, new in zip(outs, made_outs, strict=True)]
+            new_ins = [kind.merge(*facts, f"input {n}") for n, *facts in zip(names, ins, made_ins, strict=True)]
+            new_outs = [kind.merge(old, new, "output") for old, new in zip(outs, made_outs, strict=True)]
         except ParameterError as error:
             raise ParameterError(f"Error in {_where(node)}: {error}{_made_at(node)}") from error
         except (MXNetError, ValueError, TypeError, IndexError) as error:

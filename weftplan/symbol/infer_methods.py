@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, did_you_mean, listed
+from weftplan.ops.rules import is_known
 from weftplan.ops.schema import DType, Shape
 from weftplan.symbol import infer, placeholder, unknown
 from weftplan.symbol.node import Entry, Node
@@ -46,9 +47,9 @@ class Inference:
         missing = [
             (name, shape)
             for name, shape in zip(self._variable_names(), (*arguments, *states), strict=True)
-            if not infer.is_complete(shape)
+            if not is_known(shape)
         ]
-        if missing or not all(map(infer.is_complete, outputs)):
+        if missing or not all(map(is_known, outputs)):
             placeholder.require_known(self._nodes(), "infer_shape")
             shown = ", ".join(f"{name}: {shape or '()'}" for name, shape in missing[:8])
             shown += f", … {len(missing) - 8} more" if len(missing) > 8 else ""

@@ -17,7 +17,7 @@ from weftplan.symbol.compose import parse_interned, substitute
 from weftplan.symbol.hooks import hook
 from weftplan.symbol.infer_methods import Inference
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import copy_graph, topological_order
+from weftplan.symbol.traversal import copy_graph, split_variables, topological_order
 
 _NDARRAY_ONLY = frozenset(
     {"wait_to_read", "wait_to_write", "asnumpy", "asscalar", "copy", "as_in_context", "detach", "backward"}
@@ -76,10 +76,7 @@ class Symbol(Inference, Arithmetic):
 
     def _variables(self) -> tuple[list[Node], list[Node]]:
         """(arguments, auxiliary states)."""
-        nodes = self._nodes()
-        written = {node.inputs[i].node for node in nodes if node.op is not None and node.op.aux for i in node.op.aux}
-        variables = [node for node in nodes if node.op is None]
-        return [n for n in variables if n not in written], [n for n in variables if n in written]
+        return split_variables(self._nodes())
 
     # --------------------------------------------------------------------------------------------------- structure
 

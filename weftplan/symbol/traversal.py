@@ -1,17 +1,19 @@
-"""Walking a graph from its heads: iterative, so a chain of 10^6 nodes is ordinary input."""
+"""Walking a graph from its heads: the one order of its nodes, and copies of it.
+
+The walks do not recurse, because chains of 10^6 nodes are ordinary input. Nothing here keeps state or changes a node,
+so every function may be called from any thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from weftplan.errors import FormatError
+from weftplan.errors import FormatError, MXNetError
 from weftplan.symbol.node import Entry, Node
 
 
 def topological_order(entries: Iterable[Entry]) -> list[Node]:
-    """Every node that ``entries`` need, each after what it needs: MXNet's depth-first post-order.
-
-    Heads come in the order given; for each node first its inputs in order, then its control dependencies.
+    """The order of :func:`depth_first_order`, without the positions.
 
     Raises:
         FormatError: the graph has a cycle.
@@ -20,35 +22,64 @@ def topological_order(entries: Iterable[Entry]) -> list[Node]:
     >>> [node.name for node in topological_order([Entry(Node(None, "b")), Entry(a), Entry(a)])]
     ['b', 'a']
     """
+    return depth_first_order(entry[0] for entry in entries)[0]
+
+
+def depth_first_order(
+    heads: Iterable[Node], error: type[MXNetError] = FormatError
+) -> tuple[list[Node], dict[Node, int]]:
+    """Every node that ``heads`` need, each after what it needs, and its position: MXNet's depth-first post-order.
+
+    Heads come in the order given; for each node first its inputs in order, then its control dependencies.
+
+    Raises:
+        FormatError: the nodes form a cycle; the message names the nodes on it. ``error`` is raised in its place.
+    """
     order: list[Node] = []
-    done: dict[Node, bool] = {}  # False while the node is on the path from a head, True once it is in `order`
+    state: dict[Node, int] = {}  # -1 while a node is on the path from a head, else its position in `order`
     stack: list[Node] = []
-    for head in entries:
-        stack.append(head[0])
+    seen = state.get
+    for head in heads:
+        if head in state:
+            continue
+        stack.append(head)
         while stack:
             node = stack[-1]
-            state = done.get(node)
-            if state is None:
-                done[node] = False
+            found = seen(node)
+            if found is None:
+                state[node] = -1
                 # Reversed, so that the first input is on top of the stack and numbered first.
-                for dependency in reversed(node.control_deps):
-                    _need(dependency, done, stack)
+                for dep in reversed(node.control_deps):
+                    mark = seen(dep)
+                    if mark is None:
+                        stack.append(dep)
+                    elif mark < 0:
+                        raise error(_cycle(stack, state, dep))
                 for entry in reversed(node.inputs):
-                    _need(entry[0], done, stack)
+                    dep = entry[0]
+                    mark = seen(dep)
+                    if mark is None:
+                        stack.append(dep)
+                    elif mark < 0:
+                        raise error(_cycle(stack, state, dep))
             else:
                 stack.pop()
-                if not state:
-                    done[node] = True
+                if found < 0:
+                    state[node] = len(order)
                     order.append(node)
-    return order
+    return order, state
 
 
-def _need(node: Node, done: dict[Node, bool], stack: list[Node]) -> None:
-    state = done.get(node)
-    if state is None:
-        stack.append(node)
-    elif not state:
-        raise FormatError(f"the graph has a cycle through node {node.name!r}: a node cannot need its own result")
+def split_variables(order: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+    """(arguments, auxiliary states) among ``order``: a state is a variable that some operator writes to."""
+    written: set[Node] = set()
+    variables: list[Node] = []
+    for node in order:
+        if node.op is None:
+            variables.append(node)
+        elif node.op.aux:
+            written.update(node.inputs[i].node for i in node.op.aux)
+    return [node for node in variables if node not in written], [node for node in variables if node in written]
 
 
 def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = None) -> list[Entry]:
@@ -79,3 +110,14 @@ def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = Non
         )
         twin.version = node.version
     return [moved(entry) for entry in heads]
+
+
+def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:
+    """The message for an edge back to ``start``, which is still on the path."""
+    path = [node for node in stack if state.get(node) == -1]
+    names: list[str] = []
+    for node in path[path.index(start) :]:
+        if not names or names[-1] != node.name:
+            names.append(node.name)
+    shown = " <- ".join(map(repr, names[:8])) + (" <- ..." if len(names) > 8 else "")
+    return f"the graph has a cycle: {shown} <- {start.name!r}; a node cannot need its own result"

@@ -17,9 +17,9 @@ from typing import Any, cast
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import EntryRef, Op, Params
-from weftplan.planner.graph import depth_first_order
 from weftplan.planner.passes.order_deep import deepest_first
 from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import depth_first_order
 
 ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
 INHERITED = ("__ctx_group__", "ctx_group")
@@ -70,7 +70,7 @@ class _Pass:
     ) -> None:
         self.outputs = outputs
         self.sum_cap = max(2, sum_cap)
-        self.order, self.nid = depth_first_order(entry.node for entry in outputs)
+        self.order, self.nid = depth_first_order((entry.node for entry in outputs), PlanError)
         if not like_mxnet:
             self._visit_step_by_step()
         self.mirrors = {} if mirror is None else self._make_mirrors(mirror)

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from weftplan.device.context import Context
-from weftplan.errors import BindError
+from weftplan.errors import BindError, PlanError
 from weftplan.ops import registry
-from weftplan.planner.graph import depth_first_order
 from weftplan.planner.passes.gradient import INHERITED
 from weftplan.planner.rewiring import rewired
 from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import depth_first_order
 
 
 def place(
@@ -47,7 +47,7 @@ def place(
     Raises:
         BindError: a group has no device, or a state that an operator writes is on another device.
     """
-    order, nid = depth_first_order(entry.node for entry in entries)
+    order, nid = depth_first_order((entry.node for entry in entries), PlanError)
     where = _assign(order, nid, default, group2ctx, variable_contexts)
     copies: dict[tuple[Node, int, Context], Node] = {}
     twin: dict[Node, Node] = {}

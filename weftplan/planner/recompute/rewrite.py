@@ -12,13 +12,12 @@ given graph stays as it is.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import Facts
-from weftplan.planner.rewiring import followed, moved_heads, resized, rewired
+from weftplan.planner.rewiring import carried_over, followed, moved_heads, rewired
 from weftplan.symbol.node import Entry, Node
 
 SUFFIX = "_mirror"
@@ -108,32 +107,20 @@ def repeat(facts: Facts, num_forward: int, chosen: Collection[int]) -> Facts:
         if copy is not node:
             moved[node] = copy
             origin[copy] = nid
-    return _rebuilt(facts, num_forward, made, moved, origin)
-
-
-def _rebuilt(
-    facts: Facts, num_forward: int, made: dict[Node, Node], moved: dict[Node, Node], origin: dict[Node, int]
-) -> Facts:
-    """Number the new graph, carry sizes and places over, and schedule the twins."""
-    old = facts.graph
-    graph = IndexedGraph(moved_heads(old, moved))
-    source = np.array([origin[node] for node in graph.nodes], dtype=np.int64)
-    # Entry k of a node corresponds to entry k of the node it stands for.
-    shift = old.row_ptr[source] - graph.row_ptr[:-1]
-    entry = np.arange(graph.num_entries, dtype=np.int64) + shift[graph.entry_node]
-    entries = entry.tolist()
-    numbers = source.tolist()
-    external = np.frombuffer(facts.external, dtype=np.uint8)[entry]
-    # A twin of the maker of a gradient does not exist (only forward nodes have twins), so this stays one to one.
-    gradients = np.flatnonzero(external.astype(bool) & ~graph.is_variable[graph.entry_node]).tolist()
-    return replace(
-        resized(facts, graph, entries),
-        order=_schedule(graph, facts, num_forward, made, moved),
-        device=[facts.device[n] for n in numbers],
-        external=bytearray(external.tobytes()),
-        added=frozenset(e for e in gradients if entries[e] in facts.added),
-        pairs=[facts.pairs[n] for n in numbers],
-        workspaces={n: facts.workspaces[o] for n, o in enumerate(numbers) if o in facts.workspaces},
+    # Number the new graph: entry k of a node corresponds to entry k of the node that it stands for.
+    new = IndexedGraph(moved_heads(graph, moved))
+    numbers = np.array([origin[node] for node in new.nodes], dtype=np.int64)
+    shift = graph.row_ptr[numbers] - new.row_ptr[:-1]
+    source: list[int] = (np.arange(new.num_entries, dtype=np.int64) + shift[new.entry_node]).tolist()
+    stands_for: list[int] = numbers.tolist()
+    return carried_over(
+        facts,
+        new,
+        source,
+        stands_for,
+        order=_schedule(new, facts, num_forward, made, moved),
+        contexts=facts.contexts,
+        device=[facts.device[n] for n in stands_for],
     )
 
 

@@ -12,13 +12,13 @@ something they need has changed; the given graph stays as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weftplan.device.context import Context
 from weftplan.ops import registry
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import Facts
-from weftplan.planner.rewiring import followed, moved_heads, resized, rewired
+from weftplan.planner.rewiring import carried_over, followed, moved_heads, rewired
 from weftplan.symbol.node import Entry, Node
 
 OUT, BACK = "_spill", "_fetch"
@@ -91,27 +91,28 @@ def spilled(facts: Facts, num_forward: int, spills: Sequence[Spill]) -> tuple[Fa
             steps.extend(outs.get(step, ()))
         steps.extend(backs.get(step, ()))
         steps.append(moved.get(graph.nodes[nid], graph.nodes[nid]))
-    return _rebuilt(facts, steps, moved, origin, copied), num_forward + len(spills)
+    return _numbered(facts, steps, moved, origin, copied), num_forward + len(spills)
 
 
-def _rebuilt(
+def _numbered(
     facts: Facts, steps: Sequence[Node], moved: dict[Node, Node], origin: dict[Node, int], copied: dict[Node, int]
 ) -> Facts:
     """Number the new graph, and carry sizes and places over."""
     old = facts.graph
     graph = IndexedGraph(moved_heads(old, moved))
     contexts = list(facts.contexts)
-    source: list[int] = []  # the entry of the given graph that each entry stands for
+    source: list[int] = []
+    stands_for: list[int | None] = []
     device: list[int] = []
-    copies: set[int] = set()
-    for nid, node in enumerate(graph.nodes):
+    for node in graph.nodes:
         entry = copied.get(node)
         if entry is None:
             was = origin[node]
+            stands_for.append(was)
             source.extend(range(old.row[was], old.row[was + 1]))
             device.append(facts.device[was])
         else:
-            copies.add(nid)
+            stands_for.append(None)
             source.append(entry)
             home = facts.device[int(old.entry_node[entry])]
             if node.attrs[MARK] == "out":
@@ -120,19 +121,12 @@ def _rebuilt(
                     contexts.append(host)
                 home = contexts.index(host)
             device.append(home)
-    own = [nid not in copies for nid in graph.entry_node.tolist()]
-    external = bytearray(facts.external[e] and mine for e, mine in zip(source, own, strict=True))
-    return replace(
-        resized(facts, graph, source),
+    return carried_over(
+        facts,
+        graph,
+        source,
+        stands_for,
         order=[graph.nid[node] for node in steps],
-        contexts=tuple(contexts),
+        contexts=contexts,
         device=device,
-        external=external,
-        added=frozenset(e for e, was in enumerate(source) if external[e] and was in facts.added),
-        pairs=[() if nid in copies else facts.pairs[origin[node]] for nid, node in enumerate(graph.nodes)],
-        workspaces={
-            nid: facts.workspaces[origin[node]]
-            for nid, node in enumerate(graph.nodes)
-            if nid not in copies and origin[node] in facts.workspaces
-        },
     )
