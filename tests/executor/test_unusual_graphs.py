@@ -95,7 +95,7 @@ def layer():
         ({"args_grad": mx.nd.ones((4, 5))}, BindError, "args_grad must be a list or a dictionary, got NDArray"),
         ({"args_grad": {"data": mx.nd.ones((4, 6))}}, ShapeError, r"'data' has shape \(4, 5\), its gradient array"),
         ({"args_grad": {"data": mx.nd.ones((4, 5), ctx=mx.cpu(1))}}, BindError, r"'grad of data' is on cpu\(1\)"),
-        ({"grad_req": "wirte"}, BindError, "must be one of null, write, add, got 'wirte'"),
+        ({"grad_req": "wirte"}, BindError, "must be one of null, write, add; got 'wirte'"),
         ({"ctx": "cpu"}, BindError, r"ctx must be a context such as mx.cpu\(\).* got 'cpu'"),
     ],
 )

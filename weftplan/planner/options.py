@@ -151,5 +151,5 @@ def read_grad_req(
     wanted = {name: given.get(name, "null") for name in arguments}
     for name, req in wanted.items():
         if not isinstance(req, str) or req not in GRAD_REQS:
-            raise error(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}, got {req!r}")
+            raise error(f"grad_req of {name!r} must be one of {', '.join(GRAD_REQS)}; got {req!r}")
     return wanted
