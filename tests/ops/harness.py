@@ -8,7 +8,8 @@ Tests import it as ``ops_harness`` (see conftest.py):
 
 * :func:`run`, :func:`gradients`: forward outputs; gradients by the operator's rule, node by node;
 * :func:`check_gradient`: the rule against central differences in float64;
-* :func:`check_contract`: in-place pairs, unwanted outputs, exact workspace, hidden allocations; forward and backward.
+* :func:`check_contract`: in-place pairs, unwanted outputs, exact workspace, replay, hidden allocations; forward and
+  backward.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Call:
             outputs[target] = base.reshape(-1).view(self.out_specs[target].dtype).reshape(self.out_specs[target].shape)
         in_specs = [spec_of(x) for x in self.inputs]
         size = op.workspace_bytes(self.params, in_specs, self.out_specs)
-        workspace = np.full(size, 0xFF, np.uint8) if size else None
+        workspace = garbage_bytes(size)
         ctx = OpContext(
             np,
             is_train=self.is_train,
@@ -125,7 +126,7 @@ class Call:
                     self.hidden = tracemalloc.get_traced_memory()[1] - before
                 finally:
                     tracemalloc.stop()
-            else:
+            elif op.has_work(outputs):
                 op.forward(ctx, self.params, inputs, outputs)
         self.taken = ctx._offset
         self.declared = size
@@ -353,6 +354,35 @@ def check_unwanted(call: Call) -> None:
     call.inputs = saved
 
 
+def check_prepared(call: Call) -> bool:
+    """A kernel that can be prepared gives the same bits when it is replayed, again and again; False where it cannot."""
+    op = call.op
+    prepare_ = getattr(op.forward, "prepare", None)
+    if prepare_ is None:
+        return False
+    expected = [None if y is None else y.copy() for y in call()]
+    ignored = set(op.ignored(call.params))
+    inputs = [None if k in ignored else np.array(x, order="C") for k, x in enumerate(call.inputs)]
+    outputs = [garbage(spec) for spec in call.out_specs]
+    size = op.workspace_bytes(call.params, [spec_of(x) for x in call.inputs], call.out_specs)
+    replay = prepare_(OpContext(np, workspace=garbage_bytes(size)), call.params, inputs, outputs)
+    if replay is None:
+        return False
+    for _ in range(2):
+        for output in outputs:
+            output.reshape(-1).view(np.uint8)[:] = 0xAA
+        with np.errstate(all="ignore"):
+            replay()
+        for mine, theirs in zip(outputs, expected, strict=True):
+            assert mine.tobytes() == theirs.tobytes(), f"{op.name}: prepared, it gives something else"
+    return True
+
+
+def garbage_bytes(size: int) -> np.ndarray | None:
+    """A workspace that holds no numbers."""
+    return np.full(size, 0xFF, np.uint8) if size else None
+
+
 def check_workspace(call: Call) -> None:
     """The kernel takes exactly the workspace that its operator declares."""
     call.inputs = [x.copy() for x in call.inputs]
@@ -375,7 +405,7 @@ def check_contract(
     is_train: bool = True,
     hidden_limit: int | None = None,
 ) -> int:
-    """In-place pairs, unwanted outputs and exact workspace, of the forward call and of each call of its gradient.
+    """In-place pairs, unwanted outputs, workspace and replay, of the forward call and of each call of its gradient.
 
     ``hidden_limit`` adds :func:`check_hidden`. Returns the number of in-place pairs tried.
     """
@@ -395,6 +425,7 @@ def check_contract(
         tried += check_inplace(call)
         check_unwanted(call)
         check_workspace(call)
+        check_prepared(call)
         if hidden_limit is not None:
             check_hidden(call, hidden_limit)
     return tried

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-from ops_harness import differentiate, gradients, prepare, run
+from ops_harness import check_prepared, differentiate, gradients, prepare
 from ops_nn_cases import CASES as NN_CASES
 from ops_nn_cases import ident, uniform
 from ops_tensor_cases import CASES as TENSOR_CASES
 from ops_tensor_cases import NO_GRADIENT
 
-from weftplan.ops import registry
+from weftplan.ops import grain, kernels, registry
+from weftplan.ops.rules import broadcast_shape, same_shape
+from weftplan.ops.schema import REQUIRED
 
 ALL = TENSOR_CASES + NO_GRADIENT + NN_CASES
 
@@ -73,23 +75,37 @@ def test_rnn_of_every_small_size(mode, size, batch, dtype):
 PREPARED = sorted(
     name
     for name in registry.names(aliases=False)
-    if hasattr(registry.get(name).forward, "prepare") and registry.get(name).backward_of is None
+    if (op := registry.get(name)).backward_of is None
+    and hasattr(op.forward, "prepare")
+    and op.infer_shape in (same_shape, broadcast_shape)
+    and all(param.default is not REQUIRED for param in op.params)
 )
+"""Elementwise operators that need no parameters; the contract of operators tries the others."""
 
 
 @pytest.mark.parametrize("name", PREPARED)
 def test_prepared_calls(name):
-    """What a kernel prepares computes the same as the kernel, and NumPy has nothing to say about the call."""
+    """What a kernel prepares computes the same as the kernel, time after time, and NumPy says nothing of the call."""
     op = registry.get(name)
-    params = registry.parse_params(op, {})
-    arrays = [np.linspace(0.1, 0.9, 7, dtype=np.float32)] * len(op.input_names(params))
-    expected = run(name, arrays)[0]
-    out = np.full(7, np.nan, np.float32)
-    call = op.forward.prepare(np, params, arrays, [out])
-    assert call is not None
-    with np.errstate(all="ignore"):
-        call()
-    np.testing.assert_array_equal(out, expected)
+    arrays = [np.linspace(0.1, 0.9, 7, dtype=np.float32)] * len(op.input_names(registry.parse_params(op, {})))
+    assert check_prepared(prepare(name, arrays))
+
+
+def test_elementwise_families_are_prepared():
+    """A bound graph replays every family of elementwise operators without the way through a context."""
+    families = {"sigmoid", "relu", "rsqrt", "erf", "_rdiv_scalar", "smooth_l1", "elemwise_div", "broadcast_mul"}
+    assert families <= set(PREPARED)
+    backward = {"sigmoid", "relu", "Activation", "elemwise_mul", "clip", "sqrt", "smooth_l1"}
+    assert all(hasattr(registry.get(f"_backward_{name}").forward, "prepare") for name in backward)
+    assert hasattr(registry.get("Activation").forward, "prepare")
+
+
+def test_arrays_of_many_blocks_are_not_prepared(monkeypatch):
+    """Several blocks are replayed in order; where they are very many, the kernel itself runs."""
+    monkeypatch.setattr(kernels, "MOST_PREPARED", 3)
+    x = np.linspace(-1, 1, 3 * grain.block() + 1, dtype=np.float32)
+    assert check_prepared(prepare("sigmoid", [x[:-1]]))
+    assert not check_prepared(prepare("sigmoid", [x]))
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ def test_large_relu():
     (y,) = run("relu", [x])
     np.testing.assert_array_equal(y[:6], np.array([NAN, 0, 2, 0, INF, 0], np.float32))
     np.testing.assert_array_equal(y.reshape(-1, 6), np.broadcast_to(y[:6], (2000, 6)))
+    assert not np.signbit(y[np.isfinite(y)]).any()
+    assert run("Activation", [x], {"act_type": "relu"})[0].tobytes() == y.tobytes()
 
 
 def test_where_keeps_nan_apart():

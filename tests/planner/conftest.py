@@ -24,7 +24,8 @@ def _kernel(planned: PlannedGraph, nid: int, ins: list[Any], outs: list[Any], sc
     key = (7, sum(map(ord, (node.mirror_of or node).name)))
     context = OpContext(np, is_train=True, workspace=scratch, random_key=key, recompute=node.mirror_of is not None)
     with np.errstate(all="ignore"):  # random graphs overflow now and then: to the same infinities either way
-        node.op.forward(context, node.params, ins, outs)
+        if node.op.has_work(outs):
+            node.op.forward(context, node.params, ins, outs)
 
 
 def run_apart(planned: PlannedGraph, given: dict[str, Any]) -> dict[str, Any]:

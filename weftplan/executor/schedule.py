@@ -22,9 +22,9 @@ from weftplan.executor.run import Bind, Call, RunState
 from weftplan.ndarray import NDArray
 from weftplan.ndarray.chunk import nothing
 from weftplan.ndarray.copying import device_end, route
-from weftplan.ndarray.invoke import read_only
 from weftplan.ops import grain
-from weftplan.ops.schema import Kernel, Op, OpContext, Req, Shape, aligned
+from weftplan.ops.call import NodeCall
+from weftplan.ops.schema import Kernel, Op, Req, Shape, aligned
 from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
@@ -177,10 +177,6 @@ def _kernel_call(
 ) -> Bind:
     """What binds one kernel to a run; outputs to be accumulated are computed in workspace, then added."""
     place = device.get(context)
-    xp = place.xp
-    raw_in: list[Any] = [None if array is None else array.raw() for array in inputs]
-    if engine.debug_enabled():
-        raw_in = [a if a is None or i in op.aux else read_only(a) for i, a in enumerate(raw_in)]
     raw_out: list[Any] = [None if array is None else array.raw() for array in outputs]
     scratch: Any = None if workspace is None else NDArray(workspace[0], (workspace[1],), np.dtype(np.uint8)).raw()
     added: list[tuple[Any, Any]] = []
@@ -195,36 +191,30 @@ def _kernel_call(
                 raw_out[k] = term
                 added.append((target, term))
         scratch = scratch[:end] if end else None
-    recompute = node.mirror_of is not None
-    params = node.params
-    prepare = getattr(kernel, "prepare", None)
-    prepared = prepare(xp, params, raw_in, raw_out) if prepare is not None and not added else None
+    call = NodeCall(
+        op,
+        kernel,
+        node.params,
+        place.xp,
+        [None if array is None else array.raw() for array in inputs],
+        raw_out,
+        workspace=scratch,
+        added=added,
+        guarded=engine.debug_enabled(),
+        recompute=node.mirror_of is not None,
+        output_shapes=output_shapes,
+    )
+    sizes = grain.of(context.device_type)
+    with grain.using(sizes):
+        prepared = call.prepared()
 
     def bind(run: RunState) -> Call:
         if prepared is not None:
-            return prepared  # type: ignore[no-any-return]
-        ctx = OpContext(
-            xp,
-            is_train=run.is_train,
-            workspace=scratch,
-            random_key=(run.seed, (run.counter << 32) + key),
-            recompute=recompute,
-            output_shapes=output_shapes,
-        )
-        if scratch is None and not added:
-            return partial(kernel, ctx, params, raw_in, raw_out)
-
-        def call() -> None:
-            ctx._offset = 0
-            kernel(ctx, params, raw_in, raw_out)
-            for target, term in added:
-                xp.add(target, term, out=target)
-
-        return call
+            return prepared
+        return call.bound(is_train=run.is_train, random_key=(run.seed, (run.counter << 32) + key))
 
     if not place.asynchronous:
         return bind
-    sizes = grain.of(context.device_type)
     return lambda run: partial(place.launch, grain.bound(sizes, bind(run)))
 
 

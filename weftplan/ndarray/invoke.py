@@ -24,7 +24,8 @@ from weftplan.ndarray.pushing import compute, push_kernel
 from weftplan.ndarray.quiet import quietly
 from weftplan.ndarray.seeds import next_key
 from weftplan.ops import registry
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Shape, TensorSpec
+from weftplan.ops.call import NodeCall
+from weftplan.ops.schema import DType, InplacePair, Op, Shape, TensorSpec
 
 _MOST_PLANS = 4096
 
@@ -117,8 +118,6 @@ class _Kernel:
         op, plan = self.op, self.plan
         following = iter(raws)
         raw_in = [None if i in plan.ignored else next(following) for i in range(self.inputs)]
-        if self.guarded:
-            raw_in = [a if i in op.aux else read_only(a) for i, a in enumerate(raw_in)]
         raw_out = [next(following) for _ in plan.outputs]
         targets = [(next(following), raw_out[k]) for k in self.copied]
         workspace, borrowed = next(following, None), None
@@ -126,22 +125,22 @@ class _Kernel:
             resource, borrowed = take(self.place.context, plan.workspace, f"{op.name} workspace")
             workspace = borrowed.raw
         try:
-            ctx = OpContext(self.place.xp, is_train=self.is_train, workspace=workspace, random_key=self.key)
-            quietly(op.forward, ctx, plan.params, raw_in, raw_out)
+            call = NodeCall(
+                op,
+                op.forward,
+                plan.params,
+                self.place.xp,
+                raw_in,
+                raw_out,
+                workspace=workspace,
+                guarded=self.guarded,
+            )
+            quietly(call.bound(is_train=self.is_train, random_key=self.key))
             for target, value in targets:
                 target[...] = value
         finally:
             if borrowed is not None:
                 resource.free(borrowed)
-
-
-def read_only(array: Any) -> Any:
-    """A view of a NumPy array that refuses writes, as debug mode hands inputs to kernels; of others, the array."""
-    if not isinstance(array, np.ndarray):
-        return array
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _arrays_of(op: Op, out: Any) -> list[NDArray]:

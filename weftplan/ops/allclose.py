@@ -29,8 +29,6 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
 
 
 def _kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     result = outputs[0].reshape(1)
     result.fill(1)

@@ -57,19 +57,6 @@ PRODUCT_INPLACE = (InplacePair(0, 1),)
 """Backward operators whose left gradient is computed first: the right one may take the incoming gradient."""
 
 
-class _Power(UfuncKernel):
-    """``power``; of integers it runs in float64, because exponents may be negative, and drops the fraction."""
-
-    __slots__ = ()
-
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is None or out.dtype.kind == "f":
-            super().__call__(ctx, params, inputs, outputs)
-        else:
-            ctx.xp.power(inputs[0], inputs[1], out=out, dtype=float, casting="unsafe")
-
-
 class _Division(UfuncKernel):
     """``divide``; of integers exactly, towards zero as in C."""
 
@@ -77,7 +64,7 @@ class _Division(UfuncKernel):
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None or out.dtype.kind not in "iu":
+        if out.dtype.kind not in "iu":
             super().__call__(ctx, params, inputs, outputs)
             return
         lhs, rhs = inputs
@@ -86,6 +73,12 @@ class _Division(UfuncKernel):
                 divide_integers(ctx.xp, a, b, y, scratch)
         else:
             divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
+
+    def prepare(
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """The call with everything bound; None for integers."""
+        return None if outputs[0].dtype.kind in "iu" else super().prepare(ctx, params, inputs, outputs)
 
 
 def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -99,8 +92,6 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Remainder with the divisor's sign; 0 where the divisor is 0."""
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     lhs, rhs = inputs
     if lhs.shape == rhs.shape:
@@ -229,7 +220,7 @@ _binary(
     workspace=_mod_workspace,
 )
 _binary(
-    _Power("power", 2),
+    UfuncKernel("power", 2, real=True),  # of integers, too, because exponents may be negative
     Sides(power_l, power_r, (None,)),
     "lhs to the power of rhs.",
     elementwise=("_power", "_Power"),

@@ -7,7 +7,7 @@ in scratch and sums it into the smaller input's gradient, so scratch stays far b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from weftplan.ops.kernels import (
     blocks,
     collapse,
     reduce_to,
+    replayed,
     rows_per_block,
 )
 from weftplan.ops.rules import (
@@ -54,15 +55,25 @@ def _apply(sides: Sides, side: Side, xp: Any, g: Any, a: Any, b: Any, out: Any, 
     apply_slope(xp, partial(side, xp), g, (a, b), out, scratch, sides.integers)
 
 
-def _equal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _both_sides(
+    sides: Sides, xp: Any, left: bool, right: bool, g: Any, a: Any, b: Any, da: Any, db: Any, *scratch: Any
+) -> None:
+    """The wanted gradients of one block."""
+    if left:
+        _apply(sides, sides.lhs, xp, g, a, b, da, scratch)
+    if right:
+        _apply(sides, sides.rhs, xp, g, a, b, db, scratch)
+
+
+def _equal_blocks(
+    sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Iterator[tuple[Any, ...]]:
+    """What :func:`_both_sides` takes, block by block, for inputs of one shape."""
     g, a, b = inputs
     da, db = outputs
     spare = g if da is None else da, g if db is None else db
-    for bg, ba, bb, bda, bdb, *scratch in blocks(ctx, (g, a, b, *spare), _kinds(sides, g.dtype)):
-        if da is not None:
-            _apply(sides, sides.lhs, ctx.xp, bg, ba, bb, bda, scratch)
-        if db is not None:
-            _apply(sides, sides.rhs, ctx.xp, bg, ba, bb, bdb, scratch)
+    for block in blocks(ctx, (g, a, b, *spare), _kinds(sides, g.dtype)):
+        yield (da is not None, db is not None, *block)
 
 
 def _unequal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -107,14 +118,34 @@ def _part_size(shape: Sequence[int], input_shapes: Sequence[Sequence[int]], rows
     return max((math.prod(s) for s in input_shapes if s[0] == 1), default=0)
 
 
+class _BackwardKernel:
+    """The backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not; for equal ones it can be
+    prepared."""
+
+    __slots__ = ("sides",)
+
+    def __init__(self, sides: Sides) -> None:
+        self.sides = sides
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if inputs[1].shape != inputs[2].shape:
+            _unequal_shapes(self.sides, ctx, inputs, outputs)
+            return
+        for block in _equal_blocks(self.sides, ctx, inputs, outputs):
+            _both_sides(self.sides, ctx.xp, *block)
+
+    def prepare(
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """The formulas bound to the views of every block; None for unequal shapes."""
+        if inputs[1].shape != inputs[2].shape:
+            return None
+        return replayed(partial(_both_sides, self.sides, ctx.xp), _equal_blocks(self.sides, ctx, inputs, outputs))
+
+
 def backward_kernel(sides: Sides) -> Kernel:
     """The backward kernel (ograd, lhs, rhs) -> both gradients, for shapes equal or not."""
-
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        run = _equal_shapes if inputs[1].shape == inputs[2].shape else _unequal_shapes
-        run(sides, ctx, inputs, outputs)
-
-    return kernel
+    return _BackwardKernel(sides)
 
 
 def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]:

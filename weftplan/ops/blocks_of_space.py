@@ -58,8 +58,6 @@ def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -
 def _kernel(*, to_space: bool) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         block = params["block_size"]
         deep, wide = (inputs[0], out) if to_space else (out, inputs[0])
         batch, channels, height, width = wide.shape

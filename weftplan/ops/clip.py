@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from weftplan.ops.kernels import BOOL, block_workspace, blocks
+from weftplan.ops.kernels import BOOL, BlockKernel
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params
+from weftplan.ops.schema import DType, InplacePair, Op, Param, Params
 
 
 def saturated(value: float, dtype: DType, nan: float) -> Any:
@@ -32,34 +31,29 @@ def saturated(value: float, dtype: DType, nan: float) -> Any:
     return dtype.type(least if value < least else most if value > most else int(value))
 
 
-def _clip(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    out = outputs[0]
-    if out is not None:
-        low, high = (
-            saturated(params["a_min"], out.dtype, -math.inf),
-            saturated(params["a_max"], out.dtype, math.inf),
-        )
-        ctx.xp.clip(inputs[0], low, high, out=out)
+def _clip_step(xp: Any, params: Params, x: Any, out: Any) -> None:
+    low, high = (
+        saturated(params["a_min"], out.dtype, -math.inf),
+        saturated(params["a_max"], out.dtype, math.inf),
+    )
+    xp.clip(x, low, high, out=out)
 
 
-def _backward_clip(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    out = outputs[0]
-    if out is None:
-        return
-    xp = ctx.xp
-    for g, x, y, inside, outside in blocks(ctx, (*inputs, out), (BOOL, BOOL)):
-        xp.less(x, params["a_min"], out=inside)
-        xp.greater(x, params["a_max"], out=outside)
-        xp.logical_or(inside, outside, out=outside)
-        xp.logical_not(outside, out=inside)  # NaN counts as inside: what comes in must not vanish there
-        xp.multiply(g, inside, out=y)
+def _slope_step(xp: Any, params: Params, g: Any, x: Any, out: Any, inside: Any, outside: Any) -> None:
+    xp.less(x, params["a_min"], out=inside)
+    xp.greater(x, params["a_max"], out=outside)
+    xp.logical_or(inside, outside, out=outside)
+    xp.logical_not(outside, out=inside)  # NaN counts as inside: what comes in must not vanish there
+    xp.multiply(g, inside, out=out)
 
+
+_backward_clip = BlockKernel(_slope_step, lambda params, dtype: [BOOL, BOOL])
 
 _CLIP = (Param("a_min", p_float, doc="least value"), Param("a_max", p_float, doc="greatest value"))
 register(
     Op(
         name="clip",
-        forward=_clip,
+        forward=BlockKernel(_clip_step),
         infer_shape=same_shape,
         infer_dtype=same_dtype,
         params=_CLIP,
@@ -74,5 +68,5 @@ backward(
     ("ograd", "data"),
     params=_CLIP,
     inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-    workspace=block_workspace(BOOL, BOOL),
+    workspace=_backward_clip.workspace,
 )

@@ -105,14 +105,12 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def _cumsum(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        _sums(ctx, params, inputs[0], outputs[0], 1)
+    _sums(ctx, params, inputs[0], outputs[0], 1)
 
 
 def _backward_cumsum(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        g = inputs[0] if params["axis"] is not None else inputs[0].reshape(outputs[0].shape)
-        _sums(ctx, params, g, outputs[0], -1)
+    g = inputs[0] if params["axis"] is not None else inputs[0].reshape(outputs[0].shape)
+    _sums(ctx, params, g, outputs[0], -1)
 
 
 register(

@@ -65,8 +65,6 @@ def _build(ctx: OpContext, params: Params, vector: Any, matrix: Any) -> None:
 
 def _diag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     data, out = inputs[0], outputs[0]
-    if out is None:
-        return
     if data.ndim == 1:
         _build(ctx, params, data, out)
     else:
@@ -76,8 +74,6 @@ def _diag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
 
 def _backward_diag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     g, out = inputs[0], outputs[0]
-    if out is None:
-        return
     if out.ndim == 1:
         view, line = _line(ctx.xp, params, g, 0, 1)
         ctx.xp.copyto(out, view[line])

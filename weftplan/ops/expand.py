@@ -28,13 +28,11 @@ from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _broadcast(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        ctx.xp.copyto(outputs[0], inputs[0])
+    ctx.xp.copyto(outputs[0], inputs[0])
 
 
 def _backward_broadcast(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        reduce_to(ctx.xp, inputs[0], outputs[0])
+    reduce_to(ctx.xp, inputs[0], outputs[0])
 
 
 def _stretched(source: Shape, wanted: Shape, what: str) -> Shape:
@@ -177,15 +175,13 @@ def _repeat_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
 
 
 def _repeat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        small, large = _repeat_views(params, inputs[0], outputs[0])
-        ctx.xp.copyto(large, small)
+    small, large = _repeat_views(params, inputs[0], outputs[0])
+    ctx.xp.copyto(large, small)
 
 
 def _backward_repeat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        small, large = _repeat_views(params, outputs[0], inputs[0])
-        reduce_to(ctx.xp, large, small)
+    small, large = _repeat_views(params, outputs[0], inputs[0])
+    reduce_to(ctx.xp, large, small)
 
 
 _REPEAT = (
@@ -241,16 +237,14 @@ def _tile_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
 
 
 def _tile(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        small, large = _tile_views(params, inputs[0], outputs[0])
-        ctx.xp.copyto(large, small)
+    small, large = _tile_views(params, inputs[0], outputs[0])
+    ctx.xp.copyto(large, small)
 
 
 def _backward_tile(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        small, large = _tile_views(params, outputs[0], inputs[0])
-        axes = tuple(range(0, large.ndim, 2))
-        ctx.xp.sum(large, axis=axes, dtype=accumulator(small.dtype), out=small, keepdims=True)
+    small, large = _tile_views(params, outputs[0], inputs[0])
+    axes = tuple(range(0, large.ndim, 2))
+    ctx.xp.sum(large, axis=axes, dtype=accumulator(small.dtype), out=small, keepdims=True)
 
 
 _TILE = (Param("reps", _p_reps, doc="repetitions along each axis, the last ones when there are fewer than axes"),)
@@ -313,8 +307,6 @@ def _mirrors(params: Params, padded: Any) -> Iterator[tuple[Any, Any]]:
 
 def _pad(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     if params["mode"] == "constant":
         out.fill(params["constant_value"])
     ctx.xp.copyto(_centre(params, out), inputs[0])
@@ -325,8 +317,6 @@ def _pad(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequenc
 
 def _backward_pad(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     g = inputs[0]
     if params["mode"] != "constant":

@@ -49,8 +49,7 @@ def _fill(value: float | None) -> Kernel:
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is not None:
-            out.fill(converted(params["value"], out.dtype) if value is None else value)
+        out.fill(converted(params["value"], out.dtype) if value is None else value)
 
     return kernel
 
@@ -137,8 +136,6 @@ def _arange_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 def _arange(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     start = 0.0 if params["stop"] is None and not params["infer_range"] else params["start"]
     _range(ctx, out, start, params["step"], params["repeat"])
 
@@ -203,8 +200,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 def _arange_like(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        _range(ctx, outputs[0], params["start"], params["step"], params["repeat"])
+    _range(ctx, outputs[0], params["start"], params["step"], params["repeat"])
 
 
 register(

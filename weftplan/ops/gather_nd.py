@@ -86,8 +86,6 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 def _gather(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     data, index = inputs
     found = _flat(ctx, "gather_nd", index, data.shape, wrap=True)
     source = _slices(data, index.shape[0])
@@ -97,8 +95,6 @@ def _gather(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequ
 def _gather_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Sums, in the order of the places, where several of them name one slice."""
     out = outputs[0]
-    if out is None:
-        return
     g, index = inputs
     found = _flat(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
@@ -150,8 +146,6 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 def _scatter(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     data, index = inputs
     found = _flat(ctx, "scatter_nd", index, out.shape, wrap=False)
     target = _slices(out, index.shape[0])
@@ -211,17 +205,15 @@ def _batch_places(ctx: OpContext, index: Any, shape: Shape) -> Any:
 
 
 def _batch_take(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        a, index = inputs
-        gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, outputs[0])
+    a, index = inputs
+    gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, outputs[0])
 
 
 def _batch_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        g, index = inputs
-        out.fill(0)
-        out.reshape(-1)[_batch_places(ctx, index, out.shape)] = g
+    g, index = inputs
+    out.fill(0)
+    out.reshape(-1)[_batch_places(ctx, index, out.shape)] = g
 
 
 def _batch_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

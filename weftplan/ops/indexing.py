@@ -67,16 +67,13 @@ def _positions(ctx: OpContext, params: Params, index: Any, size: int) -> Any:
 
 def _take(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        a, index = inputs
-        axis = params["axis"] % a.ndim
-        gather(ctx.xp, a, _positions(ctx, params, index, a.shape[axis]), axis, out)
+    a, index = inputs
+    axis = params["axis"] % a.ndim
+    gather(ctx.xp, a, _positions(ctx, params, index, a.shape[axis]), axis, out)
 
 
 def _backward_take(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     g, index = inputs
     axis = params["axis"] % out.ndim
     found = _positions(ctx, params, index, out.shape[axis]).reshape(-1)
@@ -173,19 +170,17 @@ def _pick_bytes(params: Params, shape: Shape) -> int:
 
 
 def _pick(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        data, index = inputs
-        found = _pick_positions(ctx, params, data.shape, index)
-        gather(ctx.xp, data.reshape(-1), found, 0, outputs[0].reshape(-1))
+    data, index = inputs
+    found = _pick_positions(ctx, params, data.shape, index)
+    gather(ctx.xp, data.reshape(-1), found, 0, outputs[0].reshape(-1))
 
 
 def _backward_pick(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        g, index = inputs
-        found = _pick_positions(ctx, params, out.shape, index)
-        out.fill(0)
-        out.reshape(-1)[found] = g.reshape(-1)
+    g, index = inputs
+    found = _pick_positions(ctx, params, out.shape, index)
+    out.fill(0)
+    out.reshape(-1)[found] = g.reshape(-1)
 
 
 _PICK = (
@@ -243,8 +238,6 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
 
 
 def _one_hot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     depth = params["depth"]
     index = inputs[0].reshape(-1)

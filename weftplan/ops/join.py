@@ -75,10 +75,9 @@ def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 def _concat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        axis = params["dim"] % out.ndim
-        for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
-            ctx.xp.copyto(piece, x)
+    axis = params["dim"] % out.ndim
+    for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
+        ctx.xp.copyto(piece, x)
 
 
 def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> list[tuple[int, int]]:
@@ -180,10 +179,9 @@ def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _stack(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        before = (slice(None),) * (params["axis"] % out.ndim)
-        for k, x in enumerate(inputs):
-            ctx.xp.copyto(out[(*before, k)], x)
+    before = (slice(None),) * (params["axis"] % out.ndim)
+    for k, x in enumerate(inputs):
+        ctx.xp.copyto(out[(*before, k)], x)
 
 
 def _backward_stack(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -253,9 +251,8 @@ def _split(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seque
 
 
 def _backward_split(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        for g, piece in zip(inputs, _slots(params, outputs[0]), strict=True):
-            ctx.xp.copyto(piece, g)
+    for g, piece in zip(inputs, _slots(params, outputs[0]), strict=True):
+        ctx.xp.copyto(piece, g)
 
 
 def _split_outputs(params: Params) -> tuple[str, ...]:

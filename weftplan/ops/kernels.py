@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from types import ModuleType
 from typing import Any, Literal
 
@@ -28,11 +29,22 @@ INDEX = np.dtype(np.int64)
 Workspace = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int]
 
 
-def copy_kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+class _CopyKernel:
     """Output 0 gets the elements of input 0 in order, whatever the two shapes; the same memory is left alone."""
-    out = outputs[0]
-    if out is not None:
-        ctx.xp.copyto(out.reshape(-1), inputs[0].reshape(-1))
+
+    __slots__ = ()
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        ctx.xp.copyto(outputs[0].reshape(-1), inputs[0].reshape(-1))
+
+    def prepare(
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object]:
+        """The bare copy."""
+        return partial(ctx.xp.copyto, outputs[0].reshape(-1), inputs[0].reshape(-1))
+
+
+copy_kernel = _CopyKernel()
 
 
 def accumulator(dtype: DType) -> DType:
@@ -184,28 +196,81 @@ class UfuncKernel:
 
     __slots__ = ("count", "name", "real")
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, count: int, *, real: bool = False) -> None:
         self.name = name
         self.count = count
-        self.real = all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
-        """The function has no loop that gives integers."""
+        self.real = real or all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
+        """Integers are computed as float64: the function has no loop that gives integers, or none that is wanted."""
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is None:
-            return
-        function = getattr(ctx.xp, self.name)
-        if self.real and out.dtype.kind != "f":  # NumPy would compute int8 in float16
-            function(*inputs[: self.count], out=out, dtype=float, casting="unsafe")
-        else:
-            function(*inputs[: self.count], out=out, casting="unsafe")
+        self._bound(ctx, inputs, outputs)()
 
     def prepare(
-        self, xp: ModuleType, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], Any] | None:
-        """The call with everything bound, or None when it cannot be (an output nobody wants, several dtypes)."""
-        out = outputs[0]
-        arrays = inputs[: self.count]
-        if out is None or any(a.dtype != out.dtype for a in arrays) or out.dtype.kind != "f":
-            return None
-        return partial(getattr(xp, self.name), *arrays, out=out)
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """The call with everything bound."""
+        return self._bound(ctx, inputs, outputs)
+
+    def _bound(self, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
+        out, arrays = outputs[0], inputs[: self.count]
+        function = getattr(ctx.xp, self.name)
+        if out.dtype.kind == "f" and all(array.dtype == out.dtype for array in arrays):
+            return partial(function, *arrays, out=out)
+        if self.real and out.dtype.kind != "f":  # NumPy would compute int8 in float16
+            return partial(function, *arrays, out=out, dtype=float, casting="unsafe")
+        return partial(function, *arrays, out=out, casting="unsafe")
+
+
+MOST_PREPARED = 64
+"""Blocks: for arrays of more the views would be many, and what a call costs beside its work matters no more."""
+
+
+ScratchRule = Callable[[Params, DType], Sequence[DType]]
+
+
+class BlockKernel:
+    """The kernel of one formula on matching blocks of its inputs and its output; it can be prepared.
+
+    Args:
+        step: ``step(xp, params, *inputs, out, *scratch)`` on one block.
+        scratch: dtypes of the scratch blocks, from the parameters and the dtype of the output.
+    """
+
+    __slots__ = ("scratch", "step")
+
+    def __init__(self, step: Callable[..., object], scratch: ScratchRule = lambda params, dtype: ()) -> None:
+        self.step = step
+        self.scratch = scratch
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for block in self._blocks(ctx, params, inputs, outputs):
+            self.step(ctx.xp, params, *block)
+
+    def prepare(
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """The step bound to the views of every block; None for very many blocks."""
+        return replayed(partial(self.step, ctx.xp, params), self._blocks(ctx, params, inputs, outputs))
+
+    def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        """``Op.workspace`` of this kernel."""
+        shape, dtype = outputs[0]
+        return block_bytes(math.prod(shape), self.scratch(params, dtype))
+
+    def _blocks(
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Iterator[tuple[Any, ...]]:
+        return blocks(ctx, (*inputs, outputs[0]), self.scratch(params, outputs[0].dtype))
+
+
+def replayed(step: Callable[..., object], made: Iterator[tuple[Any, ...]]) -> Callable[[], object] | None:
+    """A function that calls ``step`` with each of the blocks ``made``; None where they are very many."""
+    calls = [partial(step, *block) for block in islice(made, MOST_PREPARED + 1)]
+    if len(calls) > MOST_PREPARED:
+        return None
+    return calls[0] if len(calls) == 1 else partial(_run_all, calls)
+
+
+def _run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()

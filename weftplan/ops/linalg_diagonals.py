@@ -25,18 +25,16 @@ def _diagonal_spec(spec: TensorSpec) -> tuple[Shape, Any]:
 
 def _sumlogdiag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, out = ctx.xp, outputs[0]
-    if out is not None:
-        a = batched(inputs[0])
-        logs = ctx.take((a.shape[0], a.shape[-1]), a.dtype)
-        xp.log(diagonal(a), out=logs)
-        xp.sum(logs, axis=1, out=out.reshape(-1))
+    a = batched(inputs[0])
+    logs = ctx.take((a.shape[0], a.shape[-1]), a.dtype)
+    xp.log(diagonal(a), out=logs)
+    xp.sum(logs, axis=1, out=out.reshape(-1))
 
 
 def _backward_sumlogdiag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, out = ctx.xp, outputs[0]
-    if out is not None:
-        out.fill(0)
-        xp.divide(inputs[0].reshape(-1, 1), diagonal(batched(inputs[1])), out=diagonal(batched(out)))
+    out.fill(0)
+    xp.divide(inputs[0].reshape(-1, 1), diagonal(batched(inputs[1])), out=diagonal(batched(out)))
 
 
 register(
@@ -111,21 +109,19 @@ def _cells(params: Params, packed: bool, matrix: Any) -> Iterator[tuple[slice, A
 
 def _extract(packed: bool) -> Any:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if outputs[0] is not None:
-            out = outputs[0].reshape(-1, outputs[0].shape[-1])
-            for place, cells in _cells(params, packed, batched(inputs[0])):
-                ctx.xp.copyto(out[:, place], cells)
+        out = outputs[0].reshape(-1, outputs[0].shape[-1])
+        for place, cells in _cells(params, packed, batched(inputs[0])):
+            ctx.xp.copyto(out[:, place], cells)
 
     return kernel
 
 
 def _make(packed: bool) -> Any:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if outputs[0] is not None:
-            vector = inputs[0].reshape(-1, inputs[0].shape[-1])
-            outputs[0].fill(0)
-            for place, cells in _cells(params, packed, batched(outputs[0])):
-                ctx.xp.copyto(cells, vector[:, place])
+        vector = inputs[0].reshape(-1, inputs[0].shape[-1])
+        outputs[0].fill(0)
+        for place, cells in _cells(params, packed, batched(outputs[0])):
+            ctx.xp.copyto(cells, vector[:, place])
 
     return kernel
 

@@ -124,8 +124,6 @@ def _gelqf_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
 
 def _backward_gelqf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     dq, dl, q, factor = (batched(x) for x in inputs)
     out = batched(outputs[0])
@@ -197,8 +195,6 @@ def _syevd_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
 
 def _backward_syevd(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     du, dvalues, u, values = inputs[0], inputs[1], inputs[2], inputs[3]
     du, u, out = batched(du), batched(u), batched(outputs[0])

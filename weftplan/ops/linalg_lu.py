@@ -58,8 +58,6 @@ def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
 
 
 def _inverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     a, out = batched(inputs[0]), batched(outputs[0])
     spec = TensorSpec(a.shape, a.dtype)
@@ -73,8 +71,6 @@ def _inverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 
 def _backward_inverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
-    if outputs[0] is None:
-        return
     g, y = (batched(x) for x in inputs)
     product = ctx.take(g.shape, g.dtype)
     ctx.xp.matmul(flip(y), g, out=product)
@@ -164,8 +160,6 @@ def _slogdet(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 
 def _backward_determinant(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """ograd · A⁻ᵀ, times the determinant for det; 0 where the determinant, or its sign, is 0."""
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     g, value = inputs[0].reshape(-1, 1, 1), inputs[1].reshape(-1, 1, 1)
     factors, out = batched(inputs[2]), batched(outputs[0])

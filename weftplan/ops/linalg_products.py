@@ -63,14 +63,11 @@ def _product(xp: Any, params: Params, a: Any, b: Any, out: Any) -> None:
 
 
 def _gemm2(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        _product(ctx.xp, params, inputs[0], inputs[1], outputs[0])
+    _product(ctx.xp, params, inputs[0], inputs[1], outputs[0])
 
 
 def _gemm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, out = ctx.xp, outputs[0]
-    if out is None:
-        return
     _product(xp, params, inputs[0], inputs[1], out)
     for summand, target, spare in blocks(ctx, (inputs[2], out), (out.dtype,)):
         xp.multiply(summand, params["beta"], out=spare)
@@ -151,16 +148,13 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 def _syrk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        a = flip(inputs[0], params["transpose"])
-        ctx.xp.matmul(a, flip(a), out=out)
-        ctx.xp.multiply(out, params["alpha"], out=out)
+    a = flip(inputs[0], params["transpose"])
+    ctx.xp.matmul(a, flip(a), out=out)
+    ctx.xp.multiply(out, params["alpha"], out=out)
 
 
 def _backward_syrk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, out = ctx.xp, outputs[0]
-    if out is None:
-        return
     g, a = inputs
     spare = ctx.take(a.shape, a.dtype)
     if params["transpose"]:
@@ -223,8 +217,6 @@ def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 def _trmm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, out = ctx.xp, outputs[0]
-    if out is None:
-        return
     a, b = inputs
     clean = batched(ctx.take(a.shape, a.dtype))
     triangle(xp, batched(a), clean, params["lower"])

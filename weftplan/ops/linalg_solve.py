@@ -51,10 +51,9 @@ def _trsm_scratch(params: Params, b: TensorSpec) -> tuple[tuple[int, ...], Any]:
 
 def _trsm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, out = ctx.xp, outputs[0]
-    if out is not None:
-        xp.multiply(inputs[1], params["alpha"], out=out)
-        scratch = ctx.take(*_trsm_scratch(params, TensorSpec(out.shape, out.dtype)))
-        _solved(xp, params, batched(inputs[0]), batched(out), scratch)
+    xp.multiply(inputs[1], params["alpha"], out=out)
+    scratch = ctx.take(*_trsm_scratch(params, TensorSpec(out.shape, out.dtype)))
+    _solved(xp, params, batched(inputs[0]), batched(out), scratch)
 
 
 def _backward_trsm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -115,11 +114,10 @@ def _square_scratch(spec: TensorSpec) -> tuple[tuple[int, ...], Any]:
 
 def _potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        if out is not inputs[0]:
-            ctx.xp.copyto(out, inputs[0])
-        scratch = ctx.take((cholesky_scratch(batch_of(out.shape), out.shape[-1]),), out.dtype)
-        cholesky(ctx.xp, flip(batched(out), not params["lower"]), scratch)
+    if out is not inputs[0]:
+        ctx.xp.copyto(out, inputs[0])
+    scratch = ctx.take((cholesky_scratch(batch_of(out.shape), out.shape[-1]),), out.dtype)
+    cholesky(ctx.xp, flip(batched(out), not params["lower"]), scratch)
 
 
 def _backward_potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -137,12 +135,11 @@ def _backward_potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
 
 
 def _potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        factor, out = flip(batched(inputs[0]), not params["lower"]), batched(outputs[0])
-        scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
-        identity(ctx.xp, out)
-        solve(ctx.xp, factor, out, scratch, lower=True)
-        solve(ctx.xp, flip(factor), out, scratch, lower=False)
+    factor, out = flip(batched(inputs[0]), not params["lower"]), batched(outputs[0])
+    scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
+    identity(ctx.xp, out)
+    solve(ctx.xp, factor, out, scratch, lower=True)
+    solve(ctx.xp, flip(factor), out, scratch, lower=False)
 
 
 def _backward_potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

@@ -55,15 +55,13 @@ def _transpose_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
 
 def _transpose(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        ctx.xp.copyto(out, inputs[0].transpose(_permutation(params["axes"], out.ndim)))
+    ctx.xp.copyto(out, inputs[0].transpose(_permutation(params["axes"], out.ndim)))
 
 
 def _backward_transpose(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        order = _permutation(params["axes"], out.ndim)
-        ctx.xp.copyto(out.transpose(order), inputs[0])
+    order = _permutation(params["axes"], out.ndim)
+    ctx.xp.copyto(out.transpose(order), inputs[0])
 
 
 _TRANSPOSE = (Param("axes", p_shape, (), "input axis of each output axis; (): reversed"),)
@@ -98,8 +96,7 @@ def _swap_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 def _swap(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        ctx.xp.copyto(out, inputs[0].swapaxes(params["dim1"], params["dim2"]))
+    ctx.xp.copyto(out, inputs[0].swapaxes(params["dim1"], params["dim2"]))
 
 
 _SWAP = (Param("dim1", p_int, 0, "first axis"), Param("dim2", p_int, 0, "second axis"))
@@ -161,10 +158,9 @@ def _matrix(x: Any, first: bool) -> Any:
 
 def _dot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        a = _matrix(inputs[0], params["transpose_a"])
-        b = _matrix(inputs[1], not params["transpose_b"])
-        ctx.xp.matmul(a, b.T, out=out.reshape(a.shape[0], b.shape[0]))
+    a = _matrix(inputs[0], params["transpose_a"])
+    b = _matrix(inputs[1], not params["transpose_b"])
+    ctx.xp.matmul(a, b.T, out=out.reshape(a.shape[0], b.shape[0]))
 
 
 def _backward_dot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -237,8 +233,6 @@ def _flipped(x: Any, transpose: bool) -> Any:
 
 def _batch_product(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     a, b = (_flipped(x, params[flag]) for x, flag in zip(inputs, ("transpose_a", "transpose_b"), strict=True))
     ctx.xp.matmul(a, b, out=out)
 

@@ -15,8 +15,6 @@ from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params, Tens
 def _forward(function: str, neutral: int) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         xp, x = ctx.xp, inputs[0]
         axes = reduced_axes(params, x.ndim, "a reduction")
         view = out.reshape(kept_shape(x.shape, axes))

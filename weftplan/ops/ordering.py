@@ -161,8 +161,6 @@ def _topk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
 def _backward_order(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """The incoming gradient, at the positions where the values came from."""
     out = outputs[0]
-    if out is None:
-        return
     g, positions = inputs
     extents = _extents(out.shape, params["axis"])
     out.fill(0)
@@ -271,11 +269,10 @@ def _argsort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
 
 
 def _argsort(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        extents = _extents(inputs[0].shape, params["axis"])
-        target = _as_rows(outputs[0], extents)
-        for where, order in _orders(ctx, inputs[0], extents, params["is_ascend"]):
-            target[where] = order
+    extents = _extents(inputs[0].shape, params["axis"])
+    target = _as_rows(outputs[0], extents)
+    for where, order in _orders(ctx, inputs[0], extents, params["is_ascend"]):
+        target[where] = order
 
 
 register(

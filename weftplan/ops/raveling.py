@@ -38,8 +38,6 @@ def _ravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _ravel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out, data = outputs[0], inputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     for y, *coordinates, total, part in blocks(ctx, (out, *data), (INDEX, INDEX)):
         total.fill(0)
@@ -63,8 +61,6 @@ def _unravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 
 def _unravel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out, data = outputs[0], inputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     shape = params["shape"]
     for x, *coordinates, rest, part, scratch in blocks(ctx, (data, *out), (INDEX,) * 3):

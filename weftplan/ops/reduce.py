@@ -88,8 +88,6 @@ def _views(params: Params, source: Any, small: Any) -> tuple[tuple[int, ...], An
 def _reduction(function: str) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         x = inputs[0]
         axes, view = _views(params, x, out)
         if not axes:
@@ -107,8 +105,6 @@ _sum = _reduction("sum")
 
 def _mean(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     total = out
     if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
         total = ctx.take(out.shape, accumulator(out.dtype))
@@ -134,15 +130,13 @@ def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
 def _spread(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Gradient of a sum: the incoming one repeated along the reduced axes."""
     out = outputs[0]
-    if out is not None:
-        ctx.xp.copyto(out, _views(params, out, inputs[0])[1])
+    ctx.xp.copyto(out, _views(params, out, inputs[0])[1])
 
 
 def _spread_mean(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        view = _views(params, out, inputs[0])[1]
-        ctx.xp.divide(view, out.size // max(1, view.size), out=out, casting="unsafe")
+    view = _views(params, out, inputs[0])[1]
+    ctx.xp.divide(view, out.size // max(1, view.size), out=out, casting="unsafe")
 
 
 Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
@@ -154,8 +148,6 @@ def rowwise(formula: Formula, scratch: bool) -> Kernel:
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         g, x, y = inputs
         g = _views(params, x, g)[1]
         shape, small = collapse(x.shape, g.shape)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.kernels import (
     BOOL,
+    BlockKernel,
     Kind,
     Workspace,
     block_bytes,
@@ -74,8 +74,6 @@ class _ScalarKernel:
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         x, value = inputs[0], params["scalar"]
         function = getattr(ctx.xp, self.ufunc)
         if out.dtype.kind == "f":
@@ -89,11 +87,11 @@ class _ScalarKernel:
             function(*pair, out=out, casting="unsafe")
 
     def prepare(
-        self, xp: ModuleType, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], Any] | None:
-        """The bare call, with the number in the tensor's dtype; None for integers and unwanted outputs."""
-        out = outputs[0]
-        if out is None or out.dtype.kind != "f" or inputs[0].dtype != out.dtype:
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """The bare call, with the number in the tensor's dtype; None for integers."""
+        out, xp = outputs[0], ctx.xp
+        if out.dtype.kind != "f" or inputs[0].dtype != out.dtype:
             return None
         value: Any = np.asarray(params["scalar"], dtype=out.dtype)
         if xp is not np:  # an array would be on whatever device and stream are current now
@@ -112,7 +110,7 @@ class _DivisionKernel(_ScalarKernel):
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None or out.dtype.kind not in "iu":
+        if out.dtype.kind not in "iu":
             super().__call__(ctx, params, inputs, outputs)
             return
         value = converted(params["scalar"], out.dtype)
@@ -130,7 +128,7 @@ _any_power = _ScalarKernel("power", as_float=True)
 
 
 def _power_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if params["scalar"] == 2.0 and outputs[0] is not None:  # the usual one, and twenty times cheaper this way
+    if params["scalar"] == 2.0:  # the usual one, and twenty times cheaper this way
         ctx.xp.multiply(inputs[0], inputs[0], out=outputs[0])
     else:
         _any_power(ctx, params, inputs, outputs)
@@ -138,45 +136,33 @@ def _power_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], output
 
 def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        value = converted(params["scalar"], out.dtype)
-        if value == 0:
-            out.fill(0)
-        else:
-            ctx.xp.remainder(inputs[0], value, out=out)
-
-
-def _rmod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    out = outputs[0]
-    if out is None:
-        return
-    xp = ctx.xp
     value = converted(params["scalar"], out.dtype)
-    for x, y, zero in blocks(ctx, (inputs[0], out), (BOOL,)):
-        xp.equal(x, 0, out=zero)
-        xp.remainder(value, x, out=y)
-        xp.copyto(y, 0, where=zero)
+    if value == 0:
+        out.fill(0)
+    else:
+        ctx.xp.remainder(inputs[0], value, out=out)
 
 
-def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers: Integers) -> tuple[Kernel, Workspace]:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is not None:
-            value = params["scalar"] if out.dtype.kind == "f" else float(converted(params["scalar"], out.dtype))
-            formula = partial(derivative, ctx.xp, value)
-            for g, x, y, *room in blocks(ctx, (*inputs, out), slope_scratch(scratch, out.dtype, 1, integers)):
-                apply_slope(ctx.xp, formula, g, (x,), y, room, integers)
+def _rmod_step(xp: Any, params: Params, x: Any, out: Any, zero: Any) -> None:
+    xp.equal(x, 0, out=zero)
+    xp.remainder(converted(params["scalar"], out.dtype), x, out=out)
+    xp.copyto(out, 0, where=zero)
 
-    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        shape, dtype = inputs[0]
-        return block_bytes(math.prod(shape), slope_scratch(scratch, dtype, 1, integers))
 
-    return kernel, workspace
+_rmod = BlockKernel(_rmod_step, lambda params, dtype: [BOOL])
+
+
+def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers: Integers) -> BlockKernel:
+    def on_slopes(xp: Any, params: Params, g: Any, x: Any, out: Any, *room: Any) -> None:
+        value = params["scalar"] if out.dtype.kind == "f" else float(converted(params["scalar"], out.dtype))
+        apply_slope(xp, partial(derivative, xp, value), g, (x,), out, room, integers)
+
+    return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1, integers))
 
 
 def _backward_mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """The incoming gradient; of integers none, as of every remainder of integers."""
-    if outputs[0] is not None and outputs[0].dtype.kind != "f":
+    if outputs[0].dtype.kind != "f":
         outputs[0].fill(0)
     else:
         copy_kernel(ctx, params, inputs, outputs)
@@ -200,14 +186,14 @@ def _scalar_op(
 ) -> None:
     if derivative is not None:
         gradient = grad(f"_backward_{name.lstrip('_')}", "g0", uses)
-        kernel, backward_workspace = _backward_kernel(derivative, scratch, integers)
+        kernel = _backward_kernel(derivative, scratch, integers)
         backward(
             name,
             kernel,
             ("ograd", "data" if uses == "x0" else "output"),
             params=params,
             inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-            workspace=backward_workspace,
+            workspace=kernel.workspace,
         )
     register(
         Op(
@@ -269,21 +255,19 @@ def _masked(compare: str) -> Derivative:
     return derivative
 
 
-def _smooth_l1_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    out = outputs[0]
-    if out is None:
-        return
-    xp = ctx.xp
+def _smooth_l1_step(xp: Any, params: Params, x: Any, out: Any, t: Any, near: Any) -> None:
     square = params["scalar"] ** 2
-    for x, y, t, near in blocks(ctx, (inputs[0], out), (out.dtype, BOOL)):
-        xp.absolute(x, out=t)
-        xp.multiply(t, square, out=y)
-        xp.less(y, 1.0, out=near)
-        xp.multiply(y, t, out=y)
-        xp.multiply(y, 0.5, out=y)
-        xp.subtract(t, 0.5 / square, out=t)
-        xp.logical_not(near, out=near)
-        xp.copyto(y, t, where=near)
+    xp.absolute(x, out=t)
+    xp.multiply(t, square, out=out)
+    xp.less(out, 1.0, out=near)
+    xp.multiply(out, t, out=out)
+    xp.multiply(out, 0.5, out=out)
+    xp.subtract(t, 0.5 / square, out=t)
+    xp.logical_not(near, out=near)
+    xp.copyto(out, t, where=near)
+
+
+_smooth_l1_forward = BlockKernel(_smooth_l1_step, lambda params, dtype: [dtype, BOOL])
 
 
 def _smooth_l1(xp: Any, s: float, g: Any, x: Any, out: Any, t: Any) -> None:

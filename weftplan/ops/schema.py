@@ -9,7 +9,9 @@ An operator is data plus a few pure functions. It knows nothing of graphs, engin
 
 Kernel contract
 ---------------
-``kernel(ctx, params, inputs, outputs)`` writes every ``outputs[k]`` that is not None (None: nobody wants it).
+``kernel(ctx, params, inputs, outputs)`` writes every ``outputs[k]`` that is not None (None: nobody wants it). The
+caller leaves a call out that nobody wants anything of (:meth:`Op.has_work`), so the output of a kernel with one is
+there.
 Outputs are contiguous; inputs are contiguous. ``outputs[o]`` may be the same memory as ``inputs[i]`` only for a
 declared inplace pair (i, o), and the kernel must then be right. Kernels always *overwrite*; accumulation (grad_req add,
 gradient sums) is done by the caller, in workspace that the planner counted. Scratch comes from ``ctx.take`` only
@@ -191,8 +193,9 @@ def aligned(nbytes: int, alignment: int = 64) -> int:
 
 
 Kernel = Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]
-"""A kernel may also have a method ``prepare(xp, params, inputs, outputs)`` that returns a function without arguments
-doing the same on these very arrays (or None): an executor, whose arrays never move, then replays that instead."""
+"""A kernel may also have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments
+doing the same on these very arrays (or None): an executor, whose arrays stay where they are, then replays that instead.
+Of ``ctx`` it may use the array module and the workspace, which the function may use in every call."""
 ShapeRule = Callable[
     [Params, list[Shape | None], list[Shape | None]], tuple[Sequence[Shape | None], Sequence[Shape | None]]
 ]
@@ -275,6 +278,10 @@ class Op:
     def gradient_inputs(self, params: Params) -> tuple[int, ...]:
         """For a backward operator: the forward input of which output k is the gradient."""
         return self.grad_inputs(params) if callable(self.grad_inputs) else self.grad_inputs
+
+    def has_work(self, outputs: Sequence[Any]) -> bool:
+        """False for a call that would change nothing: nobody wants any output (all are None), and there is no state."""
+        return bool(self.aux) or any(out is not None for out in outputs)
 
     def workspace_bytes(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Scratch bytes of one call."""

@@ -22,9 +22,8 @@ def _operator(name: str, length: Callable[[Shape], int], values: Callable[[Any],
         return ins, [merge_shape(outs[0], (length(ins[0]),), f"output of {name} of {ins[0]}")]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if outputs[0] is not None:
-            for position, value in enumerate(values(inputs[0])):
-                outputs[0][position] = value
+        for position, value in enumerate(values(inputs[0])):
+            outputs[0][position] = value
 
     register(
         Op(

@@ -149,8 +149,6 @@ _register(
 
 def _reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     axes = {normalize_axis(axis, out.ndim, "axis of reverse") for axis in params["axis"]}
     flipped = tuple(slice(None, None, -1 if axis in axes else None) for axis in range(out.ndim))
     ctx.xp.copyto(out, inputs[0][flipped])

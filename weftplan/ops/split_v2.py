@@ -77,9 +77,8 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        for view, g in _pieces(params, outputs[0], inputs):
-            ctx.xp.copyto(view, g)
+    for view, g in _pieces(params, outputs[0], inputs):
+        ctx.xp.copyto(view, g)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

@@ -6,59 +6,43 @@ A gradient keeps the forward output alive where the formula allows it (``sqrt``,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from weftplan.ops.erf import erf
 from weftplan.ops.kernels import (
     BOOL,
+    BlockKernel,
     Kind,
     UfuncKernel,
-    Workspace,
-    block_bytes,
     block_workspace,
-    blocks,
     scratch_dtype,
 )
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
-from weftplan.ops.schema import DTypeRule, GradientRule, InplacePair, Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import DTypeRule, GradientRule, InplacePair, Op, Param, Params
 from weftplan.ops.slopes import apply_slope, slope_scratch
 
 Step = Callable[..., None]
 """``step(xp, params, x, out, *scratch)`` on one block; ``out`` may be ``x``."""
 
 
-def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> Kernel:
+def _stepwise(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
     """A kernel that runs ``step`` on blocks of its input."""
-
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is not None:
-            kinds = [scratch_dtype(kind, out.dtype) for kind in scratch]
-            for block in blocks(ctx, (inputs[0], out), kinds):
-                step(ctx.xp, params, *block)
-
-    return kernel
+    return BlockKernel(step, lambda params, dtype: [scratch_dtype(kind, dtype) for kind in scratch])
 
 
-def _derivative(step: Step, scratch: tuple[Kind, ...]) -> tuple[Kernel, Workspace]:
-    """The kernel of a derivative of (incoming gradient, data or output), and its workspace."""
+def _derivative(step: Step, scratch: tuple[Kind, ...]) -> BlockKernel:
+    """The kernel of a derivative of (incoming gradient, data or output)."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is not None:
-            formula = partial(step, ctx.xp, params)
-            for g, x, y, *room in blocks(ctx, (*inputs, out), slope_scratch(scratch, out.dtype, 1)):
-                apply_slope(ctx.xp, formula, g, (x,), y, room)
+    def on_slopes(xp: Any, params: Params, g: Any, x: Any, out: Any, *room: Any) -> None:
+        apply_slope(xp, partial(step, xp, params), g, (x,), out, room)
 
-    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        shape, dtype = inputs[0]
-        return block_bytes(math.prod(shape), slope_scratch(scratch, dtype, 1))
-
-    return kernel, workspace
+    return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1))
 
 
 def unary(
@@ -103,14 +87,14 @@ def unary(
         )
     )
     if derivative is not None:
-        kernel, workspace = _derivative(derivative, scratch)
+        kernel = _derivative(derivative, scratch)
         backward(
             name,
             kernel,
             ("ograd", "data" if uses == "x0" else "output"),
             params=params,
             inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-            workspace=workspace,
+            workspace=kernel.workspace,
         )
 
 
@@ -259,9 +243,11 @@ def _sigmoid(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
     xp.multiply(t, g, out=out)
 
 
-def _relu_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
-    if x.size > 4096 and out.dtype.kind == "f":
+def relu_step(xp: Any, p: Params, x: Any, out: Any) -> None:
+    """``out`` = max(x, 0) of one block: NaN stays NaN, and -0 becomes 0. ``Activation`` uses it, too."""
+    if xp is np and x.size > 4096 and out.dtype.kind == "f":
         xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises this, and a maximum with a scalar not
+        xp.add(out, 0.0, out=out)  # -0 passed
     else:
         xp.maximum(x, 0, out=out)
 
@@ -380,7 +366,7 @@ unary("arctanh", "arctanh", _inverse(-1, 1.0, False), scratch=_V, doc="Inverse h
 unary("degrees", _angle(1.0 / _DEGREE), _scaled_by(1.0 / _DEGREE), doc="Radians to degrees.")
 unary("radians", _angle(_DEGREE), _scaled_by(_DEGREE), doc="Degrees to radians.")
 unary("sigmoid", _sigmoid_forward, _sigmoid, "y0", scratch=_V, doc="1 / (1 + exp(-x)).")
-unary("relu", _relu_forward, _relu, "y0", scratch=_V, doc="max(x, 0).")
+unary("relu", relu_step, _relu, "y0", scratch=_V, doc="max(x, 0).")
 unary("softsign", _softsign_forward, _softsign, scratch=_V, forward_scratch=_F, doc="x / (1 + |x|).")
 unary(
     "hard_sigmoid",

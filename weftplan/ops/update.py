@@ -79,9 +79,8 @@ def step_kernel(step: Step) -> Kernel:
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is not None:
-            for block in blocks(ctx, (*inputs, out), (out.dtype, out.dtype)):
-                step(ctx.xp, params, *block)
+        for block in blocks(ctx, (*inputs, out), (out.dtype, out.dtype)):
+            step(ctx.xp, params, *block)
 
     return kernel
 

@@ -277,8 +277,6 @@ def _lamb2_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _lamb2(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     xp, out = ctx.xp, outputs[0]
-    if out is None:
-        return
     weight, g, r1, r2 = inputs
     ratio, spare = ctx.take((1,), out.dtype), ctx.take((1,), out.dtype)
     xp.copyto(ratio, r1)

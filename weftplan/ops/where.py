@@ -71,8 +71,6 @@ def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
 
 def _where(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     condition, x, y = inputs
     if condition.shape != out.shape:
         _choose(ctx.xp, _by_row(ctx, condition, out), x, y, out)

@@ -88,8 +88,6 @@ def _iou_scratch(lhs: Shape, rhs: Shape, dtype: DType) -> list[tuple[Shape, DTyp
 
 def _iou(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     lhs, rhs = inputs
     left, right, sizes, others, spare, *scratch = (

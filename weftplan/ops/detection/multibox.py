@@ -54,8 +54,6 @@ def _prior_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _prior(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     height, width = inputs[0].shape[2:]
     count = _per_pixel(params)
@@ -152,8 +150,6 @@ def _detection_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
 
 def _detection(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     cls_prob, loc_pred, anchor = inputs
     count = cls_prob.shape[2]

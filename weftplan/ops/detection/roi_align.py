@@ -123,8 +123,6 @@ def _own_cells(xp: Any, cells: Any, size: tuple[int, int], out: Any, *, back: bo
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp, size = ctx.xp, _size(params)
     data, rois = inputs
     wide = accumulator(data.dtype)

@@ -160,8 +160,6 @@ def _converted(xp: Any, boxes: Any, before: str, after: str) -> None:
 def _backward_nms(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Each box kept gets the gradient of its row; formats do not count, as in MXNet 1.9.1."""
     out = outputs[0]
-    if out is None:
-        return
     ograd, record = inputs
     count, width = out.shape[-2:]
     out.fill(0)

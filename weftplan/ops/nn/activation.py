@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weftplan.ops.kernels import BOOL, block_bytes, blocks, scratch_dtype
+from weftplan.ops.kernels import BOOL, BlockKernel, scratch_dtype
 from weftplan.ops.params import p_enum
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, backward, floats_only, grad, same_dtype, same_shape
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Op, Param, Params
+from weftplan.ops.unary import relu_step
 
 Step = Callable[..., None]
 
@@ -87,43 +88,27 @@ _GRADIENT: dict[str, Step] = {
 }
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    out = outputs[0]
-    if out is None:
-        return
+def _forward_step(xp: Any, params: Params, x: Any, out: Any, *scratch: Any) -> None:
     kind = params["act_type"]
     if kind == "relu":
-        ctx.xp.maximum(inputs[0], 0, out=out)
+        relu_step(xp, params, x, out)
     elif kind == "tanh":
-        ctx.xp.tanh(inputs[0], out=out)
+        xp.tanh(x, out=out)
     else:
-        for x, y, scratch in blocks(ctx, (inputs[0], out), (scratch_dtype("float", out.dtype),)):
-            _FORWARD[kind](ctx.xp, x, y, scratch)
+        _FORWARD[kind](xp, x, out, *scratch)
 
 
-def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    data = inputs[0]
-    if params["act_type"] in ("relu", "tanh"):
-        return 0
-    return block_bytes(data.nbytes // data.dtype.itemsize, [scratch_dtype("float", data.dtype)])
+def _backward_step(xp: Any, params: Params, *block: Any) -> None:
+    _GRADIENT[params["act_type"]](xp, *block)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    out = outputs[0]
-    if out is None:
-        return
-    kind = params["act_type"]
-    scratch = BOOL if kind == "relu" else scratch_dtype("float", out.dtype)
-    step = _GRADIENT[kind]
-    for block in blocks(ctx, (inputs[0], inputs[1], out), (scratch,)):
-        step(ctx.xp, *block)
-
-
-def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    data = outputs[0]
-    scratch = BOOL if params["act_type"] == "relu" else scratch_dtype("float", data.dtype)
-    return block_bytes(data.nbytes // data.dtype.itemsize, [scratch])
-
+_forward = BlockKernel(
+    _forward_step, lambda params, dtype: [scratch_dtype("float", dtype)] if params["act_type"] in _FORWARD else []
+)
+_backward = BlockKernel(
+    _backward_step,
+    lambda params, dtype: [BOOL if params["act_type"] == "relu" else scratch_dtype("float", dtype)],
+)
 
 register(
     Op(
@@ -134,7 +119,7 @@ register(
         params=_PARAMS,
         gradient=grad("_backward_Activation", "g0", "y0"),
         inplace=UNARY_INPLACE,
-        workspace=_workspace,
+        workspace=_forward.workspace,
         doc="One of five elementwise nonlinear functions.",
     )
 )
@@ -144,5 +129,5 @@ backward(
     ("ograd", "output"),
     params=_PARAMS,
     inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-    workspace=_backward_workspace,
+    workspace=_backward.workspace,
 )

@@ -149,14 +149,11 @@ def _scores_gradient(ctx: OpContext, g: Any, queries: Any, keys: Any, d_queries:
 
 
 def _selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        heads = params["heads"]
-        _scores(ctx, heads, _part(inputs[0], heads, 3, 0), _part(inputs[0], heads, 3, 1), outputs[0])
+    heads = params["heads"]
+    _scores(ctx, heads, _part(inputs[0], heads, 3, 0), _part(inputs[0], heads, 3, 1), outputs[0])
 
 
 def _backward_selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
-        return
     heads = params["heads"]
     g, x = inputs
     queries, keys, _ = (_part(x, heads, 3, k) for k in range(3))
@@ -166,9 +163,8 @@ def _backward_selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], 
 
 
 def _encdec_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        heads = params["heads"]
-        _scores(ctx, heads, _part(inputs[0], heads, 1, 0), _part(inputs[1], heads, 2, 0), outputs[0])
+    heads = params["heads"]
+    _scores(ctx, heads, _part(inputs[0], heads, 1, 0), _part(inputs[1], heads, 2, 0), outputs[0])
 
 
 def _backward_encdec_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -186,10 +182,9 @@ def _weighted(parts: int) -> Any:
     """Values, the last of ``parts`` interleaved tensors, weighted by attention."""
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if outputs[0] is not None:
-            heads = params["heads"]
-            values, attention = _part(inputs[0], heads, parts, parts - 1), _spread(inputs[1], heads)
-            ctx.xp.matmul(attention, values, out=_part(outputs[0], heads, 1, 0))
+        heads = params["heads"]
+        values, attention = _part(inputs[0], heads, parts, parts - 1), _spread(inputs[1], heads)
+        ctx.xp.matmul(attention, values, out=_part(outputs[0], heads, 1, 0))
 
     return kernel
 
@@ -271,8 +266,7 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
 
 
 def _div_sqrt_dim(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        ctx.xp.multiply(inputs[0], 1.0 / math.sqrt(inputs[0].shape[-1]), out=outputs[0])
+    ctx.xp.multiply(inputs[0], 1.0 / math.sqrt(inputs[0].shape[-1]), out=outputs[0])
 
 
 def _same_again(builder: GradientBuilder) -> Sequence[EntryRef | None]:

@@ -112,15 +112,13 @@ def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _im2col(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        counts = _counts(params, inputs[0].shape[2:], "im2col")
-        _gather(ctx, params, inputs[0], outputs[0], counts, "im2col")
+    counts = _counts(params, inputs[0].shape[2:], "im2col")
+    _gather(ctx, params, inputs[0], outputs[0], counts, "im2col")
 
 
 def _backward_im2col(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        counts = _counts(params, outputs[0].shape[2:], "im2col")
-        _sum_back(ctx, params, outputs[0], inputs[0], counts, "im2col")
+    counts = _counts(params, outputs[0].shape[2:], "im2col")
+    _sum_back(ctx, params, outputs[0], inputs[0], counts, "im2col")
 
 
 register(
@@ -162,15 +160,13 @@ def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _col2im(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        counts = _counts(params, params["output_size"], "col2im")
-        _sum_back(ctx, params, outputs[0], inputs[0], counts, "col2im")
+    counts = _counts(params, params["output_size"], "col2im")
+    _sum_back(ctx, params, outputs[0], inputs[0], counts, "col2im")
 
 
 def _backward_col2im(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        counts = _counts(params, params["output_size"], "col2im")
-        _gather(ctx, params, inputs[0], outputs[0], counts, "col2im")
+    counts = _counts(params, params["output_size"], "col2im")
+    _gather(ctx, params, inputs[0], outputs[0], counts, "col2im")
 
 
 register(

@@ -131,8 +131,6 @@ def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     data, weight = inputs[:2]
     geo = sizes(params, TensorSpec(data.shape, data.dtype), out.shape)
     correlate(ctx, geo, data, weight, None if params["no_bias"] else inputs[2], out)

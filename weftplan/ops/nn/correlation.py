@@ -105,8 +105,6 @@ def _scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tupl
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp, shape = ctx.xp, inputs[0].shape
     first, second, terms, part, total = (ctx.take(*s) for s in _scratch(params, shape, out.shape, out.dtype))
     first.fill(0)

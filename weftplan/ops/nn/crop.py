@@ -71,17 +71,15 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        rows, columns = _window(params, inputs[0].shape, out.shape[2:])
-        ctx.xp.copyto(out, inputs[0][:, :, rows, columns])
+    rows, columns = _window(params, inputs[0].shape, out.shape[2:])
+    ctx.xp.copyto(out, inputs[0][:, :, rows, columns])
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is not None:
-        rows, columns = _window(params, out.shape, inputs[0].shape[2:])
-        out.fill(0)
-        ctx.xp.copyto(out[:, :, rows, columns], inputs[0])
+    rows, columns = _window(params, out.shape, inputs[0].shape[2:])
+    out.fill(0)
+    ctx.xp.copyto(out[:, :, rows, columns], inputs[0])
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

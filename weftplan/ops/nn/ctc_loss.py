@@ -223,8 +223,6 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """ograd · (softmax - the probability of each channel, given the labels)."""
     target = outputs[0]
-    if target is None:
-        return
     xp = ctx.xp
     ograd, alpha, data, label, *lengths = inputs
     plan = _plan(ctx, params, data.shape, label, lengths)

@@ -93,8 +93,6 @@ def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     data, weight = inputs[:2]
     geo = sizes(params, data.shape, out.shape, data.dtype)
     adjoint(ctx, geo, None, data, weight, out, None)

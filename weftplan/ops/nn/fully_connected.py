@@ -84,8 +84,6 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     data, weight = inputs[:2]
     hidden = params["num_hidden"]

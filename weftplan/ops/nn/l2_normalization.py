@@ -100,8 +100,6 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """dgrad = (ograd - output · sum(ograd · output)) / norm."""
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     rows = _rows(params, out.shape)
     ograd, output, target = inputs[0].reshape(rows), inputs[1].reshape(rows), out.reshape(rows)

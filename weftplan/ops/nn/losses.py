@@ -54,9 +54,8 @@ def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _sigmoid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        for x, y, scratch in blocks(ctx, (inputs[0], outputs[0]), (scratch_dtype("float", outputs[0].dtype),)):
-            sigmoid_block(ctx.xp, x, y, scratch)
+    for x, y, scratch in blocks(ctx, (inputs[0], outputs[0]), (scratch_dtype("float", outputs[0].dtype),)):
+        sigmoid_block(ctx.xp, x, y, scratch)
 
 
 def _sigmoid_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -75,8 +74,6 @@ def _sign(xp: Any, y: Any, label: Any, out: Any) -> None:
 def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kernel = copy_kernel) -> None:
     def reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         output, label = inputs
         scale = params["grad_scale"] / max(1, math.prod(output.shape[1:]))
         for block in blocks(ctx, (output, label, out)):
@@ -136,8 +133,6 @@ def _uses_data(params: Params) -> bool:
 
 def _make_loss_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     scale = params["grad_scale"]
     if params["normalization"] == "batch":
         scale /= math.prod(out.shape[:-1])  # MXNet 1.9.1 sees a matrix: all axes but the last are the batch

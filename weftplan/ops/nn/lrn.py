@@ -101,8 +101,6 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     rows = _rows(outputs[0].shape)
     ograd, data, norms, out = (array.reshape(rows) for array in (*inputs, outputs[0]))

@@ -131,8 +131,6 @@ def _needs_sum_block(params: Params, dtype: Any) -> bool:
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     data, out = _flat(inputs[0]), _flat(outputs[0])
     kind, p = params["pool_type"], params["p_value"]
@@ -185,8 +183,6 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is None:
-        return
     xp = ctx.xp
     ograd, dgrad = _flat(inputs[0]), _flat(outputs[0])
     kind, p = params["pool_type"], params["p_value"]

@@ -95,8 +95,6 @@ def _matrices(ctx: OpContext, weights: Weights, params: Params, old: Shape, new:
 def _forward(weights: Weights) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         xp, data = ctx.xp, inputs[0]
         rows, columns, between, *wide = _matrices(ctx, weights, params, data.shape, out.shape, out.dtype)
         x, y = data.reshape(-1, *data.shape[2:]), out.reshape(-1, *out.shape[2:])
@@ -117,8 +115,6 @@ def _forward(weights: Weights) -> Kernel:
 def _backward(weights: Weights) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
-        if out is None:
-            return
         xp, ograd = ctx.xp, inputs[0]
         rows, columns, between, *wide = _matrices(ctx, weights, params, out.shape, ograd.shape, out.dtype)
         g, y = ograd.reshape(-1, *ograd.shape[2:]), out.reshape(-1, *out.shape[2:])

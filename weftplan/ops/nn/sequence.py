@@ -107,8 +107,6 @@ def _masked(fill: Callable[[Params], float]) -> Callable[[OpContext, Params, Seq
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         xp, out = ctx.xp, outputs[0]
-        if out is None:
-            return
         xp.copyto(out, inputs[0])
         if not params["use_sequence_length"]:
             return
@@ -134,8 +132,6 @@ def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[
 
 def _last(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     data = _time_first(inputs[0], params["axis"])
     if not params["use_sequence_length"]:
         ctx.xp.copyto(out, data[-1])
@@ -146,8 +142,6 @@ def _last(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
 
 def _last_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     target = _time_first(out, params["axis"])
     out.fill(0)
     if not params["use_sequence_length"]:
@@ -160,8 +154,6 @@ def _last_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], output
 def _reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Its own inverse, and so its own gradient."""
     out = outputs[0]
-    if out is None:
-        return
     data = inputs[0]
     if not params["use_sequence_length"]:
         ctx.xp.copyto(out, data[::-1])

@@ -67,8 +67,6 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     params = _PARAMS
 
     def forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if outputs[0] is None:
-            return
         rows = as_rows(inputs[0].shape, params["axis"])
         length = inputs[1].reshape(rows[0], rows[2]) if len(inputs) > 1 else None
         softmax(
@@ -80,8 +78,6 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
 
     def reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if outputs[0] is None:
-            return
         rows = as_rows(inputs[0].shape, params["axis"])
         softmax_backward(
             ctx,
@@ -147,15 +143,13 @@ def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
 
 
 def _activation(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        rows = _activation_rows(params, inputs[0].shape)
-        softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
+    rows = _activation_rows(params, inputs[0].shape)
+    softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
 
 
 def _activation_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        rows = _activation_rows(params, inputs[0].shape)
-        softmax_backward(ctx, *(array.reshape(rows) for array in (inputs[0], inputs[1], outputs[0])))
+    rows = _activation_rows(params, inputs[0].shape)
+    softmax_backward(ctx, *(array.reshape(rows) for array in (inputs[0], inputs[1], outputs[0])))
 
 
 def _activation_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

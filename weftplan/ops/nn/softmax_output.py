@@ -89,9 +89,8 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        rows = _rows(params, inputs[0].shape)
-        softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
+    rows = _rows(params, inputs[0].shape)
+    softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -110,8 +109,6 @@ def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any
 
 def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out = outputs[0]
-    if out is None:
-        return
     xp = ctx.xp
     output, label = inputs[:2]
     scale = params["grad_scale"]

@@ -65,8 +65,6 @@ def _grid_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 def _grid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out, xp = outputs[0], ctx.xp
-    if out is None:
-        return
     height, width = out.shape[2:]
     base = base_grid(ctx, height, width, out.dtype)
     if _affine(params):
@@ -80,8 +78,6 @@ def _grid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
 
 def _grid_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     out, xp, ograd = outputs[0], ctx.xp, inputs[0]
-    if out is None:
-        return
     height, width = ograd.shape[2:]
     if _affine(params):
         base = base_grid(ctx, height, width, out.dtype)
@@ -144,8 +140,7 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _sample(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        _sample_all(ctx, inputs[0], _points(inputs[1]), outputs[0])
+    _sample_all(ctx, inputs[0], _points(inputs[1]), outputs[0])
 
 
 def _sample_all(ctx: OpContext, data: Any, points: Any, out: Any) -> None:
@@ -234,10 +229,9 @@ def _map_points(ctx: OpContext, loc: Any, base: Any) -> Any:
 
 
 def _spatial(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        height, width = params["target_shape"]
-        base = base_grid(ctx, height, width, inputs[1].dtype)
-        _sample_all(ctx, inputs[0], _map_points(ctx, inputs[1], base), outputs[0])
+    height, width = params["target_shape"]
+    base = base_grid(ctx, height, width, inputs[1].dtype)
+    _sample_all(ctx, inputs[0], _map_points(ctx, inputs[1], base), outputs[0])
 
 
 def _spatial_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

@@ -67,8 +67,7 @@ def _bool_out(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes
 
 def _against_number(ufunc: str) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if outputs[0] is not None:
-            getattr(ctx.xp, ufunc)(inputs[0], params["scalar"], out=outputs[0])
+        getattr(ctx.xp, ufunc)(inputs[0], params["scalar"], out=outputs[0])
 
     return kernel
 
@@ -118,8 +117,7 @@ def _like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _full_like(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    if outputs[0] is not None:
-        outputs[0].fill(params["fill_value"])
+    outputs[0].fill(params["fill_value"])
 
 
 register(
