@@ -11,7 +11,7 @@ import pytest
 from weftplan import models
 from weftplan.planner.recompute import Tape, node_seconds
 from weftplan.planner.recompute.arrays import Arrays, expressible
-from weftplan.planner.recompute.forward_order import stepwise_forward
+from weftplan.planner.recompute.orders import stepwise_forward
 
 
 def same_partition(mine: Any, theirs: Any) -> bool:

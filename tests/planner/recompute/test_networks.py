@@ -12,7 +12,7 @@ from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
 from weftplan.planner.recompute import Tape, node_seconds
-from weftplan.planner.recompute.backward_order import reversed_backward
+from weftplan.planner.recompute.orders import reversed_backward
 from weftplan.planner.recompute.segments import square_root
 
 QUICK = ("mlp", "lenet", "alexnet", "vgg16", "resnet18", "mobilenet")

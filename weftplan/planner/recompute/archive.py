@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weftplan.planner.graph import IntArray
@@ -13,8 +12,6 @@ STEPS_PRICED = 2_000_000
 """Steps that a whole search may price: one to six seconds of Python, by the length of the graph."""
 MOST_PRICES = 24_000
 """Prices are not worth more than this many, however small the graph."""
-LAYERS = 4
-"""How many layers below the curve are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +78,3 @@ class Archive:
         price, live = self.tape.look(chosen)
         self._remember(price)
         return price, live
-
-    def layers(self) -> Iterator[list[frozenset[int]]]:
-        """What is not dominated; what is not dominated without these; and so on."""
-        rest = sorted({(p.seconds, p.peak, p.twins) for p in self.known.values()}, key=lambda p: (p[0], p[1], p[2]))
-        for _ in range(LAYERS):
-            layer: list[frozenset[int]] = []
-            behind = []
-            lowest: int | None = None
-            for item in rest:
-                if lowest is None or item[1] < lowest:
-                    lowest = item[1]
-                    layer.append(frozenset(item[2]))
-                else:
-                    behind.append(item)
-            yield layer
-            rest = behind

@@ -14,11 +14,10 @@ from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.recompute.archive import Archive
-from weftplan.planner.recompute.backward_order import reversed_backward
 from weftplan.planner.recompute.cost import node_seconds
 from weftplan.planner.recompute.echo import chosen_echo
-from weftplan.planner.recompute.forward_order import stepwise_forward
 from weftplan.planner.recompute.ladder import Ladder
+from weftplan.planner.recompute.orders import reversed_backward, stepwise_forward
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.rules import chosen_v1, has_forced
 from weftplan.planner.recompute.segments import WINDOWS, square_root

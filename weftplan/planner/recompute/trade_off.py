@@ -7,8 +7,7 @@ not dominated.
 1. Seeds: nothing; all nodes whose time per byte is below a threshold, for several thresholds; and each of these sets
    together with the square-root rule in rooms of many sizes, which repeats the early part of the graph whole.
 2. Descents from target to target (:mod:`.ladder`), in four variants while prices are left.
-3. Small graphs get an exchange search around every point of the curve (:mod:`.exchange`); very small ones are
-   enumerated.
+3. Small graphs get a search around every point of the curve (:mod:`.improve`); very small ones are enumerated.
 
 The work is bounded by a number of prices that depends on the graph alone, never by a clock: equal graphs get equal
 plans.
@@ -17,7 +16,7 @@ plans.
 from __future__ import annotations
 
 from weftplan.planner.recompute.archive import Archive, Point
-from weftplan.planner.recompute.exchange import deepen, exchange, improve
+from weftplan.planner.recompute.improve import deepen, improve
 from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.segments import measure, rooms, segments
 from weftplan.planner.recompute.tape import Tape
@@ -25,7 +24,7 @@ from weftplan.planner.recompute.tape import Tape
 EXHAUSTIVE = 12
 """So few nodes that may be repeated are tried in all combinations."""
 SMALL = 64
-"""Graphs with so few nodes that may be repeated get the exchange search, and three quarters of the prices for it."""
+"""Graphs with so few nodes that may be repeated get the search around the curve, and three quarters of the prices for it."""
 LEVELS = 8
 """How many sets of light nodes are tried."""
 SEEDS = 12
@@ -56,8 +55,7 @@ def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Point]:
     if len(can) <= SMALL:
         if most_seconds is None:
             deepen(archive, ladder, archive.left * 4 // 5)
-        improve(archive, ladder, archive.left // 8, limit)
-        exchange(archive)
+        improve(archive, ladder, limit)
     return archive.frontier()
 
 

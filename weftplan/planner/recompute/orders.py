@@ -1,9 +1,14 @@
-"""A backward order that suits recomputation: gradients in the reverse order of the forward part.
+"""Orders of execution that suit recomputation; each function gives other facts and keeps no state.
 
-The given order follows single gradients down to their variables and may leave other readers of an intermediate
-gradient for much later. That costs little while the forward results fill the memory anyway, but once these are
-repeated in segments, such waiting gradients (four gate gradients of every step of an unrolled LSTM, say) would be most
-of what is alive, and one segment's twins would have to wait for them too.
+Forward: every node next to what it feeds. Depth-first order by the number of the input may run a whole family of
+branches before the chain that they feed (all projections of the inputs of an unrolled recurrent network). No cut of
+such an order separates early steps from late ones, and backward nodes sorted by it come at the wrong time.
+
+Backward: gradients in the reverse order of the forward part. The given order follows single gradients down to their
+variables and may leave other readers of an intermediate gradient for much later. That costs little while the forward
+results fill the memory anyway. Once these are repeated in segments, such waiting gradients (four gate gradients of
+every step of an unrolled LSTM, say) would be most of what is alive, and one segment's twins would have to wait for them
+too.
 """
 
 from __future__ import annotations
@@ -12,6 +17,17 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from weftplan.planner.liveness import Facts, dependencies
+from weftplan.planner.passes.order_deep import deepest_first
+
+
+def stepwise_forward(facts: Facts, num_forward: int) -> Facts:
+    """``facts`` with the forward part in depth-first order, deepest input first.
+
+    Nodes that touch one auxiliary state keep their given order. Returns ``facts`` itself when that is the given order.
+    """
+    part = facts.order[:num_forward]
+    order = deepest_first(part, dependencies(facts))
+    return facts if order == part else replace(facts, order=[*order, *facts.order[num_forward:]])
 
 
 def reversed_backward(facts: Facts, num_forward: int) -> Facts:

@@ -1,9 +1,9 @@
-"""The exchange search of small graphs: around the points of the curve, then around what only the curve beats.
+"""The search of small graphs around the points of the curve: one node is repeated more, or kept, and others follow.
 
 A point is *improved* by repeating a node more and then keeping everything again that its peak allows, or by keeping a
 node and repeating others until the peak holds, and so on. One such move changes many nodes at once; single exchanges
-would have to pass through worse choices on the way. What prices are left go to exchanges of one node for another and of
-stretches of the forward order, which need no target and also find smaller peaks.
+would have to pass through worse choices on the way. Another pass looks below the smallest peak. The functions here own
+nothing: what they find is in the archive, which one thread uses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ PATIENCE = 120
 """So many prices per repeatable node without any change of the curve end the search."""
 NEAR = 5
 """Pairs of nodes fewer steps apart are moved together."""
-STRETCH = 6
-"""The longest stretch of the forward order that is moved at once."""
 
 
-def improve(archive: Archive, ladder: Ladder, reserve: int, most_seconds: float) -> None:
-    """Improve every point of the curve that takes at most ``most_seconds``, while ``reserve`` prices are left.
+def improve(archive: Archive, ladder: Ladder, most_seconds: float) -> None:
+    """Improve every point of the curve that takes at most ``most_seconds``, while prices are left.
 
     First by moves of single nodes, then of several.
     """
@@ -41,7 +39,7 @@ def improve(archive: Archive, ladder: Ladder, reserve: int, most_seconds: float)
                 tried.add((point.peak, point.twins))
                 fresh = True
                 for move in moves(archive.tape.repeatable):
-                    if archive.left <= reserve or archive.idle > patience:
+                    if archive.left <= 0 or archive.idle > patience:
                         return
                     if _moved(archive, ladder, point, move).seconds < point.seconds:
                         break
@@ -86,45 +84,3 @@ def _several(can: Sequence[int]) -> Iterator[frozenset[int]]:
             yield frozenset((can[first], can[second]))
     for first in range(len(can) - 2):
         yield frozenset(can[first : first + 3])
-
-
-def exchange(archive: Archive) -> None:
-    """Look around every point of the curve, then around what only the curve beats.
-
-    A choice that is beaten now may have a neighbour that is not, so the next layers below the curve are worth their
-    prices once nothing new is found next to the curve itself.
-    """
-    seen: set[frozenset[int]] = set()
-    patience = PATIENCE * len(archive.can)
-    while archive.left > 0:
-        fresh = next((layer for layer in archive.layers() if not seen.issuperset(layer)), None)
-        if fresh is None:
-            return
-        # The slow end first: there the points are farther from each other, and more is to be found.
-        for twins in reversed(fresh):
-            if twins in seen:
-                continue
-            seen.add(twins)
-            for neighbour in _neighbours(archive, twins):
-                if archive.left <= 0 or archive.idle > patience:
-                    return
-                archive.price(neighbour)
-
-
-def _neighbours(archive: Archive, twins: frozenset[int]) -> Iterator[frozenset[int]]:
-    """One node in or out, one for another, a stretch of the forward order in or out."""
-    can = archive.tape.repeatable
-    outside = [nid for nid in can if nid not in twins]
-    inside = [nid for nid in can if nid in twins]
-    for nid in inside:
-        yield twins - {nid}
-    for nid in outside:
-        yield twins | {nid}
-    for start in range(len(can)):
-        for end in range(start + 2, min(start + STRETCH, len(can)) + 1):
-            stretch = can[start:end]
-            yield twins.union(stretch)
-            yield twins.difference(stretch)
-    for out in inside:
-        for new in outside:
-            yield (twins - {out}) | {new}
