@@ -9,7 +9,7 @@ import pytest
 import weftplan as mx
 from weftplan import nd
 from weftplan.errors import DeviceError, DTypeError, ShapeError
-from weftplan.ndarray.quiet import quietly
+from weftplan.ndarray.errstate import quietly
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 BINARY = "add sub mul truediv floordiv mod pow eq ne lt le gt ge".split()  # noqa: SIM905

@@ -16,7 +16,7 @@ from weftplan.errors import FormatError, PlanError
 from weftplan.planner.packing import Packing, PackingError, check_packing, pack, reuse_edges
 from weftplan.planner.packing.csv_file import read_csv
 from weftplan.planner.packing.hard import compiled
-from weftplan.planner.packing.hard.glue import glue
+from weftplan.planner.packing.hard.merging import glue
 from weftplan.planner.packing.hard.peel import peel
 from weftplan.planner.packing.problem import sectioned
 

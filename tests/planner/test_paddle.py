@@ -14,7 +14,7 @@ import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
 from weftplan.planner import Kind, MemoryPlan, PlannedGraph, PlanOptions, plan_symbol, validate
-from weftplan.planner.outcome import Outcome
+from weftplan.planner.draft import Draft
 from weftplan.planner.paddle import order_edges
 from weftplan.symbol import Symbol
 
@@ -254,10 +254,10 @@ def test_edges_are_those_of_the_graph() -> None:
     """Inception, training: after adding the edges every user of a block comes before the next one's first writer."""
     from weftplan.planner import pipeline
 
-    caught: list[Outcome] = []
+    caught: list[Draft] = []
     original = pipeline.planned
 
-    def spy(*args: Any) -> Outcome:
+    def spy(*args: Any) -> Draft:
         caught.append(original(*args))
         return caught[-1]
 
@@ -269,7 +269,7 @@ def test_edges_are_those_of_the_graph() -> None:
             grad_req="write",
             options=PlanOptions(compat="paddle", strategy="match_range"),
         )
-    facts, found, memory = caught[0].facts, caught[0].found, caught[0].memory
+    facts, found, memory = caught[0].facts, caught[0].assignment, caught[0].memory
     edges = order_edges(facts, found)
     assert memory.num_added_waits == len(edges) > 0
     position = {nid: step for step, nid in enumerate(facts.order)}

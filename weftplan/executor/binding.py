@@ -25,7 +25,7 @@ from weftplan.errors import (
     did_you_mean,
     listed,
 )
-from weftplan.executor.arguments import (
+from weftplan.executor.bind_arguments import (
     as_shape,
     check_context,
     collect,
@@ -33,9 +33,9 @@ from weftplan.executor.arguments import (
     given_dtypes,
     normalize_grad_req,
 )
-from weftplan.executor.arrays import Groups, buffered_array, fitted, new_zeros, shared_array, variable_contexts
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
+from weftplan.executor.new_arrays import Groups, buffered_array, fitted, new_zeros, shared_array, variable_contexts
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.amounts import bytes_of

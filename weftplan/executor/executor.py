@@ -11,14 +11,14 @@ from typing import Any
 from weftplan import config, engine
 from weftplan.device.context import Context
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
-from weftplan.executor.arrays import new_zeros
+from weftplan.executor.backward_twice import keeps_forward
 from weftplan.executor.debug import debug_str
-from weftplan.executor.inputs import as_array, by_name, copy_in, output_gradients, unset
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
+from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
-from weftplan.executor.repeating import keeps_forward
 from weftplan.executor.run import RunState
+from weftplan.executor.run_values import as_array, by_name, copy_in, output_gradients, unset
 from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, make_segments
 from weftplan.ndarray import NDArray, random

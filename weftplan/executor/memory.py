@@ -11,7 +11,7 @@ from weftplan.device.context import Context
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
-from weftplan.planner.assemble import alignment_of
+from weftplan.planner.buffers import alignment_of
 from weftplan.planner.memory_plan import PlannedGraph
 
 _WIDEST = 8

@@ -37,7 +37,7 @@ import numpy as np
 from weftplan import engine
 from weftplan.device.context import Context, cpu
 from weftplan.errors import BindError, OutOfMemoryError
-from weftplan.executor.block import Block, copy_bytes, finish_deletes, settle
+from weftplan.executor.pool_memory import Block, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.chunk import Chunk, MovableChunk
 
 

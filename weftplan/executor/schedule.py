@@ -23,7 +23,7 @@ from weftplan.ndarray import NDArray
 from weftplan.ndarray.chunk import nothing
 from weftplan.ndarray.copying import device_end, route
 from weftplan.ops import grain
-from weftplan.ops.call import NodeCall
+from weftplan.ops.node_call import NodeCall
 from weftplan.ops.schema import Kernel, Op, Req, Shape, aligned
 from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.spill import MARK as SPILL_MARK

@@ -33,8 +33,8 @@ from weftplan.kvstore.rows import copy_rows, with_rows
 from weftplan.kvstore.updater import Updater
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
+from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import push as launch
-from weftplan.ndarray.quiet import quietly
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 

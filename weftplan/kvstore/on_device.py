@@ -14,8 +14,8 @@ from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.ndarray import NDArray, empty, zeros
+from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import push as launch
-from weftplan.ndarray.quiet import quietly
 
 
 class KVStoreDevice(KVStoreLocal):

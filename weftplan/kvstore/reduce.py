@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.locks import Lock, whole_in_children
-from weftplan.ndarray.quiet import quietly
+from weftplan.ndarray.errstate import quietly
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""

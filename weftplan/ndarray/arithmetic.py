@@ -21,8 +21,8 @@ from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.copying import from_host
+from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import Value, push_kernel, work
-from weftplan.ndarray.quiet import quietly
 from weftplan.ndarray.release import drain, due
 
 Kernel = Callable[..., object]

@@ -20,11 +20,11 @@ from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
 from weftplan.ndarray.array import NDArray, fresh, verbs
 from weftplan.ndarray.chunk import Chunk, take
+from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import compute, push_kernel
-from weftplan.ndarray.quiet import quietly
 from weftplan.ndarray.seeds import next_key
 from weftplan.ops import registry
-from weftplan.ops.call import NodeCall
+from weftplan.ops.node_call import NodeCall
 from weftplan.ops.schema import DType, InplacePair, Op, Shape, TensorSpec
 
 _MOST_PLANS = 4096

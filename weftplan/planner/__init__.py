@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weftplan.planner.bars import Bar
 from weftplan.planner.budget import plan_within
+from weftplan.planner.buffer_table import Bar
 from weftplan.planner.estimate import plan
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.inplace import Kind

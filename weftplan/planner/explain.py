@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.ops.schema import DType, Shape
-from weftplan.planner.bars import last_reader
-from weftplan.planner.bars import scratch as scratch_of
+from weftplan.planner.buffer_table import last_reader
+from weftplan.planner.buffer_table import scratch as scratch_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Kind
 from weftplan.planner.layout import Layout

@@ -15,7 +15,7 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Req, Shape
-from weftplan.planner import bars, explain, plan_file
+from weftplan.planner import buffer_table, explain, plan_file
 from weftplan.planner.amounts import bytes_of
 from weftplan.planner.batch import largest_fitting
 from weftplan.planner.graph import IndexedGraph
@@ -72,9 +72,9 @@ class MemoryPlan(Layout):
         """The buffers that are alive when most bytes are, the largest first."""
         return explain.alive_at(self, explain.peak_step(self), limit)
 
-    def bars(self, device: int | None = None) -> list[bars.Bar]:
+    def bars(self, device: int | None = None) -> list[buffer_table.Bar]:
         """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
-        return bars.bars(self, device)
+        return buffer_table.bars(self, device)
 
     def summary(self, limit: int = 10) -> str:
         """The plan as text, with the ``limit`` largest buffers at the peak."""

@@ -19,12 +19,12 @@ from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner import recompute, spill
+from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import Facts, collect
 from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
-from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.passes.cse import eliminate
 from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
@@ -149,7 +149,7 @@ class SizedGraph:
         self.options = options
         self._ends = ends
         self._mirrored = mirrored
-        self._drafts: dict[PlanOptions, Outcome] = {}
+        self._drafts: dict[PlanOptions, Draft] = {}
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
         """The graph with its plan.
@@ -160,16 +160,16 @@ class SizedGraph:
             seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
         """
         chosen = self.options if options is None else options
-        outcome = self._draft(chosen)
-        notes = [*self._ends.notes, *outcome.notes]
+        draft = self._draft(chosen)
+        notes = [*self._ends.notes, *draft.notes]
         if not self._mirrored and recompute.wanted(chosen, self.facts):
-            step = spill.apply if spill.wanted(chosen, outcome) else recompute.apply
-            fitted = step(replace(outcome, notes=()), chosen, measured=seconds)
+            step = spill.apply if spill.wanted(chosen, draft) else recompute.apply
+            fitted = step(replace(draft, notes=()), chosen, measured=seconds)
             notes.extend(fitted.notes)
-            outcome = fitted
-        return self._finished(outcome, chosen, tuple(notes))
+            draft = fitted
+        return self._finished(draft, chosen, tuple(notes))
 
-    def _draft(self, options: PlanOptions) -> Outcome:
+    def _draft(self, options: PlanOptions) -> Draft:
         """The plan without recomputation; kept, since a budget asks for it again."""
         plain = options.replace(recompute="off", budget=None)
         found = self._drafts.get(plain)
@@ -177,24 +177,24 @@ class SizedGraph:
             found = self._drafts[plain] = self._ordered(plain)
         return found
 
-    def _ordered(self, options: PlanOptions) -> Outcome:
+    def _ordered(self, options: PlanOptions) -> Draft:
         facts, num_forward = self.facts, self.num_forward
-        outcome = planned(facts, num_forward, options)
-        peak = outcome.memory.peak
+        draft = plan_graph(facts, num_forward, options)
+        peak = draft.memory.peak
         if not options.reorder or not peak:
-            return outcome
+            return draft
         better = replace(facts, order=choose_order(facts, num_forward, options))
         if better.order is facts.order:
-            return outcome
-        moved = planned(better, num_forward, options)
+            return draft
+        moved = plan_graph(better, num_forward, options)
         if moved.memory.peak >= peak:
-            return outcome
+            return draft
         note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
         return replace(moved, notes=(note,))
 
-    def _finished(self, outcome: Outcome, options: PlanOptions, notes: tuple[str, ...]) -> PlannedGraph:
+    def _finished(self, draft: Draft, options: PlanOptions, notes: tuple[str, ...]) -> PlannedGraph:
         # Recomputation and spills make other graphs.
-        ends, facts, found = self._ends, outcome.facts, outcome.found
+        ends, facts, found = self._ends, draft.facts, draft.assignment
         graph = facts.graph
         outputs = graph.outputs[: len(ends.heads)].tolist()
         gradients = dict(zip(ends.wanted, graph.outputs[len(ends.heads) :].tolist(), strict=True))
@@ -203,7 +203,7 @@ class SizedGraph:
         return PlannedGraph(
             graph=graph,
             order=facts.order,
-            num_forward_nodes=outcome.num_forward,
+            num_forward_nodes=draft.num_forward,
             shapes=facts.shapes,
             dtypes=facts.dtypes,
             devices=devices,
@@ -216,10 +216,10 @@ class SizedGraph:
             arguments={name: graph.nid.get(node, -1) for name, node in ends.arguments.items()},
             aux={name: graph.nid.get(node, -1) for name, node in ends.states.items()},
             memory=replace(
-                outcome.memory,
+                draft.memory,
                 options=options,
                 outputs=tuple(outputs),
-                num_forward=outcome.num_forward,
+                num_forward=draft.num_forward,
                 notes=notes,
                 kernels={graph.nodes[nid].name: choice.text for nid, choice in kernels.items() if choice.several},
             ),

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weftplan.planner import paddle
-from weftplan.planner.assemble import Buffers, arena, blocks
+from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import Assignment, add_in_place, assign
 from weftplan.planner.liveness import Facts
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.reachability import MOST_STEPS
+from weftplan.planner.slabs import arena, blocks
 
 
 def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
@@ -31,7 +32,7 @@ def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignm
             break
         for plan in _plans(buffers, options, reported, color):
             if best is None or plan.peak < best[0].peak:
-                best = plan, buffers.found
+                best = plan, buffers.assignment
             if options.strategy == "auto" and best[0].peak == best[0].lower_bound:
                 break
     assert best is not None
@@ -42,8 +43,8 @@ def assignment(facts: Facts, options: PlanOptions) -> Assignment:
     """The assignment with the smallest lower bound, without placing anything."""
     _, variants = _variants(facts, options, colors(facts, options.num_temp))
     if len(variants) == 1:
-        return variants[0].found
-    return min(variants, key=Buffers.lower_bound).found
+        return variants[0].assignment
+    return min(variants, key=Buffers.lower_bound).assignment
 
 
 def _strategy(options: PlanOptions) -> str:
@@ -79,7 +80,7 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
         name = "none" if strategy == "none" else "match_range"
         waits = None
         if options.compat == "paddle" and name == "match_range" and len(buffers.facts.order) <= MOST_STEPS:
-            waits = len(paddle.order_edges(buffers.facts, buffers.found))
+            waits = len(paddle.order_edges(buffers.facts, buffers.assignment))
         one_slab = options.strategy in ("auto", "arena")
         yield blocks(buffers, name, reported, color, one_slab=one_slab, added_waits=waits)
     if strategy in ("auto", "arena"):

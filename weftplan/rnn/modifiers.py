@@ -10,7 +10,7 @@ from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
-from weftplan.training.settings import number
+from weftplan.training.keyword_checks import number
 
 
 class DropoutCell(BaseRNNCell):

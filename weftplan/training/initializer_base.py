@@ -21,7 +21,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ndarray import NDArray, random
-from weftplan.training.settings import construct
+from weftplan.training.keyword_checks import construct
 
 Host = np.ndarray[Any, np.dtype[Any]]
 K = TypeVar("K", bound="type[Initializer]")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weftplan.errors import ParameterError, did_you_mean
+from weftplan.training.keyword_checks import construct
 from weftplan.training.metric_base import EvalMetric, Host, alias, as_list, host, register
 from weftplan.training.metric_classes import (
     Accuracy,
@@ -20,7 +21,6 @@ from weftplan.training.metric_classes import (
 )
 from weftplan.training.metric_counts import F1, MCC, PCC
 from weftplan.training.metric_values import MAE, MSE, RMSE, Loss, PearsonCorrelation
-from weftplan.training.settings import construct
 
 __all__ = [
     "F1",

@@ -25,14 +25,21 @@ from weftplan.training.base_module import BaseModule, as_descs, without_padding
 from weftplan.training.checkpoint import load_checkpoint, params_path, save_checkpoint
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.initializer import Initializer, Uniform
-from weftplan.training.inputs import check_batch, context_list, name_list, named_as, places, refuse_shares, resized
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.memory import Share, executor_budget
 from weftplan.training.metric import EvalMetric
+from weftplan.training.module_checks import (
+    check_batch,
+    context_list,
+    name_list,
+    named_as,
+    places,
+    refuse_shares,
+    resized,
+)
 from weftplan.training.monitor import Monitor
 from weftplan.training.parameters import complete, first_values, unknown_names
 from weftplan.training.states import adopt, read_states
-from weftplan.training.store_choice import choose_optimizer, choose_store, compress
 
 
 class Module(BaseModule):

@@ -16,11 +16,11 @@ from weftplan import ndarray as nd
 from weftplan.errors import ParameterError, did_you_mean
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
+from weftplan.training.keyword_checks import construct, number
 from weftplan.training.optimizer_adaptive import FTML, LAMB, Adamax, Ftrl, Nadam
 from weftplan.training.optimizer_base import Optimizer, State
 from weftplan.training.optimizer_descent import DCASGD, LBSGD, SGLD, Signum
 from weftplan.training.optimizer_more import NAG, AdaDelta, AdaGrad, RMSProp
-from weftplan.training.settings import construct, number
 
 __all__ = [
     "DCASGD",

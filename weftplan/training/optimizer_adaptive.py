@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from weftplan import ndarray as nd
 from weftplan.ndarray import NDArray
+from weftplan.training.keyword_checks import number
 from weftplan.training.optimizer_base import Optimizer, State
 from weftplan.training.optimizer_more import clipped, zeros_as
-from weftplan.training.settings import number
 
 
 @Optimizer.register

@@ -10,8 +10,8 @@ import numpy as np
 from weftplan.errors import ParameterError, ScheduledRateError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
+from weftplan.training.keyword_checks import number
 from weftplan.training.lr_scheduler import LRScheduler
-from weftplan.training.settings import number
 
 State = Any
 

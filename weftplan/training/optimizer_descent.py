@@ -10,9 +10,9 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray, random
+from weftplan.training.keyword_checks import number
 from weftplan.training.optimizer_base import Optimizer, State
 from weftplan.training.optimizer_more import clipped, zeros_as
-from weftplan.training.settings import number
 
 
 @Optimizer.register

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from weftplan import ndarray as nd
 from weftplan.ndarray import NDArray
+from weftplan.training.keyword_checks import number
 from weftplan.training.optimizer_base import Optimizer, State
-from weftplan.training.settings import number
 
 
 def zeros_as(weight: NDArray) -> NDArray:

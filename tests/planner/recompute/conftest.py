@@ -11,9 +11,9 @@ import pytest
 import weftplan as mx
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, pipeline, plan_symbol
+from weftplan.planner.draft import Draft
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import Facts
-from weftplan.planner.outcome import Outcome
 from weftplan.planner.recompute import Tape, node_seconds
 
 
@@ -23,23 +23,23 @@ class Training:
 
     facts: Facts
     num_forward: int
-    found: Assignment
+    assignment: Assignment
     options: PlanOptions
     planned: Any
 
     def tape(self, seconds: Any = None) -> Tape:
         """A tape with the modelled costs, or with given ones."""
         costs = node_seconds(self.facts) if seconds is None else seconds
-        return Tape(self.facts, self.num_forward, self.found, self.options, costs)
+        return Tape(self.facts, self.num_forward, self.assignment, self.options, costs)
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``training(symbol, shapes, **options)``: the planned graph without recomputation, and what it was made from."""
-    seen: list[Outcome] = []
+    seen: list[Draft] = []
     original = pipeline.planned
 
-    def watched(*args: Any) -> Outcome:
+    def watched(*args: Any) -> Draft:
         seen.append(original(*args))
         return seen[-1]
 
@@ -48,7 +48,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(symbol: Any, shapes: dict[str, Any], group2ctx: Any = None, **options: Any) -> Training:
         chosen = PlanOptions(**options)
         planned = plan_symbol(symbol, shapes, grad_req="write", group2ctx=group2ctx, options=chosen)
-        return Training(seen[-1].facts, planned.num_forward_nodes, seen[-1].found, chosen, planned)
+        return Training(seen[-1].facts, planned.num_forward_nodes, seen[-1].assignment, chosen, planned)
 
     return make
 

@@ -68,7 +68,7 @@ def test_another_order(training: Any) -> None:
     made = training(models.get("lstm"), models.input_shapes("lstm", 4))
     facts = stepwise_forward(made.facts, made.num_forward)
     assert facts.order != made.facts.order
-    tape = Tape(facts, made.num_forward, made.found, made.options, node_seconds(facts))
+    tape = Tape(facts, made.num_forward, made.assignment, made.options, node_seconds(facts))
     assert agree(tape, random.Random(1), 4) > 100
 
 

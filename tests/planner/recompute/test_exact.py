@@ -98,7 +98,7 @@ def _certify(training: Any, exact: ModuleType, size: int, seed: int) -> None:
     made = training(
         random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False, strategy="match_range"
     )
-    assert not made.found.skipped
+    assert not made.assignment.skipped
     costs = whole_costs(made, seed)
     tape = made.tape([float(c) for c in costs])
     points = curve(tape)

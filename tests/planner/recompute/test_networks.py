@@ -84,7 +84,7 @@ def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> flo
     for size in sizes:
         made = training(make(size), shapes(size), strategy="match_range", workspaces=False)
         facts = reversed_backward(made.facts, made.num_forward)
-        tape = Tape(facts, made.num_forward, made.found, made.options, node_seconds(facts))
+        tape = Tape(facts, made.num_forward, made.assignment, made.options, node_seconds(facts))
         price = square_root(tape)
         peaks.append(price.peak)
     assert price.peak < tape.price(()).peak / 4

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weftplan import symbol as sym
-from weftplan.planner.assemble import Buffers
+from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
 from weftplan.planner.liveness import Facts
 from weftplan.planner.match_range import BlockPool
@@ -125,7 +125,7 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
     shapes = dict.fromkeys(symbol.list_arguments(), (6, 6))
     made = training(symbol, shapes, enable_inplace=inplace, strategy="match_range")
     tape = made.tape()
-    if made.found.skipped:
+    if made.assignment.skipped:
         return  # compared in test_price_with_sums_added_in_place
     rng = random.Random(seed)
     for share in (0.0, 0.3, 0.6, 1.0):
@@ -144,7 +144,7 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
 
     shapes = {"h": (4, 16), "c": (4, 16), **{f"x{i}": (4, 16) for i in range(12)}}
     made = training(nets.lstm(12), shapes)
-    assert made.found.skipped
+    assert made.assignment.skipped
     tape = made.tape()
     assert tape.price(()).peak == made.planned.memory.lower_bound
     for step in (2, 3):

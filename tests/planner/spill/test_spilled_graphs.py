@@ -15,26 +15,26 @@ from hypothesis import strategies as st
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
-from weftplan.planner import PlanOptions, outcome, plan_symbol, recompute, spill, validate
-from weftplan.planner.assemble import Buffers
-from weftplan.planner.outcome import Outcome
+from weftplan.planner import PlanOptions, draft, plan_symbol, recompute, spill, validate
+from weftplan.planner.buffers import Buffers
+from weftplan.planner.draft import Draft
 from weftplan.planner.spill import search
 
 SIM = mx.sim(0)
 
 
-def searched(start: Outcome) -> spill.Search:
+def searched(start: Draft) -> spill.Search:
     """The search over a graph."""
-    buffers = Buffers(start.facts, start.found, start.memory.options)
+    buffers = Buffers(start.facts, start.assignment, start.memory.options)
     return spill.Search(start.facts, start.num_forward, buffers, recompute.node_seconds(start.facts))
 
 
 def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
     """Let ``choose(search, num_forward)`` name what goes to the host in every plan with a budget."""
 
-    def apply(start: Outcome, options: PlanOptions, *, measured: Any = None) -> Outcome:
+    def apply(start: Draft, options: PlanOptions, *, measured: Any = None) -> Draft:
         chosen = choose(searched(start), start.num_forward)
-        return outcome.planned(*spill.spilled(start.facts, start.num_forward, chosen), options)
+        return draft.plan_graph(*spill.spilled(start.facts, start.num_forward, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
     monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
@@ -95,13 +95,13 @@ def test_prices_count_devices_that_nothing_leaves() -> None:
 
 def check_prices(net: Any, shapes: Any, **named: Any) -> None:
     """Peaks of states fall and are those of plans; a state's graph is the given one with two copies per result."""
-    seen: list[tuple[spill.State, Outcome, Outcome]] = []
+    seen: list[tuple[spill.State, Draft, Draft]] = []
 
-    def spy(start: Outcome, options: PlanOptions, *, measured: Any = None) -> Outcome:
+    def spy(start: Draft, options: PlanOptions, *, measured: Any = None) -> Draft:
         states = searched(start).states()
         for state in states[:: max(1, len(states) // 5)]:
             made = spill.spilled(start.facts, start.num_forward, state.spills)
-            seen.append((state, start, outcome.planned(*made, options)))
+            seen.append((state, start, draft.plan_graph(*made, options)))
         assert all(a.peak > b.peak for a, b in pairwise(states))
         return start
 

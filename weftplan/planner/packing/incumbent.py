@@ -8,7 +8,7 @@ import numpy as np
 
 from weftplan.planner.packing.clock import Clock
 from weftplan.planner.packing.edges import reuse_edges
-from weftplan.planner.packing.outward import VARIANTS, pack_outwards
+from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import MANY, Int64, Problem, peak_of
 
@@ -54,20 +54,20 @@ class Incumbent:
         self.offsets: Int64 = np.cumsum(part.size) - part.size  # one on the other: valid, and never better than any
         self.peak = int(part.size.sum())
         self.order = None if order is None else order.take(part.index)
-        self.found = False
+        self.assignment = False
         self.waits: int | None = None
         """How many reuses make somebody wait; None: not counted, or nobody asked."""
 
     def offer(self, offsets: Int64) -> None:
         """Keep ``offsets`` if they are lower."""
         peak = peak_of(self.part, offsets)
-        self.found = True
+        self.assignment = True
         if peak < self.peak:
             self.offsets, self.peak, self.waits = offsets, peak, None
 
     def hurry(self, floor: int) -> None:
         """Have some packing, when time was over before there was any."""
-        if not self.found:
+        if not self.assignment:
             quick = pack_outwards(self.part, floor, self.peak, VARIANTS[0], most_holes=HOLES_IN_A_HURRY)
             if quick is not None:
                 self.offer(quick[0])
@@ -85,7 +85,7 @@ class Incumbent:
                     return
                 found = pack_outwards(self.part, floor, min(self.peak - 1, worth), variant, order, clock)
                 if found is not None:
-                    self.found = True
+                    self.assignment = True
                     self.offsets, self.peak = found[0], peak_of(self.part, found[0])
                     self.waits = None if order is None else found[1]
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from weftplan.planner.packing.clock import Clock, OutOfTime
 from weftplan.planner.packing.edges import reuse_edges
+from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
 from weftplan.planner.packing.hard import improver
 from weftplan.planner.packing.incumbent import Incumbent, Spending
-from weftplan.planner.packing.outward import VARIANTS, pack_outwards
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Int64, Problem, leaf_parts
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from weftplan.planner.assemble import Buffers
+from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
 from weftplan.planner.liveness import Facts, dependencies
 from weftplan.planner.match_range import BlockPool

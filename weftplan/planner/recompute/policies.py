@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from weftplan.errors import BudgetError
+from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.liveness import Facts
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.cost import node_seconds
 from weftplan.planner.recompute.echo import chosen_echo
@@ -36,7 +36,7 @@ def wanted(options: PlanOptions, facts: Facts) -> bool:
     return options.recompute != "off" or options.budget is not None or has_forced(facts.graph.nodes)
 
 
-def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Outcome:
+def apply(start: Draft, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Draft:
     """Apply the policy of ``options`` to a training graph.
 
     Args:
@@ -73,14 +73,14 @@ def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float]
     return _try(start, options, proposals, policy if policy != "off" else "__force_mirroring__")
 
 
-def _tapes(start: Outcome, options: PlanOptions, measured: Mapping[str, float] | None) -> list[Tape]:
+def _tapes(start: Draft, options: PlanOptions, measured: Mapping[str, float] | None) -> list[Tape]:
     """The graph ready for prices, in the orders worth a trial.
 
     The given one; with the backward part in reverse forward order; with both parts step by step.
     """
     num_forward = start.num_forward
     seconds = node_seconds(start.facts, measured)
-    tapes = [Tape(start.facts, num_forward, start.found, options, seconds)]
+    tapes = [Tape(start.facts, num_forward, start.assignment, options, seconds)]
     orders = [start.facts.order]
     for facts in (start.facts, stepwise_forward(start.facts, num_forward)):
         facts = reversed_backward(facts, num_forward)
@@ -104,14 +104,14 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     return [(tape, trimmed), (tape, whole)]
 
 
-def _planned(start: Outcome, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Outcome:
+def _planned(start: Draft, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Draft:
     facts = repeat(tape.facts, len(tape.forward), frozenset(chosen))
     if facts is start.facts:
         return start
-    return planned(facts, start.num_forward, options)
+    return plan_graph(facts, start.num_forward, options)
 
 
-def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Outcome:
+def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Draft:
     """The smallest real plan among the proposals, if it is smaller than the plan without recomputation."""
     best, note, more = start, "", 0.0
     refused = 0
@@ -122,19 +122,19 @@ def _try(start: Outcome, options: PlanOptions, proposals: Iterable[tuple[Tape, P
         if price.peak >= best.memory.peak * (WORTH_A_PLAN if best is not start else 1.0):
             refused = min(refused, price.peak) or price.peak
             continue
-        outcome = _planned(start, tape, options, price.twins)
-        if outcome.memory.peak < best.memory.peak:
-            best, note = outcome, _saved(policy, start, outcome, tape, price.seconds, len(price.twins))
+        draft = _planned(start, tape, options, price.twins)
+        if draft.memory.peak < best.memory.peak:
+            best, note = draft, _saved(policy, start, draft, tape, price.seconds, len(price.twins))
             more = _share(tape, price.seconds)
         else:
-            refused = min(refused, outcome.memory.peak) or outcome.memory.peak
+            refused = min(refused, draft.memory.peak) or draft.memory.peak
     if best is start:
         why = f"it needs {refused:,} bytes" if refused else "it would repeat nothing"
         note = f"recompute {policy}: not used, {why}; without it {start.memory.peak:,}"
     return replace(best.slowed(more), notes=(*best.notes, note))
 
 
-def _cheapest(start: Outcome, tapes: Sequence[Tape], options: PlanOptions) -> Outcome:
+def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions) -> Draft:
     """The smallest plan whose repetition takes at most :data:`CHEAP_SHARE` of a step."""
     tape = _better_order(tapes)
     limit = CHEAP_SHARE * tape.step_seconds
@@ -149,7 +149,7 @@ def _better_order(tapes: Sequence[Tape]) -> Tape:
     return tapes[0] if len(tapes) == 1 else min(tapes, key=lambda tape: square_root(tape, windows=WINDOWS[:1]).peak)
 
 
-def _within(start: Outcome, tapes: Sequence[Tape], options: PlanOptions, budget: int) -> Outcome:
+def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: int) -> Draft:
     """The choice of least time whose real plan fits.
 
     The curve does not depend on the budget, and its points are tried from the fastest to the slowest. So a larger
@@ -161,20 +161,20 @@ def _within(start: Outcome, tapes: Sequence[Tape], options: PlanOptions, budget:
     for point in points:
         if point.peak > budget:
             continue
-        outcome = _planned(start, tape, options, point.twins)
-        if outcome.memory.peak < smallest.memory.peak:
-            smallest = outcome
-        if outcome.memory.peak <= budget:
-            note = _saved("budget", start, outcome, tape, point.seconds, len(point.twins))
-            return replace(outcome.slowed(_share(tape, point.seconds)), notes=(note,))
+        draft = _planned(start, tape, options, point.twins)
+        if draft.memory.peak < smallest.memory.peak:
+            smallest = draft
+        if draft.memory.peak <= budget:
+            note = _saved("budget", start, draft, tape, point.seconds, len(point.twins))
+            return replace(draft.slowed(_share(tape, point.seconds)), notes=(note,))
     # The smallest real plan on the curve, so that the number in the error is one that works.
     for point in reversed(points):
         if point.peak >= smallest.memory.peak:
             break
         if point.peak > budget:
-            outcome = _planned(start, tape, options, point.twins)
-            if outcome.memory.peak < smallest.memory.peak:
-                smallest = outcome
+            draft = _planned(start, tape, options, point.twins)
+            if draft.memory.peak < smallest.memory.peak:
+                smallest = draft
     outside = sum(start.facts.external_bytes.values())
     raise BudgetError(
         f"the plan needs {start.memory.peak:,} bytes without recomputation and {smallest.memory.peak:,} with the most "
@@ -190,10 +190,10 @@ def _share(tape: Tape, seconds: float) -> float:
     return seconds / tape.step_seconds if tape.step_seconds else 0.0
 
 
-def _saved(policy: str, start: Outcome, outcome: Outcome, tape: Tape, seconds: float, count: int) -> str:
+def _saved(policy: str, start: Draft, draft: Draft, tape: Tape, seconds: float, count: int) -> str:
     share = 100.0 * _share(tape, seconds)
-    less = 100.0 * (1.0 - outcome.memory.peak / start.memory.peak)
+    less = 100.0 * (1.0 - draft.memory.peak / start.memory.peak)
     return (
-        f"recompute {policy}: {count} node(s) run twice, {outcome.memory.peak:,} bytes instead of "
+        f"recompute {policy}: {count} node(s) run twice, {draft.memory.peak:,} bytes instead of "
         f"{start.memory.peak:,} (-{less:.1f} %) for {share:.1f} % more modelled time"
     )

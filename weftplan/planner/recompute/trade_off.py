@@ -24,7 +24,7 @@ from weftplan.planner.recompute.tape import Tape
 EXHAUSTIVE = 12
 """So few nodes that may be repeated are tried in all combinations."""
 SMALL = 64
-"""Graphs with so few nodes that may be repeated get the search around the curve, and three quarters of the prices for it."""
+"""Graphs with so few nodes that may be repeated get the search around the curve, with three quarters of the prices."""
 LEVELS = 8
 """How many sets of light nodes are tried."""
 SEEDS = 12

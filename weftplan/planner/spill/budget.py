@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
-from weftplan.planner.assemble import Buffers
+from weftplan.planner.buffers import Buffers
+from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.outcome import Outcome, planned
 from weftplan.planner.spill.link import PCIE
 from weftplan.planner.spill.rewrite import Spill, can_spill, spilled
 from weftplan.planner.spill.search import Search
@@ -40,7 +40,7 @@ class _Choice:
     spills: tuple[Spill, ...]
 
 
-def wanted(options: PlanOptions, start: Outcome) -> bool:
+def wanted(options: PlanOptions, start: Draft) -> bool:
     """Whether a budget calls for results on the host, and a device is there to be relieved."""
     return (
         options.budget is not None
@@ -50,7 +50,7 @@ def wanted(options: PlanOptions, start: Outcome) -> bool:
     )
 
 
-def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Outcome:
+def apply(start: Draft, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Draft:
     """Fit a training graph into ``options.budget`` at the least modelled time.
 
     Args:
@@ -71,7 +71,7 @@ def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float]
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
         if start.num_forward < len(facts.order) <= MOST_STEPS:
-            tape = recompute.Tape(facts, start.num_forward, start.found, options, seconds)
+            tape = recompute.Tape(facts, start.num_forward, start.assignment, options, seconds)
             for point in _spread(recompute.curve(tape)):
                 choices += _curve(start, options, point.twins, measured, point.seconds)
         best, low = _first_that_fits(start, options, _undominated(choices))
@@ -99,14 +99,14 @@ def apply(start: Outcome, options: PlanOptions, *, measured: Mapping[str, float]
 
 
 def _curve(
-    start: Outcome,
+    start: Draft,
     options: PlanOptions,
     twins: Sequence[int] | frozenset[int],
     measured: Mapping[str, float] | None,
     extra: float = 0.0,
 ) -> list[_Choice]:
     """Choices that send results to the host from the graph that repeats ``twins``, which takes ``extra`` seconds."""
-    facts, num_forward, found = start.facts, start.num_forward, start.found
+    facts, num_forward, found = start.facts, start.num_forward, start.assignment
     if twins:
         facts = recompute.repeat(facts, num_forward, twins)
         found = assignment(facts, options)
@@ -143,8 +143,8 @@ def _undominated(choices: Sequence[_Choice]) -> list[_Choice]:
 
 
 def _first_that_fits(
-    start: Outcome, options: PlanOptions, choices: Sequence[_Choice], *, give_up: bool = False
-) -> tuple[tuple[Outcome, _Choice] | None, int]:
+    start: Draft, options: PlanOptions, choices: Sequence[_Choice], *, give_up: bool = False
+) -> tuple[tuple[Draft, _Choice] | None, int]:
     """The fastest choice whose real plan fits, and the fewest bytes that a real plan needed.
 
     Where none fits, the smallest is planned too, so that the number in an error is one that works (unless the caller
@@ -156,28 +156,28 @@ def _first_that_fits(
     fewest = 1 << 62
     fitting = [choice for choice in choices if choice.peak <= options.budget]
     for choice in fitting or ([] if give_up else choices[-1:]):
-        outcome = _planned(start, quick, choice)
-        need = outcome.memory.peak - outcome.memory.on_host
+        draft = _planned(start, quick, choice)
+        need = draft.memory.peak - draft.memory.on_host
         fewest = min(fewest, need)
         if need <= options.budget:
             return (_planned(start, options, choice), choice), fewest
     return None, fewest
 
 
-def _planned(start: Outcome, options: PlanOptions, choice: _Choice) -> Outcome:
+def _planned(start: Draft, options: PlanOptions, choice: _Choice) -> Draft:
     facts, num_forward = start.facts, start.num_forward
     if choice.twins:
         facts = recompute.repeat(facts, num_forward, choice.twins)
     if choice.spills:
         facts, num_forward = spilled(facts, num_forward, choice.spills)
-    return planned(facts, num_forward, options)
+    return plan_graph(facts, num_forward, options)
 
 
-def _note(plain: MemoryPlan, outcome: Outcome, choice: _Choice, more: float) -> str:
-    need = outcome.memory.peak - outcome.memory.on_host
+def _note(plain: MemoryPlan, draft: Draft, choice: _Choice, more: float) -> str:
+    need = draft.memory.peak - draft.memory.on_host
     less = 100.0 * (1.0 - need / plain.peak)
     return (
-        f"budget: {len(choice.spills)} result(s) wait on the host ({outcome.memory.on_host:,} bytes), "
+        f"budget: {len(choice.spills)} result(s) wait on the host ({draft.memory.on_host:,} bytes), "
         f"{len(choice.twins)} node(s) run twice, {need:,} bytes instead of {plain.peak:,} (-{less:.1f} %) for "
         f"{100.0 * more:.1f} % more modelled time"
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weftplan.planner.assemble import Buffers
+from weftplan.planner.buffers import Buffers
 from weftplan.planner.graph import IntArray
 from weftplan.planner.liveness import Facts
 from weftplan.planner.spill.link import PCIE, Clock, Idle, Link, timetable

@@ -8,7 +8,7 @@ import numpy as np
 
 from weftplan.planner.packing.clock import Clock
 from weftplan.planner.packing.hard import compiled, greedy, large
-from weftplan.planner.packing.hard.glue import glue
+from weftplan.planner.packing.hard.merging import glue
 from weftplan.planner.packing.hard.peel import peel
 from weftplan.planner.packing.hard.search import Budget, improve
 from weftplan.planner.packing.incumbent import Incumbent, Spending, enough_for

@@ -12,21 +12,21 @@ from weftplan.planner.strategies import plan_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Draft:
     """A graph in execution order, its plan, and what was decided.
 
     Attributes:
         facts: the graph with sizes.
         num_forward: how many steps of its order are the forward part; the others are the backward part.
         memory: the plan.
-        found: its assignment.
+        assignment: which entries share a storage.
         notes: what was decided, in words.
     """
 
     facts: Facts
     num_forward: int
     memory: MemoryPlan
-    found: Assignment
+    assignment: Assignment
     notes: tuple[str, ...] = ()
 
     def slowed(self, more_time: float) -> Outcome:
@@ -34,6 +34,6 @@ class Outcome:
         return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
-def planned(facts: Facts, num_forward: int, options: PlanOptions) -> Outcome:
+def plan_graph(facts: Facts, num_forward: int, options: PlanOptions) -> Draft:
     """The graph with the plan that ``options`` give it."""
-    return Outcome(facts, num_forward, *plan_memory(facts, options))
+    return Draft(facts, num_forward, *plan_memory(facts, options))

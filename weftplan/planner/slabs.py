@@ -1,4 +1,4 @@
-"""From an assignment of storages to a finished :class:`~weftplan.planner.memory_plan.MemoryPlan`.
+"""From buffers to slabs and offsets: a finished :class:`~weftplan.planner.memory_plan.MemoryPlan`.
 
 :func:`blocks` gives every storage a slab of its own and every device one workspace per colour; :func:`arena` gives
 every group of in-place entries and every workspace an offset in one slab per device.
@@ -8,161 +8,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.device.context import Context
 from weftplan.errors import PlanError
+from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
-from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.labels import GraphLabels
-from weftplan.planner.liveness import Facts, lifetimes, live_bytes
+from weftplan.planner.liveness import live_bytes
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
 from weftplan.planner.packing.api import Effort
 from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.reachability import MOST_STEPS, ancestors
-from weftplan.planner.workspace import with_added_outputs
 
 WORTH_A_SEARCH = 1 << 20
 """Bytes above the lower bound for which a second, longer packing is worth its time."""
-
-
-@dataclass(slots=True)
-class Buffers:
-    """Groups and workspaces as buffers with lifetimes: what has to be placed.
-
-    Invariant: every buffer has a first writer that runs. A buffer without one would stand between an earlier user of
-    its bytes and a later one without making the later one wait, since the order of reuse is passed on from writer to
-    writer. So outputs that nobody reads are no buffers, even where MXNet's walk gave them a block, and neither is the
-    scratch of nodes that do not run.
-    """
-
-    facts: Facts
-    found: Assignment
-    options: PlanOptions
-    entry_first: IntArray = field(init=False)
-    entry_last: IntArray = field(init=False)
-    entry_nbytes: IntArray = field(init=False)
-    entry_group: IntArray = field(init=False)
-    first: IntArray = field(init=False)
-    """Per buffer: the groups that have entries, then one per node with scratch."""
-    last: IntArray = field(init=False)
-    nbytes: IntArray = field(init=False)
-    device: IntArray = field(init=False)
-    num_groups: int = field(init=False)
-    workspace: dict[int, int] = field(init=False)
-    """Scratch bytes per node that runs."""
-    workspace_nodes: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Measure groups and workspaces."""
-        facts, found = self.facts, self.found
-        starts, ends = lifetimes(facts)
-        self.entry_first = np.array(starts, dtype=np.int64)
-        self.entry_last = np.array(ends, dtype=np.int64)
-        self.entry_nbytes = np.array(facts.nbytes, dtype=np.int64)
-        group = np.array(found.group, dtype=np.int64)
-        group[np.frombuffer(found.kind, dtype=np.uint8) == Kind.UNUSED] = -1
-        held = np.flatnonzero(group >= 0)
-        # Some groups may have lost their entries to partial sums: renumber the rest, keeping their order.
-        used, renumbered = np.unique(group[held], return_inverse=True)
-        self.num_groups = len(used)
-        group[held] = renumbered
-        self.entry_group = group
-        members = group[held]
-        steps = len(facts.order)
-        first = np.full(self.num_groups, steps, dtype=np.int64)
-        last = np.zeros(self.num_groups, dtype=np.int64)
-        nbytes = np.zeros(self.num_groups, dtype=np.int64)
-        device = np.zeros(self.num_groups, dtype=np.int64)
-        np.minimum.at(first, members, self.entry_first[held])
-        np.maximum.at(last, members, self.entry_last[held])
-        np.maximum.at(nbytes, members, self.entry_nbytes[held])
-        device[members] = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[held]]
-        workspace: dict[int, int] = {}
-        if self.options.workspaces:
-            workspace = with_added_outputs(facts.workspaces, facts.graph, facts.nbytes, (*facts.added, *found.added))
-            workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
-        self.workspace = workspace
-        where = {nid: step for step, nid in enumerate(facts.order) if nid in workspace}
-        self.workspace_nodes = list(where)
-        moments = np.array(list(where.values()), dtype=np.int64)
-        self.first = np.concatenate([first, moments])
-        self.last = np.concatenate([last, moments + 1])
-        self.nbytes = np.concatenate([nbytes, np.array([workspace[nid] for nid in where], dtype=np.int64)])
-        self.device = np.concatenate([device, np.array([facts.device[nid] for nid in where], dtype=np.int64)])
-
-    def live(self) -> IntArray:
-        """Bytes alive per device and step."""
-        return live_bytes(
-            self.first, self.last, self.nbytes, self.device, len(self.facts.contexts), len(self.facts.order)
-        )
-
-    def lower_bound(self) -> int:
-        """Most bytes alive at once, summed over devices."""
-        live = self.live()
-        return int(live.max(axis=1).sum()) if live.shape[1] else 0
-
-    def order(self) -> Precedence | None:
-        """Which nodes use each buffer, and which its first writer waits for anyway.
-
-        None for orders of more than `MOST_STEPS` steps, for which this is not worth its memory.
-        """
-        facts = self.facts
-        if len(facts.order) > MOST_STEPS:
-            return None
-        producers, users = _dataflow(facts, self.found, self.entry_group.tolist(), self.num_groups)
-        first = self.first.tolist()
-        users += [1 << step for step in first[self.num_groups :]]
-        needs = ancestors(producers)
-        return Precedence(users, [needs[step] for step in first])
-
-    def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
-        """These sizes as whole multiples of the device's alignment."""
-        units = np.array([self.options.alignment or alignment_of(c) for c in self.facts.contexts], dtype=np.int64)
-        unit = units[device]
-        return (nbytes + unit - 1) // unit * unit
-
-    def unshared(self) -> int:
-        """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
-        facts = self.facts
-        planned = np.flatnonzero(np.array(self.found.group, dtype=np.int64) >= 0)
-        places = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[planned]]
-        total = int(self.rounded(self.entry_nbytes[planned], places).sum())
-        largest = [0] * len(facts.contexts)
-        for nid, nbytes in self.workspace.items():
-            largest[facts.device[nid]] = max(largest[facts.device[nid]], nbytes)
-        return total + sum(largest)
-
-
-def _dataflow(facts: Facts, found: Assignment, group: Sequence[int], count: int) -> tuple[list[list[int]], list[int]]:
-    """(steps whose results each step reads, set of steps that use each of ``count`` buffers).
-
-    A skipped sum touches nothing, but whoever reads it needs what was added to it.
-    """
-    row, reads = facts.graph.row, facts.reads
-    made: list[int] = [-1] * facts.graph.num_entries
-    producers: list[list[int]] = []
-    users = [0] * count
-    for step, nid in enumerate(facts.order):
-        mine = 1 << step if nid not in found.skipped else 0
-        sources = []
-        for e in reads[nid]:
-            if made[e] >= 0:
-                sources.append(made[e])
-            if group[e] >= 0:
-                users[group[e]] |= mine
-        producers.append(sources)
-        for e in range(row[nid], row[nid + 1]):
-            made[e] = step
-            if group[e] >= 0:
-                users[group[e]] |= mine
-    return producers, users
 
 
 def blocks(
@@ -178,7 +40,7 @@ def blocks(
 
     With ``one_slab`` they are stacked in one slab per device, so that executors with other shapes can use it too.
     """
-    facts, found = buffers.facts, buffers.found
+    facts, found = buffers.facts, buffers.assignment
     storage = np.array(found.storage, dtype=np.int64)
     held = np.flatnonzero(storage >= 0)
     used, renumbered = np.unique(storage[held], return_inverse=True)
@@ -336,11 +198,6 @@ def _packed(
     return packed
 
 
-def alignment_of(context: Context) -> int:
-    """Bytes to which offsets on a device are aligned."""
-    return 64 if context.is_host else 256
-
-
 def _rows(
     later: list[NDArray[np.int64]], earlier: list[NDArray[np.int64]], count: int
 ) -> tuple[IntArray, NDArray[np.int32]]:
@@ -369,7 +226,7 @@ def _finish(
     reported_bytes: int,
     num_added_waits: int | None = None,
 ) -> MemoryPlan:
-    facts, found = buffers.facts, buffers.found
+    facts, found = buffers.facts, buffers.assignment
     workspace_nbytes = np.zeros(facts.graph.num_nodes, dtype=np.int64)
     for nid, nbytes in buffers.workspace.items():
         workspace_nbytes[nid] = nbytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
-from weftplan.executor.block import grow, growable
+from weftplan.executor.pool_memory import grow, growable
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.chunk import MovableChunk
 from weftplan.symbol import Symbol
