@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weftplan import config, engine
+from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
-from weftplan.executor.backward_twice import keeps_forward
+from weftplan.executor.backward_checks import keeps_forward, needs_training
 from weftplan.executor.debug import debug_str
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.run import RunState
-from weftplan.executor.run_values import as_array, by_name, copy_in, output_gradients, unset
+from weftplan.executor.run_values import as_array, by_name, copy_in, head_values, parameter_values, unset
 from weftplan.executor.schedule import Step, StepBuilder, crossings
-from weftplan.executor.segments import Segment, make_segments
+from weftplan.executor.segments import Segment, bulk_limits, make_segments
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
-from weftplan.planner.spill import MARK as SPILL_MARK
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import copy_graph
 
@@ -74,37 +73,29 @@ class Executor:
         self._grad_dict: dict[str, NDArray | None] | None = None
         self._aux_dict: dict[str, NDArray] | None = None
         graph = planned.graph
-        external: dict[int, NDArray] = {}
-        for name, array in zip(self.arg_names, self.arg_arrays, strict=True):
-            if planned.arguments.get(name, -1) >= 0:
-                external[graph.row[planned.arguments[name]]] = array
-        for name, array in zip(self.aux_names, self.aux_arrays, strict=True):
-            if planned.aux.get(name, -1) >= 0:
-                external[graph.row[planned.aux[name]]] = array
+        named = (
+            (planned.arguments, self.arg_names, self.arg_arrays),
+            (planned.aux, self.aux_names, self.aux_arrays),
+        )
+        external = {
+            graph.row[nodes[name]]: array
+            for nodes, names, arrays in named
+            for name, array in zip(names, arrays, strict=True)
+            if nodes.get(name, -1) >= 0
+        }
         grad_of = dict(zip(self.arg_names, self.grad_arrays, strict=True))
-        for name, eid in planned.gradients.items():
-            gradient = grad_of.get(name)
-            if gradient is not None:
-                external[eid] = gradient
-        self._head_grads: list[NDArray | None] = []
+        external.update((eid, g) for name, eid in planned.gradients.items() if (g := grad_of.get(name)) is not None)
+        self._head_grads: list[NDArray | None] = [None] * len(planned.head_grads)
         for k, nid in enumerate(planned.head_grads):
-            head: NDArray | None = None
             if nid >= 0:
                 out = planned.outputs[k]
                 head = new_zeros(planned.shapes[out], planned.devices[nid], planned.dtypes[out])
-                external[graph.row[nid]] = head
-            self._head_grads.append(head)
+                self._head_grads[k] = external[graph.row[nid]] = head
         self._memory = self._make_memory(planned, pool)
         self.allocated_bytes = self._memory.allocated_bytes
         self._external = external
         training = bool(planned.gradients)
-        self._bulk = bool(config.get(f"MXNET_EXEC_BULK_EXEC_{'TRAIN' if training else 'INFERENCE'}"))
-        self._limits = [len(planned.order) + 1] * 2
-        if training:
-            most = int(config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"))
-            self._limits = [
-                int(config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most) for way in ("FWD", "BWD")
-            ]
+        self._bulk, *self._limits = bulk_limits(training, len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
         self._prepared = False
         self.outputs = self._prepare()
@@ -218,17 +209,7 @@ class Executor:
                 "backward: another executor that shares this one's planned memory has run since this one's forward, so "
                 "what backward needs is overwritten; run forward(is_train=True) again"
             )
-        given = output_gradients(out_grads, self.output_names)
-        heads = []
-        for name, head, value in zip(self.output_names, self._head_grads, given, strict=True):
-            if head is None:
-                continue
-            if value is None:
-                raise MXNetError(
-                    f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network "
-                    f"in a loss operator such as SoftmaxOutput or make_loss"
-                )
-            heads.append((as_array(value, head, f"backward: the gradient of output {name!r}"), head))
+        heads = head_values(out_grads, self.output_names, self._head_grads)
         if not self._prepared:
             self._prepare()
         if self._ran_backward:
@@ -245,17 +226,11 @@ class Executor:
             raise MXNetError("backward: run forward(is_train=True) first")
         if not self._prepared:
             self._prepare()
-        for step in self._forward_steps:
-            op, why = step.node.op, ""
-            assert op is not None
-            if op.needs_training is not None and op.needs_training(step.node.params):
-                why = f"{op.name} {step.node.name!r} keeps what its gradient needs in training only"
-            elif SPILL_MARK in step.node.attrs:
-                why = "results wait in host memory in training only"
-            if why:
-                raise MXNetError(
-                    f"backward: run forward(is_train=True) first; the last forward had is_train=False, and {why}"
-                )
+        why = needs_training(self._forward_steps)
+        if why:
+            raise MXNetError(
+                f"backward: run forward(is_train=True) first; the last forward had is_train=False, and {why}"
+            )
 
     def _check_repeatable(self) -> None:
         if self._repeatable is None:
@@ -353,19 +328,8 @@ class Executor:
             ShapeError: a value of another shape. Nothing is copied then.
             DTypeError: a value that is no array. Nothing is copied then.
         """
-        work = []
-        for given, table, what in ((arg_params, self.arg_dict, "arg"), (aux_params or {}, self.aux_dict, "aux")):
-            for name, value in given.items():
-                target = table.get(name)
-                if target is None:
-                    if allow_extra_params:
-                        continue
-                    hint = did_you_mean(name, table)
-                    raise BindError(
-                        f"copy_params_from: {name!r} is no {what} of the symbol; {hint}it has {listed(table)}"
-                    )
-                work.append((as_array(value, target, f"copy_params_from: {name!r}"), target))
-        for value, target in work:
+        tables = (arg_params, self.arg_dict, "arg"), (aux_params or {}, self.aux_dict, "aux")
+        for value, target in parameter_values(tables, allow_extra=allow_extra_params):
             copy_in(value, target)
         self._unset = [] if allow_missing else unset(self, {*arg_params, *(aux_params or {})})
 

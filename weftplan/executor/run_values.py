@@ -1,13 +1,16 @@
-"""Values that callers hand to a run: checked before anything changes, then copied into bound arrays."""
+"""Values that callers hand to a run: checked before anything changes, then copied into bound arrays.
+
+The checks keep nothing; they are called on the thread that calls the executor, before it pushes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from weftplan.errors import BindError, DTypeError, ShapeError, listed
+from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
 
 
@@ -71,6 +74,51 @@ def output_gradients(out_grads: Any, names: Sequence[str]) -> list[Any]:
     if len(out_grads) > count:
         raise BindError(f"backward: {len(out_grads)} gradients for {count} outputs {listed(names)}")
     return [*out_grads, *[None] * (count - len(out_grads))]
+
+
+def head_values(out_grads: Any, names: Sequence[str], heads: Sequence[NDArray | None]) -> list[tuple[Any, NDArray]]:
+    """(value, where it belongs) for each output whose gradient is needed; ``heads`` is None for the others.
+
+    Raises:
+        MXNetError: one that is needed is missing.
+        BindError, ShapeError, DTypeError: as :func:`output_gradients` and :func:`as_array`.
+    """
+    found = []
+    for name, head, value in zip(names, heads, output_gradients(out_grads, names), strict=True):
+        if head is None:
+            continue
+        if value is None:
+            raise MXNetError(
+                f"backward: the gradient of output {name!r} is needed; pass out_grads, or end the network "
+                f"in a loss operator such as SoftmaxOutput or make_loss"
+            )
+        found.append((as_array(value, head, f"backward: the gradient of output {name!r}"), head))
+    return found
+
+
+def parameter_values(
+    tables: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray], str]], *, allow_extra: bool
+) -> list[tuple[Any, NDArray]]:
+    """(value, where it belongs) of parameters given by name.
+
+    Args:
+        tables: (values, bound arrays, what they are called in errors).
+        allow_extra: pass over names that are not bound.
+
+    Raises:
+        BindError: an unknown name.
+        ShapeError, DTypeError: as :func:`as_array`.
+    """
+    found = []
+    for given, table, what in tables:
+        for name, value in given.items():
+            target = table.get(name)
+            if target is not None:
+                found.append((as_array(value, target, f"copy_params_from: {name!r}"), target))
+            elif not allow_extra:
+                hint = did_you_mean(name, table)
+                raise BindError(f"copy_params_from: {name!r} is no {what} of the symbol; {hint}it has {listed(table)}")
+    return found
 
 
 def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import engine
+from weftplan import config, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.executor.run import RunState
@@ -65,6 +65,16 @@ class Segment:
                 self._work(run), self.reads, self.writes, prop=self.prop, name=self.name
             )
         current.push(operator, ctx=self.context, priority=priority)
+
+
+def bulk_limits(training: bool, steps: int) -> tuple[bool, int, int]:
+    """(whether steps are joined, most steps of a forward segment, of a backward one), as the environment says now."""
+    bulk = bool(config.get(f"MXNET_EXEC_BULK_EXEC_{'TRAIN' if training else 'INFERENCE'}"))
+    if not training:
+        return bulk, steps + 1, steps + 1
+    most = int(config.get("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"))
+    forward, backward = (config.get(f"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_{way}") or most for way in ("FWD", "BWD"))
+    return bulk, int(forward), int(backward)
 
 
 def make_segments(

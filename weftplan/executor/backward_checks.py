@@ -1,4 +1,7 @@
-"""May the backward part run twice after one forward? Only where it leaves alone what it reads of the forward part."""
+"""May the backward part run? What forward outside training leaves out, and what a backward run leaves of forward.
+
+Questions about prepared steps and their plan; nothing here is changed or kept, and any thread may ask.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,27 @@ import numpy as np
 
 from weftplan.executor.schedule import Step
 from weftplan.planner.memory_plan import PlannedGraph
+from weftplan.planner.spill import MARK as SPILL_MARK
 
 _Range = tuple[int, int, int]
 """(slab, first byte, byte behind the last)."""
 
 
+def needs_training(forward: Iterable[Step]) -> str:
+    """Why the backward part cannot follow a forward run outside training, in words; empty where it can."""
+    for step in forward:
+        op = step.node.op
+        assert op is not None
+        if op.needs_training is not None and op.needs_training(step.node.params):
+            return f"{op.name} {step.node.name!r} keeps what its gradient needs in training only"
+        if SPILL_MARK in step.node.attrs:
+            return "results wait in host memory in training only"
+    return ""
+
+
 def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
-    """True when nothing that ``backward`` writes lies where results of the forward part lie that it reads.
+    """True when ``backward`` may run twice after one forward: it writes nothing where results of forward lie that it
+    reads.
 
     Args:
         planned: graph and plan.
