@@ -94,8 +94,7 @@ class Executor:
         self._memory = self._make_memory(planned, pool)
         self.allocated_bytes = self._memory.allocated_bytes
         self._external = external
-        training = bool(planned.gradients)
-        self._bulk, *self._limits = bulk_limits(training, len(planned.order))
+        self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
         self._prepared = False
         self.outputs = self._prepare()

@@ -13,6 +13,9 @@ from weftplan.symbol import Symbol
 
 Weights = dict[str, NDArray]
 Outputs = Symbol | list[Symbol]
+Steps = Symbol | Sequence[Symbol]
+"""One symbol with an axis of time, or one for each step."""
+States = Sequence[Symbol] | None
 
 
 class RNNParams:
@@ -123,8 +126,8 @@ class BaseRNNCell:
     def unroll(
         self,
         length: int,
-        inputs: Symbol | Sequence[Symbol],
-        begin_state: Sequence[Symbol] | None = None,
+        inputs: Steps,
+        begin_state: States = None,
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Outputs, list[Symbol]]:
@@ -136,6 +139,12 @@ class BaseRNNCell:
             merge_outputs: True: outputs as one symbol, time along the axis T; False: a list; None: whatever it is.
         """
         self.reset()
+        return self._unroll(length, inputs, begin_state, layout, merge_outputs)
+
+    def _unroll(
+        self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
+    ) -> tuple[Outputs, list[Symbol]]:
+        """:meth:`unroll` once the cell is reset; cells that do more than one step after the other have their own."""
         steps = split_time(length, inputs, layout)
         states = list(self.begin_state() if begin_state is None else begin_state)
         outputs = []

@@ -8,7 +8,7 @@ from typing import Any
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, Weights, merge_time, split_time
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, States, Steps, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
 
 
@@ -77,15 +77,9 @@ class SequentialRNNCell(Container):
             after += new
         return inputs, after
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Symbol | Sequence[Symbol],
-        begin_state: Sequence[Symbol] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
+    def _unroll(
+        self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
-        self.reset()
         states = self.begin_state() if begin_state is None else begin_state
         after: list[Symbol] = []
         passed: Any = inputs
@@ -116,15 +110,9 @@ class BidirectionalCell(Container):
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         raise NotImplementedError("BidirectionalCell needs all of time at once: call unroll")
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Symbol | Sequence[Symbol],
-        begin_state: Sequence[Symbol] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
+    def _unroll(
+        self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
-        self.reset()
         steps = split_time(length, inputs, layout)
         forth, back = self._shares(self.begin_state() if begin_state is None else begin_state)
         left, left_states = self._cells[0].unroll(length, steps, forth, layout, False)

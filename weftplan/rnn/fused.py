@@ -11,7 +11,7 @@ from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.rnn import cells, containers, modifiers
-from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, Weights, merge_time, split_time
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, States, Steps, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
 from weftplan.training import initializer as initializers
 from weftplan.training.initializer_base import InitDesc, Initializer, register
@@ -114,15 +114,9 @@ class FusedRNNCell(BaseRNNCell):
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         raise NotImplementedError("FusedRNNCell makes all steps at once: call unroll, or unfuse() it")
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Symbol | Sequence[Symbol],
-        begin_state: Sequence[Symbol] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
+    def _unroll(
+        self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
-        self.reset()
         if layout not in ("NTC", "TNC"):
             raise ParameterError(f"FusedRNNCell: layout must be 'TNC' or 'NTC', got {layout!r}")
         turned = layout == "NTC"

@@ -8,7 +8,7 @@ from typing import Any
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
-from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, Weights, merge_time, split_time
+from weftplan.rnn.base import BaseRNNCell, Outputs, RNNParams, States, Steps, Weights, merge_time, split_time
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 
@@ -27,18 +27,12 @@ class DropoutCell(BaseRNNCell):
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         return (sym.Dropout(inputs, p=self.dropout) if self.dropout else inputs), list(states)
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Symbol | Sequence[Symbol],
-        begin_state: Sequence[Symbol] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
+    def _unroll(
+        self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
         if isinstance(inputs, Symbol) and merge_outputs is not False:
-            self.reset()
             return self(inputs, [])  # all steps at once
-        return super().unroll(length, inputs, begin_state, layout, merge_outputs)
+        return super()._unroll(length, inputs, begin_state, layout, merge_outputs)
 
 
 class ModifierCell(BaseRNNCell):
@@ -124,15 +118,9 @@ class ResidualCell(ModifierCell):
         output, after = self.base_cell(inputs, states)
         return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual"), after
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Symbol | Sequence[Symbol],
-        begin_state: Sequence[Symbol] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
+    def _unroll(
+        self, length: int, inputs: Steps, begin_state: States, layout: str, merge_outputs: bool | None
     ) -> tuple[Outputs, list[Symbol]]:
-        self.reset()
         self.base_cell._modified = False
         try:
             found, after = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)

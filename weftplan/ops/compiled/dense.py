@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from weftplan.ops.compiled import product, tables
@@ -29,47 +30,36 @@ def _target(target: Target | None) -> Target:
     return found
 
 
+def _run(
+    entry: str,
+    make: Callable[[Sizes, int], tables.Plan],
+    s: Sizes,
+    dtype: Any,
+    target: Target | None,
+    **arrays: Any,
+) -> None:
+    """Call a compiled function with a plan of loops, in which the addresses of ``arrays`` (0 for None) are filled."""
+    target = _target(target)
+    places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
+    entries(dtype, target)[entry](address(make(s, target.lanes(s.itemsize)).filled(**places)))
+
+
 def forward(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None."""
-    target = _target(target)
-    words = tables.forward(s, target.lanes(s.itemsize)).filled(
-        x=address(x),
-        w=address(weight),
-        y=address(y),
-        bias=0 if bias is None else address(bias),
-        packed=address(packed),
-        padded=0 if padded is None else address(padded),
-    )
-    entries(x.dtype, target)["gather"](address(words))
+    _run("gather", tables.forward, s, x.dtype, target, x=x, w=weight, y=y, bias=bias, packed=packed, padded=padded)
 
 
 def data_gradient(
     s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``dgrad``: the gradient with respect to the image."""
-    target = _target(target)
-    words = tables.data(s, target.lanes(s.itemsize)).filled(
-        x=address(ograd),
-        w=address(weight),
-        y=address(dgrad),
-        packed=address(packed),
-        padded=0 if padded is None else address(padded),
-    )
-    entries(ograd.dtype, target)["gather"](address(words))
+    _run("gather", tables.data, s, ograd.dtype, target, x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)
 
 
 def weight_gradient(
     s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``wgrad``: the gradient with respect to the weight."""
-    target = _target(target)
-    words = tables.weight(s, target.lanes(s.itemsize)).filled(
-        x=address(data),
-        dy=address(ograd),
-        dw=address(wgrad),
-        packed=address(packed),
-        padded=0 if padded is None else address(padded),
-    )
-    entries(data.dtype, target)["weights"](address(words))
+    _run("weights", tables.weight, s, data.dtype, target, x=data, dy=ograd, dw=wgrad, packed=packed, padded=padded)

@@ -20,12 +20,13 @@ from weftplan.ops.rules import (
     Shapes,
     backward,
     floats_only,
+    grad,
     merge_dtype,
     merge_shape,
     take_bytes,
     zero_gradient,
 )
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
@@ -169,10 +170,6 @@ def _backward_nms(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs
         target[item][places[item][kept]] = g[item][kept]
 
 
-def _nms_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_contrib_box_nms", [builder.ograd(), builder.output(1)])
-
-
 register(
     Op(
         name="_contrib_box_nms",
@@ -182,7 +179,7 @@ register(
         params=_NMS,
         outputs=("output", "places"),
         visible_outputs=1,
-        gradient=_nms_gradient,
+        gradient=grad("_backward_contrib_box_nms", "g0", "y1"),
         workspace=lambda params, inputs, outputs: take_bytes(*_nms_scratch(*inputs[0])),
         aliases=("_contrib_box_non_maximum_suppression",),
         doc="The boxes that no better one overlaps with too much, the best first; the other rows are -1.",

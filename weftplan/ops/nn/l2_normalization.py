@@ -16,14 +16,13 @@ from weftplan.ops.rules import (
     Shapes,
     backward,
     floats_only,
+    grad,
     merge_dtype,
     merge_shape,
     take_bytes,
 )
 from weftplan.ops.schema import (
     DType,
-    EntryRef,
-    GradientBuilder,
     InplacePair,
     Op,
     OpContext,
@@ -119,10 +118,6 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*_taken(params, inputs[0].shape, inputs[0].dtype))
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_L2Normalization", [builder.ograd(), builder.output(0), builder.output(1)])
-
-
 register(
     Op(
         name="L2Normalization",
@@ -132,7 +127,7 @@ register(
         params=_PARAMS,
         outputs=("output", "norm"),
         visible_outputs=1,
-        gradient=_gradient,
+        gradient=grad("_backward_L2Normalization", "g0", "y0", "y1"),
         inplace=UNARY_INPLACE,
         workspace=_workspace,
         doc="data / sqrt(sum of squares + eps), per sample, per place (channel) or per channel (spatial).",

@@ -19,14 +19,13 @@ from weftplan.ops.rules import (
     Shapes,
     backward,
     floats_only,
+    grad,
     merge_dtype,
     merge_shape,
     take_bytes,
 )
 from weftplan.ops.schema import (
     DType,
-    EntryRef,
-    GradientBuilder,
     InplacePair,
     Op,
     OpContext,
@@ -123,10 +122,6 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*_taken(outputs[0].shape, outputs[0].dtype))
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_LRN", [builder.ograd(), builder.input(0), builder.output(1)])
-
-
 register(
     Op(
         name="LRN",
@@ -136,7 +131,7 @@ register(
         params=_PARAMS,
         outputs=("output", "tmp_norm"),
         visible_outputs=1,
-        gradient=_gradient,
+        gradient=grad("_backward_LRN", "g0", "x0", "y1"),
         inplace=UNARY_INPLACE,
         workspace=_workspace,
         doc="data / (knorm + alpha · mean square over nsize channels)^beta.",

@@ -92,42 +92,30 @@ def _matrices(ctx: OpContext, weights: Weights, params: Params, old: Shape, new:
     return taken
 
 
-def _forward(weights: Weights) -> Kernel:
+def _product(weights: Weights, *, backward: bool) -> Kernel:
+    """The kernel ``rows · image · columns.T`` of every plane; ``backward``: with both matrices transposed."""
+
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        xp, data = ctx.xp, inputs[0]
-        rows, columns, between, *wide = _matrices(ctx, weights, params, data.shape, out.shape, out.dtype)
-        x, y = data.reshape(-1, *data.shape[2:]), out.reshape(-1, *out.shape[2:])
+        xp, source, target = ctx.xp, inputs[0], outputs[0]
+        old, new = (target, source) if backward else (source, target)
+        rows, columns, between, *wide = _matrices(ctx, weights, params, old.shape, new.shape, target.dtype)
+        taken, made = (1, 0) if backward else (0, 1)
+        x, y = source.reshape(-1, *source.shape[2:]), target.reshape(-1, *target.shape[2:])
         for first in range(0, x.shape[0], between.shape[0]):
-            image, target = x[first : first + between.shape[0]], y[first : first + between.shape[0]]
-            middle, result = between[: image.shape[0]], target
+            image, out = x[first : first + between.shape[0]], y[first : first + between.shape[0]]
+            count = image.shape[0]
+            middle, result = between[:count], out
             if wide:
-                xp.copyto(wide[0][: image.shape[0]], image)
-                image, result = (space[: image.shape[0]] for space in wide)
-            xp.matmul(image.reshape(-1, image.shape[2]), columns.T, out=middle.reshape(-1, middle.shape[2]))
-            xp.matmul(rows, middle, out=result)
+                xp.copyto(wide[taken][:count], image)
+                image, result = wide[taken][:count], wide[made][:count]
+            if backward:
+                xp.matmul(rows.T, image, out=middle)
+                xp.matmul(middle.reshape(-1, middle.shape[2]), columns, out=result.reshape(-1, result.shape[2]))
+            else:
+                xp.matmul(image.reshape(-1, image.shape[2]), columns.T, out=middle.reshape(-1, middle.shape[2]))
+                xp.matmul(rows, middle, out=result)
             if wide:
-                xp.copyto(target, result, casting="same_kind")
-
-    return kernel
-
-
-def _backward(weights: Weights) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        xp, ograd = ctx.xp, inputs[0]
-        rows, columns, between, *wide = _matrices(ctx, weights, params, out.shape, ograd.shape, out.dtype)
-        g, y = ograd.reshape(-1, *ograd.shape[2:]), out.reshape(-1, *out.shape[2:])
-        for first in range(0, g.shape[0], between.shape[0]):
-            image, target = g[first : first + between.shape[0]], y[first : first + between.shape[0]]
-            middle, result = between[: image.shape[0]], target
-            if wide:
-                xp.copyto(wide[1][: image.shape[0]], image)
-                result, image = (space[: image.shape[0]] for space in wide)
-            xp.matmul(rows.T, image, out=middle)
-            xp.matmul(middle.reshape(-1, middle.shape[2]), columns, out=result.reshape(-1, result.shape[2]))
-            if wide:
-                xp.copyto(target, result, casting="same_kind")
+                xp.copyto(out, result, casting="same_kind")
 
     return kernel
 
@@ -219,7 +207,7 @@ def _resize_weights(params: Params, old: int, new: int) -> Any:
 register(
     Op(
         name="_contrib_BilinearResize2D",
-        forward=_forward(_resize_weights),
+        forward=_product(_resize_weights, backward=False),
         infer_shape=_resize_shape,
         infer_dtype=floats_only("BilinearResize2D", _resize_dtype),
         params=_RESIZE,
@@ -232,7 +220,7 @@ register(
 )
 backward(
     "_contrib_BilinearResize2D",
-    _backward(_resize_weights),
+    _product(_resize_weights, backward=True),
     ("ograd",),
     params=_RESIZE,
     workspace=_backward_workspace,
@@ -256,7 +244,7 @@ def _adaptive_weights(params: Params, old: int, new: int) -> Any:
 register(
     Op(
         name="_contrib_AdaptiveAvgPooling2D",
-        forward=_forward(_adaptive_weights),
+        forward=_product(_adaptive_weights, backward=False),
         infer_shape=_adaptive_shape,
         infer_dtype=floats_only("AdaptiveAvgPooling2D"),
         params=_ADAPTIVE,
@@ -267,7 +255,7 @@ register(
 )
 backward(
     "_contrib_AdaptiveAvgPooling2D",
-    _backward(_adaptive_weights),
+    _product(_adaptive_weights, backward=True),
     ("ograd",),
     params=_ADAPTIVE,
     workspace=_backward_workspace,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from weftplan.planner.graph import IntArray
 from weftplan.planner.recompute.tape import Price, Tape
+
+T = TypeVar("T")
 
 STEPS_PRICED = 2_000_000
 """Steps that a whole search may price: one to six seconds of Python, by the length of the graph."""
@@ -21,6 +25,17 @@ class Point:
     peak: int
     seconds: float
     twins: frozenset[int]
+
+
+def undominated(ranked: Iterable[T], peak: Callable[[T], int]) -> list[T]:
+    """What is left of choices from the fastest to the slowest without those that a faster one undercuts: peaks fall."""
+    kept: list[T] = []
+    lowest: int | None = None
+    for choice in ranked:
+        if lowest is None or peak(choice) < lowest:
+            lowest = peak(choice)
+            kept.append(choice)
+    return kept
 
 
 class Archive:
@@ -64,14 +79,11 @@ class Archive:
 
     def frontier(self) -> list[Point]:
         """What is not dominated, fastest first."""
-        best: list[Point] = []
         ranked = sorted(
             {(p.seconds, p.peak, p.twins) for p in self.known.values()}, key=lambda p: (p[0], p[1], len(p[2]), p[2])
         )
-        for seconds, peak, twins in ranked:
-            if not best or peak < best[-1].peak:
-                best.append(Point(peak, seconds, frozenset(twins)))
-        return best
+        best = undominated(ranked, peak=lambda p: p[1])
+        return [Point(peak, seconds, frozenset(twins)) for seconds, peak, twins in best]
 
     def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
         """The price, and what each step asks of its peak."""

@@ -135,11 +135,8 @@ def _spread(points: Sequence[recompute.Point]) -> list[recompute.Point]:
 
 def _undominated(choices: Sequence[_Choice]) -> list[_Choice]:
     """What no other choice beats: seconds (and at equal seconds the bytes copied) rise, peaks fall strictly."""
-    kept: list[_Choice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak)):
-        if not kept or choice.peak < kept[-1].peak:
-            kept.append(choice)
-    return kept
+    ranked = sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak))
+    return recompute.undominated(ranked, peak=lambda choice: choice.peak)
 
 
 def _first_that_fits(
