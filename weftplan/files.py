@@ -1,4 +1,8 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all.
+
+A writer gets a temporary file beside the target, which takes the target's name at the end or not at all. Nothing is
+kept; any thread may write, and where two write one file the later one wins whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Devices: contexts, raw memory, copies, streams and events; NumPy, CuPy and simulated."""
+"""Devices: contexts, raw memory, copies, streams and events; NumPy, CuPy and simulated.
+
+A device knows nothing of engines or pools above it. Everything that is exported here may be called from any thread;
+the current context and the current stream are those of the calling thread.
+"""
 
 from weftplan.device.base import Device, Event, Stream
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim

@@ -1,4 +1,7 @@
-"""How many GPUs there are, and how much of their memory is free."""
+"""How many GPUs there are, and how much of their memory is free.
+
+Both questions load CuPy and the driver where they are installed, and nothing is kept. Any thread may ask.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The current stream of each thread: ``with stream:`` sets it, ``current_stream()`` reads it."""
+"""The current stream of each thread: ``with stream:`` sets it, ``current_stream()`` reads it.
+
+This file owns one stack of streams per thread; other threads never see it. ``Device.launch`` and ``Device.copy`` read
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``debug_str``: the bound graph as MXNet's text, ending in the planned megabytes."""
+"""``debug_str``: the bound graph as MXNet's text, ending in the planned megabytes.
+
+It reads a planned graph, keeps nothing, and may be called from any thread.
+"""
 
 from __future__ import annotations
 

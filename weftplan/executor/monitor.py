@@ -1,4 +1,8 @@
-"""Node-by-node runs for a monitor: every array is shown as its producer is pushed."""
+"""Node-by-node runs for a monitor: every array is shown as its producer is pushed.
+
+A monitor relies on the steps that its executor has prepared, and keeps the callback alone. It is used on the thread
+that runs the executor, and so is the callback.
+"""
 
 from __future__ import annotations
 

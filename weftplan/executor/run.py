@@ -1,4 +1,8 @@
-"""What one run of an executor is, and what becomes of its steps."""
+"""What one run of an executor is, and what becomes of its steps.
+
+The values are fixed on the thread that pushes a run. Workers only read them, which makes a run the same on every
+engine.
+"""
 
 from __future__ import annotations
 

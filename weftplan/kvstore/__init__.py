@@ -1,4 +1,7 @@
-"""push, pull: sums of arrays over devices, and updates on the store. ``mx.kv.create("device")``."""
+"""push, pull: sums of arrays over devices, and updates on the store. ``mx.kv.create("device")``.
+
+``create`` chooses the store. A store may be used from any thread; its work is ordered by the vars of the arrays.
+"""
 
 from weftplan.kvstore.base import KVStoreBase, register
 from weftplan.kvstore.factory import create

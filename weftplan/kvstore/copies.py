@@ -1,4 +1,8 @@
-"""Copies between a store's arrays and its users'."""
+"""Copies between a store's arrays and its users'.
+
+All of them are pushed and return at once; the vars of the arrays order them. Nothing is kept; any thread that may
+push may call them.
+"""
 
 from __future__ import annotations
 

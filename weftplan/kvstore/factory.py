@@ -1,4 +1,8 @@
-"""``create``: the store of a given name."""
+"""``create``: the store of a given name.
+
+This file owns the names, and says of a store that is not there yet what to take instead. The stores of several
+processes are imported when one is asked for. Any thread may call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The table of built-in networks: how each is built, and its usual input."""
+"""The table of built-in networks: how each is built, and its usual input.
+
+It relies on the files beside it for the networks themselves. Nothing is kept; a network is built anew at each call,
+on any thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""MLP, LeNet, AlexNet, VGG-16."""
+"""MLP, LeNet, AlexNet, VGG-16.
+
+Each function builds a symbol with a softmax output and keeps nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""DenseNet-121, for 224x224 images."""
+"""DenseNet-121, for 224x224 images.
+
+Every layer of a block reads all layers before it, which makes the network a test of sharing memory (Huang et al.,
+2017).
+"""
 
 from __future__ import annotations
 

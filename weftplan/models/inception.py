@@ -1,4 +1,8 @@
-"""Inception v3, for 299x299 images."""
+"""Inception v3, for 299x299 images.
+
+Its blocks run branches side by side and join them by channels (Szegedy et al., 2016). A call builds a symbol and
+keeps nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""An unrolled LSTM language model."""
+"""An unrolled LSTM language model.
+
+Every step is nodes of its own, all with the same weights, so gradients of weights are sums of as many terms as there
+are steps. The states that a batch begins with are arguments of the network.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""MobileNet, version 1, for 224x224 images."""
+"""MobileNet, version 1, for 224x224 images.
+
+Its convolutions are depthwise and pointwise in turn (Howard et al., 2017). A call builds a symbol and keeps nothing.
+"""
 
 from __future__ import annotations
 

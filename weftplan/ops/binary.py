@@ -1,4 +1,7 @@
-"""Operators of two inputs, elementwise (equal shapes) and broadcasting: arithmetic, extrema, comparisons, logic."""
+"""Operators of two inputs, elementwise (equal shapes) and broadcasting: arithmetic, extrema, comparisons, logic.
+
+Both forms of an operator share one kernel; gradients stand in ``binary_gradients.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""clip: values limited to an interval."""
+"""clip: values limited to an interval.
+
+Limits are brought into the range of integer dtypes first. At NaN the gradient is what comes in.
+"""
 
 from __future__ import annotations
 

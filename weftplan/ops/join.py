@@ -1,4 +1,7 @@
-"""Operators that join and split tensors: Concat, stack, SliceChannel."""
+"""Operators that join and split tensors: Concat, stack, SliceChannel.
+
+The gradient of joining is splitting and the other way round, so each pair of kernels stands together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Axis permutations and matrix products: transpose, SwapAxis, dot, batch_dot."""
+"""Axis permutations and matrix products: transpose, SwapAxis, dot, batch_dot.
+
+Products run in the BLAS of the array module, whose number of threads the engine fixes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Graph in, memory plan out: pure functions on symbols, no arrays, no threads."""
+"""Graph in, memory plan out: pure functions on symbols, no arrays, no threads.
+
+The README beside this file has the vocabulary, the invariants and an order of reading. Importing the package gives
+symbols their method ``plan``. Every function may be called from any thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Strategies behind one interface: facts and options in, the memory plan out."""
+"""Strategies behind one interface: facts and options in, the memory plan out.
+
+This file decides which plans are made and which one is used. It relies on ``inplace.py`` for who shares a storage and
+on ``slabs.py`` for where storages are. Nothing is kept between calls; any thread may call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Things users time themselves: Domain, Task, Frame, Event, Counter, Marker."""
+"""Things users time themselves: Domain, Task, Frame, Event, Counter, Marker.
+
+Times go to the profile that is being recorded, and nowhere else while none is. An object may be used from any thread.
+"""
 
 from __future__ import annotations
 

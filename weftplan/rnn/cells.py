@@ -1,4 +1,8 @@
-"""Cells of fully connected layers: the plain one, LSTM and GRU."""
+"""Cells of fully connected layers: the plain one, LSTM and GRU.
+
+A cell owns the names of its weights and builds symbols; it computes nothing itself. One thread uses a cell, since it
+counts its steps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Cells of convolutions: states are images (Shi et al., 2015)."""
+"""Cells of convolutions: states are images (Shi et al., 2015).
+
+A cell owns the names of its weights and builds symbols; it computes nothing itself. One thread uses a cell.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""All layers, directions and steps in one operator, ``RNN``, with its packed parameters."""
+"""All layers, directions and steps in one operator, ``RNN``, with its packed parameters.
+
+It owns the layout of the packed parameters, and can be taken apart into cells of one layer and one direction. It
+builds symbols and computes nothing itself.
+"""
 
 from __future__ import annotations
 

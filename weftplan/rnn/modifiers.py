@@ -1,4 +1,8 @@
-"""Cells that change what another cell does: dropout between layers, zoneout, residual connections."""
+"""Cells that change what another cell does: dropout between layers, zoneout, residual connections.
+
+Names and weights stay those of the inner cell, which must not be called on its own any more. They build symbols and
+compute nothing themselves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Sentences as numbers, in batches of one length each: ``mx.rnn.BucketSentenceIter``."""
+"""Sentences as numbers, in batches of one length each: ``mx.rnn.BucketSentenceIter``.
+
+The order of an epoch comes from ``mx.random``, so it depends on its seed and the order of the calls. One thread uses
+an iterator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Python operators of :class:`~weftplan.symbol.symbol.Symbol`: ``+ - * / % **``, comparisons, ``-x``, ``abs``."""
+"""The Python operators of :class:`~weftplan.symbol.symbol.Symbol`: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
+
+Each chooses the operator for two symbols or for a symbol and a number. Nothing is kept; any thread may use them.
+"""
 
 from __future__ import annotations
 

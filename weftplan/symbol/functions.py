@@ -1,4 +1,8 @@
-"""``mx.sym.<Operator>``: one function per registered operator and alias, made when first asked for."""
+"""``mx.sym.<Operator>``: one function per registered operator and alias, made when first asked for.
+
+This file owns the table of the functions made so far. It relies on the registry of operators for everything that a
+function has to know. Any thread may ask; two that ask at once for the same new function may get two equal ones.
+"""
 
 from __future__ import annotations
 

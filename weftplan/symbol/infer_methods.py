@@ -1,4 +1,8 @@
-"""Shape and dtype inference as methods of :class:`~weftplan.symbol.symbol.Symbol`."""
+"""Shape and dtype inference as methods of :class:`~weftplan.symbol.symbol.Symbol`.
+
+They order results by the symbol's name lists and say what stayed unknown; ``infer.py`` does the work. Nothing is
+kept; any thread may call them.
+"""
 
 from __future__ import annotations
 

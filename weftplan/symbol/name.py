@@ -1,4 +1,8 @@
-"""Automatic names: a stack of managers per thread, each with its own counters."""
+"""Automatic names: a stack of managers per thread, each with its own counters.
+
+The stacks belong to their threads, so two threads that build networks at once count on their own. Automatic names
+depend on what a thread has built before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``mx.sym.random``, ``mx.sym.linalg``, ``mx.sym.contrib``, ``mx.sym._internal``: operators under shorter names."""
+"""``mx.sym.random``, ``mx.sym.linalg``, ``mx.sym.contrib``, ``mx.sym._internal``: operators under shorter names.
+
+A namespace looks its operators up when they are asked for, and keeps none. Any thread may ask.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who called: the first caller outside this package, for error messages and warnings."""
+"""Who called: the first caller outside this package, for error messages and warnings.
+
+It walks the stack of the calling thread and keeps nothing.
+"""
 
 from __future__ import annotations
 

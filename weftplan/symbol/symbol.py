@@ -1,4 +1,9 @@
-"""``Symbol``: what users hold, a list of entries of a graph."""
+"""``Symbol``: what users hold, a list of entries of a graph.
+
+It owns the list of its outputs and nothing else: nodes are shared between symbols and are not changed, attributes
+aside. What other layers do with symbols (bind, plan) comes through ``hooks.py``. Any thread may read a symbol; to
+change one is for one thread at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Variables: the leaves of a graph."""
+"""Variables: the leaves of a graph.
+
+It relies on the scope of attributes that is open in the calling thread, and keeps nothing itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Callbacks of ``fit``: speed, checkpoints, a live display, and a clean stop on Ctrl-C."""
+"""Callbacks of ``fit``: speed, checkpoints, a live display, and a clean stop on Ctrl-C.
+
+They are called on the thread that runs ``fit``. What they read of arrays they wait for.
+"""
 
 from __future__ import annotations
 

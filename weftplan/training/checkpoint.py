@@ -1,4 +1,7 @@
-"""Checkpoints: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair."""
+"""Checkpoints: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair.
+
+Files appear whole or not at all. Writing waits for the arrays; any thread may do it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Real data for examples: the handwritten digits that scikit-learn ships."""
+"""Real data for examples: the handwritten digits that scikit-learn ships.
+
+The data are loaded at each call and nothing is kept.
+"""
 
 from __future__ import annotations
 

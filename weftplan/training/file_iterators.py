@@ -1,4 +1,8 @@
-"""Iterators over files, and around other iterators: CSVIter, MNISTIter, ResizeIter, PrefetchingIter."""
+"""Iterators over files, and around other iterators: CSVIter, MNISTIter, ResizeIter, PrefetchingIter.
+
+An iterator is used by one thread. ``PrefetchingIter`` owns threads of its own, which read one batch ahead and end
+with the iterator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Initializers: fill a parameter by rule, as ``mx.init``."""
+"""Initializers: fill a parameter by rule, as ``mx.init``.
+
+Random values come from ``mx.random``, so they depend on its seed and the order of the calls. An initializer keeps its
+settings only, and may be used for many networks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Data iterators: batches of named arrays, as ``mx.io``."""
+"""Data iterators: batches of named arrays, as ``mx.io``.
+
+This file owns the interface that ``fit`` relies on, and the iterator over arrays in memory. An iterator is used by
+one thread at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which kvstore and which optimizer a Module uses, and who applies it."""
+"""Which kvstore and which optimizer a Module uses, and who applies it.
+
+The decision depends on the number of devices and the largest parameter. Nothing is kept; it is made once, when a
+module's optimizer is set up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Learning-rate schedules: callables from the number of updates to a rate, as ``mx.lr_scheduler``."""
+"""Learning-rate schedules: callables from the number of updates to a rate, as ``mx.lr_scheduler``.
+
+A schedule keeps how far it has come, so each optimizer has one of its own, which one thread uses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Metrics of classifiers that need counts of every kind of mistake: F1, MCC, PCC."""
+"""Metrics of classifiers that need counts of every kind of mistake: F1, MCC, PCC.
+
+They wait for labels and predictions and count on the host. A metric keeps its counts until it is reset; one thread
+uses it.
+"""
 
 from __future__ import annotations
 

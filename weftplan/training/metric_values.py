@@ -1,4 +1,8 @@
-"""Metrics of numbers: errors, losses and correlation."""
+"""Metrics of numbers: errors, losses and correlation.
+
+They wait for labels and predictions and compute on the host. A metric keeps its sums until it is reset; one thread
+uses it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``mx.mod``: modules under the name that MXNet gives them."""
+"""``mx.mod``: modules under the name that MXNet gives them.
+
+The classes stand in ``base_module.py``, ``module.py`` and ``bucketing_module.py``; this file owns their public names
+alone.
+"""
 
 from __future__ import annotations
 

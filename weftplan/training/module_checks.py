@@ -1,4 +1,7 @@
-"""Checks of what a Module is given: contexts, names of inputs, and batches."""
+"""Checks of what a Module is given: contexts, names of inputs, and batches.
+
+They raise before anything changes, and keep nothing. A module calls them on the thread that uses it.
+"""
 
 from __future__ import annotations
 

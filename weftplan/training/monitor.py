@@ -1,4 +1,8 @@
-"""``mx.mon.Monitor``: a statistic of every array of a network, every so many batches."""
+"""``mx.mon.Monitor``: a statistic of every array of a network, every so many batches.
+
+It relies on executors to show every array as it is pushed. The statistics are arrays, and are waited for when they
+are printed. The thread that trains uses it.
+"""
 
 from __future__ import annotations
 

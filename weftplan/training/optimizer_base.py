@@ -1,4 +1,8 @@
-"""What every optimizer is made of: rates, multipliers, counts of updates, and half precision."""
+"""What every optimizer is made of: rates, multipliers, counts of updates, and half precision.
+
+An optimizer owns the counts of updates of every parameter; states belong to whoever calls it, a store or an updater.
+Updates are pushed and return at once. One thread at a time uses an optimizer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Variants of plain descent: Signum, SGLD, DCASGD, LBSGD and ccSGD."""
+"""Variants of plain descent: Signum, SGLD, DCASGD, LBSGD and ccSGD.
+
+Each owns its formula and its states' shapes only; ``optimizer_base.py`` has what they share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What parameters and auxiliary states begin with: a given value, or the initializer's."""
+"""What parameters and auxiliary states begin with: a given value, or the initializer's.
+
+Names that are missing or unknown are told before an array is touched. Nothing is kept; a module calls it on the
+thread that uses it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Activation: relu, sigmoid, tanh, softrelu, softsign; every gradient needs the output only."""
+"""Activation: relu, sigmoid, tanh, softrelu, softsign; every gradient needs the output only.
+
+This file owns the formulas; ``max(x, 0)`` is that of the operator ``relu``. A formula works on one block and is given
+its scratch.
+"""
 
 from __future__ import annotations
 

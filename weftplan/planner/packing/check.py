@@ -1,4 +1,7 @@
-"""An independent judge of packings: plain Python integers, no code shared with the packers."""
+"""An independent judge of packings: plain Python integers, no code shared with the packers.
+
+It relies on nothing but the numbers that it is given, keeps nothing, and may be called from any thread.
+"""
 
 from __future__ import annotations
 

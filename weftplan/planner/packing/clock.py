@@ -1,4 +1,8 @@
-"""A moment in time at which packing stops, wherever it is."""
+"""A moment in time at which packing stops, wherever it is.
+
+Searches look at it between steps. It is read only, so several threads may share one, but a plan that is to be the
+same every time must not have one.
+"""
 
 from __future__ import annotations
 

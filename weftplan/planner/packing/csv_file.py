@@ -1,4 +1,8 @@
-"""Packing problems read from CSV files."""
+"""Packing problems read from CSV files.
+
+One buffer a line, with the columns ``id``, ``lower``, ``upper`` and ``size``. Files are only read; any thread may do
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Everything priced during a search, and what of it is not dominated."""
+"""Everything priced during a search, and what of it is not dominated.
+
+It owns the number of prices that a search may still ask for, and relies on a tape for each price. One search, in one
+thread, uses an archive.
+"""
 
 from __future__ import annotations
 

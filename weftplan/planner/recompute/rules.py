@@ -1,4 +1,8 @@
-"""MXNet's predicates: which forward nodes its mirroring repeats, by operator name and attributes alone."""
+"""MXNet's predicates: which forward nodes its mirroring repeats, by operator name and attributes alone.
+
+The predicates look at nodes only; a tape says which of them can be repeated at all. Nothing is kept; any thread may
+call them.
+"""
 
 from __future__ import annotations
 
