@@ -79,6 +79,8 @@ def step_kernel(step: Step) -> Kernel:
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         out = outputs[0]
+        if out is None:  # without the new weight the states stay, too
+            return
         for block in blocks(ctx, (*inputs, out), (out.dtype, out.dtype)):
             step(ctx.xp, params, *block)
 

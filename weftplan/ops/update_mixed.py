@@ -34,6 +34,8 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 def _mixed(step: Step) -> Kernel:
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         xp, out = ctx.xp, outputs[0]
+        if out is None:  # without the new weight the states stay, too
+            return
         for gradient, *states, target, wide, t, u in blocks(ctx, (*inputs[1:], out), (_WIDE, _WIDE, _WIDE)):
             *others, weight = states
             xp.copyto(wide, gradient)
