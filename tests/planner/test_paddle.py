@@ -255,14 +255,14 @@ def test_edges_are_those_of_the_graph() -> None:
     from weftplan.planner import pipeline
 
     caught: list[Draft] = []
-    original = pipeline.planned
+    original = pipeline.plan_graph
 
     def spy(*args: Any) -> Draft:
         caught.append(original(*args))
         return caught[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "planned", spy)
+        patch.setattr(pipeline, "plan_graph", spy)
         plan_symbol(
             models.get("inception_v3"),
             models.input_shapes("inception_v3", 2),

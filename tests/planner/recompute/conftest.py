@@ -37,13 +37,13 @@ class Training:
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``training(symbol, shapes, **options)``: the planned graph without recomputation, and what it was made from."""
     seen: list[Draft] = []
-    original = pipeline.planned
+    original = pipeline.plan_graph
 
     def watched(*args: Any) -> Draft:
         seen.append(original(*args))
         return seen[-1]
 
-    monkeypatch.setattr(pipeline, "planned", watched)
+    monkeypatch.setattr(pipeline, "plan_graph", watched)
 
     def make(symbol: Any, shapes: dict[str, Any], group2ctx: Any = None, **options: Any) -> Training:
         chosen = PlanOptions(**options)
