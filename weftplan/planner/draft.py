@@ -29,7 +29,7 @@ class Draft:
     assignment: Assignment
     notes: tuple[str, ...] = ()
 
-    def slowed(self, more_time: float) -> Outcome:
+    def slowed(self, more_time: float) -> Draft:
         """The same, whose plan says by what share of a step it takes longer."""
         return replace(self, memory=replace(self.memory, more_time=more_time))
 

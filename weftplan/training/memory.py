@@ -19,7 +19,7 @@ from weftplan.kvstore.copies import HOST
 from weftplan.planner.hooks import provide
 from weftplan.symbol import Symbol
 from weftplan.training import optimizer as optimizers
-from weftplan.training.store_choice import choose_store
+from weftplan.training.kvstore_setup import choose_store
 
 
 @dataclass(frozen=True, slots=True)

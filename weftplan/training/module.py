@@ -26,6 +26,7 @@ from weftplan.training.checkpoint import load_checkpoint, params_path, save_chec
 from weftplan.training.executor_group import ExecutorGroup, GradReq
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.io import DataBatch, DataDesc
+from weftplan.training.kvstore_setup import choose_optimizer, choose_store, compress
 from weftplan.training.memory import Share, executor_budget
 from weftplan.training.metric import EvalMetric
 from weftplan.training.module_checks import (

@@ -85,9 +85,9 @@ def apply(start: Draft, options: PlanOptions, *, measured: Mapping[str, float] |
             if best is None or sum(again[nid] for nid in alone.facts.order) - step <= best[1].seconds:
                 return alone
     if best is not None:
-        outcome, choice = best
+        draft, choice = best
         more = choice.seconds / step if step else 0.0
-        return replace(outcome.slowed(more), notes=(_note(memory, outcome, choice, more),))
+        return replace(draft.slowed(more), notes=(_note(memory, draft, choice, more),))
     outside = sum(facts.external_bytes.values())
     raise BudgetError(
         f"the plan needs {memory.peak:,} bytes with everything on the device, and {smallest:,} with the most that was "
