@@ -386,7 +386,7 @@ class TestMisspelt:
         """`import weftplan` checks, and a bad value does not stop it."""
         environment = os.environ | {"MXNET_CPU_WORKER_NTHREAD": "2", "MXNET_CPU_WORKER_NTHREADS": "0"}
         done = subprocess.run(
-            [sys.executable, "-c", "import weftplan"], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", "import weftplan"], env=environment, capture_output=True, text=True, timeout=100
         )
         assert done.returncode == 0, done.stderr
         assert "did you mean MXNET_CPU_WORKER_NTHREADS?" in done.stderr

@@ -99,7 +99,7 @@ def test_a_pipe_is_written_and_stays(write, tmp_path):
     thread = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     thread.start()
     write(pipe)
-    thread.join(20)
+    thread.join(60)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert len(read[0]) > 10
 

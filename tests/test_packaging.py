@@ -91,7 +91,7 @@ def test_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path):
         f"assert weftplan.__file__.startswith({str(wheel)!r}), weftplan.__file__; "
         "from weftplan.cli import main; main(['doctor', '--markdown'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# Environment variables")
 

@@ -69,14 +69,14 @@ def test_a_full_disk_behind_the_output(csv: Path) -> None:
     """A message with the reason, no traceback; a reader that has gone away ends it quietly."""
     command_line = [sys.executable, "-m", "weftplan", "pack", str(csv), "--json"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50)
+        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     reader, writer = os.pipe()
     os.close(reader)
-    gone = subprocess.run(command_line, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=50)
+    gone = subprocess.run(command_line, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100)
     os.close(writer)
     assert (gone.returncode, gone.stderr) == (1, "")
 

@@ -38,7 +38,7 @@ def test_reads_run_concurrently():
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=2)
     var, barrier = eng.new_variable(), threading.Barrier(2)
     for _ in range(2):
-        eng.push(lambda: barrier.wait(10), [var])
+        eng.push(lambda: barrier.wait(60), [var])
     eng.wait_for_all()
     assert barrier.n_waiting == 0
     eng.stop()

@@ -192,7 +192,7 @@ def test_forked_children_have_threads_of_their_own_number():
             status = 1
             try:
                 for eng in (inherited, mx.engine.create()):
-                    meet = threading.Barrier(3, timeout=30)
+                    meet = threading.Barrier(3, timeout=60)
                     for _ in range(3):
                         eng.push(meet.wait)
                     eng.wait_for_all()

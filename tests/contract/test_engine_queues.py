@@ -65,7 +65,7 @@ def test_contexts_have_pools_of_their_own():
     eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
     barrier = threading.Barrier(2)
     for i in range(2):
-        eng.push(lambda: barrier.wait(10), ctx=cpu(i))
+        eng.push(lambda: barrier.wait(60), ctx=cpu(i))
     eng.push(lambda: None, prop=FnProperty.CPU_PRIORITIZED)
     eng.wait_for_all()
     rows = {(str(q.context), q.queue): q.completed for q in eng.statistics().queues}

@@ -192,7 +192,7 @@ def test_free_never_waits_for_the_lock(resource):
         done = threading.Event()
         thread = threading.Thread(target=lambda: (resource.free(allocation), done.set()))
         thread.start()
-        assert done.wait(10)
+        assert done.wait(60)
     thread.join()
     assert resource.statistics().requested_bytes == 0
 

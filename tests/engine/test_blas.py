@@ -25,7 +25,7 @@ def run(code: str, **variables: str) -> list[int]:
     """The numbers that ``code`` prints in a process with no variable of BLAS or ours but ``variables``."""
     clean = {k: v for k, v in os.environ.items() if k not in blas.NATIVE and not k.startswith(("WEFTPLAN_", "MXNET_"))}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, timeout=100, check=True
     )
     return [int(word) for word in done.stdout.split()]
 

@@ -22,7 +22,7 @@ def debug(monkeypatch):
 
 def stuck_here(gate):
     """The line that the watchdog has to show."""
-    gate.wait(20)
+    gate.wait(60)
 
 
 def until(condition):

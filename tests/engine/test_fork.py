@@ -401,7 +401,7 @@ def test_a_thread_that_imports_a_layer_for_the_first_time():
         sys.meta_path.insert(0, Slow())
         thread = threading.Thread(target=lambda: mx.nd)
         thread.start()
-        assert inside.wait(20)
+        assert inside.wait(60)
         pid = os.fork()
         if not pid:
             signal.alarm(10)

@@ -118,7 +118,7 @@ def test_a_wait_beside_a_busy_worker_sleeps(eng, what):
     """It does not ask again and again whether the worker has come to its end."""
     var, begun = eng.new_variable(), threading.Event()
     warm(eng, var)
-    eng.push(lambda: (begun.set(), time.sleep(0.5)), (), [var])
+    eng.push(lambda: (begun.set(), time.sleep(0.2)), (), [var])
     assert begun.wait(60)
     eng._default.quick = True  # as if what the worker runs had looked short
     eng.push(lambda: None)
@@ -312,7 +312,7 @@ def test_ctrl_c_ends_a_long_operation_after_a_short_one_within():
             inside[0] = me and other._all_queues[0].helped > before
             if inside[0]:
                 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-                gate.wait(20)
+                gate.wait(60)
 
         try:
             while not inside[0]:

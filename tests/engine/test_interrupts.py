@@ -185,10 +185,10 @@ def once(k):
         eng.wait_for_var(a)
     work = globals()[sys.argv[2]](eng, a, b, promises)
     at = At(k)
-    rescue = threading.Timer(5, _thread.interrupt_main)
+    late = []
+    rescue = threading.Timer(20, lambda: (late.append(1), _thread.interrupt_main()))
     rescue.daemon = True
     rescue.start()
-    begun = time.monotonic()
     try:
         start(at)
         try:
@@ -199,11 +199,11 @@ def once(k):
     except KeyboardInterrupt:
         pass
     rescue.cancel()
-    assert time.monotonic() - begun < 4, f"hangs after {at.where}"
+    assert not late, f"hangs after {at.where}"
     done = []
     checker = threading.Thread(target=lambda: (check(eng, (a, b)), done.append(1)), daemon=True)
     checker.start()
-    checker.join(10)
+    checker.join(60)
     assert done, f"{k}: broken after {at.where}"
     assert all(kept() for kept in promises), f"{k}: half done after {at.where}"
     return at.count >= k

@@ -126,7 +126,7 @@ assert var.version == 3
 def test_every_act_happens_once_or_raises(kind):
     """At each depth below the limit, busy or not: a RecursionError means that nothing has happened, none that all has;
     afterwards nothing is pending, each var is idle, and the engine goes on."""
-    done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", ACTS, kind], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
     assert len(told) == 10 + (kind != "NaiveEngine")
@@ -172,7 +172,7 @@ for frames in range(sys.getrecursionlimit() - 40, sys.getrecursionlimit()):
         deep(frames, lambda: eng._wait_idle(0))
     except RecursionError:
         short += 1
-    thread.join(20)
+    thread.join(60)
     assert answers and not isinstance(answers[0], BaseException), (frames, answers)
 eng.wait_for_all()
 counts = eng.statistics()
@@ -186,7 +186,7 @@ print(short > 0)
 def test_questions_of_other_threads_at_the_limit_of_recursion(kind, question):
     """The thread inside has no room to answer, and does not come again: the asking thread gets its answer, no error."""
     done = subprocess.run(
-        [sys.executable, "-c", OTHERS, kind, question], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", OTHERS, kind, question], capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
 
@@ -195,6 +195,6 @@ def test_questions_of_other_threads_at_the_limit_of_recursion(kind, question):
 def test_pushes_at_the_limit_of_recursion(kind):
     """Some of 160 raise RecursionError: in the engine, where the call that has no room may be any."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]

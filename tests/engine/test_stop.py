@@ -19,7 +19,7 @@ def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
     a, b, c = (eng.new_variable() for _ in range(3))
     begun, gate, ran = threading.Event(), threading.Event(), []
     eng.push(lambda: (begun.set(), gate.wait()), (), [a])
-    assert begun.wait(10)
+    assert begun.wait(60)
     monkeypatch.setattr(eng, "_wait_idle", lambda timeout=-1: True)  # as if the pushes had come just after it
     queue = eng._default
     queue.looking = True
@@ -30,7 +30,7 @@ def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
     while eng._default is not None:
         time.sleep(0.001)
     gate.set()
-    stopping.join(10)
+    stopping.join(60)
     assert not stopping.is_alive()
     assert sorted(ran) == ["b", "c"]
     assert not any(thread.is_alive() for thread in queue.started)
@@ -40,19 +40,23 @@ def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
 def test_stop_under_load(kind, switch_often):
     """Two threads push and wait, a third one stops the engine again and again."""
     eng = engine.create(kind, cpu_workers=4)
-    over, waited = threading.Event(), []
+    over, waited, begun = threading.Event(), [], threading.Barrier(3, timeout=60)
 
     def push_and_wait():
         mine = [eng.new_variable() for _ in range(4)]
-        while not over.is_set():
+        begun.wait()
+        while True:
             for var in mine:
                 eng.push(lambda: None, (), [var])
             eng.wait_for_var(mine[0])
+            if over.is_set():
+                break
         eng.wait_for_all()
         waited.append(all(var.version == mine[0].version > 0 for var in mine))
 
     def stop():
-        end = time.monotonic() + 1.5
+        begun.wait()
+        end = time.monotonic() + 0.6
         while time.monotonic() < end:
             eng.stop()
         over.set()

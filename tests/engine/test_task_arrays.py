@@ -182,7 +182,7 @@ class TestVarOf:
     def test_another_engine(self, threaded):
         """An idle array moves to the engine that is asked; a busy one is an error: nothing would order the two."""
         array, hold = np.zeros(2), threading.Event()
-        engine.submit(lambda out: hold.wait(10), out=array)
+        engine.submit(lambda out: hold.wait(60), out=array)
         second = engine.create("NaiveEngine")
         with engine.using(second):
             with pytest.raises(EngineError, match=r"still used by operations on"):

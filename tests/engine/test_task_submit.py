@@ -181,7 +181,7 @@ class TestSubmit:
 
     def test_independent_tasks_overlap(self, threaded):
         """Two tasks that share nothing run at the same time: each waits for the other to have begun."""
-        meet = threading.Barrier(2, timeout=20)
+        meet = threading.Barrier(2, timeout=60)
         a, b = np.zeros(1), np.zeros(1)
         for array in (a, b):
             engine.submit(lambda out: out.__setitem__(0, meet.wait() >= 0), out=array)

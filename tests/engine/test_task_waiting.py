@@ -20,7 +20,7 @@ class TestWait:
         a, hold, seen = np.zeros(1), threading.Event(), []
 
         def slow(array) -> None:
-            hold.wait(20)
+            hold.wait(60)
             seen.append(float(array[0]))
 
         engine.submit(slow, a)
@@ -43,7 +43,7 @@ class TestWait:
         engine.submit(np.add, a, 1, out=a)
         done = engine.future(a)
         engine.wait()
-        assert done.result(timeout=20) is a
+        assert done.result(timeout=60) is a
         assert a.tolist() == [1.0, 1.0]
 
     def test_future_with_a_failure(self, threaded):
@@ -51,7 +51,7 @@ class TestWait:
         a = np.zeros(2)
         engine.submit(lambda out: 1 / 0, out=a)
         with pytest.raises(ZeroDivisionError):
-            engine.future(a).result(timeout=20)
+            engine.future(a).result(timeout=60)
         threaded.wait_for_all()
 
     def test_await(self, threaded):
@@ -59,7 +59,7 @@ class TestWait:
         a, order, hold = np.zeros(2), [], threading.Event()
 
         def slow(out) -> None:
-            hold.wait(20)
+            hold.wait(60)
             out += 1
 
         async def other() -> None:

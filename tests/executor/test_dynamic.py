@@ -60,8 +60,8 @@ def run(ctx, symbol=network, steps=3, **bind):
 
 
 def settled(resource):
-    """Statistics once nothing is live any more, or after two seconds: what a worker drops last goes a moment later."""
-    end = time.monotonic() + 2
+    """Statistics once nothing is live any more, or after a minute: what a worker drops last goes a moment later."""
+    end = time.monotonic() + 60
     while True:
         gc.collect()
         drain()

@@ -144,12 +144,12 @@ def test_binding_waits_for_who_still_reads_the_memory_that_moves(two_workers):
 
     def slow():
         started.set()
-        assert gate.wait(20)
+        assert gate.wait(60)
         seen.append(bound.wait(0.3))  # a bind that does not wait is done long before
         kept.raw()[...] = held.raw()
 
     two_workers.push(slow, [held.var], [kept.var], mx.cpu(), name="slow reader")
-    assert started.wait(20)
+    assert started.wait(60)
     settle = small.pool._settle
 
     def settling():

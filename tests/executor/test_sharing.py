@@ -58,7 +58,7 @@ def test_an_output_that_is_being_read_is_not_overwritten_by_a_sharing_executor(t
         kept.wait_to_read()
 
         def slow(held=held, kept=kept, gate=gate):
-            assert gate.wait(20)
+            assert gate.wait(60)
             kept.raw()[...] = held.raw()
 
         engine.get().push(slow, [held.var], [kept.var], mx.cpu(), name="slow reader")

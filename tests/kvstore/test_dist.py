@@ -304,7 +304,7 @@ def test_one_process_alone(tmp_path: Path):
         """
     script = tmp_path / "alone.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
-    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -125,11 +125,11 @@ def test_an_error_waits_for_the_other_threads(monkeypatch):
 
     def block_sum(blocks, out, scratch):
         if threading.get_ident() == caller:
-            assert began.wait(10)
+            assert began.wait(60)
             threading.Timer(0.05, go.set).start()
             raise ZeroDivisionError("a share")
         began.set()
-        assert go.wait(10)
+        assert go.wait(60)
         ended.set()
 
     monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
@@ -145,7 +145,7 @@ def test_an_error_of_another_thread_reaches_the_caller(monkeypatch):
 
     def block_sum(blocks, out, scratch):
         if threading.get_ident() == caller:
-            assert began.wait(10)
+            assert began.wait(60)
             return
         began.set()
         raise MemoryError("elsewhere")

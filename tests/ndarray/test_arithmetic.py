@@ -213,7 +213,7 @@ def test_what_the_thread_wants_of_numpy_does_not_count():
 
 def test_quiet_calls_nest_and_run_beside_each_other():
     """A call within a call, as a destructor makes one, and calls of several threads at once; errors get through."""
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4, timeout=60)
     inner = []
 
     def note(a, b, out):

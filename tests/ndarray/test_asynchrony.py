@@ -41,7 +41,7 @@ def test_wait_to_write_waits_for_readers(gate):
     thread.start()
     assert not waited.wait(0.05)
     gate.open()
-    assert waited.wait(10)
+    assert waited.wait(60)
     thread.join()
     np.testing.assert_array_equal(y.asnumpy(), np.ones(3))
 

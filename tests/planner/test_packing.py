@@ -206,9 +206,9 @@ def test_same_input_same_offsets() -> None:
 def test_time_limit_cuts_the_search_short() -> None:
     """A limit of a tenth of a second ends soon after it, with a valid packing."""
     lower, upper, size = planted(1_500, 5, duration=1 << 11, memory=1 << 12)
-    began = time.perf_counter()
+    began = time.process_time()
     packing = pack(lower, upper, size, effort="max", time_limit=0.1)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert check_packing(lower, upper, size, packing.offsets) == packing.peak
 
 

@@ -141,7 +141,7 @@ def test_a_free_that_is_coming_is_waited_for():
         a = mx.nd.zeros((2 * MIB,), ctx=CTX, dtype="uint8")
         a.wait_to_read()
         goes = threading.Event()
-        engine.get().push(lambda: goes.wait(20), (a.var,), (), CTX, name="slow reader")
+        engine.get().push(lambda: goes.wait(60), (a.var,), (), CTX, name="slow reader")
         del a
         threading.Timer(0.3, goes.set).start()
         b = mx.nd.empty((2 * MIB,), ctx=CTX, dtype="uint8")
