@@ -43,7 +43,7 @@ def sources() -> set[str]:
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "weftplan").rglob("*")
-        if path.is_file() and path.suffix in {".py", ".md", ".typed", ".json", ".css", ".js", ".html", ".csv"}
+        if path.is_file() and path.suffix in {".py", ".pyi", ".md", ".typed", ".json", ".css", ".js", ".html", ".csv"}
     }
 
 

@@ -7,6 +7,7 @@ plans memory never starts a thread, and an optional package that is missing brea
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weftplan import config
@@ -16,18 +17,26 @@ from weftplan.locks import no_fork_meanwhile
 
 if TYPE_CHECKING:
     from weftplan import device as context
-    from weftplan import engine, executor, kvstore, models, ndarray, planner, profiler, storage, symbol
+    from weftplan import engine, executor, kvstore, models, ndarray, planner, profiler, rnn, storage, symbol
     from weftplan import kvstore as kv
     from weftplan import ndarray as nd
     from weftplan import symbol as sym
+    from weftplan.compat import base, contrib, operator, runtime, util
+    from weftplan.compat.util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
+    from weftplan.device import num_gpus
     from weftplan.ndarray import random
-    from weftplan.symbol import name
+    from weftplan.ndarray import random as rnd
+    from weftplan.report import viz
+    from weftplan.report import viz as visualization
+    from weftplan.symbol import attribute, name
     from weftplan.symbol.attribute import AttrScope
     from weftplan.training import callbacks as callback
-    from weftplan.training import initializer, lr_scheduler, metric, mod, optimizer
+    from weftplan.training import checkpoint as model
+    from weftplan.training import initializer, lr_scheduler, metric, mod, monitor, optimizer, recordio
     from weftplan.training import initializer as init
     from weftplan.training import iterators as io
     from weftplan.training import mod as module
+    from weftplan.training import monitor as mon
 
 __version__ = "0.1.0"
 __all__ = [
@@ -82,7 +91,7 @@ _ABSENT = {
 """Modules of MXNet 1.9.1 that are absent on purpose -> what to use instead."""
 
 
-def __getattr__(name: str) -> Any:
+def _attribute(name: str) -> Any:
     if name not in _LAZY:
         if name in _ABSENT:
             raise AttributeError(f"weftplan has no {name} on purpose: {_ABSENT[name]}")
@@ -96,12 +105,29 @@ def __getattr__(name: str) -> Any:
         if error.name != module_name:
             raise  # the module is there, but something that it needs is not
         raise AttributeError(f"weftplan.{name} is not part of this version: there is no {module_name}") from error
-    globals()[name] = value = getattr(value, attribute) if attribute else value
+    globals()[name] = value = getattr(value, attribute) if attribute else _listing(value)
     return value
 
 
+if not TYPE_CHECKING:  # for a type checker a name that is not there is an error
+    __getattr__ = _attribute
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*__all__, *_LAZY})
+
+
+def _listing(module: Any) -> Any:
+    """The module, whose ``dir()`` from now on shows what is meant for users: no imports, nothing private."""
+    if "__dir__" not in vars(module):
+        names = getattr(module, "__all__", None)
+        module.__dir__ = lambda: sorted(filter(partial(_own, module), vars(module)) if names is None else names)
+    return module
+
+
+def _own(module: Any, name: str) -> bool:
+    """Whether a public name of a module is its own and no import from elsewhere."""
+    return not name.startswith("_") and getattr(vars(module)[name], "__module__", "") == module.__name__
 
 
 config.check_environment()

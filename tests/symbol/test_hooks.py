@@ -17,8 +17,8 @@ def test_verbs_pass_the_symbol_and_everything_given(monkeypatch: pytest.MonkeyPa
     """bind, simple_bind and plan call what was registered."""
     calls: list[Any] = []
     monkeypatch.setattr(hooks, "_hooks", {})
-    sym.set_binder(lambda *a, **k: calls.append(("bind", a, k)), lambda *a, **k: calls.append(("simple", a, k)))
-    sym.set_planner(lambda *a, **k: calls.append(("plan", a, k)))
+    hooks.set_binder(lambda *a, **k: calls.append(("bind", a, k)), lambda *a, **k: calls.append(("simple", a, k)))
+    hooks.set_planner(lambda *a, **k: calls.append(("plan", a, k)))
     x = sym.Variable("x")
     x.bind("ctx", {"x": 1}, aux_states={})
     x.simple_bind("ctx", x=(2,))

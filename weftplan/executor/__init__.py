@@ -5,8 +5,12 @@ Importing this package teaches symbols to bind: it fills the hook that :mod:`wef
 
 from weftplan.executor.binding import bind, simple_bind
 from weftplan.executor.executor import Executor
-from weftplan.symbol import set_binder
+from weftplan.symbol.hooks import set_binder
 
 set_binder(bind, simple_bind)
 
 __all__ = ["Executor", "bind", "simple_bind"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -29,6 +29,18 @@ class KVStoreBase:
         """The function :func:`register`, where MXNet has it."""
         return register(klass)
 
+    def init(self, key: Any, value: Any) -> None:
+        """Store a copy of each value under its key, once."""
+        raise NotImplementedError
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Sum the values of each key and hand the sum to the updater, or store it when there is none."""
+        raise NotImplementedError
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copy the stored value of each key into every array of ``out``."""
+        raise NotImplementedError
+
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give every ``out`` the initial value of ``key``."""
         raise NotImplementedError

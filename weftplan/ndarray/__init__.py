@@ -5,7 +5,7 @@ are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import did_you_mean
 from weftplan.ndarray import random
@@ -51,6 +51,13 @@ from weftplan.ndarray.exchange import from_dlpack, from_numpy, to_dlpack_for_rea
 from weftplan.ndarray.invoke import invoke
 from weftplan.ndarray.row_sparse import cast_storage
 from weftplan.ndarray.serialize import load, load_frombuffer, save
+
+if TYPE_CHECKING:
+    from weftplan.ndarray import row_sparse as sparse  # noqa: F401 - made at first use
+    from weftplan.ndarray.operators import NAMESPACES
+    from weftplan.ndarray.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
+
+    contrib = linalg = op = _internal = NAMESPACES["op"]
 
 __all__ = [
     "Chunk",
@@ -102,7 +109,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _attribute(name: str) -> Any:
     from weftplan.ndarray.operators import NAMESPACES, function
 
     if name == "sparse":
@@ -115,7 +122,11 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+if not TYPE_CHECKING:  # for a type checker a name that no operator has is an error
+    __getattr__ = _attribute
+
+
 def __dir__() -> list[str]:
     from weftplan.ndarray.operators import NAMESPACES, names
 
-    return sorted({*globals(), *names(), *NAMESPACES})
+    return sorted({*__all__, *names(), "sparse", *(name for name in NAMESPACES if not name.startswith("_"))})

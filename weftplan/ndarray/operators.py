@@ -10,6 +10,10 @@ from typing import Any
 from weftplan.errors import did_you_mean
 from weftplan.ndarray.invoke import call
 from weftplan.ops import registry
+from weftplan.ops.signatures import document, signature
+
+EXTRA = ("out", "ctx", "is_train", "name")
+"""Keywords that every operator of arrays understands."""
 
 
 def function(name: str) -> Any:
@@ -22,7 +26,8 @@ def function(name: str) -> Any:
         return call(name, args, kwargs)
 
     operator.__name__ = operator.__qualname__ = name
-    operator.__doc__ = op.doc or f"The operator {op.name}."
+    operator.__doc__ = document(op)
+    operator.__signature__ = signature(op, "NDArray", EXTRA)  # type: ignore[attr-defined]
     return operator
 
 

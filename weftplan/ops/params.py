@@ -14,6 +14,23 @@ from typing import Any
 import numpy as np
 
 Parser = Callable[[Any], Any]
+_MEANINGS: dict[Parser, str] = {}
+"""What a parser accepts, as an annotation."""
+
+
+def meaning(parser: Parser) -> str:
+    """What a parser accepts, as an annotation.
+
+    >>> meaning(p_int), meaning(p_optional(p_enum("max", "avg"))), meaning(p_tuple(p_float)), meaning(len)
+    ('int', "Literal['max', 'avg'] | None", 'float | Sequence[float]', 'Any')
+    """
+    return _MEANINGS.get(parser, "Any")
+
+
+def _means(parser: Parser, text: str) -> Parser:
+    _MEANINGS[parser] = text
+    return parser
+
 
 DTYPE_CODES: dict[int, str] = {
     0: "float32",
@@ -84,7 +101,7 @@ def p_range(least: int, most: int) -> Parser:
             raise ValueError(f"expected at least {least}" if number < least else f"expected at most {most:,}")
         return number
 
-    return parse
+    return _means(parse, "int")
 
 
 p_inputs = p_range(1, 1 << 20)
@@ -156,7 +173,7 @@ def p_tuple(item: Parser) -> Parser:
             return tuple(_items(item, value))
         return tuple(_items(item, [value]))
 
-    return parse
+    return _means(parse, f"{meaning(item)} | Sequence[{meaning(item)}]")
 
 
 def _items(item: Parser, values: Any) -> list[Any]:
@@ -181,9 +198,6 @@ def p_shape(value: Any) -> tuple[int, ...]:
     return parsed
 
 
-_int_tuple = p_tuple(p_int)
-
-
 def p_optional(parser: Parser) -> Parser:
     """``parser``, but ``None`` and the text ``"None"`` give None.
 
@@ -196,7 +210,7 @@ def p_optional(parser: Parser) -> Parser:
             return None
         return parser(value)
 
-    return parse
+    return _means(parse, f"{meaning(parser)} | None")
 
 
 def p_enum(*choices: str) -> Parser:
@@ -213,7 +227,7 @@ def p_enum(*choices: str) -> Parser:
             raise ValueError(f"expected one of {', '.join(choices)}")
         return text
 
-    return parse
+    return _means(parse, f"Literal[{', '.join(map(repr, choices))}]")
 
 
 def p_dtype(value: Any) -> np.dtype[Any]:
@@ -257,3 +271,16 @@ def format_value(value: Any) -> str:
     if isinstance(value, np.generic):
         value = value.item()
     return str(value)
+
+
+_MEANINGS.update(
+    {
+        p_int: "int",
+        p_float: "float",
+        p_bool: "bool | int",
+        p_str: "str",
+        p_shape: "int | Sequence[int]",
+        p_dtype: "str | type | np.dtype[Any]",
+    }
+)
+_int_tuple = p_tuple(p_int)

@@ -36,3 +36,7 @@ __all__ = [
 ]
 
 set_planner(plan)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

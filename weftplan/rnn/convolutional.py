@@ -63,16 +63,18 @@ class BaseConvRNNCell(BaseRNNCell):
             )
         self._num_hidden = num_hidden
         self._activation = activation
-        self._i2h = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
+        self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
         pad = tuple(d * (k - 1) // 2 for k, d in zip(h2h_kernel, h2h_dilate, strict=True))
-        self._h2h = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}
+        self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}
         shared = self._params
         self._iW = shared.get("i2h_weight", init=i2h_weight_initializer)
         self._hW = shared.get("h2h_weight", init=h2h_weight_initializer)
         self._iB = shared.get("i2h_bias", init=i2h_bias_initializer)
         self._hB = shared.get("h2h_bias", init=h2h_bias_initializer)
         image = sym.Convolution(sym.Variable("data"), num_filter=num_hidden, **self._i2h)
-        self._state_shape = (0, *image.infer_shape(data=tuple(input_shape))[1][0][1:])
+        outputs = image.infer_shape(data=tuple(input_shape))[1]
+        assert outputs is not None  # the shape of the input says all
+        self._state_shape = (0, *outputs[0][1:])
 
     @property
     def state_info(self) -> list[dict[str, Any]]:

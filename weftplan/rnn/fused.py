@@ -132,7 +132,7 @@ class FusedRNNCell(BaseRNNCell):
         made = sym.RNN(
             data,
             self._parameter,
-            **dict(zip(("state", "state_cell"), states, strict=False)),
+            *states,
             state_size=self._num_hidden,
             num_layers=self._num_layers,
             bidirectional=self._bidirectional,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan.errors import UnknownOperatorError, did_you_mean
@@ -23,7 +23,6 @@ from weftplan.symbol.creation import (
     zeros,
 )
 from weftplan.symbol.functions import function
-from weftplan.symbol.hooks import set_binder, set_planner
 from weftplan.symbol.name import NameManager, Prefix
 from weftplan.symbol.namespaces import contrib, linalg, random
 from weftplan.symbol.namespaces import internal as _internal  # noqa: F401 - MXNet's name
@@ -31,6 +30,9 @@ from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Group, Symbol, load, load_json
 from weftplan.symbol.traversal import topological_order
 from weftplan.symbol.variable import Variable
+
+if TYPE_CHECKING:
+    from weftplan.symbol.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
 
 var = Variable
 pow = power
@@ -60,8 +62,6 @@ __all__ = [
     "pow",
     "power",
     "random",
-    "set_binder",
-    "set_planner",
     "split_v2",
     "topological_order",
     "var",
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _attribute(name: str) -> Any:
     # Python itself asks for dunder names (__path__, __wrapped__, …); no operator has such a name.
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -83,5 +83,9 @@ def __getattr__(name: str) -> Any:
     return function(name)
 
 
+if not TYPE_CHECKING:  # for a type checker a name that no operator has is an error
+    __getattr__ = _attribute
+
+
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in registry.names() if not name.startswith("_backward"))})
+    return sorted({*__all__, *(name for name in registry.names() if not name.startswith("_"))})

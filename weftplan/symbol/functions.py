@@ -11,7 +11,8 @@ from typing import Any
 
 from weftplan.errors import DTypeError, ParameterError
 from weftplan.ops import registry
-from weftplan.ops.schema import REQUIRED, Op
+from weftplan.ops.schema import Op
+from weftplan.ops.signatures import document, signature
 from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
 from weftplan.symbol.hooks import set_functions
@@ -70,7 +71,8 @@ def _make(op: Op, spelling: str, hint: str) -> Callable[..., Symbol]:
         return visible(node)
 
     call.__name__ = call.__qualname__ = spelling
-    call.__doc__ = _document(op)
+    call.__doc__ = document(op)
+    call.__signature__ = signature(op, "Symbol", ("name", "attr"))  # type: ignore[attr-defined]
     return call
 
 
@@ -128,18 +130,6 @@ def _no_symbol(op: Op, which: str, value: Any) -> DTypeError:
     if hasattr(value, "shape"):
         advice = f"use mx.nd.{op.name} for arrays, or give mx.sym.Variable(...) and bind the array to it"
     return DTypeError(f"operator {op.name}: {which} must be a Symbol, got {type(value).__name__}; {advice}")
-
-
-def _document(op: Op) -> str:
-    lines = [op.doc or f"The operator {op.name}.", ""]
-    if isinstance(op.inputs, tuple) and op.inputs:
-        lines += ["Inputs: " + ", ".join(op.inputs), ""]
-    if op.params:
-        lines.append("Parameters:")
-        for param in op.params:
-            default = "required" if param.default is REQUIRED else f"default {param.default!r}"
-            lines.append(f"    {param.name}: {param.doc or 'see MXNet 1.9.1'} ({default})")
-    return "\n".join(lines)
 
 
 set_functions(function)

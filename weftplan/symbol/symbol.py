@@ -8,14 +8,13 @@ change one is for one thread at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.files import replacing
 from weftplan.ops import registry
-from weftplan.ops.schema import Shape
 from weftplan.symbol import attribute, json_io
 from weftplan.symbol.arithmetic import Arithmetic
 from weftplan.symbol.compose import parse_interned, substitute
@@ -23,13 +22,14 @@ from weftplan.symbol.hooks import hook
 from weftplan.symbol.infer_methods import Inference
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import copy_graph, split_variables, topological_order
+from weftplan.symbol.verbs import Verbs
 
 _NDARRAY_ONLY = frozenset(
     {"wait_to_read", "wait_to_write", "asnumpy", "asscalar", "copy", "as_in_context", "detach", "backward"}
 )
 
 
-class Symbol(Inference, Arithmetic):
+class Symbol(Inference, Arithmetic, Verbs):
     """One or several outputs of a graph, to be composed, inspected, saved, planned and bound.
 
     Symbols never change; the nodes behind them are shared.
@@ -240,28 +240,6 @@ class Symbol(Inference, Arithmetic):
     def debug_str(self) -> str:
         """The graph as text, one paragraph per node."""
         return json_io.debug_text(self.entries)
-
-    # ---------------------------------------------------------------------------------------- higher layers' verbs
-
-    def bind(
-        self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", *more: Any, **kwargs: Any
-    ) -> Any:
-        """An executor on given arrays: see :func:`weftplan.executor.bind`; ``more`` follows in its order."""
-        return hook("bind", "weftplan.executor")(self, ctx, args, args_grad, grad_req, *more, **kwargs)
-
-    def simple_bind(self, ctx: Any, grad_req: Any = "write", *more: Any, **kwargs: Any) -> Any:
-        """An executor on arrays made for it: see :func:`weftplan.executor.simple_bind`; ``more`` as for bind."""
-        return hook("simple_bind", "weftplan.executor")(self, ctx, grad_req, *more, **kwargs)
-
-    def eval(self, ctx: Any = None, **kwargs: Any) -> Any:
-        """Outputs for these arrays, by name: bind once, run forward, return the outputs."""
-        from weftplan.device.context import current_context
-
-        return self.bind(ctx or current_context(), kwargs, grad_req="null").forward()
-
-    def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: Any) -> Any:
-        """The memory plan for these shapes; nothing is allocated: see :mod:`weftplan.planner`."""
-        return hook("plan", "weftplan.planner")(self, shapes or {}, **kwargs)
 
 
 def output_name(entry: Entry) -> str:

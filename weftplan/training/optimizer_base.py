@@ -134,7 +134,7 @@ class Optimizer:
         """Weight decay of one parameter; what optimizers written for MXNet ask for."""
         return self.wd * self._multiplier(self.wd_mult, index)
 
-    def _common(self) -> dict[str, float]:
+    def _common(self) -> dict[str, Any]:
         return {"rescale_grad": self.rescale_grad, "clip_gradient": self.clip_gradient or -1.0}
 
     # -- what a subclass does -------------------------------------------------------------------------------------

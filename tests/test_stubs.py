@@ -1,0 +1,157 @@
+"""What editors and type checkers see: signatures, stubs, documentation of operators, public names."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weftplan as mx
+from weftplan.executor import simple_bind
+from weftplan.ops import registry
+from weftplan.ops.examples import EXAMPLES
+from weftplan.ops.signatures import document, signature, stub
+from weftplan.planner import plan
+
+ROOT = Path(__file__).parents[1]
+
+
+def writer() -> Any:
+    """The script that writes the stubs."""
+    spec = importlib.util.spec_from_file_location("write_stubs", ROOT / "docs" / "write_stubs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_stubs_are_fresh() -> None:
+    """They are what the registry gives now; ``python docs/write_stubs.py`` writes them again."""
+    for path, text in writer().stubs().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path} is not fresh: run python docs/write_stubs.py"
+        ast.parse(text)
+
+
+def test_every_operator_has_a_signature() -> None:
+    """Of arrays and of symbols: inputs first, then every parameter, with its default."""
+    for name in dir(mx.sym):
+        if not registry.contains(name) or not hasattr(getattr(mx.sym, name), "__signature__"):
+            continue
+        op = registry.get(name)
+        for function in (getattr(mx.sym, name), getattr(mx.nd, name)):
+            names = inspect.signature(function).parameters
+            assert {param.name for param in op.params if param.name != op.variadic} <= set(names), name
+
+
+def test_a_signature_reads_well() -> None:
+    """Convolution has its inputs, what must be given, and legal values."""
+    found = inspect.signature(mx.sym.Convolution)
+    assert list(found.parameters)[:5] == ["data", "weight", "bias", "kernel", "num_filter"]
+    assert found.parameters["kernel"].default is inspect.Parameter.empty
+    assert found.parameters["num_group"].default == 1
+    assert str(found.return_annotation) == "Symbol"
+    assert "Literal['max', 'avg', 'sum', 'lp']" in str(inspect.signature(mx.nd.Pooling))
+    assert str(signature(registry.get("clip"), "NDArray", ())) == (
+        "(data: NDArray | None, a_min: float, a_max: float) -> NDArray"
+    )
+    text = stub("Concat", registry.get("Concat"), "Symbol", ())
+    assert text.startswith("def Concat(*data: Symbol | Sequence[Symbol]")
+
+
+def test_arrays_and_symbols_have_one_documentation() -> None:
+    """The same text, with legal values, and an example where there is one."""
+    for name in ("Convolution", "Pooling", "clip", "Concat"):
+        assert mx.sym.__dict__.get(name, getattr(mx.sym, name)).__doc__ == getattr(mx.nd, name).__doc__
+    text = document(registry.get("Pooling"))
+    assert "Inputs: data." in text
+    assert "pool_type (Literal['max', 'avg', 'sum', 'lp'], default 'max')" in text
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_of_operators(name: str) -> None:
+    """Each runs, shows what it says, and calls the operator that it documents."""
+    registry.get(name)
+    assert name in EXAMPLES[name]
+    found = doctest.DocTestParser().get_doctest(EXAMPLES[name], {}, name, None, 0)
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found)
+    assert results.failed == 0
+    assert results.attempted >= 3
+
+
+def test_the_verbs_of_a_symbol_are_those_of_their_functions() -> None:
+    """The stub of plan and simple_bind has the keywords of the functions behind them."""
+    tree = ast.parse((ROOT / "weftplan" / "symbol" / "verbs.pyi").read_text())
+    methods = {node.name: node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for verb, function in (("plan", plan), ("simple_bind", simple_bind)):
+        names = [arg.arg for arg in (*methods[verb].args, *methods[verb].kwonlyargs)][1:]
+        kinds = (inspect.Parameter.VAR_KEYWORD,)
+        expected = [p.name for p in inspect.signature(function).parameters.values() if p.kind not in kinds][1:]
+        assert names == expected
+
+
+SCRIPT = """
+import weftplan as mx
+
+net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
+plan = net.plan(data=(2, 4))
+reveal_type(plan)
+reveal_type(net.simple_bind(mx.cpu(), data=(2, 4)))
+kv = mx.kv.create("local")
+kv.push("w", mx.nd.ones((2,)))
+kv.pull("w", out=mx.nd.ones((2,)))
+mx.sym.FullyConected(net)
+mx.sym.FullyConnected(net, num_hiden=3)
+mx.sym.Pooling(net, pool_type=7)
+mx.nd.nonsense
+mx.nonsense
+print(plan.peek)
+"""
+
+
+@pytest.mark.stress  # half a minute without a cache of types; CI runs it behind mypy
+def test_a_type_checker_finds_what_is_misspelt(tmp_path: Path) -> None:
+    """mypy --strict on a user's script: types of plans and executors, and an error for each wrong name."""
+    pytest.importorskip("mypy")
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    lines = [line.partition("script.py:")[2] for line in done.stdout.splitlines() if "script.py:" in line]
+    told: dict[int, str] = {}
+    for line in lines:
+        told.setdefault(int(line.split(":")[0]), line)
+    assert "weftplan.planner.memory_plan.MemoryPlan" in told[6], done.stdout + done.stderr
+    assert "weftplan.executor.executor.Executor" in told[7]
+    assert sorted(told) == [6, 7, 11, 12, 13, 14, 15, 16], done.stdout
+    assert 'Module has no attribute "FullyConected"' in told[11]
+    assert 'Unexpected keyword argument "num_hiden"' in told[12]
+
+
+NAMESPACES = (
+    "callback", "context", "engine", "executor", "init", "io", "kv", "lr_scheduler", "metric", "mod", "model", "models",
+    "mon", "nd", "optimizer", "planner", "profiler", "random", "recordio", "rnn", "runtime", "storage", "sym", "util",
+    "viz",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_dir_shows_public_names(name: str) -> None:
+    """No private names, no imports of other packages, and every name is there."""
+    namespace = getattr(mx, name)
+    names = dir(namespace)
+    assert names
+    assert not [n for n in names if n.startswith("_")]
+    assert not {"Any", "annotations", "TYPE_CHECKING", "importlib", "did_you_mean", "Callable"} & set(names)
+    assert all(hasattr(namespace, n) for n in names)

@@ -1,0 +1,38 @@
+"""Verbs of symbols that higher layers provide: bind, plan, evaluate.
+
+``verbs.pyi`` beside this file tells type checkers and editors what they take and give, which names higher layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weftplan.ops.schema import Shape
+from weftplan.symbol.hooks import hook
+
+
+class Verbs:
+    """Methods of a symbol that reach upwards, through hooks."""
+
+    __slots__ = ()
+
+    def bind(
+        self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", *more: Any, **kwargs: Any
+    ) -> Any:
+        """An executor on given arrays: see :func:`weftplan.executor.bind`; ``more`` follows in its order."""
+        return hook("bind", "weftplan.executor")(self, ctx, args, args_grad, grad_req, *more, **kwargs)
+
+    def simple_bind(self, ctx: Any, grad_req: Any = "write", *more: Any, **kwargs: Any) -> Any:
+        """An executor on arrays made for it: see :func:`weftplan.executor.simple_bind`; ``more`` as for bind."""
+        return hook("simple_bind", "weftplan.executor")(self, ctx, grad_req, *more, **kwargs)
+
+    def eval(self, ctx: Any = None, **kwargs: Any) -> Any:
+        """Outputs for these arrays, by name: bind once, run forward, return the outputs."""
+        from weftplan.device.context import current_context
+
+        return self.bind(ctx or current_context(), kwargs, grad_req="null").forward()
+
+    def plan(self, shapes: Mapping[str, Shape] | None = None, **kwargs: Any) -> Any:
+        """The memory plan for these shapes; nothing is allocated: see :mod:`weftplan.planner`."""
+        return hook("plan", "weftplan.planner")(self, shapes or {}, **kwargs)
