@@ -24,7 +24,7 @@ THREAD_COUNTS = sorted(variable.name for variable in TABLE if variable.name.ends
 INTS = sorted(variable.name for variable in TABLE if variable.kind is int)
 FLOATS = sorted(variable.name for variable in TABLE if variable.kind is float)
 BOOLS = sorted(variable.name for variable in TABLE if variable.kind is bool)
-CHOICES = sorted(variable.name for variable in TABLE if variable.kind is str)
+CHOICES = sorted(variable.name for variable in TABLE if variable.choices)
 BY_NAME = {variable.name: variable for variable in TABLE}
 
 
@@ -74,7 +74,7 @@ class TestTable:
         assert variable.meaning.endswith(".")
         assert variable.effect
         assert variable.effective != variable.effect.startswith("no effect yet: ")
-        assert (variable.kind is str) == bool(variable.choices)
+        assert (variable.kind is str) == bool(variable.choices or variable.form)
 
     def test_names_are_unique(self):
         """No name or alias is used twice, nor declared and listed as unused."""

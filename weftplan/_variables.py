@@ -43,6 +43,8 @@ class Variable:
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     power_of_two: bool = False
+    form: str = ""
+    """The legal values of a ``str`` without ``choices``, in words; who reads it checks it."""
     default_from: str | None = None
 
     @property
@@ -60,6 +62,8 @@ class Variable:
         """The legal values, in words: ``an integer from 1 to 1024``."""
         if self.kind is bool:
             return "true, false, 1 or 0"
+        if self.form:
+            return self.form
         if self.choices:
             return "one of " + ", ".join(self.choices)
         noun = "a power of two" if self.power_of_two else {int: "an integer", float: "a number"}[self.kind]
@@ -155,12 +159,6 @@ _PLANNER = (
         choices=("match_range", "arena", "auto"),
         meaning="How buffers share memory: match range, offsets in a slab (arena), or whichever needs less.",
         effect=_BIND_NOW,
-    ),
-    _planner(
-        name="WEFTPLAN_PLANNER_SPILL",
-        default=True,
-        meaning="Under a memory budget, let results of a GPU wait in page-locked host memory.",
-        effect="in force at every bind with a budget, on gpu(i) and sim(i)",
     ),
     _planner(
         name="MXNET_EXEC_ENABLE_INPLACE",
@@ -449,6 +447,15 @@ _STORAGE = (
         False,
         "Fill fresh memory with a non-zero pattern, to find reads before writes.",
         effect="memory of every device is filled with bytes 0xEF as it comes and goes",
+    ),
+    _storage(
+        name="WEFTPLAN_SPILL",
+        default="true",
+        form="true, false, or homes such as host:8GB,file:/tmp:50GB,peer",
+        aliases=("WEFTPLAN_PLANNER_SPILL",),
+        meaning="Where bytes wait that a device has no room for: host, file:FOLDER, peer, each with :SIZE; true: host.",
+        effect="results of gpu(i) and sim(i) wait in host memory where a plan has a budget (read at every bind); where "
+        "homes are listed, arrays of every device do so in these when memory runs out",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_GUARD",

@@ -243,7 +243,7 @@ def _parse(variable: Variable, source: str, text: str) -> bool | int | float | s
     if variable.kind is bool:
         value = _BOOLS.get(text.lower())
     elif variable.kind is str:
-        value = text if text in variable.choices else None
+        value = text if variable.form or text in variable.choices else None
         near = difflib.get_close_matches(text.lower(), {c.lower(): c for c in variable.choices}, n=1)
         hint = "".join(f"; did you mean {c}?" for c in variable.choices if near and c.lower() == near[0])
     elif variable.kind is int:

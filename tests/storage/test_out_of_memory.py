@@ -42,7 +42,7 @@ def test_rungs_are_tried_from_the_lowest_and_only_as_far_as_needed(monkeypatch):
     held = pool.allocate(900)
 
     def rung(name, does):
-        def climb(context):
+        def climb(context, nbytes):
             tried.append((name, str(context)))
             does()
             return True
@@ -64,7 +64,7 @@ def test_memory_that_others_give_back_during_the_climb_is_found(monkeypatch):
     pool = RawResource(room(1000))
     held = pool.allocate(900)
 
-    def late(context):
+    def late(context, nbytes):
         pool.free(held)
         return False
 
@@ -78,7 +78,7 @@ def test_a_rung_that_allocates_does_not_climb(monkeypatch):
     monkeypatch.setattr(relief, "_rungs", {})
     pool, depth = RawResource(room(1000)), []
 
-    def rung(context):
+    def rung(context, nbytes):
         depth.append(1)
         with pytest.raises(OutOfMemoryError):
             pool.allocate(1000)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, SupportsIndex
 
 from weftplan.errors import DeviceError
 
-_DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6}
+_DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6, "file": 7}
 
 _empty: Callable[[Context], int] | None = None
 """What empties a context's pool; None until storage is imported: then there are none."""
@@ -74,13 +74,19 @@ class Context(metaclass=_Defaults):
 
     @property
     def device_typeid(self) -> int:
-        """MXNet's number of the device type (1 cpu, 2 gpu, 3 cpu_pinned); ``sim`` is 6, which MXNet does not have."""
+        """MXNet's number of the device type (1 cpu, 2 gpu, 3 cpu_pinned); ``sim`` is 6 and ``file`` 7, which MXNet does
+        not have."""
         return _DEVICE_TYPES[self.device_type]
 
     @property
     def is_host(self) -> bool:
         """True when a NumPy operation can touch memory of this context."""
         return self.device_type != "gpu"
+
+    @property
+    def has_streams(self) -> bool:
+        """True for devices that work asynchronously: ``gpu`` and ``sim``."""
+        return self.device_type in ("gpu", "sim")
 
     def empty_cache(self) -> int:
         """Give unused memory that the pool of this context keeps back to the system; returns the bytes."""

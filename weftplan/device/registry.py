@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weftplan.device.base import Device
 from weftplan.device.context import Context
+from weftplan.errors import DeviceError
 from weftplan.locks import Lock, whole_in_children
 
 _devices: dict[Context, Device] = {}
@@ -40,6 +41,30 @@ def _make(context: Context) -> Device:
         from weftplan.device.cupy_device import pinned_device
 
         return pinned_device(context)
+    if kind == "file":
+        return _file(context)
     from weftplan.device.numpy_device import NumpyDevice
 
     return NumpyDevice(context)
+
+
+def _file(context: Context) -> Device:
+    """The folder that ``WEFTPLAN_SPILL`` names at this place among its folders."""
+    from weftplan import config
+    from weftplan.device.file_device import FileDevice
+    from weftplan.device.homes import parse
+
+    folders = [home for home in parse(config.process("WEFTPLAN_SPILL")) if home.kind == "file"]
+    if context.device_id >= len(folders):
+        raise DeviceError(
+            f"{context} has no folder: WEFTPLAN_SPILL lists {len(folders)} of them; set it, such as file:/tmp:50GB"
+        )
+    return FileDevice(context, folders[context.device_id].folder, folders[context.device_id].nbytes)
+
+
+def put(device: Device) -> Device | None:
+    """Let ``device`` be the one behind its context from now on; returns the one before: for tests and measurements."""
+    with _lock:
+        before = _devices.get(device.context)
+        _devices[device.context] = device
+        return before

@@ -7,6 +7,8 @@ it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from weftplan.device.base import Stream
 from weftplan.errors import DeviceError
@@ -34,3 +36,14 @@ def pop_stream(stream: Stream) -> None:
     if not stack or stack[-1] is not stream:
         raise DeviceError(f"{stream!r} is not the current stream of this thread: leave `with stream:` blocks in order")
     stack.pop()
+
+
+@contextmanager
+def no_stream() -> Iterator[None]:
+    """Within the ``with`` block this thread has no current stream: what it launches is over when the call returns."""
+    stack: list[Stream] | None = getattr(_local, "stack", None)
+    _local.stack = []
+    try:
+        yield
+    finally:
+        _local.stack = [] if stack is None else stack

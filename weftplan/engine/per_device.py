@@ -51,7 +51,7 @@ class ThreadedEnginePerDevice(ThreadedBase):
         return self._by_route.get(_key(op))
 
     def _choose(self, kind: str, index: int, prop: int) -> WorkerQueue:
-        if kind in ("cpu", "cpu_pinned"):
+        if kind in ("cpu", "cpu_pinned", "file"):
             if prop == FnProperty.CPU_PRIORITIZED:
                 return self._queue(None, "priority", self._priority_workers, by_priority=True)
             return self._queue(Context("cpu", index), "worker", self._cpu_workers)

@@ -313,7 +313,7 @@ class BrokenDevice:
 
 def enter(core: Runs, context: Context | None) -> StreamWorker | BrokenDevice | None:
     """What a new worker of a queue of ``context`` runs operations with; None: plain calls."""
-    if context is None or context.device_type in ("cpu", "cpu_pinned"):
+    if context is None or not context.has_streams:
         return None
     try:
         place = devices.get(context)

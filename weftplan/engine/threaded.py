@@ -236,7 +236,7 @@ class ThreadedBase(Engine):
     def _can_help(self, queue: WorkerQueue) -> bool:
         """True when a waiting thread may run operations of ``queue``."""
         where = queue.context
-        return queue.taken is not None and (where is None or where.device_type in ("cpu", "cpu_pinned"))
+        return queue.taken is not None and (where is None or not where.has_streams)
 
     def _queue_with(self, op: OprBlock) -> WorkerQueue | None:
         """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""

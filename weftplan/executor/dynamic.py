@@ -25,7 +25,7 @@ from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
-from weftplan.ndarray import NDArray
+from weftplan.ndarray import NDArray, spilling
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.dynamic import DynamicChunk
 from weftplan.ndarray.pushing import push
@@ -88,7 +88,7 @@ class DynamicExecutor(Executor):
     def _prepare(self) -> list[NDArray]:
         # Work that is enqueued on streams goes on when the call of a step is over: there nothing goes back inside.
         asynchronous = any(device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks})
-        if asynchronous:
+        if asynchronous or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
         outputs = super()._prepare()
         self._memory.local = self._collector.settle(

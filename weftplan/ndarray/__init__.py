@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import did_you_mean
-from weftplan.ndarray import random
+from weftplan.ndarray import random, spilling
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.creation import (
@@ -97,6 +97,7 @@ __all__ = [
     "power",
     "random",
     "save",
+    "spilling",
     "split_v2",
     "stack",
     "subtract",

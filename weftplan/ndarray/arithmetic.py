@@ -18,6 +18,7 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.errors import DeviceError, DTypeError, ShapeError
+from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.copying import from_host
@@ -156,7 +157,9 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
             shape = _broadcast(op, shape, other.shape)
         if kind == "b" and op.name not in _COMPARISONS:
             dtype = np.dtype(np.int64)
-    made = Chunk(chunk.context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=op.name, prompt=False)
+    made = chunks.ArrayChunk(
+        chunk.context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=op.name, prompt=False
+    )
     out = lhs.__class__(made, shape, dtype)
     reads: tuple[Any, ...] = (chunk.var,)
     if array and other.chunk is not chunk:

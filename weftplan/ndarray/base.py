@@ -15,6 +15,7 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ShapeError
+from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.chunk import Chunk, nothing
 from weftplan.ndarray.pushing import push
 
@@ -192,7 +193,7 @@ def pending(
 ) -> Array:
     """A new array for the operation that is about to be pushed and writes it: its memory is taken there."""
     nbytes = math.prod(shape) * dtype.itemsize
-    return kind(Chunk(context, nbytes, delay_alloc=True, name=name, prompt=prompt), shape, dtype)
+    return kind(chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=name, prompt=prompt), shape, dtype)
 
 
 def check_context(ctx: Any) -> Context:

@@ -231,6 +231,10 @@ class MovableChunk(Chunk):
         )
 
 
+ArrayChunk: Callable[..., Chunk] = Chunk
+"""What makes the chunks of arrays: look it up when one is made, since ``spilling.py`` puts another class here."""
+
+
 def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:
     """Memory from a resource (by default the one in force), and where to give it back.
 
@@ -242,14 +246,17 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
     if resource is None:
         resource = storage.get(ctx)
     others: Iterator[None] | None = None
+    over = False
     while True:
         try:
             return resource, resource.allocate(nbytes, name=origin)
         except OutOfMemoryError:
             # What is dead, and frees that wait, have been tried on the ladder of storage.
             others = engine.get().others_first(PATIENCE_S) if others is None else others
-            if next(others, _NONE) is _NONE:
+            if over:
                 raise
+            # Once more when none is left: the last may have ended after this was refused and before anybody looked.
+            over = next(others, _NONE) is _NONE
             drain()
 
 

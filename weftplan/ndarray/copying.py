@@ -15,8 +15,8 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
+from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.base import Array, NDArrayBase, pending
-from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.pushing import Value, compute, push_kernel
 
 
@@ -53,7 +53,7 @@ def on_context(array: Array, context: Context) -> Array:
 
 def from_host(kind: type[Array], values: np.ndarray[Any, Any], context: Context) -> Array:
     """A new array on ``context`` with a copy of ``values``; returns when they have been read."""
-    out = kind(Chunk(context, values.nbytes), values.shape, values.dtype)
+    out = kind(chunks.ArrayChunk(context, values.nbytes), values.shape, values.dtype)
     if values.size:
         if is_device(context):
             # No launch around it: Device.copy enqueues by itself.

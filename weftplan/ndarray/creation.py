@@ -15,9 +15,9 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import arithmetic
+from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, fresh, from_host, verbs
 from weftplan.ndarray.base import check_context, check_dtype
-from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.invoke import invoke
 from weftplan.ndarray.pushing import Value, push_kernel
 from weftplan.ndarray.release import drain
@@ -60,7 +60,7 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str 
     dims = check_shape(shape)
     wanted = check_dtype(dtype)
     context = check_context(ctx)
-    return NDArray(Chunk(context, math.prod(dims) * wanted.itemsize), dims, wanted)
+    return NDArray(chunks.ArrayChunk(context, math.prod(dims) * wanted.itemsize), dims, wanted)
 
 
 def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:

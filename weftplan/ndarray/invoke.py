@@ -18,8 +18,9 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
+from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, fresh, verbs
-from weftplan.ndarray.chunk import Chunk, take
+from weftplan.ndarray.chunk import take
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import compute, push_kernel
 from weftplan.ndarray.seeds import next_key
@@ -260,7 +261,9 @@ def _outputs_into(
                 outputs.append(target)
                 continue
             copied[k] = target
-        outputs.append(NDArray(Chunk(context, nbytes, delay_alloc=True, name=op.name, prompt=False), shape, dtype))
+        outputs.append(
+            NDArray(chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=op.name, prompt=False), shape, dtype)
+        )
     return outputs, copied
 
 

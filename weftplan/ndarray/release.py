@@ -78,7 +78,7 @@ def _arrive(release: Callable[[], object]) -> None:
         coming.pop()
 
 
-def _give_dead_back(context: Context) -> bool:
+def _give_dead_back(context: Context, nbytes: int) -> bool:
     """A rung of the ladder: what is dead."""
     if not dead:
         return False
@@ -86,13 +86,13 @@ def _give_dead_back(context: Context) -> bool:
     return True
 
 
-def _collect_cycles(context: Context) -> bool:
+def _collect_cycles(context: Context, nbytes: int) -> bool:
     """A rung: arrays that only cycles hold."""
     gc.collect()
-    return _give_dead_back(context)
+    return _give_dead_back(context, nbytes)
 
 
-def _await_frees(context: Context) -> bool:
+def _await_frees(context: Context, nbytes: int) -> bool:
     """A rung: frees that wait for pending operations. Where none does, or in an operation, there is no wait."""
     awaited = len(coming)
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from weftplan import config
+from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
 from weftplan.ops.compiled.jit import keep_objects
 from weftplan.ops.implementations import MODES
@@ -115,7 +116,7 @@ class PlanOptions:
             num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
             inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
             eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
-            spill=config.get("WEFTPLAN_PLANNER_SPILL"),
+            spill=bool(parse_homes(config.get("WEFTPLAN_SPILL"))),
             kernels=config.get("WEFTPLAN_KERNELS"),
             # Both set: echo, the more careful rule of the two.
             recompute="echo"

@@ -195,7 +195,7 @@ class LimitResource(StatisticsResource):
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         nbytes = checked_size(nbytes, self.context)
         promised = self._promise(nbytes)
-        for _ in relief.climb(self.context) if not promised and nbytes <= self.limit else ():
+        for _ in relief.climb(self.context, nbytes) if not promised and nbytes <= self.limit else ():
             if promised := self._promise(nbytes):
                 break
         if not promised:
@@ -210,7 +210,7 @@ class LimitResource(StatisticsResource):
                         reserved=now.reserved_bytes,
                         largest_free=0,
                         holders=self.holders(),
-                        cause=f"The limit of this resource is {self.limit:,} bytes.",
+                        cause=f"The limit of this resource is {self.limit:,} bytes. {relief.explanation()}".rstrip(),
                     )
                 )
         return super().allocate(nbytes, name=name)

@@ -125,7 +125,7 @@ class Ledger(Resource):
         except OutOfMemoryError as error:
             cause = error
         try:
-            for _ in relief.climb(self.context) if nbytes <= self._room() else ():
+            for _ in relief.climb(self.context, nbytes) if nbytes <= self._room() else ():
                 try:
                     return self._allocate_now(nbytes, name)
                 except OutOfMemoryError as error:
@@ -359,7 +359,7 @@ class Ledger(Resource):
             reserved=self._reserved,
             largest_free=self._largest_cached(),
             holders=self.holders(),
-            cause=str(cause),
+            cause=f"{cause} {relief.explanation()}".rstrip(),
         )
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from weftplan.device.context import Context
 from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import flags, relief
 from weftplan.storage.adaptors import PoisonResource
+from weftplan.storage.auto_growth import AutoGrowth
 from weftplan.storage.base import Resource
 from weftplan.storage.guard import GuardResource
 from weftplan.storage.mxnet_pools import NaivePool, RoundPool
@@ -60,6 +61,8 @@ def build(context: Context) -> Resource:
 
 def _poisoned(context: Context) -> Resource:
     """The stack of a context up to the poison."""
+    if context.device_type == "file":  # its unit is a page of the file system
+        return AutoGrowth(device.get(context), release_idle=True)
     where = flags.limited(device.get(context))
     strategy = config.process("FLAGS_allocator_strategy")
     own = config.lookup(f"MXNET_{_PREFIX[context.device_type]}_MEM_POOL_TYPE")
@@ -106,7 +109,7 @@ def empty_cache(context: Context | None = None) -> int:
         places = [key for key in _resources if context is None or key == context]
         chosen = [_resources[key] for key in places]
     for place in places:
-        _take_temporaries_back(place)
+        _take_temporaries_back(place, 0)
     return sum(resource.empty_cache() for resource in chosen)
 
 
@@ -155,7 +158,7 @@ def memory_summary(context: Context | None = None, *, holders: int = 10) -> str:
     return "\n".join(parts)
 
 
-def _empty_neighbours(context: Context) -> bool:
+def _empty_neighbours(context: Context, nbytes: int) -> bool:
     """A rung: the caches of all pools of host memory, where host memory is wanted."""
     if context.device_type not in _HOST:
         return False
@@ -164,7 +167,7 @@ def _empty_neighbours(context: Context) -> bool:
     return sum(resource.empty_cache() for resource in chosen) > 0
 
 
-def _take_temporaries_back(context: Context) -> bool:
+def _take_temporaries_back(context: Context, nbytes: int) -> bool:
     """A rung: what CuPy took inside kernels and has done with."""
     temporaries = getattr(device.get(context), "temporaries", None) if context.device_type == "gpu" else None
     return temporaries is not None and temporaries.release() > 0

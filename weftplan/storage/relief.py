@@ -2,8 +2,8 @@
 
 A pool first takes back what has been freed and gives its own idle blocks to the device. Then come the rungs, added by
 whoever can make room: arrays that are dead but not yet given back, the caches of other pools of the same memory, arrays
-in cycles, and last a wait for frees that pending operations are about to make. After each that may have freed something
-the pool asks again.
+that can wait elsewhere, arrays in cycles, and last a wait for frees that pending operations are about to make. After
+each that may have freed something the pool asks again.
 
 Rungs run without the pool's lock, on the thread that asks. One that finds itself on the ladder already, because a rung
 allocates, is refused at once.
@@ -16,35 +16,55 @@ from collections.abc import Callable, Iterator
 
 from weftplan.device.context import Context
 
-Rung = Callable[[Context], bool]
-"""Makes room on a context; True if there may be more than before."""
+Rung = Callable[[Context, int], bool]
+"""Makes room on a context, for so many bytes if it can choose; True if there may be more than before."""
 
-_rungs: dict[int, list[Rung]] = {}
+_rungs: dict[int, list[tuple[Rung, bool]]] = {}
 
 
 class _Climbing(threading.local):
     now = False
+    why: str = ""
 
 
 _climbing = _Climbing()
 
 
-def add(height: int, rung: Rung) -> None:
-    """Add a rung; lower ones are tried first."""
-    _rungs.setdefault(height, []).append(rung)
+def add(height: int, rung: Rung, *, again: bool = False) -> None:
+    """Add a rung; lower ones are tried first.
+
+    Args:
+        height: its place.
+        rung: makes room.
+        again: it is tried until it makes no more room, since what it freed may not have been enough.
+    """
+    _rungs.setdefault(height, []).append((rung, again))
 
 
-def climb(context: Context) -> Iterator[None]:
+def climb(context: Context, nbytes: int) -> Iterator[None]:
     """Yields after each rung that may have made room, and once at the end: other threads give memory back at any
     moment, so that what a rung looked for may have come back just before it looked."""
     if _climbing.now:
         return
-    _climbing.now = True
+    _climbing.now, _climbing.why = True, ""
     try:
         for height in sorted(_rungs):
-            for rung in _rungs[height]:
-                if rung(context):
+            for rung, again in _rungs[height]:
+                while rung(context, nbytes):
                     yield
+                    if not again:
+                        break
         yield
     finally:
         _climbing.now = False
+
+
+def explain(text: str) -> None:
+    """Called by a rung that could make no room, with the reason: the next report of this thread says it."""
+    _climbing.why = text
+
+
+def explanation() -> str:
+    """What rungs have said since this thread began its last climb, and then forgotten."""
+    why, _climbing.why = _climbing.why, ""
+    return why

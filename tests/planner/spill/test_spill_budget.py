@@ -100,7 +100,7 @@ def test_switches_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned(0.8, mx.sim(0), three_layers).memory.on_host > 0
     assert planned(0.8, mx.sim(0), three_layers, spill=False).memory.on_host == 0
     assert planned(0.8, mx.cpu(), three_layers).memory.on_host == 0
-    monkeypatch.setenv("WEFTPLAN_PLANNER_SPILL", "0")
+    monkeypatch.setenv("WEFTPLAN_SPILL", "0")
     assert not PlanOptions.from_environment().spill
 
 

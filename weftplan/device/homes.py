@@ -1,0 +1,63 @@
+"""Homes: where bytes wait that a device has no room for, as ``WEFTPLAN_SPILL`` lists them.
+
+``host`` is page-locked memory of the host, ``file:FOLDER`` a file of which the name is gone as soon as it is open, and
+``peer`` another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GB,peer``. Pure text here; no
+device is touched.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from weftplan.errors import ConfigError
+
+FORM = "true, false, or homes such as host:8GB,file:/tmp:50GB,peer"
+_UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?B)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class HomeSpec:
+    """One home: ``kind`` is ``host``, ``file`` or ``peer``; ``nbytes`` the most that may wait there, None: no limit."""
+
+    kind: str
+    nbytes: int | None = None
+    folder: str = ""
+
+
+def parse(text: str) -> tuple[HomeSpec, ...]:
+    """The homes that a setting lists, in order; ``true`` and ``1``: ``host``; ``false``, ``0`` and no text: none.
+
+    >>> parse("host:1.5GB,file:/tmp:50GB,peer")[:2]
+    (HomeSpec(kind='host', nbytes=1610612736, folder=''), HomeSpec(kind='file', nbytes=53687091200, folder='/tmp'))
+
+    Raises:
+        ConfigError: the text is no such list; says which part is wrong.
+    """
+    lowered = text.strip().lower()
+    if lowered in ("", "false", "0"):
+        return ()
+    if lowered in ("true", "1"):
+        return (HomeSpec("host"),)
+    return tuple(_home(part.strip(), text) for part in text.split(","))
+
+
+def _home(part: str, text: str) -> HomeSpec:
+    kind, _, rest = part.partition(":")
+    nbytes: int | None = None
+    place, _, size = rest.rpartition(":") if kind == "file" else ("", "", rest)
+    found = _SIZE.fullmatch(size)
+    if found is not None:
+        nbytes = int(float(found[1]) * _UNITS[found[2].upper()])
+    elif kind == "file":
+        place = rest  # a folder without a limit, whatever colons it has
+    elif size:
+        raise ConfigError(f"the size {size!r} of {part!r} in {text!r} is not legal: write one such as 8GB or 500MB")
+    if kind not in ("host", "file", "peer"):
+        raise ConfigError(f"{part!r} in {text!r} is no home: expected {FORM}")
+    if kind == "file" and not place:
+        raise ConfigError(f"{part!r} in {text!r} names no folder: write file:FOLDER or file:FOLDER:SIZE")
+    if nbytes == 0:
+        raise ConfigError(f"the size of {part!r} in {text!r} is 0: leave the home out instead")
+    return HomeSpec(kind, nbytes, place)

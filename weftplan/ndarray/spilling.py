@@ -1,0 +1,240 @@
+"""Arrays that wait elsewhere while memory is short, and come back before their next use.
+
+Where ``WEFTPLAN_SPILL`` lists homes, every array is a :class:`SpillableChunk`. A rung of storage's ladder copies those
+that were used least recently to a home and gives their memory back; whoever asks such a chunk for its bytes brings them
+back first, which may send others away.
+
+When a chunk may leave. Its bytes are handed out as an array of which every view keeps a reference, so the count of
+references tells whether anybody looks at them: an operation, a prepared call, whoever had them exported. The thread
+that sends a chunk away
+
+1. takes the chunk's lock and the reference to its bytes: from now on whoever wants them waits for the lock;
+2. looks whether there is another reference. Then the bytes are put back;
+3. copies them, gives the memory back, and lets the lock go.
+
+So an operation never waits for more than a copy, and nothing needs the engine: what is pushed and not running yet looks
+for its bytes when it runs. On devices with streams the copy waits for all their work. Where the interpreter does not
+count references exactly (free-threaded builds) nothing leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from weftplan import config, device
+from weftplan.device.context import Context
+from weftplan.device.homes import HomeSpec, parse
+from weftplan.device.stream import no_stream
+from weftplan.errors import OutOfMemoryError
+from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.release import drain, due
+from weftplan.storage import homes, relief
+
+LEAST = 4096
+"""Smaller chunks stay: their copies cost more time than they free memory."""
+_tick = itertools.count().__next__
+_homes: tuple[HomeSpec, ...] = ()
+"""Where arrays may wait; empty: nowhere."""
+_members: dict[int, weakref.ref[SpillableChunk]] = {}
+"""Chunks with memory that may leave, by id."""
+
+
+def _alone(raw: Any) -> int:
+    """How many references there are to ``raw`` when only the caller has it."""
+    return getrefcount(raw)
+
+
+class SpillableChunk(Chunk):
+    """A chunk whose bytes may be elsewhere while nobody uses them."""
+
+    __slots__ = ("_home", "_moving", "_used")
+    movable = True
+
+    def __init__(self, ctx: Context, nbytes: int, **options: Any) -> None:
+        self._moving = threading.Lock()
+        self._home: homes.Kept | None = None
+        """Where the bytes are while ``_raw`` is None. Guarded by ``_moving``."""
+        self._used = _tick()
+        super().__init__(ctx, nbytes, **options)
+        if self._raw is not None:
+            self._raw = _counted(self._raw)
+            self._enrol()
+
+    @property
+    def raw(self) -> Any:
+        """Flat uint8 array of exactly ``nbytes``, which stay where they are as long as there is a view of it: only for
+        operations that declared the var, or after a wait."""
+        self._used = _tick()
+        raw = self._raw
+        return raw if raw is not None else self._first_use()
+
+    def _first_use(self) -> Any:
+        if due:
+            drain()
+        with self._moving:  # behind a copy that is on its way
+            if self._raw is not None:
+                return self._raw
+        resource, allocation = self._take()
+        kept = taken = None
+        try:
+            with self._moving:
+                raw = self._raw
+                if raw is None:  # else another reader was quicker
+                    raw = _counted(allocation.raw)
+                    kept = self._home
+                    if kept is not None:
+                        kept.read(raw, self.context)
+                    self._home, self._release, self._raw = None, partial(resource.free, allocation), raw
+                    taken = allocation
+        finally:
+            if taken is None:
+                resource.free(allocation)
+        if kept is not None:
+            kept.free()
+        if taken is not None:
+            self._enrol()
+        return raw
+
+    def _enrol(self) -> None:
+        if _homes and self.nbytes >= LEAST:
+            _members[id(self)] = weakref.ref(self)
+
+    def leave(self, where: tuple[HomeSpec, ...]) -> bool:
+        """Send the bytes to a home; False: somebody uses them.
+
+        Raises:
+            OutOfMemoryError: no home has room. The bytes are where they were.
+        """
+        if not self._moving.acquire(blocking=False):
+            return False
+        try:
+            raw, self._raw = self._raw, None
+            if raw is None:
+                return False
+            kept = None
+            try:
+                if _alone(raw) == _ALONE:
+                    kept = homes.keep(raw, self.context, where, self._origin)
+            finally:
+                if kept is None:
+                    self._raw = raw
+            if kept is None:
+                return False
+            release, self._release, self._home = self._release, kept.free, kept
+        finally:
+            self._moving.release()
+        del raw
+        _members.pop(id(self), None)
+        if release is not None:
+            release()
+        return True
+
+    @property
+    def keeper(self) -> object:
+        """What keeps the bytes that :attr:`raw` has now where they are."""
+        return self.raw, self._release
+
+    def drop(self) -> None:
+        """Give the memory back, here or in a home; the contents are undefined afterwards. Without any, do nothing."""
+        with self._moving:
+            release, self._release, self._raw, self._home = self._release, None, None, None
+        _members.pop(id(self), None)
+        if release is not None:
+            release()
+
+    @property
+    def away(self) -> bool:
+        """True while the bytes are in a home."""
+        return self._home is not None
+
+    def __del__(self) -> None:
+        _members.pop(id(self), None)
+        super().__del__()
+
+
+def _counted(raw: Any) -> Any:
+    """The same bytes as an array whose views refer to it, and not to what it is a view of."""
+    if raw.__class__ is np.ndarray:
+        return np.frombuffer(raw.data, np.uint8)
+    return raw.__class__(raw.shape, raw.dtype, raw.data)
+
+
+def _measured() -> int:
+    raw = np.empty(0, np.uint8)
+    return _alone(raw)
+
+
+_ALONE = _measured() if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
+"""What :func:`_alone` says where there is no other reference; 0, which it never says, where counts are not exact."""
+
+
+def _send_away(context: Context, nbytes: int) -> bool:
+    """A rung: arrays that were used least recently go to a home, until they are ``nbytes``."""
+    if not _homes:
+        return False
+    known = [chunk for ref in list(_members.values()) if (chunk := ref()) is not None and chunk.context == context]
+    known.sort(key=lambda chunk: chunk._used)
+    place = device.get(context)
+    if known and place.asynchronous:  # what is enqueued there looks at bytes, and may hold them
+        with no_stream():
+            place.synchronize()
+    freed = 0
+    for chunk in known:
+        try:
+            if chunk.leave(_homes):
+                freed += chunk.nbytes
+        except OutOfMemoryError as error:
+            relief.explain(f"Nothing could be sent elsewhere (WEFTPLAN_SPILL): {error}")
+            break
+        if freed >= nbytes:
+            break
+    return freed > 0
+
+
+relief.add(28, _send_away, again=True)
+
+
+def start(where: tuple[HomeSpec, ...]) -> None:
+    """Let arrays that are made from now on wait in these homes; without any they stay."""
+    global _homes
+    _homes = where
+    chunks.ArrayChunk = SpillableChunk if where else Chunk
+
+
+def active() -> bool:
+    """True while arrays may wait elsewhere."""
+    return bool(_homes)
+
+
+def _first(*args: Any, **kwargs: Any) -> Chunk:
+    """The first array: reads the setting. ``true``, the default, is for plans with a budget alone."""
+    text = config.process("WEFTPLAN_SPILL")
+    start(() if text.lower() in ("true", "1") else parse(text))
+    return chunks.ArrayChunk(*args, **kwargs)
+
+
+@contextmanager
+def using(text: str) -> Iterator[None]:
+    """Let arrays that are made in the ``with`` block wait in the homes that ``text`` lists, as
+    ``WEFTPLAN_SPILL`` does."""
+    before_class, before = chunks.ArrayChunk, _homes
+    start(parse(text))
+    try:
+        yield
+    finally:
+        start(before)
+        chunks.ArrayChunk = before_class
+
+
+chunks.ArrayChunk = _first
