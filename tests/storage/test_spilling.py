@@ -223,3 +223,4 @@ def test_a_bad_setting_is_told_with_the_first_array(monkeypatch):
     monkeypatch.setattr("weftplan.ndarray.chunk.ArrayChunk", spilling._first)
     with pytest.raises(MXNetError, match="'disc:5GB' in 'disc:5GB' is no home"):
         mx.nd.zeros((2,))
+    config._reset_for_tests()
