@@ -81,7 +81,7 @@ def test_a_block_that_is_lost_for_good_is_told_and_comes_back(monkeypatch):
         raise OutOfMemoryError("no room on purpose")
 
     with monkeypatch.context() as patched:
-        patched.setattr("weftplan.executor.pool.Block", refuse)
+        patched.setattr("weftplan.executor.pool.PoolMemory", refuse)
         with pytest.raises(OutOfMemoryError, match="on purpose"):
             chain(7000, ctx, small)
     for use in (out.asnumpy, lambda: small.forward(data=data)):

@@ -37,7 +37,7 @@ import numpy as np
 from weftplan import engine
 from weftplan.device.context import Context, cpu
 from weftplan.errors import BindError, OutOfMemoryError
-from weftplan.executor.pool_memory import Block, copy_bytes, finish_deletes, settle
+from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.chunk import Chunk, MovableChunk
 
 
@@ -57,7 +57,7 @@ class Placement:
         self.needs = dict(needs)
         self.chunks: list[MovableChunk] = []
 
-    def put(self, blocks: Mapping[Context, Block]) -> None:
+    def put(self, blocks: Mapping[Context, PoolMemory]) -> None:
         """Point the chunks at the blocks of these devices; the first time they are made, which takes all blocks."""
         if not self.chunks:
             self.chunks = [
@@ -84,7 +84,7 @@ class SlabPool:
         # A chunk, because the engine must delete the var when the last executor is gone.
         self._gate = Chunk(cpu(0), 0, name="slab pool")
         self.var = self._gate.var
-        self._blocks: dict[Context, Block] = {}
+        self._blocks: dict[Context, PoolMemory] = {}
         self._members: list[weakref.ref[Placement]] = []
         self._owner: Placement | None = None
         """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
@@ -148,13 +148,13 @@ class SlabPool:
     def _grow(self, ctx: Context, nbytes: int) -> None:
         """Make the block on ``ctx`` one of ``nbytes``; nothing is pending."""
         if ctx not in self._blocks:
-            self._install(ctx, Block(ctx, nbytes))
+            self._install(ctx, PoolMemory(ctx, nbytes))
             return
         before = self.nbytes[ctx]
         kept = None
         if self._owner is not None:
             try:
-                new = Block(ctx, nbytes)
+                new = PoolMemory(ctx, nbytes)
             except OutOfMemoryError:
                 # No room for both at once: the contents wait on the host.
                 kept = np.empty(before, np.uint8)
@@ -165,26 +165,26 @@ class SlabPool:
                 return
         old = self._give_back(ctx, lambda: self._vacate(ctx))
         try:
-            new = Block(ctx, nbytes)
+            new = PoolMemory(ctx, nbytes)
         except OutOfMemoryError:
             self._restore(ctx, before, old, kept)
             raise
         self._refill(ctx, new, kept)
 
-    def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[Block], kept: Any) -> None:
+    def _restore(self, ctx: Context, nbytes: int, old: weakref.ref[PoolMemory], kept: Any) -> None:
         """After a failure: the old block, if an exported array keeps it, or one like it."""
         try:
-            self._refill(ctx, old() or Block(ctx, nbytes), kept)
+            self._refill(ctx, old() or PoolMemory(ctx, nbytes), kept)
         except OutOfMemoryError:
             self._owner = None  # its values are lost; who joins next brings the block back
             raise
 
-    def _refill(self, ctx: Context, block: Block, kept: Any) -> None:
+    def _refill(self, ctx: Context, block: PoolMemory, kept: Any) -> None:
         if kept is not None:
             copy_bytes(ctx, block.raw[: kept.nbytes], kept)
         self._install(ctx, block)
 
-    def _install(self, ctx: Context, block: Block) -> None:
+    def _install(self, ctx: Context, block: PoolMemory) -> None:
         """Everybody's storages on ``ctx`` lie in ``block`` from now on."""
         self._blocks[ctx] = block
         for member in self._placements():
@@ -196,7 +196,7 @@ class SlabPool:
         for member in self._placements():
             member.leave(ctx)
 
-    def _give_back(self, ctx: Context, leave: Callable[[], object]) -> weakref.ref[Block]:
+    def _give_back(self, ctx: Context, leave: Callable[[], object]) -> weakref.ref[PoolMemory]:
         """Call ``leave``, after which no storage lies in the block on ``ctx``, and give that block back to storage.
 
         Where an exported array holds it, it goes back with that; the result says so.

@@ -18,7 +18,7 @@ from weftplan.ndarray.pushing import push
 from weftplan.ndarray.release import drain
 
 
-class Block:
+class PoolMemory:
     """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block that
     nobody refers to can be closed at once."""
 
@@ -67,7 +67,7 @@ def copy_bytes(ctx: Context, target: Any, source: Any) -> None:
 
 def growable(ctx: Context, shape: tuple[int, ...], dtype: Any) -> NDArray:
     """A zero-filled array whose chunk :func:`grow` can enlarge."""
-    block = Block(ctx, math.prod(shape) * np.dtype(dtype).itemsize)
+    block = PoolMemory(ctx, math.prod(shape) * np.dtype(dtype).itemsize)
     array = NDArray(MovableChunk.over(ctx, block.raw, block, name="shared buffer"), shape, dtype)
     array[:] = 0
     return array
@@ -80,7 +80,7 @@ def grow(chunk: MovableChunk, nbytes: int) -> None:
         OutOfMemoryError: no room beside the old bytes; nothing has changed.
         WaitInWorkerError: called inside an engine operation.
     """
-    block, before = Block(chunk.context, nbytes), chunk.nbytes
+    block, before = PoolMemory(chunk.context, nbytes), chunk.nbytes
     settle([chunk.var])
     copy_bytes(chunk.context, block.raw[:before], chunk.raw)
     chunk.move(block.raw, block)

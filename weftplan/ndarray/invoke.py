@@ -32,7 +32,7 @@ _MOST_PLANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class CallPlan:
+class SettledCall:
     """Everything about a call that depends only on operator, parameters, shapes and dtypes."""
 
     params: Mapping[str, Any]
@@ -44,7 +44,7 @@ class CallPlan:
     workspace: int
 
 
-_plans: dict[Any, CallPlan] = {}
+_plans: dict[Any, SettledCall] = {}
 
 
 def invoke(
@@ -106,7 +106,7 @@ class _Kernel:
     to, and the workspace on an asynchronous device."""
 
     op: Op
-    plan: CallPlan
+    plan: SettledCall
     place: Any
     inputs: int
     copied: tuple[int, ...]
@@ -166,7 +166,7 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets:
     return context
 
 
-def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
+def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> SettledCall:
     if op.single:
         return _settle(op, inputs, params, targets)
     key: Any = (
@@ -193,7 +193,7 @@ def _apart(value: Any) -> Any:
     return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 
 
-def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> CallPlan:
+def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> SettledCall:
     if op.variadic is not None and op.variadic not in params:
         params = {**params, op.variadic: len(inputs)}
     parsed = registry.parse_params(op, params)
@@ -232,7 +232,7 @@ def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], target
         if target.shape != spec.shape or target.dtype != spec.dtype:
             raise ShapeError(f"{op.name}: out has {target.shape} {target.dtype}, the result {spec.shape} {spec.dtype}")
     sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
-    return CallPlan(
+    return SettledCall(
         params=parsed,
         outputs=tuple((spec.nbytes, spec.shape, spec.dtype) for spec in specs),
         visible=visible,
@@ -243,7 +243,7 @@ def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], target
 
 
 def _outputs_into(
-    op: Op, plan: CallPlan, inputs: Sequence[NDArray], targets: Sequence[NDArray], context: Context
+    op: Op, plan: SettledCall, inputs: Sequence[NDArray], targets: Sequence[NDArray], context: Context
 ) -> tuple[list[NDArray], dict[int, NDArray]]:
     """Arrays for the kernel to write, and where to copy some of them after it.
 
@@ -267,7 +267,7 @@ def _outputs_into(
     return outputs, copied
 
 
-def _may_share(plan: CallPlan, i: int, k: int, array: NDArray, target: NDArray) -> bool:
+def _may_share(plan: SettledCall, i: int, k: int, array: NDArray, target: NDArray) -> bool:
     """True when writing ``target`` as output ``k`` cannot spoil input ``i``."""
     if i in plan.ignored or array.chunk is not target.chunk:
         return True

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from weftplan.planner.spill import Idle, Link, timetable
-from weftplan.planner.spill.link import Clock
+from weftplan.planner.spill.link import StepTimes
 
 UNIT = Link(bandwidth=1.0, latency=0.0)
 """A byte a second."""
@@ -31,7 +31,7 @@ def test_one_copy_that_nobody_waits_for():
     step     0     1     2  |  3     4     5     6     7     8
              made  used--copy out   away...........back--copy  wanted
     """
-    table = timetable([idle(0, 2, made=0, used=1, wanted=8)], Clock([1.0] * 10), UNIT)
+    table = timetable([idle(0, 2, made=0, used=1, wanted=8)], StepTimes([1.0] * 10), UNIT)
     assert table.out == (3,)
     assert table.back == (6,)
     assert table.away == ((3, 6),)
@@ -40,7 +40,7 @@ def test_one_copy_that_nobody_waits_for():
 
 def test_copies_of_one_direction_take_turns():
     """The second result is there at 2, but the link is busy until 3; back, the one wanted last goes last."""
-    table = timetable([idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)], Clock([1.0] * 10), UNIT)
+    table = timetable([idle(0, 2, made=0, wanted=9), idle(1, 2, made=1, wanted=8)], StepTimes([1.0] * 10), UNIT)
     assert table.out == (3, 5)
     assert table.back == (7, 5)
     assert table.stall == 0.0
@@ -48,14 +48,14 @@ def test_copies_of_one_direction_take_turns():
 
 def test_what_is_not_over_at_the_turn_holds_the_computation_up():
     """Ten bytes end at 11 instead of 5, and have to start back at -2 instead of 5: 6 and 7 seconds of waiting."""
-    table = timetable([idle(0, 10, made=0, wanted=8)], Clock([1.0] * 10), UNIT)
+    table = timetable([idle(0, 10, made=0, wanted=8)], StepTimes([1.0] * 10), UNIT)
     assert (table.out, table.back) == ((5,), (5,))
     assert table.stall == pytest.approx(13.0)
 
 
 def test_who_is_hurried_is_waited_for():
     """Away by step 2 instead of 4: a second of waiting, which the next copy gains."""
-    clock = Clock([1.0] * 10)
+    clock = StepTimes([1.0] * 10)
     hurried = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], clock, UNIT)
     assert hurried.out[0] == 2
     assert hurried.stall == pytest.approx(1.0)
@@ -96,7 +96,7 @@ def test_the_model_of_waiting_is_what_a_simulation_waits(seed):
         by = rng.randint(made + 1, turn) if rng.random() < 0.5 else turn
         since = rng.randint(turn, wanted) if rng.random() < 0.5 else turn
         results.append(idle(entry, rng.choice([1, 2, 5]), made, wanted, turn=turn, by=by, since=since))
-    clock = Clock(seconds)
+    clock = StepTimes(seconds)
     for leaving in (True, False):
         got, waited = clock.leaving(results, UNIT) if leaving else clock.returning(results, UNIT)
         if leaving:

@@ -118,27 +118,6 @@ class KVStoreDistSync(KVStoreDist):
 
     # -- the group ------------------------------------------------------------------------------------------------
 
-    @property
-    def rank(self) -> int:
-        """This process's place among those that share the store, from 0."""
-        return self._group.position
-
-    @property
-    def num_workers(self) -> int:
-        """How many processes share the store now."""
-        return len(self._group.members)
-
-    def barrier(self) -> None:
-        """Wait until every process is here and all that was pushed before has been exchanged.
-
-        Raises:
-            KVStoreError: a process does something else, or does not come in time.
-            WorkerLostError: a process died.
-        """
-        self._sequencer.call(lambda group: group.meet("meet at a barrier"))
-
-    _barrier = barrier
-
     def recover(self) -> int:
         """Go on after a :class:`~weftplan.errors.WorkerLostError`, without the dead; every survivor must call it.
 

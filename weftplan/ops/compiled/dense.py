@@ -32,7 +32,7 @@ def _target(target: Target | None) -> Target:
 
 def _run(
     entry: str,
-    make: Callable[[Sizes, int], tables.Plan],
+    make: Callable[[Sizes, int], tables.KernelArguments],
     s: Sizes,
     dtype: Any,
     target: Target | None,

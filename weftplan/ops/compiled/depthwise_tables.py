@@ -14,7 +14,7 @@ from weftplan.ops.compiled.copies import PAD
 from weftplan.ops.compiled.depthwise import PASS, VECTOR_BYTES
 from weftplan.ops.compiled.jit import Entry, library
 from weftplan.ops.compiled.sizes import Sizes
-from weftplan.ops.compiled.tables import Plan, Words, address
+from weftplan.ops.compiled.tables import KernelArguments, Words, address
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.schema import DType
 
@@ -43,7 +43,7 @@ def scratch(s: Sizes) -> int:
     return max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
 
 
-def plan_bytes(plan: Plan) -> tuple[int, int, int]:
+def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
     """Bytes of the copy of a plane, of its two parts, and of a weight's sums; each a whole number of vectors."""
     pad = plan.tables[0]
     get = {name: int(value) for name, value in zip(PASS, plan.words, strict=True)}
@@ -58,7 +58,7 @@ def plan_bytes(plan: Plan) -> tuple[int, int, int]:
 def _plan(
     s: Sizes, source: tuple[int, int], to: tuple[int, int], lead: tuple[int, int], row_stride: int,
     taps: list[tuple[int, int, int]], rows: int, columns: int, *, apart: bool, counts: list[int] | None = None,
-) -> Plan:  # fmt: skip
+) -> KernelArguments:  # fmt: skip
     """Words of one pass; ``taps``: (row, column, index in the kernel) in the padded plane."""
     size, lanes = s.itemsize, _lanes(s)
     width = -(-to[1] // (2 * lanes)) * 2 * lanes if apart else to[1]
@@ -81,11 +81,11 @@ def _plan(
         "lead": lead[0], "apart": int(apart), "pitch": pitch, "pad_rows": to[0], "phase": phase,
         "counts": address(starts),
     }  # fmt: skip
-    return Plan(PASS, np.array([values.get(name, 0) for name in PASS], np.int64), [pad, table, starts])
+    return KernelArguments(PASS, np.array([values.get(name, 0) for name in PASS], np.int64), [pad, table, starts])
 
 
-def _with(plan: Plan, **values: int) -> Plan:
-    return Plan(plan.names, plan.filled(**values), plan.tables)
+def _with(plan: KernelArguments, **values: int) -> KernelArguments:
+    return KernelArguments(plan.names, plan.filled(**values), plan.tables)
 
 
 def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
@@ -94,7 +94,7 @@ def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def forward(s: Sizes) -> Plan:
+def forward(s: Sizes) -> KernelArguments:
     """Outputs from the image."""
     taps = [(i * s.dilate[1], j * s.dilate[2], index) for i, j, index in _kernel(s)]
     plan = _plan(
@@ -104,13 +104,13 @@ def forward(s: Sizes) -> Plan:
     return _with(plan, x_plane=image, y_plane=grid)
 
 
-def weight(s: Sizes) -> Plan:
+def weight(s: Sizes) -> KernelArguments:
     """The gradient of the weight from image and output gradient: the same planes and places."""
     return forward(s)
 
 
 @functools.lru_cache(maxsize=1024)
-def data(s: Sizes) -> Plan:
+def data(s: Sizes) -> KernelArguments:
     """The gradient of the image."""
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
     if s.stride[1:] == (1, 1):
@@ -163,7 +163,7 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
     )
 
 
-def run(name: str, plan: Plan, x: Any, w: Any, y: Any, room: Any, target: Target | None = None) -> None:
+def run(name: str, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None) -> None:
     """One pass: ``x`` is the side that is padded, ``y`` the other one."""
     first, second, _ = plan_bytes(plan)
     begin = address(room)

@@ -36,7 +36,7 @@ INNER = 64
 
 
 @dataclass(slots=True)
-class Plan:
+class KernelArguments:
     """Words of one pass, with what they point to."""
 
     names: Sequence[str]
@@ -89,7 +89,7 @@ def _tap_offsets(s: Sizes, steps: Triple) -> list[int]:
 
 
 @functools.lru_cache(maxsize=1024)
-def forward(s: Sizes, lanes: int) -> Plan:
+def forward(s: Sizes, lanes: int) -> KernelArguments:
     """Output pixels from channels and taps."""
     size, taps, panel = s.itemsize, s.taps, lanes * s.itemsize
     bands = forward_bands(s)
@@ -130,7 +130,7 @@ def forward(s: Sizes, lanes: int) -> Plan:
         "y_group": s.filters * s.pixels * size, "bias_group": s.filters * size,
         "planes": s.groups * s.channels, "outer": 1, "y_step": bands.rows * s.grid[2] * size,
     })  # fmt: skip
-    return Plan(GATHER, words, [*held, *made])
+    return KernelArguments(GATHER, words, [*held, *made])
 
 
 def _gather(
@@ -167,7 +167,7 @@ def _product(
 
 
 @functools.lru_cache(maxsize=1024)
-def data(s: Sizes, lanes: int) -> Plan:
+def data(s: Sizes, lanes: int) -> KernelArguments:
     """The gradient of the image from filters and taps, one product for each phase of the strides."""
     size, taps, panel = s.itemsize, s.taps, lanes * s.itemsize
     reach, bands = reach_of(s), data_bands(s)
@@ -215,11 +215,11 @@ def data(s: Sizes, lanes: int) -> Plan:
         "planes": s.groups * s.filters, "outer": s.filters, "clears": int(clears),
         "y_step": bands.rows * s.stride[1] * image_steps[1] * size,
     })  # fmt: skip
-    return Plan(GATHER, words, [*held, *made])
+    return KernelArguments(GATHER, words, [*held, *made])
 
 
 @functools.lru_cache(maxsize=1024)
-def weight(s: Sizes, lanes: int) -> Plan:
+def weight(s: Sizes, lanes: int) -> KernelArguments:
     """The gradient of the weight from pixels."""
     size, taps, panel = s.itemsize, s.taps, lanes * s.itemsize
     steps, plane = _steps(s.source), math.prod(s.source)
@@ -251,7 +251,7 @@ def weight(s: Sizes, lanes: int) -> Plan:
         "copies": int(s.pads), "pad": _address(pad), "planes": s.groups * s.channels, "lead": s.pad[1],
         "pack": _address(pack), "product": _address(product), "outer": len(per_image), "chunk": chunk,
     })  # fmt: skip
-    return Plan(WEIGHTS, words, [*held, product, pack, pad])
+    return KernelArguments(WEIGHTS, words, [*held, product, pack, pad])
 
 
 def address(array: Any) -> int:

@@ -18,8 +18,8 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_float, p_int, p_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),
@@ -183,10 +183,6 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return take_bytes(*_backward_scratch(outputs[0].shape, _size(params), outputs[0].dtype))
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_contrib_ROIAlign", [builder.ograd(), builder.input(1)])
-
-
 register(
     Op(
         name="_contrib_ROIAlign",
@@ -195,7 +191,7 @@ register(
         infer_dtype=floats_only("ROIAlign", _dtypes),
         params=_PARAMS,
         inputs=("data", "rois"),
-        gradient=_gradient,
+        gradient=grad("_backward_contrib_ROIAlign", "g0", "x1"),
         workspace=_workspace,
         doc="Averages over the cells of regions (image, x1, y1, x2, y2): (regions, channels, *pooled_size).",
     )

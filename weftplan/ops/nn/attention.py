@@ -25,7 +25,7 @@ from weftplan.ops.rules import (
     merge_shape,
     same_shape,
 )
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
 
 
 def _heads(value: Any) -> int:
@@ -269,17 +269,13 @@ def _div_sqrt_dim(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs
     ctx.xp.multiply(inputs[0], 1.0 / math.sqrt(inputs[0].shape[-1]), out=outputs[0])
 
 
-def _same_again(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_contrib_div_sqrt_dim", [builder.ograd()])
-
-
 register(
     Op(
         name="_contrib_div_sqrt_dim",
         forward=_div_sqrt_dim,
         infer_shape=same_shape,
         infer_dtype=floats_only("div_sqrt_dim"),
-        gradient=_same_again,
+        gradient=grad("_contrib_div_sqrt_dim", "g0"),
         inplace=UNARY_INPLACE,
         doc="Data divided by the root of its last dimension.",
     )

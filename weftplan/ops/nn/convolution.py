@@ -11,8 +11,8 @@ from weftplan.ops.nn.conv_gemm import adjoint, correlate
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
 
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
@@ -154,10 +154,6 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return sizes(params, inputs[1], inputs[0].shape).backward_nbytes()
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_Convolution", [builder.ograd(), builder.input(0), builder.input(1)])
-
-
 register(
     Op(
         name="Convolution",
@@ -166,7 +162,7 @@ register(
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,
-        gradient=_gradient,
+        gradient=grad("_backward_Convolution", "g0", "x0", "x1"),
         workspace=_workspace,
         aliases=("Convolution_v1",),
         doc="Cross-correlation of data with weight (num_filter, channels / num_group, *kernel), plus bias.",

@@ -15,8 +15,8 @@ from weftplan.ops.nn.conv_geometry import Geometry, geometry
 from weftplan.ops.nn.convolution import check_channels, convolution_params, window
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
+from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     *convolution_params(512, no_bias=True),
@@ -122,10 +122,6 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return geo.backward_nbytes(data=False) + geo.forward_nbytes()
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_Deconvolution", [builder.ograd(), builder.input(0), builder.input(1)])
-
-
 register(
     Op(
         name="Deconvolution",
@@ -134,7 +130,7 @@ register(
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,
-        gradient=_gradient,
+        gradient=grad("_backward_Deconvolution", "g0", "x0", "x1"),
         workspace=_workspace,
         doc="Transposed convolution with weight (channels, num_filter / num_group, *kernel), plus bias.",
     )

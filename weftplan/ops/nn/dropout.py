@@ -20,12 +20,13 @@ from weftplan.ops.rules import (
     DTypes,
     Shapes,
     backward,
+    grad,
     merge_dtype,
     merge_shape,
     normalize_axis,
     take_bytes,
 )
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
@@ -136,10 +137,6 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
         xp.multiply(out, _scale(params), out=out)
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_Dropout", [builder.ograd(), builder.output(1)])
-
-
 register(
     Op(
         name="Dropout",
@@ -149,7 +146,7 @@ register(
         params=_PARAMS,
         outputs=("output", "mask"),
         visible_outputs=1,
-        gradient=_gradient,
+        gradient=grad("_backward_Dropout", "g0", "y1"),
         inplace=UNARY_INPLACE,
         workspace=_workspace,
         random=True,

@@ -11,8 +11,8 @@ from weftplan.ops.add_n import p_count
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
-from weftplan.ops.rules import Shapes, backward, merge_dim, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
+from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("num_hidden", p_count, doc="Columns of the output."),
@@ -130,10 +130,6 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
             xp.copyto(dgrad, target, casting="same_kind")
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_FullyConnected", [builder.ograd(), builder.input(0), builder.input(1)])
-
-
 register(
     Op(
         name="FullyConnected",
@@ -142,7 +138,7 @@ register(
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,
-        gradient=_gradient,
+        gradient=grad("_backward_FullyConnected", "g0", "x0", "x1"),
         workspace=_workspace,
         doc="data · weightᵀ + bias; weight has shape (num_hidden, columns of data).",
     )

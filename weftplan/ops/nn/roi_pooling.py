@@ -15,8 +15,8 @@ from weftplan.errors import ParameterError
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_float, p_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
+from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -129,10 +129,6 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
             ctx.xp.add.at(flat[int(image), channel], where[kept], g[kept])
 
 
-def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_ROIPooling", [builder.ograd(), builder.input(1), builder.output(1)])
-
-
 register(
     Op(
         name="ROIPooling",
@@ -143,7 +139,7 @@ register(
         inputs=("data", "rois"),
         outputs=("output", "maxidx"),
         visible_outputs=1,
-        gradient=_gradient,
+        gradient=grad("_backward_ROIPooling", "g0", "x1", "y1"),
         doc="Maxima over the cells of regions (image, x1, y1, x2, y2): (regions, channels, *pooled_size).",
     )
 )

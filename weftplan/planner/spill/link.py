@@ -77,7 +77,7 @@ class Timetable:
     stall: float
 
 
-class Clock:
+class StepTimes:
     """Seconds at which each step starts, and after them the end of the last; the same with time reversed.
 
     Args:
@@ -101,7 +101,7 @@ class Clock:
         return [self.end - step for step in done], waited
 
 
-def timetable(idle: Sequence[Idle], clock: Clock, link: Link = PCIE) -> Timetable:
+def timetable(idle: Sequence[Idle], clock: StepTimes, link: Link = PCIE) -> Timetable:
     """The copies of the results ``idle`` of one device, in both directions."""
     out, late = clock.leaving(idle, link)
     back, early = clock.returning(idle, link)

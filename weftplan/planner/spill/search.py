@@ -21,7 +21,7 @@ import numpy as np
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.graph import IntArray
 from weftplan.planner.liveness import Facts
-from weftplan.planner.spill.link import PCIE, Clock, Idle, Link, timetable
+from weftplan.planner.spill.link import PCIE, Idle, Link, StepTimes, timetable
 from weftplan.planner.spill.rewrite import Spill, can_spill
 
 SMALLEST = 4096
@@ -59,7 +59,7 @@ class Search:
     ) -> None:
         self._num_forward = num_forward
         self._link = link
-        self._clock = Clock(seconds[nid] for nid in facts.order)
+        self._clock = StepTimes(seconds[nid] for nid in facts.order)
         self._live = buffers.live()
         self._devices = [i for i, context in enumerate(facts.contexts) if can_spill(context)]
         self._counted = [i for i, context in enumerate(facts.contexts) if context.device_type != "cpu_pinned"]
