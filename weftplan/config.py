@@ -169,7 +169,9 @@ def lookup(name: str) -> Setting:
 
 
 def check_environment() -> None:
-    """Warn about misspelt variables, and about an alias that contradicts its variable. Called at ``import weftplan``.
+    """Warn about variables that are misspelt or do nothing here, and about aliases that contradict each other.
+
+    Called at ``import weftplan``.
 
     Values are not judged here: a bad value is an error of whoever reads it, so that ``weftplan doctor`` still runs.
     """
@@ -189,6 +191,14 @@ def check_environment() -> None:
                 stacklevel=2,
             )
     for variable in TABLE:
+        if not variable.effective:
+            for name in (variable.name, *variable.aliases):
+                if os.environ.get(name, "").strip():
+                    warnings.warn(
+                        f"{name} is set, but it has {variable.effect}; unset it, or filter this warning",
+                        ConfigWarning,
+                        stacklevel=2,
+                    )
         texts = {n: os.environ[n] for n in (variable.name, *variable.aliases) if os.environ.get(n, "").strip()}
         if len(set(texts.values())) > 1:
             told = ", ".join(f"{n}={text}" for n, text in texts.items())

@@ -35,6 +35,26 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
+def shape_text(shape: Iterable[int] | None) -> str:
+    """A shape as a message shows it, ``?`` for a dimension that is not known.
+
+    >>> shape_text((32, 0, 3)), shape_text((0,)), shape_text(None)
+    ('(32, ?, 3)', '(?,)', 'unknown')
+    """
+    if shape is None:
+        return "unknown"
+    dims = ["?" if dim == 0 else str(dim) for dim in shape]
+    return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+
+
+def own(error: Exception) -> Exception | None:
+    """The cause of an error that repeats the whole message of ``error``: none where weftplan raised that on purpose.
+
+    One failure is then one traceback. What somebody else's code raised keeps its own, which says where.
+    """
+    return None if isinstance(error, MXNetError) else error
+
+
 class MXNetError(RuntimeError):
     """Base class of every error raised on purpose by weftplan."""
 

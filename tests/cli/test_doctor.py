@@ -15,7 +15,8 @@ import weftplan
 from tests import standin_cupy
 from weftplan import cli, config
 from weftplan.cli import diagnosis
-from weftplan.cli.doctor import environment_markdown
+from weftplan.cli.diagnosis import diagnose
+from weftplan.cli.doctor import _lines, environment_markdown
 from weftplan.errors import ShapeError
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,9 @@ class TestDoctor:
         assert result.exit_code == 1
         assert "MXNET_CPU_WORKER_NTHREADS='0' is not legal" in result.output
         assert "MXNET_ENGINE_TYPE='Fast' is not legal" in result.output
-        assert "MXNET_EXEC_MATCH_RANGE" in result.output
+        assert "the other 77 have their defaults" in result.output
+        assert "MXNET_EXEC_MATCH_RANGE" not in result.output
+        assert "MXNET_EXEC_MATCH_RANGE = " in run("doctor", "--all").output
         found = json.loads(run("doctor", "--json", MXNET_CPU_WORKER_NTHREADS="0").stdout)
         assert len(found["problems"]) == 1
         assert found["load"]["threads_per_context"] is None
@@ -99,6 +102,13 @@ class TestDoctor:
         assert [row["threads"] for row in found["numpy"]["blas"] if row["api"] == "blas"]
         assert found["load"]["contexts_that_fit"] == 0
         assert found["load"]["threads_per_context"] % 1000 == 0
+
+    def test_names_are_never_broken(self):
+        """On 80 columns every variable stands there whole, and nothing is wider."""
+        lines = _lines(diagnose(), 80, every=True)
+        assert max(map(len, lines)) <= 80
+        text = "\n".join(lines)
+        assert all(variable.name in text for variable in config.table())
 
     def test_contexts(self):
         """The host can be used; a context that cannot says why."""

@@ -24,7 +24,7 @@ def test_unknown_shape_names_argument_and_operator() -> None:
 
 def test_unknown_dimension() -> None:
     """0 stands for an unknown dimension, which nothing else tells."""
-    with pytest.raises(ShapeError, match=r"shape of argument 'data' is \(0, 3\)"):
+    with pytest.raises(ShapeError, match=r"shape of argument 'data' is \(\?, 3\)"):
         plan_symbol(_dense(), {"data": (0, 3)})
 
 

@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from weftplan import config
+from weftplan.cli.columns import Column, output_width, paragraph, table
 from weftplan.cli.diagnosis import diagnose
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option("--markdown", is_flag=True, help="Print the table of variables as docs/environment.md has it.")
-def command(*, as_json: bool, markdown: bool) -> None:
-    """Show what is installed, who has how many threads, and every variable with its value, origin and effect.
+@click.option("--all", "every", is_flag=True, help="Show every variable, not only those that are set or wrong.")
+def command(*, as_json: bool, markdown: bool, every: bool) -> None:
+    """Show what is installed, who has how many threads, and which variables are set or wrong, with their effect.
 
     The exit code is 1 when a variable has an illegal value.
     """
@@ -30,7 +29,7 @@ def command(*, as_json: bool, markdown: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        _print(found, Console())
+        click.echo("\n".join(_lines(found, output_width(), every=every)))
     if found["problems"]:
         raise click.exceptions.Exit(1)
 
@@ -59,42 +58,52 @@ def environment_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _print(found: dict[str, Any], console: Console) -> None:
-    python, cupy, mpi = found["python"], found["cupy"], found["mpi"]
-    console.print(_pairs("weftplan", _summary(found, python, cupy, mpi)))
-    contexts = Table("context", "usable", "free", "total", "note", title="contexts (first of each type)")
-    for row in found["contexts"]:
-        contexts.add_row(
-            row["context"],
-            "yes" if row["usable"] else "no",
-            _gib(row["free_bytes"]),
-            _gib(row["total_bytes"]),
-            Text(row["note"]),
-        )
-    console.print(contexts)
-    threads = Table("who", "threads", "per", "set by", title="who has how many threads")
-    for row in found["threads"]:
-        threads.add_row(row["who"], "BAD" if row["count"] is None else str(row["count"]), row["per"], row["set_by"])
-    console.print(threads)
-    console.print(found["load"]["note"], markup=False, highlight=False)
-    variables = Table(Column("variable", overflow="fold"), "value", "origin", "effect here", title="variables")
-    for row in found["variables"]:
-        bad, changed = row["error"] is not None, row["origin"] != "default"
-        variables.add_row(
-            row["name"],
-            "BAD" if bad else str(row["value"]),
-            row["origin"],
-            row["effect"],
-            style="red" if bad else "bold" if changed else "",
-        )
-    console.print(variables)
+def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str]:
+    """What is printed, at most ``width`` characters wide (None: as wide as it is)."""
+    lines = []
+    for name, text in _summary(found, found["python"], found["cupy"], found["mpi"]):
+        lines += paragraph(f"{name:<{_NAME}}{text}", width, indent=" " * _NAME)
+    rows = found["contexts"]
+    columns = [
+        Column("context", [row["context"] for row in rows]),
+        Column("usable", ["yes" if row["usable"] else "no" for row in rows]),
+        Column("free", [_gib(row["free_bytes"]) for row in rows], right=True),
+        Column("total", [_gib(row["total_bytes"]) for row in rows], right=True),
+    ]
+    lines += ["", *table(columns, width)]
+    for row in rows:
+        if row["note"]:
+            told = row["note"].removeprefix(f"{row['context']}: ")
+            lines += paragraph(f"{row['context']}: {told}", width, indent="  ")
+    rows = found["threads"]
+    columns = [
+        Column("who", [row["who"] for row in rows]),
+        Column("threads", ["BAD" if row["count"] is None else str(row["count"]) for row in rows], right=True),
+        Column("per", [row["per"] for row in rows], leave=1),
+        Column("set by", [row["set_by"] for row in rows]),
+    ]
+    lines += ["", *table(columns, width), *paragraph(found["load"]["note"], width)]
+    shown = [row for row in found["variables"] if every or row["origin"] != "default" or row["error"] is not None]
+    count = len(found["variables"])
+    lines += ["", "variables"]
+    for row in shown:
+        lines.append(f"{row['name']} = {'BAD' if row['error'] is not None else row['value']} ({row['origin']})")
+        lines += paragraph(f"  {row['effect']}", width, indent="  ")
+    if len(shown) < count:
+        rest = f"the other {count - len(shown)}" if shown else f"all {count}"
+        lines += paragraph(f"{rest} have their defaults; weftplan doctor --all shows them", width)
     for unknown in found["unknown_variables"]:
         hint = f": did you mean {unknown['nearest']}?" if unknown["nearest"] else ""
-        console.print(f"unknown variable {unknown['name']}, ignored{hint}", style="yellow", markup=False)
+        lines += paragraph(f"unknown variable {unknown['name']}, ignored{hint}", width, indent="  ")
     for warning in found["warnings"]:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        lines += paragraph(f"warning: {warning}", width, indent="  ")
     for problem in found["problems"]:
-        console.print(f"problem: {problem}", style="red", markup=False)
+        lines += paragraph(f"problem: {problem}", width, indent="  ")
+    return lines
+
+
+_NAME = 12
+"""Characters for what a line of the summary is about."""
 
 
 def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterable[tuple[str, str]]:
@@ -129,13 +138,6 @@ def _kernels(kernels: dict[str, Any]) -> str:
         place = f"nowhere: {kernels['cache_note']}"
     forward = ", ".join(name for name in kernels["operators"] if not name.startswith("_backward"))
     return f"compiled for {kernels['target']} with {kernels['note']}; {forward}; kept in {place}"
-
-
-def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table(title=title, show_header=False)
-    for name, value in rows:
-        table.add_row(name, Text(value))  # a Text, since "[cuda12]" would be taken for markup
-    return table
 
 
 def _gib(nbytes: int | None) -> str:

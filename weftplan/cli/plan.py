@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from weftplan.cli.plan_compare import Row, compare, curve
 from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes
 from weftplan.cli.progress import Progress
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError, PlanError
+from weftplan.errors import BudgetError, PlanError, ShapeError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.amounts import bytes_of
 from weftplan.planner.batch import batch_size, largest_fitting
@@ -183,7 +184,7 @@ def command(
     as_needed = budget is not None and recompute in (None, "budget") and train
     facts: dict[str, Any] = {"model": network.name, "train": train}
     width = output_width()
-    with Progress(f"planning {network.name}") as progress:
+    with Progress(f"planning {network.name}") as progress, _advice(network, shapes):
         if batch_max:
             assert limit is not None
             found, chosen_plan = _largest(make, limit, progress, recompute=recompute == "budget" and train)
@@ -218,6 +219,17 @@ def command(
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _advice(network: Network, shapes: Mapping[str, Any]) -> Iterator[None]:
+    """Where a shape is missing, say what to type next."""
+    try:
+        yield
+    except ShapeError as error:
+        if "cannot be inferred" not in str(error):
+            raise
+        raise ShapeError(f"{error}; type for example {network.usual_shape(shapes)}") from None
 
 
 def _limit(budget: str | None, contexts: list[Context]) -> int | None:

@@ -44,6 +44,19 @@ class Network:
         except PlanError as error:
             raise click.UsageError(f"{error}: give --shape NAME=DIMS") from None
 
+    def usual_shape(self, given: Shapes) -> str:
+        """The option that gives the first input without a shape, with names for its dimensions."""
+        for node in topological_order(self.symbol.entries):
+            if node.op is None:
+                continue
+            for entry in node.inputs[:1]:
+                if entry.node.op is None and entry.node.name not in given:
+                    kernel = node.params.get("kernel", ()) if node.op.name in ("Convolution", "Pooling") else None
+                    image = {1: "N,C,W", 2: "N,C,H,W", 3: "N,C,D,H,W"}
+                    dims = "N,FEATURES" if kernel is None else image.get(len(kernel), "N,C,H,W")
+                    return f"--shape {entry.node.name}={dims}"
+        return "--shape NAME=DIMS"
+
 
 def load_network(model: str) -> Network:
     """A built-in network by name, or a symbol file (``.json``, also gzipped).

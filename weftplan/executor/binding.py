@@ -24,6 +24,7 @@ from weftplan.errors import (
     ShapeError,
     did_you_mean,
     listed,
+    own,
 )
 from weftplan.executor.bind_arguments import (
     as_shape,
@@ -297,7 +298,7 @@ def simple_bind(
         raise
     except MXNetError as error:
         lines = "".join(f"\n{name}: {shape}" for name, shape in shapes.items())
-        raise type(error)(f"simple_bind error. Arguments:{lines}\n{error}") from error
+        raise type(error)(f"simple_bind error. Arguments:{lines}\n{error}") from own(error)
     sizes = planned.variables()
     args: list[NDArray] = []
     grads: list[NDArray | None] = []

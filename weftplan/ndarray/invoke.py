@@ -17,7 +17,7 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.device.context import Context, current_context
-from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError
+from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, own
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, fresh, verbs
 from weftplan.ndarray.chunk import take
@@ -217,7 +217,7 @@ def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], target
         in_kinds, out_kinds = op.infer_dtype(parsed, list(kinds), list(known_kinds))
     except (ShapeError, DTypeError) as error:
         shown = ", ".join(f"{name}: {a.shape} {a.dtype}" for name, a in zip(names, inputs, strict=True))
-        raise type(error)(f"{op.name}({shown}): {error}") from error
+        raise type(error)(f"{op.name}({shown}): {error}") from own(error)
     for name, array, shape, dtype in zip(names, inputs, ins, in_kinds, strict=True):
         if shape is not None and shape != array.shape:
             raise ShapeError(f"{op.name}: input {name} must have shape {shape}, got {array.shape}")

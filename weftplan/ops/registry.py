@@ -92,7 +92,7 @@ def parse_params(op: Op, attrs: Mapping[str, Any], *, node: str = "") -> dict[st
         try:
             parsed[key] = param.parse(value)
         except (ValueError, TypeError, SyntaxError) as error:
-            raise ParameterError(f"{where}: parameter {key}={value!r}: {error}") from error
+            raise ParameterError(f"{where}: parameter {key}={value!r}: {error}") from None
     for param in op.params:
         if param.name not in parsed:
             if param.default is REQUIRED:

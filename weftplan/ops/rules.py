@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weftplan.errors import DTypeError, ShapeError
+from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.ops.registry import register
 from weftplan.ops.schema import (
     DType,
@@ -56,11 +56,12 @@ def merge_shape(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
     if b is None:
         return a
     if len(a) != len(b):
-        raise ShapeError(f"{what}: shapes {a} and {b} differ in rank")
+        raise ShapeError(f"{what}: shapes {shape_text(a)} and {shape_text(b)} differ in rank")
     merged = []
     for position, (x, y) in enumerate(zip(a, b, strict=True)):
         if x != y and x != 0 and y != 0:
-            raise ShapeError(f"{what}: shapes {a} and {b} differ in dimension {position} ({x} and {y})")
+            both = f"shapes {shape_text(a)} and {shape_text(b)}"
+            raise ShapeError(f"{what}: {both} differ in dimension {position} ({x} and {y})")
         merged.append(x or y)
     return tuple(merged)
 

@@ -36,11 +36,10 @@ def plan_within(
     outside = sum(plain.memory.external_bytes.values()) + besides(plain)
     if plain.memory.peak + outside <= budget:
         return plain
-    cause = None
     try:
         found = make(options.replace(recompute="off", budget=max(budget - outside, 0)))
     except BudgetError as error:
-        cause, peak = error, plain.memory.peak if error.smallest is None else error.smallest
+        peak = plain.memory.peak if error.smallest is None else error.smallest
     else:
         if budget >= outside:
             return found
@@ -50,4 +49,4 @@ def plan_within(
         f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "
         f"that works is {outside + peak}: raise it to that, or use a smaller batch",
         smallest=outside + peak,
-    ) from cause
+    ) from None

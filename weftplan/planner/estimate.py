@@ -201,7 +201,7 @@ class _Question:
                 f"{outside:,} are copies on the host, buffers of the kvstore and states of the optimizer; the smallest "
                 f"budget found that works is {smallest}: raise it to that, or use a smaller batch",
                 smallest=smallest,
-            ) from error
+            ) from None
         memory = plans[max(parts)].memory
         others = list(parts)
         others.remove(max(parts))

@@ -14,9 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError
+from weftplan.errors import DTypeError, FormatError, MXNetError, ParameterError, ShapeError, own, shape_text
 from weftplan.ops.params import p_dtype, p_shape
 from weftplan.ops.rules import is_known, merge_dtype, merge_shape
 from weftplan.ops.schema import DType, Shape
@@ -228,7 +226,7 @@ class _Solver:
         try:
             return self.kind.merge(self.values[entry], new, "an input used twice")
         except MXNetError as error:
-            raise self.kind.error(f"{_where(node)}: {error}{_made_at(node)}") from error
+            raise self.kind.error(f"{_where(node)}: {error}{_made_at(node)}") from own(error)
 
     def _rule(self, node: Node, ins: list[Any], outs: list[Any]) -> tuple[_News, _News]:
         """Call the operator's rule; what it learnt of the inputs and of the outputs."""
@@ -246,13 +244,13 @@ class _Solver:
             ]
             new_outs = [kind.merge(old, new, "output") for old, new in zip(outs, made_outs, strict=True)]
         except ParameterError as error:
-            raise ParameterError(f"Error in {_where(node)}: {error}{_made_at(node)}") from error
+            raise ParameterError(f"Error in {_where(node)}: {error}{_made_at(node)}") from own(error)
         except (MXNetError, ValueError, TypeError, IndexError) as error:
             facts = [f"{n}={_show(v)}" for n, v in zip(names, ins, strict=True)]
             facts += [
                 f"{n}={_show(v)}" for n, v in zip(op.output_names(node.params), outs, strict=True) if v is not None
             ]
-            raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from error
+            raise kind.error(f"Error in {_where(node)}: {error}; {', '.join(facts)}{_made_at(node)}") from own(error)
         return _news(ins, new_ins), _news(outs, new_outs)
 
     def _backward(self, node: Node, start: int) -> bool:
@@ -292,4 +290,4 @@ def _made_at(node: Node) -> str:
 
 
 def _show(value: Any) -> str:
-    return "unknown" if value is None else str(np.dtype(value) if isinstance(value, np.dtype) else value)
+    return shape_text(value) if value is None or isinstance(value, tuple) else str(value)

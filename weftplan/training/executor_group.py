@@ -226,7 +226,7 @@ def _bound(symbol: Symbol, share: Share | None, ctx: Context, **settings: Any) -
     try:
         return simple_bind(symbol, ctx, budget=max(1, share.each), **settings)
     except BudgetError as error:
-        raise share.refusal(error) from error
+        raise share.refusal(error) from None
 
 
 _HOST = Context("cpu", 0)

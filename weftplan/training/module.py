@@ -514,7 +514,7 @@ class Module(BaseModule):
                 raise ShapeError(
                     f"forward: the batch's data have shapes {shapes}, bound were {bound}; binding for them fails: "
                     f"{error}"
-                ) from error
+                ) from None
         self.group.load(data_batch)
         self.group.forward(is_train=training)
         self._ran = True

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import DTypeError, ShapeError
+from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.graph import IndexedGraph, IntArray
 from weftplan.symbol import infer
@@ -118,6 +118,10 @@ def _check_given(name: Any, shape: Any) -> None:
             raise ShapeError(f"shape of {label!r} is {tuple(shape)}: dimensions must be positive (0 means unknown)")
 
 
+def _shown(fact: Any) -> str:
+    return shape_text(fact) if isinstance(fact, tuple) else "unknown" if fact is None else str(fact)
+
+
 def _unknown(graph: IndexedGraph, eid: int, facts: list[Any], what: str) -> str:
     """Which variable lacks a fact, and who needs it."""
     row = graph.row
@@ -133,7 +137,7 @@ def _unknown(graph: IndexedGraph, eid: int, facts: list[Any], what: str) -> str:
         return f"{what} of {graph.entry_name(eid)!r} ({op}) cannot be inferred: {facts[eid]}"
     nid = arguments[0]
     reader = next((n for n, ins in enumerate(graph.inputs) if row[nid] in ins), None)
-    text = f"{what} of argument {graph.nodes[nid].name!r} is {facts[row[nid]] or 'unknown'} and cannot be inferred"
+    text = f"{what} of argument {graph.nodes[nid].name!r} is {_shown(facts[row[nid]])} and cannot be inferred"
     if reader is not None:
         node = graph.nodes[reader]
         assert node.op is not None

@@ -1,0 +1,76 @@
+"""One failure is one traceback, unknown dimensions are question marks, and messages say what to type next."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import weftplan as mx
+from weftplan import config, models
+from weftplan.cli import main
+from weftplan.errors import BudgetError, ConfigWarning, MXNetError
+
+
+def network() -> Any:
+    data = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="conv")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="softmax")
+
+
+MISTAKES: dict[str, Callable[[], object]] = {
+    "simple_bind": lambda: network().simple_bind(mx.cpu(), data=(3, 4)),
+    "plan": lambda: network().plan(data=(3, 4)),
+    "infer_shape": lambda: network().infer_shape(data=(3, 4)),
+    "no shape": lambda: network().simple_bind(mx.cpu()),
+    "parameter": lambda: mx.sym.Convolution(mx.sym.Variable("x"), kernel="a", num_filter=3),
+    "arrays": lambda: mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((4, 4))),
+    "budget": lambda: network().plan(data=(2, 1, 8, 8), budget=10),
+    "several devices": lambda: models.get("mlp").plan(data=(4, 784), context=[mx.cpu(0), mx.cpu(1)], budget=10),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_one_traceback(name: str) -> None:
+    """An error that repeats the message of another does not show that one too."""
+    with pytest.raises(MXNetError) as caught:
+        MISTAKES[name]()
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+
+
+def test_what_a_users_rule_raised_is_shown() -> None:
+    """Where the fault is in somebody else's code, its traceback stays."""
+    from weftplan.errors import own
+
+    assert own(BudgetError("ours")) is None
+    theirs = KeyError("theirs")
+    assert own(theirs) is theirs
+
+
+def test_unknown_dimensions_are_question_marks() -> None:
+    """No zero stands for what is not known."""
+    with pytest.raises(MXNetError, match=r"shapes \(\?, \?, \?, \?\) and \(3, 4\) differ in rank"):
+        network().plan(data=(3, 4))
+    with pytest.raises(MXNetError, match=r"shape of argument 'data' is \(\?, 3, 8, 8\)"):
+        network().plan(data=(0, 3, 8, 8))
+
+
+@pytest.mark.parametrize(("name", "advice"), [("lenet", "--shape data=N,C,H,W"), ("mlp", "--shape data=N,FEATURES")])
+def test_the_command_says_which_shape_to_type(name: str, advice: str, tmp_path: Any) -> None:
+    """A symbol file without shapes: the option is spelt out."""
+    path = tmp_path / "net-symbol.json"
+    models.get(name).save(path)
+    result = CliRunner().invoke(main, ["plan", str(path)])
+    assert result.exit_code == 1
+    assert f"type for example {advice}" in " ".join(result.output.split())
+
+
+def test_a_variable_without_effect_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set, it warns when weftplan is imported; unset or empty, nothing is said."""
+    monkeypatch.setenv("MXNET_KVSTORE_USETREE", "")
+    config.check_environment()
+    monkeypatch.setenv("MXNET_KVSTORE_USETREE", "1")
+    with pytest.warns(ConfigWarning, match="MXNET_KVSTORE_USETREE is set, but it has no effect yet"):
+        config.check_environment()
