@@ -243,13 +243,16 @@ class BlockKernel:
         self.scratch = scratch
 
     def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        for block in self._blocks(ctx, params, inputs, outputs):
-            self.step(ctx.xp, params, *block)
+        if outputs[0] is not None:  # it may be where an operator has states: without the output those stay, too
+            for block in self._blocks(ctx, params, inputs, outputs):
+                self.step(ctx.xp, params, *block)
 
     def prepare(
         self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> Callable[[], object] | None:
         """The step bound to the views of every block; None for very many blocks."""
+        if outputs[0] is None:
+            return None
         return replayed(partial(self.step, ctx.xp, params), self._blocks(ctx, params, inputs, outputs))
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

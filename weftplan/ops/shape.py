@@ -6,11 +6,12 @@ Their outputs may *be* their inputs (identity in-place pairs); their gradients n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from weftplan.errors import ShapeError
-from weftplan.ops.kernels import INDEX, block_bytes, blocks, copy_kernel
+from weftplan.ops.kernels import INDEX, block_bytes, blocks, copy_kernel, replayed
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.reshape_codes import reshaped
@@ -263,14 +264,34 @@ def _by_way_of(source: DType, target: DType) -> list[DType]:
     return [INDEX] if source.kind == "f" and target.kind in "iu" and target.itemsize < 8 else []
 
 
-def _cast(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    out = outputs[0]
-    xp = ctx.xp
-    # Block by block: in place NumPy copies what it converts.
-    for x, y, *between in blocks(ctx, (inputs[0], out), _by_way_of(inputs[0].dtype, out.dtype)):
-        for t in between:
-            xp.copyto(t, x, casting="unsafe")
-        xp.copyto(y, between[0] if between else x, casting="unsafe")
+def _convert(xp: Any, x: Any, out: Any, between: Any = None) -> None:
+    if between is not None:
+        xp.copyto(between, x, casting="unsafe")
+        x = between
+    xp.copyto(out, x, casting="unsafe")
+
+
+class CastKernel:
+    """Output 0 gets the elements of input 0 in its own dtype; it can be prepared."""
+
+    __slots__ = ()
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for block in self._blocks(ctx, inputs[0], outputs[0]):
+            _convert(ctx.xp, *block)
+
+    def prepare(
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """The conversion bound to the views of every block."""
+        return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0]))
+
+    def _blocks(self, ctx: OpContext, source: Any, out: Any) -> Iterator[tuple[Any, ...]]:
+        # Block by block: in place NumPy copies what it converts.
+        return blocks(ctx, (source, out), _by_way_of(source.dtype, out.dtype))
+
+
+_cast = CastKernel()
 
 
 def _cast_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -5,14 +5,14 @@ The new weight is the output, which may take the old weight's memory; the optimi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from weftplan.ops.kernels import block_workspace, blocks
+from weftplan.ops.kernels import BlockKernel, block_workspace
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, same_dtype, same_shape
-from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params
+from weftplan.ops.schema import Kernel, Op, Param, Params
 
 LR = Param("lr", p_float, doc="learning rate")
 COMMON = (
@@ -76,15 +76,7 @@ def _adam(xp: Any, p: Params, w: Any, g: Any, mean: Any, var: Any, out: Any, t: 
 
 def step_kernel(step: Step) -> Kernel:
     """The kernel that makes ``step`` block by block."""
-
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        out = outputs[0]
-        if out is None:  # without the new weight the states stay, too
-            return
-        for block in blocks(ctx, (*inputs, out), (out.dtype, out.dtype)):
-            step(ctx.xp, params, *block)
-
-    return kernel
+    return BlockKernel(step, lambda params, dtype: [dtype, dtype])
 
 
 for _name, _step, _states, _params, _doc in (

@@ -7,7 +7,8 @@ the data only otherwise; selu needs the output, gelu the data, prelu data and ga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ops import grain
 from weftplan.ops.erf import erf
-from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
+from weftplan.ops.kernels import BOOL, BlockKernel, ScratchRule, accumulator, block_bytes, blocks
 from weftplan.ops.nn.prelu import (
     prelu_backward,
     prelu_block,
@@ -27,7 +28,18 @@ from weftplan.ops.nn.prelu import (
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import (
+    DType,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Kernel,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    TensorSpec,
+)
 
 _LAMBDA = 1.0507009873554804934193349852946
 _ALPHA = 1.6732632423543772848170429916717
@@ -110,19 +122,27 @@ def _scratch(params: Params, dtype: DType, *, backward: bool = False) -> list[DT
     return [wide, BOOL] if backward else [wide]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    kind = params["act_type"]
-    if kind == "rrelu":
-        _random_forward(ctx, params, inputs[0], outputs)
-        return
-    out = outputs[0]
-    if out is None:
-        return
-    if kind == "prelu":
-        prelu_forward(ctx, inputs[0], inputs[1], out)
-        return
-    for x, y, *scratch in blocks(ctx, (inputs[0], out), _scratch(params, out.dtype)):
-        _FORWARD[kind](ctx.xp, params, x, y, *scratch)
+class _LeakyKernel(BlockKernel):
+    """A block kernel, with kernels of their own for some values of ``act_type``, which cannot be prepared."""
+
+    __slots__ = ("special",)
+
+    def __init__(self, step: Callable[..., object], scratch: ScratchRule, special: Mapping[str, Kernel]) -> None:
+        super().__init__(step, scratch)
+        self.special = special
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self.special.get(params["act_type"], super().__call__)(ctx, params, inputs, outputs)
+
+    def prepare(
+        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> Callable[[], object] | None:
+        """The step bound to the views of every block; None for the special kinds."""
+        return None if params["act_type"] in self.special else super().prepare(ctx, params, inputs, outputs)
+
+
+def _forward_step(xp: Any, params: Params, x: Any, out: Any, *scratch: Any) -> None:
+    _FORWARD[params["act_type"]](xp, params, x, out, *scratch)
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -170,27 +190,16 @@ def _gelu_backward(xp: Any, g: Any, x: Any, out: Any, slope: Any, density: Any, 
     xp.multiply(g, slope, out=out, casting="same_kind")
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    xp, kind = ctx.xp, params["act_type"]
-    if kind == "prelu":
-        prelu_backward(ctx, inputs, outputs)
+def _backward_step(xp: Any, params: Params, g: Any, kept: Any, out: Any, *scratch: Any) -> None:
+    kind = params["act_type"]
+    if kind == "gelu":
+        _gelu_backward(xp, g, kept, out, *scratch)
         return
-    out = outputs[0]
-    if out is None:
-        return
-    ograd, kept = inputs
-    if kind == "rrelu":
-        for g, slope, target in blocks(ctx, (ograd, kept, out)):
-            xp.multiply(g, slope, out=target)
-    elif kind == "gelu":
-        for block in blocks(ctx, (ograd, kept, out), _scratch(params, out.dtype, backward=True)):
-            _gelu_backward(xp, *block)
-    else:
-        for g, k, target, slope, mask in blocks(ctx, (ograd, kept, out), _scratch(params, out.dtype, backward=True)):
-            xp.less_equal(k, 0, out=mask)
-            xp.logical_not(mask, out=mask)  # NaN counts as above 0: what comes in must not vanish there
-            _SLOPE[kind](xp, params, k, slope, mask)
-            xp.multiply(g, slope, out=target, casting="same_kind")
+    slope, mask = scratch
+    xp.less_equal(kept, 0, out=mask)
+    xp.logical_not(mask, out=mask)  # NaN counts as above 0: what comes in must not vanish there
+    _SLOPE[kind](xp, params, kept, slope, mask)
+    xp.multiply(g, slope, out=out, casting="same_kind")
 
 
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -207,12 +216,13 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 # ---------------------------------------------------------------------------------------------------------- rrelu
 
 
-def _random_forward(ctx: OpContext, params: Params, data: Any, outputs: Sequence[Any]) -> None:
+def _random_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Slopes drawn in training, their mean otherwise; the mask holds 1 above 0 and the slope elsewhere."""
     xp = ctx.xp
     out, mask = outputs
     low, high = params["lower_bound"], params["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None
+    data = inputs[0]
     flat = data.reshape(-1)
     size = min(flat.size, grain.block())
     draws = ctx.take((size,), np.dtype(np.float32))
@@ -235,6 +245,25 @@ def _random_forward(ctx: OpContext, params: Params, data: Any, outputs: Sequence
             mask.reshape(-1)[here] = slope
         if out is not None:
             xp.multiply(x, slope, out=out.reshape(-1)[here])
+
+
+def _prelu(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    prelu_forward(ctx, inputs[0], inputs[1], outputs[0])
+
+
+def _backward_prelu(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    prelu_backward(ctx, inputs, outputs)
+
+
+def _backward_random(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for g, slope, target in blocks(ctx, (*inputs, outputs[0])):
+        ctx.xp.multiply(g, slope, out=target)
+
+
+_forward = _LeakyKernel(_forward_step, _scratch, {"rrelu": _random_forward, "prelu": _prelu})
+_backward = _LeakyKernel(
+    _backward_step, partial(_scratch, backward=True), {"rrelu": _backward_random, "prelu": _backward_prelu}
+)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
