@@ -6,7 +6,8 @@ import pytest
 
 from tests.contract.engines import together
 from weftplan import engine
-from weftplan.engine import combining
+from weftplan.engine import combining, waiting
+from weftplan.engine.edges import forking
 from weftplan.errors import EngineError
 
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
@@ -20,16 +21,20 @@ def test_the_region_is_left_in_the_middle_of_a_storm(kind, monkeypatch):
     3. one of them comes, finds the token, and the first has nothing more to do
     """
     eng = engine.create(kind, cpu_workers=1)
+    busy, gate = threading.Event(), threading.Event()
+    eng.push(lambda: (busy.set(), gate.wait(60)))  # or the worker's requests count, too
+    assert busy.wait(60)
     monkeypatch.setattr(eng, "_dispatch", dispatch := Storm(eng))
     pauses = []
 
     def another_comes(seconds):
         pauses.append(dispatch.left)
         dispatch.left = 0
+        gate.set()
 
     monkeypatch.setattr(combining, "sleep", another_comes)
     eng.push(lambda: None)
-    assert pauses == [10_001 - combining.MOST_AT_ONCE]
+    assert pauses == [10_000 - combining.MOST_AT_ONCE]
     eng.wait_for_all()
     eng.stop()
 
@@ -74,6 +79,31 @@ def test_a_push_waits_while_too_many_are_pending(bounded, kind):
     eng.wait_for_all()
     assert len(most) == 800
     assert max(most) <= 8 + 4
+    eng.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pushes_wait_while_the_thread_inside_is_held_up(bounded, kind, monkeypatch):
+    """What nobody has carried out counts as pending: the bound holds although nothing is admitted meanwhile."""
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.02)  # until they look again for what nobody has carried out
+    eng = bounded(kind, cpu_workers=1)
+    var, ran = eng.new_variable(), []
+    forking.seize(eng)  # as if the system had taken the processor away from a thread that is inside
+    pushing = [
+        threading.Thread(target=lambda: [eng.push(lambda: ran.append(1), (), [var]) for _ in range(200)])
+        for _ in range(4)
+    ]
+    for thread in pushing:
+        thread.start()
+    for thread in pushing:
+        thread.join(0.05)  # too little for what must wait, enough for what would not
+    left = len(eng._requests)
+    forking.leave(eng)
+    for thread in pushing:
+        thread.join()
+    eng.wait_for_all()
+    assert left <= 8 + 4
+    assert len(ran) == 800
     eng.stop()
 
 

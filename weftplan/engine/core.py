@@ -236,7 +236,9 @@ class Engine(Waiting):
 
         So that the pushing thread does not sleep and wake for each operation.
         """
-        if self._pending >= self._bound:
+        # With the requests that nobody has carried out yet: while one thread is held up inside, the others would leave
+        # as many there as they like. In this order, as in wait_for_var.
+        if len(self._requests) + self._pending >= self._bound:
             if self._bulking:
                 self._flush_bulk()
             self._wait_idle(few=self._few)
