@@ -17,7 +17,7 @@ import pytest
 from weftplan.device.context import cpu
 from weftplan.ops.schema import InplacePair, Op
 from weftplan.planner import IndexedGraph, PlanOptions
-from weftplan.planner.liveness import Facts, collect
+from weftplan.planner.liveness import PlacedGraph, placed_graph
 from weftplan.planner.strategies import plan_memory
 from weftplan.symbol.node import Entry, Node
 
@@ -62,13 +62,13 @@ def _nothing(*args: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def graphs() -> dict[str, Facts]:
-    """Facts of every stored graph."""
+def graphs() -> dict[str, PlacedGraph]:
+    """PlacedGraph of every stored graph."""
     stored = json.loads(gzip.decompress(GRAPHS.read_bytes()))
     return {name: _facts(graph) for name, graph in stored.items()}
 
 
-def _facts(stored: dict[str, Any]) -> Facts:
+def _facts(stored: dict[str, Any]) -> PlacedGraph:
     nodes: list[Node] = []
     elements: list[int] = []
     for position, (op, inputs, controls, sizes) in enumerate(stored["nodes"]):
@@ -95,7 +95,7 @@ def _facts(stored: dict[str, Any]) -> Facts:
     # The stored order is MXNet's numbering: ours must be the same, or plans could not agree.
     assert graph.nodes == nodes
     counts = np.array(elements, dtype=np.int64)
-    return collect(
+    return placed_graph(
         graph,
         [n for n, node in enumerate(nodes) if node.op is not None],
         shapes=[(n,) for n in elements],
@@ -112,7 +112,7 @@ def _facts(stored: dict[str, Any]) -> Facts:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, Facts], name: str) -> None:
+def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, PlacedGraph], name: str) -> None:
     """Bytes alive and bytes planned, to the byte, with every setting that MXNet has."""
     alive, *planned = MEASURED[name]
     for setting, expected in zip(SETTINGS, planned, strict=True):
@@ -126,7 +126,7 @@ def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, Facts], name: str) -
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_ours_is_never_above_mxnet(graphs: dict[str, Facts], name: str) -> None:
+def test_ours_is_never_above_mxnet(graphs: dict[str, PlacedGraph], name: str) -> None:
     """On MXNet's own graph and order: within 0.5 % of what is alive, and below what MXNet plans."""
     plan, _ = plan_memory(graphs[name], PlanOptions())
     assert plan.peak <= MEASURED[name][1]

@@ -14,7 +14,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment, Kind
-from weftplan.planner.liveness import Facts, lifetimes, live_bytes
+from weftplan.planner.liveness import PlacedGraph, lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.reachability import MOST_STEPS, ancestors
@@ -31,7 +31,7 @@ class Buffers:
     scratch of nodes that do not run.
     """
 
-    facts: Facts
+    facts: PlacedGraph
     assignment: Assignment
     options: PlanOptions
     entry_first: IntArray = field(init=False)
@@ -129,7 +129,9 @@ class Buffers:
         return total + sum(largest)
 
 
-def _dataflow(facts: Facts, found: Assignment, group: Sequence[int], count: int) -> tuple[list[list[int]], list[int]]:
+def _dataflow(
+    facts: PlacedGraph, found: Assignment, group: Sequence[int], count: int
+) -> tuple[list[list[int]], list[int]]:
     """(steps whose results each step reads, set of steps that use each of ``count`` buffers).
 
     A skipped sum touches nothing, but whoever reads it needs what was added to it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.strategies import plan_memory
@@ -23,7 +23,7 @@ class Draft:
         notes: what was decided, in words.
     """
 
-    facts: Facts
+    facts: PlacedGraph
     num_forward: int
     memory: MemoryPlan
     assignment: Assignment
@@ -34,6 +34,6 @@ class Draft:
         return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
-def plan_graph(facts: Facts, num_forward: int, options: PlanOptions) -> Draft:
+def plan_graph(facts: PlacedGraph, num_forward: int, options: PlanOptions) -> Draft:
     """The graph with the plan that ``options`` give it."""
     return Draft(facts, num_forward, *plan_memory(facts, options))

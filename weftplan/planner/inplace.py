@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from weftplan.planner.graph import IndexedGraph
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 
 Allocate = Callable[[int, int, int], int]
 """(entry, device, node) -> storage id: a released one, or the next new number."""
@@ -63,7 +63,7 @@ class Assignment:
 
 
 def assign(
-    facts: Facts,
+    facts: PlacedGraph,
     allocate: Allocate,
     release: Release,
     *,
@@ -143,7 +143,7 @@ def _name(graph: IndexedGraph, nid: int) -> str:
     return "" if op is None else op.name
 
 
-def add_in_place(facts: Facts, found: Assignment) -> None:
+def add_in_place(facts: PlacedGraph, found: Assignment) -> None:
     """Turn partial gradient sums into additions by whoever makes the term; changes ``found``.
 
     For ``out = _grad_add(total, term)`` with ``out`` in place of ``total``: the maker of ``term`` adds straight to

@@ -1,8 +1,8 @@
 """What a memory strategy has to know about a graph, and when bytes are alive.
 
-:class:`Facts` is the common input of all strategies. Steps are positions in the execution order; an entry is alive from
-the step that writes it up to, not including, the step after its last reader; an output of the graph stays alive to the
-end.
+:class:`PlacedGraph`, the *facts*, is the common input of all strategies. Steps are positions in the execution order; an
+entry is alive from the step that writes it up to, not including, the step after its last reader; an output of the graph
+stays alive to the end. Rewrites make new facts and change none, so any thread may read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weftplan.planner.graph import IndexedGraph, IntArray
 
 
 @dataclass(slots=True, kw_only=True)
-class Facts:
+class PlacedGraph:
     """A placed graph with sizes, in an execution order. Lists are indexed by node id or entry id."""
 
     graph: IndexedGraph
@@ -48,7 +48,7 @@ class Facts:
     """Bytes of the caller's arrays by purpose."""
 
 
-def collect(
+def placed_graph(
     graph: IndexedGraph,
     order: list[int],
     *,
@@ -62,7 +62,7 @@ def collect(
     added: frozenset[int],
     workspaces: dict[int, int],
     external_bytes: dict[str, int],
-) -> Facts:
+) -> PlacedGraph:
     """Gather what operators declare.
 
     Raises:
@@ -104,7 +104,7 @@ def collect(
                 here=[device[makers[e]] == device[nid] for e in inputs],
             )
         )
-    return Facts(
+    return PlacedGraph(
         graph=graph,
         order=order,
         shapes=shapes,
@@ -169,7 +169,7 @@ def references(graph: IndexedGraph, reads: Sequence[Sequence[int]]) -> list[int]
     return refs
 
 
-def dependencies(facts: Facts) -> list[list[int]]:
+def dependencies(facts: PlacedGraph) -> list[list[int]]:
     """Per node the operator nodes that it must follow in any order of execution; empty for variables.
 
     These are the makers of its inputs, its control dependencies, and of the nodes that touch the same auxiliary state
@@ -193,7 +193,7 @@ def dependencies(facts: Facts) -> list[list[int]]:
     return before
 
 
-def lifetimes(facts: Facts) -> tuple[list[int], list[int]]:
+def lifetimes(facts: PlacedGraph) -> tuple[list[int], list[int]]:
     """(first, last) step per entry, half-open; variables and gradient arrays too, though they need no planned memory.
 
     A variable starts at 0. An entry that nobody reads lives for the one step that makes it.

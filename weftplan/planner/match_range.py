@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 
 
 class BlockPool:
@@ -61,7 +61,7 @@ class BlockPool:
             self._released += 1
 
 
-def colors(facts: Facts, count: int) -> list[int]:
+def colors(facts: PlacedGraph, count: int) -> list[int]:
     """A colour below ``count`` for every node: the longest paths of operators one after the other, then the rest.
 
     Repeatedly the path with most uncoloured operators gets the next colour; what remains after ``count - 1`` paths gets

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import Facts, dependencies
+from weftplan.planner.liveness import PlacedGraph, dependencies
 from weftplan.planner.reachability import last_needs_others, producers
 
 COMPAT = ("paddle", "paddle_pir")
@@ -26,7 +26,7 @@ NOT_ON_CPU = frozenset(("_backward_broadcast_add", "_backward_broadcast_sub", "_
 """Gradients of sums and differences, which ``paddle_pir`` does not compute in place on a CPU."""
 
 
-def breadth_first(facts: Facts, forward: int) -> list[int]:
+def breadth_first(facts: PlacedGraph, forward: int) -> list[int]:
     """The steps in the order in which Paddle's pass walks them: whatever is ready, first come, first served.
 
     The first ``forward`` steps stay in front. Nodes that touch one auxiliary state keep their order.
@@ -63,7 +63,7 @@ class InplaceRule:
         pir: by the rules of ``paddle_pir``.
     """
 
-    def __init__(self, facts: Facts, *, pir: bool) -> None:
+    def __init__(self, facts: PlacedGraph, *, pir: bool) -> None:
         self._facts = facts
         self._pir = pir
         self._fetched = frozenset(facts.graph.outputs.tolist())
@@ -111,7 +111,7 @@ class ExactPool:
         reuse: False never gives memory out again.
     """
 
-    def __init__(self, facts: Facts, *, reuse: bool) -> None:
+    def __init__(self, facts: PlacedGraph, *, reuse: bool) -> None:
         self.block_bytes: list[int] = []
         self._sizes = facts.nbytes
         self._reuse = reuse
@@ -134,7 +134,7 @@ class ExactPool:
             self._dead.setdefault((self._home[block], self.block_bytes[block]), []).append(block)
 
 
-def order_edges(facts: Facts, found: Assignment) -> list[tuple[int, int]]:
+def order_edges(facts: PlacedGraph, found: Assignment) -> list[tuple[int, int]]:
     """(earlier node, later node): what has to be added to the order by data because blocks are used again.
 
     The later node is the first to write a block that others used before; each of them that does not come before it, by

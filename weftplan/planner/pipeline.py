@@ -22,7 +22,7 @@ from weftplan.planner import recompute, spill
 from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.inplace import Assignment, Kind
-from weftplan.planner.liveness import Facts, collect
+from weftplan.planner.liveness import PlacedGraph, placed_graph
 from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
 from weftplan.planner.paddle import breadth_first
@@ -142,7 +142,7 @@ class SizedGraph:
     """
 
     def __init__(
-        self, ends: _Ends, facts: Facts, num_forward: int, options: PlanOptions, *, mirrored: bool = False
+        self, ends: _Ends, facts: PlacedGraph, num_forward: int, options: PlanOptions, *, mirrored: bool = False
     ) -> None:
         self.facts = facts
         self.num_forward = num_forward
@@ -304,7 +304,7 @@ def _collected(
     shapes: Mapping[str, Shape],
     dtypes: Mapping[str, Any],
     kernels: str,
-) -> tuple[Facts, int]:
+) -> tuple[PlacedGraph, int]:
     """Sizes and what operators declare, and the number of forward steps."""
     outputs = graph.outputs[: len(ends.heads)].tolist()
     gradients = graph.outputs[len(ends.heads) :].tolist()
@@ -319,7 +319,7 @@ def _collected(
         "aux": [graph.row[graph.nid[n]] for n in ends.states.values() if n in graph.nid],
         "head_grads": [graph.row[graph.nid[n]] for n in ends.head_grads if n in graph.nid],
     }
-    facts = collect(
+    facts = placed_graph(
         graph,
         steps,
         shapes=sizes[0],

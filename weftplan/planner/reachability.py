@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 
 MOST_STEPS = 8192
 """For more steps than this the sets (together steps * steps / 16 bytes, here 4 MiB) are not worth their memory."""
@@ -63,7 +63,7 @@ def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequen
     return found
 
 
-def producers(facts: Facts) -> list[list[int]]:
+def producers(facts: PlacedGraph) -> list[list[int]]:
     """For each step the steps whose results it reads."""
     row = facts.graph.row
     made = [-1] * facts.graph.num_entries

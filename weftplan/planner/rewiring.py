@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from weftplan.device.context import Context
 from weftplan.planner.graph import IndexedGraph
-from weftplan.planner.liveness import Facts, references
+from weftplan.planner.liveness import PlacedGraph, references
 from weftplan.symbol.node import Entry, Node
 
 
@@ -47,7 +47,7 @@ def moved_heads(graph: IndexedGraph, moved: Mapping[Node, Node]) -> list[Entry]:
 
 
 def carried_over(
-    facts: Facts,
+    facts: PlacedGraph,
     graph: IndexedGraph,
     source: Sequence[int],
     origin: Sequence[int | None],
@@ -55,7 +55,7 @@ def carried_over(
     order: list[int],
     contexts: Sequence[Context],
     device: list[int],
-) -> Facts:
+) -> PlacedGraph:
     """``facts`` about a rewritten graph.
 
     Args:

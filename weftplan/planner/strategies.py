@@ -12,7 +12,7 @@ from dataclasses import replace
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import Assignment, add_in_place, assign
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
@@ -20,7 +20,7 @@ from weftplan.planner.reachability import MOST_STEPS
 from weftplan.planner.slabs import arena, blocks
 
 
-def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
+def plan_memory(facts: PlacedGraph, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
     """The plan of the chosen strategy, and the assignment behind it (which nodes are skipped, which entries added to).
 
     ``auto`` is the smallest of the plans of all strategies, always in one slab per device; equal peaks prefer whole
@@ -43,7 +43,7 @@ def plan_memory(facts: Facts, options: PlanOptions) -> tuple[MemoryPlan, Assignm
     return best
 
 
-def assignment(facts: Facts, options: PlanOptions) -> Assignment:
+def assignment(facts: PlacedGraph, options: PlanOptions) -> Assignment:
     """The assignment with the smallest lower bound, without placing anything."""
     _, variants = _variants(facts, options, colors(facts, options.num_temp))
     if len(variants) == 1:
@@ -56,7 +56,7 @@ def _strategy(options: PlanOptions) -> str:
     return options.strategy if options.match_range else "none"
 
 
-def _variants(facts: Facts, options: PlanOptions, color: list[int]) -> tuple[int, list[Buffers]]:
+def _variants(facts: PlacedGraph, options: PlanOptions, color: list[int]) -> tuple[int, list[Buffers]]:
     """(bytes that MXNet's rule reports, what is to be placed: with gradient sums as they are, and added in place)."""
     match_range = 0 if _strategy(options) == "none" else options.match_range
     pool, plain = _whole_blocks(facts, options, match_range, color)
@@ -92,7 +92,7 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
 
 
 def _whole_blocks(
-    facts: Facts, options: PlanOptions, match_range: int, color: list[int]
+    facts: PlacedGraph, options: PlanOptions, match_range: int, color: list[int]
 ) -> tuple[BlockPool | paddle.ExactPool, Assignment]:
     """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total. Or Paddle's."""
     if options.compat in paddle.COMPAT:

@@ -13,7 +13,7 @@ from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, pipeline, plan_symbol
 from weftplan.planner.draft import Draft
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.recompute import Tape, node_seconds
 
 
@@ -21,7 +21,7 @@ from weftplan.planner.recompute import Tape, node_seconds
 class Training:
     """What the planner knew just before it would have applied a policy."""
 
-    facts: Facts
+    facts: PlacedGraph
     num_forward: int
     assignment: Assignment
     options: PlanOptions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weftplan import symbol as sym
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.recompute import repeat
@@ -21,7 +21,7 @@ from weftplan.planner.recompute.rewrite import needed_twins, repeatable
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def real_bound(facts: Facts, options: PlanOptions) -> int:
+def real_bound(facts: PlacedGraph, options: PlanOptions) -> int:
     """The lower bound as the planner itself computes it, without additions into partial sums."""
     pool = BlockPool(facts.nbytes, 0)
     found = assign(facts, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
@@ -37,7 +37,7 @@ def chain(training: Any) -> Any:
     return training(sym.sum(x, name="total"), {"data": (4, 6)})
 
 
-def names(facts: Facts) -> list[str]:
+def names(facts: PlacedGraph) -> list[str]:
     return [facts.graph.nodes[nid].name for nid in facts.order]
 
 

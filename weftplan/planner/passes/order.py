@@ -18,12 +18,12 @@ from heapq import heapify, heappop, heappush
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
-from weftplan.planner.liveness import Facts, dependencies
+from weftplan.planner.liveness import PlacedGraph, dependencies
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 
 
-def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
+def choose_order(facts: PlacedGraph, forward: int, options: PlanOptions) -> list[int]:
     """The best order found. ``forward`` is the number of steps of the forward part.
 
     The result is ``facts.order`` itself when nothing better was found.
@@ -43,7 +43,7 @@ def choose_order(facts: Facts, forward: int, options: PlanOptions) -> list[int]:
     return best
 
 
-def lower_bound(facts: Facts, order: list[int], options: PlanOptions) -> int:
+def lower_bound(facts: PlacedGraph, order: list[int], options: PlanOptions) -> int:
     """Most bytes alive at once when ``facts`` run in ``order``, with in-place merging and scratch."""
     ordered = replace(facts, order=order)
     pool = BlockPool(facts.nbytes, 0)
@@ -54,7 +54,7 @@ def lower_bound(facts: Facts, order: list[int], options: PlanOptions) -> int:
 class _Dependencies:
     """Who needs whom, and what each node allocates."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: PlacedGraph) -> None:
         graph = facts.graph
         self.facts = facts
         self.before = dependencies(facts)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.planner.graph import IntArray
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 
 Pair = tuple[int, int, int, bool]
 """(input slot, input entry, output entry, may share while others still read)."""
@@ -31,7 +31,7 @@ Pair = tuple[int, int, int, bool]
 class Prepared(Protocol):
     """What this module reads of a :class:`weftplan.planner.recompute.tape.Tape`."""
 
-    facts: Facts
+    facts: PlacedGraph
     forward: list[int]
     backward: list[int]
     place: dict[int, int]

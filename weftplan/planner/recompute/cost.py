@@ -18,7 +18,7 @@ from math import prod, sqrt
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def machine_of(context: Context) -> Machine:
     return HOST if context.is_host else ACCELERATOR
 
 
-def node_seconds(facts: Facts, measured: Mapping[str, float] | None = None) -> list[float]:
+def node_seconds(facts: PlacedGraph, measured: Mapping[str, float] | None = None) -> list[float]:
     """Seconds of every node of a graph (0 for variables).
 
     Args:
@@ -104,7 +104,7 @@ def node_seconds(facts: Facts, measured: Mapping[str, float] | None = None) -> l
     return result
 
 
-def _arithmetic(name: str, is_backward: bool, facts: Facts, inputs: Sequence[int], outs: Sequence[int]) -> float:
+def _arithmetic(name: str, is_backward: bool, facts: PlacedGraph, inputs: Sequence[int], outs: Sequence[int]) -> float:
     """Operations of one node. Backward nodes of products have the inputs (outgoing gradient, left, right, …)."""
     elements, shapes = facts.elements, facts.shapes
     if name == "RNN":  # every parameter meets every step of every sample, twice more for the gradients
@@ -137,7 +137,7 @@ def _window(params: Mapping[str, object]) -> int:
     return prod(int(side) for side in kernel)
 
 
-def _pooled(nid: int, facts: Facts) -> int:
+def _pooled(nid: int, facts: PlacedGraph) -> int:
     """The smaller side of a pooling node, forward or backward: the entry that has one element per window."""
     row = facts.graph.row
     entries: list[int] = [*facts.graph.inputs[nid], *range(row[nid], row[nid + 1])]

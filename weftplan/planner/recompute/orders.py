@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from weftplan.planner.liveness import Facts, dependencies
+from weftplan.planner.liveness import PlacedGraph, dependencies
 from weftplan.planner.passes.order_deep import deepest_first
 
 
-def stepwise_forward(facts: Facts, num_forward: int) -> Facts:
+def stepwise_forward(facts: PlacedGraph, num_forward: int) -> PlacedGraph:
     """``facts`` with the forward part in depth-first order, deepest input first.
 
     Nodes that touch one auxiliary state keep their given order. Returns ``facts`` itself when that is the given order.
@@ -30,7 +30,7 @@ def stepwise_forward(facts: Facts, num_forward: int) -> Facts:
     return facts if order == part else replace(facts, order=[*order, *facts.order[num_forward:]])
 
 
-def reversed_backward(facts: Facts, num_forward: int) -> Facts:
+def reversed_backward(facts: PlacedGraph, num_forward: int) -> PlacedGraph:
     """``facts`` with the backward part sorted by the forward nodes it belongs to, the last one first.
 
     A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``facts`` itself

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from weftplan.errors import BudgetError
 from weftplan.planner.draft import Draft, plan_graph
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.cost import node_seconds
@@ -31,7 +31,7 @@ CHEAP_SHARE = 0.05
 """Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
 
 
-def wanted(options: PlanOptions, facts: Facts) -> bool:
+def wanted(options: PlanOptions, facts: PlacedGraph) -> bool:
     """Whether these options (or a node's attribute) ask for recomputation."""
     return options.recompute != "off" or options.budget is not None or has_forced(facts.graph.nodes)
 

@@ -16,14 +16,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from weftplan.planner.graph import IndexedGraph
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.rewiring import carried_over, followed, moved_heads, rewired
 from weftplan.symbol.node import Entry, Node
 
 SUFFIX = "_mirror"
 
 
-def repeatable(facts: Facts, num_forward: int) -> list[int]:
+def repeatable(facts: PlacedGraph, num_forward: int) -> list[int]:
     """Forward nodes that may be computed twice, in execution order.
 
     Losses and makers of the graph's outputs are left out: their results stay alive to the end in any case.
@@ -38,7 +38,7 @@ def repeatable(facts: Facts, num_forward: int) -> list[int]:
     return found
 
 
-def needed_twins(facts: Facts, num_forward: int, chosen: Collection[int]) -> list[int]:
+def needed_twins(facts: PlacedGraph, num_forward: int, chosen: Collection[int]) -> list[int]:
     """Nodes of ``chosen`` that some backward node needs, directly or through other twins; in execution order."""
     reads = facts.reads
     maker = facts.graph.entry_node
@@ -58,7 +58,7 @@ def needed_twins(facts: Facts, num_forward: int, chosen: Collection[int]) -> lis
     return [nid for nid in facts.order[:num_forward] if nid in wanted]
 
 
-def repeat(facts: Facts, num_forward: int, chosen: Collection[int]) -> Facts:
+def repeat(facts: PlacedGraph, num_forward: int, chosen: Collection[int]) -> PlacedGraph:
     """The facts of the graph in which the backward part recomputes the nodes ``chosen``.
 
     Args:
@@ -125,7 +125,7 @@ def repeat(facts: Facts, num_forward: int, chosen: Collection[int]) -> Facts:
 
 
 def _schedule(
-    graph: IndexedGraph, facts: Facts, num_forward: int, made: dict[Node, Node], moved: dict[Node, Node]
+    graph: IndexedGraph, facts: PlacedGraph, num_forward: int, made: dict[Node, Node], moved: dict[Node, Node]
 ) -> list[int]:
     """The given order with every twin just before its first reader."""
     number = graph.nid

@@ -15,7 +15,7 @@ import numpy as np
 
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.recompute.arrays import Arrays, Pair, Trace, expressible, pressure
 from weftplan.planner.recompute.rewrite import repeatable
@@ -49,7 +49,7 @@ class Tape:
     """
 
     def __init__(
-        self, facts: Facts, num_forward: int, found: Assignment, options: PlanOptions, seconds: Sequence[float]
+        self, facts: PlacedGraph, num_forward: int, found: Assignment, options: PlanOptions, seconds: Sequence[float]
     ) -> None:
         self.facts = facts
         self.seconds = seconds

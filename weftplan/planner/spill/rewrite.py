@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from weftplan.device.context import Context
 from weftplan.ops import registry
 from weftplan.planner.graph import IndexedGraph
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.rewiring import carried_over, followed, moved_heads, rewired
 from weftplan.symbol.node import Entry, Node
 
@@ -51,7 +51,7 @@ def host_of(context: Context) -> Context:
     return Context("cpu_pinned", context.device_id)
 
 
-def spilled(facts: Facts, num_forward: int, spills: Sequence[Spill]) -> tuple[Facts, int]:
+def spilled(facts: PlacedGraph, num_forward: int, spills: Sequence[Spill]) -> tuple[PlacedGraph, int]:
     """The graph in which ``spills`` go to the host, and the number of its forward steps."""
     graph, order = facts.graph, facts.order
     copy_op = registry.get("_CrossDeviceCopy")
@@ -95,8 +95,8 @@ def spilled(facts: Facts, num_forward: int, spills: Sequence[Spill]) -> tuple[Fa
 
 
 def _numbered(
-    facts: Facts, steps: Sequence[Node], moved: dict[Node, Node], origin: dict[Node, int], copied: dict[Node, int]
-) -> Facts:
+    facts: PlacedGraph, steps: Sequence[Node], moved: dict[Node, Node], origin: dict[Node, int], copied: dict[Node, int]
+) -> PlacedGraph:
     """Number the new graph, and carry sizes and places over."""
     old = facts.graph
     graph = IndexedGraph(moved_heads(old, moved))

@@ -20,7 +20,7 @@ import numpy as np
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.graph import IntArray
-from weftplan.planner.liveness import Facts
+from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.spill.link import PCIE, Idle, Link, StepTimes, timetable
 from weftplan.planner.spill.rewrite import Spill, can_spill
 
@@ -55,7 +55,7 @@ class Search:
     """
 
     def __init__(
-        self, facts: Facts, num_forward: int, buffers: Buffers, seconds: Sequence[float], link: Link = PCIE
+        self, facts: PlacedGraph, num_forward: int, buffers: Buffers, seconds: Sequence[float], link: Link = PCIE
     ) -> None:
         self._num_forward = num_forward
         self._link = link
@@ -67,7 +67,7 @@ class Search:
         self._held = buffers.nbytes.tolist()
         self._idle = [self._candidates(facts, buffers, device) for device in self._devices]
 
-    def _candidates(self, facts: Facts, buffers: Buffers, device: int) -> list[Idle]:
+    def _candidates(self, facts: PlacedGraph, buffers: Buffers, device: int) -> list[Idle]:
         """What may leave ``device``, in the order in which it is made."""
         turn, order = self._num_forward, facts.order
         row = facts.graph.row
