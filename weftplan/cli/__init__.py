@@ -20,6 +20,9 @@ from weftplan.errors import MXNetError, did_you_mean
 _COMMANDS = {
     "train": "Train a network on handwritten digits, through every layer.",
     "plan": "Plan the memory of a network without running it.",
+    "inspect": "Look into a model file: layers, parameters, sizes, what is missing.",
+    "run": "Run a model on arrays or an image.",
+    "convert": "Write a model as ONNX, its parameters as safetensors, and back.",
     "launch": "Start the processes of a distributed kvstore.",
     "pack": "Place buffers with lifetimes at offsets in one slab.",
     "doctor": "Show what is installed and how everything is set.",

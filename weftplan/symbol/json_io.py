@@ -89,6 +89,11 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
         FormatError: the text is truncated or malformed, refers to what does not exist, or the graph has a cycle.
         ParameterError: an operator's parameters do not parse.
     """
+    if text.startswith("version https://git-lfs"):
+        raise FormatError(
+            f"{where}: it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` "
+            f"there"
+        )
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,0 +1,209 @@
+"""``weftplan inspect`` and ``weftplan run``: real checkpoints, what they say of bad ones, and what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import weftplan as mx
+from weftplan.cli import main
+from weftplan.report.inspection import inspect
+from weftplan.training.checkpoint import save_checkpoint
+
+
+def call(*args: object) -> Result:
+    """Run a command; an exception that is no message fails the test."""
+    return CliRunner().invoke(main, list(map(str, args)), catch_exceptions=False)
+
+
+def network() -> mx.sym.Symbol:
+    """data (3 channels) - conv - bn - relu - pool - fc (5 classes) - softmax."""
+    made = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv")
+    made = mx.sym.Activation(mx.sym.BatchNorm(made, name="bn"), act_type="relu", name="relu")
+    made = mx.sym.Pooling(made, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
+    made = mx.sym.FullyConnected(made, num_hidden=5, name="fc")
+    return mx.sym.SoftmaxOutput(made, name="softmax")
+
+
+def parameters() -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments, states) of the network, the same each time."""
+    random = np.random.RandomState(3)
+    symbol = network()
+    shapes, _, states = symbol.infer_shape(data=(1, 3, 8, 8))
+    args = {
+        name: mx.nd.array(random.uniform(-1, 1, shape))
+        for name, shape in zip(symbol.list_arguments(), shapes, strict=True)
+        if name not in ("data", "softmax_label")
+    }
+    args["bn_gamma"][:] = 1
+    aux = {
+        name: mx.nd.array(random.uniform(0.5, 1, shape))
+        for name, shape in zip(symbol.list_auxiliary_states(), states, strict=True)
+    }
+    return args, aux
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """A checkpoint's prefix; there is epoch 7."""
+    save_checkpoint(tmp_path / "net", 7, network(), *parameters())
+    return tmp_path / "net"
+
+
+def test_inspect_counts_what_there_is(prefix: Path) -> None:
+    """Shapes, parameters, operations and bytes are those of the network, its planned sizes those of the planner."""
+    result = call("inspect", prefix, 7, "--shape", "data=2,3,8,8", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    layers = {layer["name"]: layer for layer in found["layers"]}
+    assert layers["conv"]["shape"] == [2, 4, 8, 8]
+    assert layers["conv"]["parameters"] == 4 * 3 * 9 + 4
+    assert layers["conv"]["flops"] == 2 * (2 * 4 * 8 * 8) * 27 + 2 * 4 * 8 * 8
+    assert layers["fc"]["flops"] == 2 * 2 * 5 * 4 + 2 * 5
+    assert layers["conv"]["nbytes"] == 4 * 2 * 4 * 8 * 8
+    assert found["parameters"] == sum(array.size for table in parameters() for array in table.values())
+    assert found["version"] == "MXNet 1.9.1"
+    assert (len(found["matched"]), found["missing"], found["unused"]) == (8, [], [])
+    plan = network().plan({"data": (2, 3, 8, 8)}, train=False)
+    assert found["inference_bytes"] == plan.total
+    assert "it can be run" in found["verdict"]
+
+
+def test_parameters_tell_the_shape_of_the_input(prefix: Path) -> None:
+    """Without --shape, the first convolution tells layout and channels, and the verdict what to type."""
+    result = call("inspect", prefix, 7)
+    assert "data: ? x 3 x ? x ? (NCHW with 3 channels)" in result.output
+    assert "--shape data=1,3,224,224" in result.output
+    assert "net-0007.params" in call("inspect", f"{prefix}-symbol.json").output
+
+
+def test_features_tell_it_all() -> None:
+    """Where the first layer takes vectors, only the size of the batch is open."""
+    symbol = mx.sym.FullyConnected(mx.sym.Variable("data") * 2, num_hidden=3, name="fc")
+    found = inspect(symbol, args={"fc_weight": mx.nd.ones((3, 6)), "fc_bias": mx.nd.ones((3,))}, aux={})
+    assert found.inputs[0].shape == (0, 6)
+    assert found.inputs[0].known == "6 features in a sample"
+
+
+def test_what_is_strange_about_a_checkpoint() -> None:
+    """A gamma without effect, missing statistics, values that are none, names of another network, wrong shapes."""
+    args, aux = parameters()
+    args["bn_gamma"][:] = 2
+    args["fc_bias"][:] = np.nan
+    del aux["bn_moving_var"]
+    found = inspect(network(), args=args, aux=aux)
+    words = " ".join(found.warnings)
+    assert "fix_gamma is set, so the stored gamma" in words
+    assert "moving mean or variance is missing" in words
+    assert "['fc_bias']: not every value is a finite number" in words
+    assert found.missing == ["bn_moving_var"]
+    other = inspect(network(), args={"a": mx.nd.ones((1,)), "fc_bias": mx.nd.ones((5,))}, aux={})
+    assert "another network: 1 of 8 names match, 1 are unused" in other.verdict
+    args, aux = parameters()
+    args["fc_weight"] = mx.nd.ones((5, 9))
+    wrong = inspect(network(), args=args, aux=aux, shapes={"data": (1, 3, 8, 8)})
+    assert wrong.wrong == ["fc_weight: stored (5, 9), the network needs (5, 4)"]
+
+
+def test_unknown_operators_are_listed(prefix: Path) -> None:
+    """A file with an operator that weftplan does not have is shown all the same."""
+    path = Path(f"{prefix}-symbol.json")
+    path.write_text(path.read_text().replace('"op": "Pooling"', '"op": "Mystery"'))
+    result = call("inspect", path)
+    assert result.exit_code == 0
+    assert "Mystery (not supported)" in result.output
+    assert "Mystery (1 node: pool)" in result.output
+
+
+def test_a_page(prefix: Path, tmp_path: Path) -> None:
+    """--html writes a page that holds every layer and the verdict, and nothing from elsewhere."""
+    result = call("inspect", prefix, 7, "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert f"wrote {tmp_path / 'page.html'}" in result.output
+    assert "<td>conv</td>" in text
+    assert "http" not in text
+
+
+def expected(data: Any) -> Any:
+    """What the network gives, by an executor."""
+    executor = network().simple_bind(mx.cpu(), data=data.shape, grad_req="null")
+    executor.copy_params_from(*parameters())
+    return executor.forward(data=mx.nd.array(data))[0].asnumpy()
+
+
+def test_run_gives_what_an_executor_gives(prefix: Path, tmp_path: Path) -> None:
+    """An array from a file, by itself or by name; the outputs are written, and the best classes printed with names."""
+    data = np.random.RandomState(1).uniform(-1, 1, (2, 3, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", data)
+    np.savez(tmp_path / "x.npz", data=data)
+    (tmp_path / "names").write_text("\n".join(f"class{i}" for i in range(5)))
+    for given in ("x.npy", "x.npz"):
+        out = tmp_path / "out.npz"
+        options = ("--top", 1, "--labels", tmp_path / "names", "-o", out)
+        result = call("run", prefix, 7, "--input", tmp_path / given, *options)
+        assert result.exit_code == 0, result.output
+        written = np.load(out)["softmax_output"]
+        np.testing.assert_array_equal(written, expected(data))
+        assert f"class{written[0].argmax()}" in result.output
+        assert result.output.count("class") == 2
+
+
+def test_run_on_an_image(prefix: Path, tmp_path: Path) -> None:
+    """Pixels are resized, the mean taken off and the rest divided; channels come first, red first."""
+    image_module = pytest.importorskip("PIL.Image")
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1], pixels[..., 2] = 10, 20, 30
+    image_module.fromarray(pixels).save(tmp_path / "x.png")
+    out = tmp_path / "out.npz"
+    options = ("--resize", "8", "--mean", "1,2,3", "--std", "2", "-o", out)
+    result = call("run", prefix, 7, "--input", f"data={tmp_path / 'x.png'}", *options)
+    assert result.exit_code == 0, result.output
+    data = np.empty((1, 3, 8, 8), np.float32)
+    data[0] = np.float32([4.5, 9, 13.5])[:, None, None]
+    np.testing.assert_array_equal(np.load(out)["softmax_output"], expected(data))
+
+
+@pytest.mark.parametrize("command", ["inspect", "run"])
+def test_bad_files_are_named(prefix: Path, tmp_path: Path, command: str) -> None:
+    """A wrong epoch, files given the wrong way round, a pointer of Git LFS, text, a broken image and a pickle."""
+    np.save(tmp_path / "x.npy", np.ones((1, 3, 8, 8)))
+    tail = ("--input", tmp_path / "x.npy") if command == "run" else ()
+    symbol, params = f"{prefix}-symbol.json", f"{prefix}-0007.params"
+    (tmp_path / "lfs").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    for given, words in (
+        ((prefix, 8), "beside"),
+        ((params, params), "holds arrays and no network"),
+        ((symbol, symbol), "holds no parameters"),
+        ((symbol, tmp_path / "lfs"), "Git LFS"),
+        ((tmp_path / "lfs", params), "Git LFS"),
+        ((tmp_path / "nothing", params), "neither a file nor a built-in"),
+    ):
+        result = call(command, *given, *tail)
+        assert result.exit_code != 0, given
+        assert words in result.output, result.output
+
+
+def test_run_says_what_is_missing(prefix: Path, tmp_path: Path) -> None:
+    """All missing parameters at once; an input of a wrong shape; files that hold no array."""
+    np.save(tmp_path / "x.npy", np.ones((1, 3, 8, 8), np.float32))
+    np.save(tmp_path / "four.npy", np.ones((1, 4, 8, 8), np.float32))
+    np.save(tmp_path / "objects.npy", np.array([{}], object))
+    (tmp_path / "x.png").write_bytes(b"no image")
+    for name, words in (
+        ("four.npy", "conv_weight has shape (4, 3, 3, 3), the inputs ask for (4, 4, 3, 3)"),
+        ("objects.npy", "neither an array"),
+        ("x.png", "no image that can be read"),
+    ):
+        result = call("run", prefix, 7, "--input", tmp_path / name)
+        assert result.exit_code == 1
+        assert words in result.output
+    args, aux = parameters()
+    del args["fc_weight"], aux["bn_moving_var"]
+    save_checkpoint(prefix, 9, None, args, aux)
+    result = call("run", prefix, 9, "--input", tmp_path / "x.npy")
+    assert "lack ['fc_weight', 'bn_moving_var']" in result.output

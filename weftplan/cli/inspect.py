@@ -1,0 +1,132 @@
+"""``weftplan inspect``: what a model file holds, what it needs, and whether it can be run."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from weftplan.cli.model_files import epochs, load_model
+from weftplan.cli.plan_inputs import parse_shapes
+from weftplan.errors import listed
+from weftplan.files import replacing
+from weftplan.report.inspection import Inspection, Layer, inspect
+
+WIDTH = 160
+
+
+@click.command("inspect", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model")
+@click.argument("params", required=False)
+@click.option("--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="Shape of an input; repeat for more.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page.")
+@click.option("--json", "want_json", is_flag=True, help="Print what was found as JSON.")
+def command(
+    model: str, params: str | None, shape_texts: tuple[str, ...], html_path: Path | None, want_json: bool
+) -> None:
+    """Look into MODEL, a symbol file or a checkpoint's prefix, and its parameters PARAMS, a file or an epoch.
+
+    Nothing is run. The exit code is 1 when a file cannot be read.
+    """
+    loaded = load_model(model, params)
+    shapes = parse_shapes(shape_texts)
+    found = inspect(
+        loaded.symbol, name=loaded.name, version=loaded.version, args=loaded.args, aux=loaded.aux, shapes=shapes
+    )
+    console = Console(stderr=want_json, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDTH
+    if want_json:
+        click.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        _show(found, console)
+        beside = [path.name for path in epochs(Path(model))] if params is None and Path(model).is_file() else []
+        if beside:
+            console.print(f"parameters beside it: {', '.join(beside)}", highlight=False, markup=False)
+    if html_path is not None:
+        with replacing(html_path) as file:
+            file.write(page(found).encode())
+        console.print(f"wrote {html_path}", highlight=False, markup=False)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "" if shape is None else " x ".join(str(dim) if dim else "?" for dim in shape) or "scalar"
+
+
+def _facts(found: Inspection) -> list[tuple[str, str]]:
+    """Everything but the layers, as pairs of words."""
+    rows = [("written by", found.version)]
+    rows += [("input", f"{one.name}: {_shape(one.shape) or 'shape unknown'}" + (f" ({one.known})" if one.known else ""))
+             for one in found.inputs]  # fmt: skip
+    rows += [("outputs", listed(found.outputs)), ("layers", f"{len(found.layers):,}")]
+    rows.append(("operators", ", ".join(f"{name} {count}" for name, count in found.operators.items())))
+    if found.missing_operators:
+        rows.append(("not supported", ", ".join(found.missing_operators)))
+    if found.parameters:
+        rows.append(("elements of parameters", f"{found.parameters:,}"))
+    if found.matched or found.missing:
+        text = f"{len(found.matched)} matched, {len(found.missing)} missing, {len(found.unused)} unused"
+        rows.append(("parameters", text))
+        rows += [
+            (f"  {word}", listed(names))
+            for word, names in (("missing", found.missing), ("unused", found.unused))
+            if names
+        ]
+        rows += [("  another shape", text) for text in found.wrong]
+    if found.flops is not None:
+        rows.append(("operations of a forward run", f"{found.flops:,}"))
+    if found.inference_bytes is not None:
+        free = found.scratch_free_bytes
+        rows.append(
+            ("bytes, inference", f"{found.inference_bytes:,}" + (f" ({free:,} without scratch)" if free else ""))
+        )
+    if found.training_bytes is not None:
+        rows.append(("bytes, training", f"{found.training_bytes:,}"))
+    return rows + [("warning", text) for text in found.warnings]
+
+
+def _show(found: Inspection, console: Console) -> None:
+    table = Table(title=escape(found.name), title_justify="left", box=None, header_style="bold")
+    for column in ("layer", "operator", "output"):
+        table.add_column(column, overflow="fold")
+    for column in ("parameters", "operations", "bytes"):
+        table.add_column(column, justify="right")
+    for layer in found.layers:
+        table.add_row(*map(escape, _cells(layer)))
+    console.print(table)
+    facts = Table(show_header=False, box=None)
+    facts.add_column()
+    facts.add_column(overflow="fold")
+    for name, text in _facts(found):
+        facts.add_row(escape(name), escape(text))
+    console.print(facts)
+    console.print(found.verdict, highlight=False, markup=False)
+
+
+def _cells(layer: Layer) -> list[str]:
+    counts = ("" if value is None else f"{value:,}" for value in (layer.parameters or None, layer.flops, layer.nbytes))
+    return [layer.name, layer.op + ("" if layer.supported else " (not supported)"), _shape(layer.shape), *counts]
+
+
+def page(found: Inspection) -> str:
+    """A page of HTML without scripts or links to elsewhere."""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(layer)) + "</tr>\n"
+        for layer in found.layers
+    )
+    facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>\n" for name, text in _facts(found))
+    head = "".join(f"<th>{word}</th>" for word in ("layer", "operator", "output", "parameters", "operations", "bytes"))
+    return (
+        f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{html.escape(found.name)}</title>\n"
+        "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222}"
+        "table{border-collapse:collapse;width:100%}td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;"
+        "text-align:left}td:nth-child(n+4),th:nth-child(n+4){text-align:right;font-variant-numeric:tabular-nums}"
+        "dt{font-weight:600}dd{margin:0 0 .4rem 1.5rem}.verdict{background:#eef4fb;padding:.8rem 1rem}</style>\n"
+        f"<h1>{html.escape(found.name)}</h1>\n<p class=verdict>{html.escape(found.verdict)}</p>\n"
+        f"<dl>\n{facts}</dl>\n<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n</html>\n"
+    )

@@ -1,0 +1,88 @@
+"""What the commands ``inspect``, ``run`` and ``convert`` are given: a network's file, and its parameters'."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from weftplan.cli.plan_inputs import load_network
+from weftplan.errors import FormatError
+from weftplan.ndarray import NDArray
+from weftplan.report.inspection import version_of
+from weftplan.symbol import Symbol
+from weftplan.training.checkpoint import read_params
+
+Params = dict[str, NDArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A network, and its parameters where they were given."""
+
+    name: str
+    version: str
+    symbol: Symbol
+    args: Params | None
+    aux: Params | None
+
+
+def load_model(model: str, params: str | None) -> Model:
+    """The network in ``model`` (a symbol file, a checkpoint's prefix, or the name of a built-in network) and its
+    parameters in ``params`` (a file, or the number of an epoch of that prefix).
+
+    Raises:
+        click.BadParameter: no such file; says which there are.
+        FormatError: a file that is something else; says what.
+    """
+    path = _symbol_path(model)
+    if params is not None and Path(params).is_file() and path is not None and _looks_like_params(path):
+        raise FormatError(f"{model} holds arrays and no network: give the symbol file first, then the parameters")
+    network = load_network(str(path) if path is not None else model)
+    version = "weftplan" if network.built_in or path is None else version_of(_text(path))
+    if params is None:
+        return Model(network.name, version, network.symbol, None, None)
+    args, aux = read_params(_params_path(params, path))
+    return Model(network.name, version, network.symbol, args, aux)
+
+
+def epochs(path: Path) -> list[Path]:
+    """The parameter files that lie beside a symbol file."""
+    prefix = path.name.removesuffix(".gz").removesuffix("-symbol.json")
+    return sorted(
+        other for other in path.parent.glob("*.params") if re.fullmatch(re.escape(prefix) + r"-\d+", other.stem)
+    )
+
+
+def _symbol_path(model: str) -> Path | None:
+    for candidate in (Path(model), Path(f"{model}-symbol.json")):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _params_path(params: str, symbol_path: Path | None) -> Path:
+    path = Path(params)
+    beside = epochs(symbol_path) if symbol_path is not None else []
+    if params.isdigit():
+        for other in beside:
+            if int(other.stem.rpartition("-")[2]) == int(params):
+                return other
+    if not path.is_file():
+        there = f"; beside {symbol_path} there are {', '.join(p.name for p in beside)}" if beside else ""
+        raise click.BadParameter(f"there is no parameter file {params!r}{there}", param_hint="PARAMS")
+    if path.read_bytes()[:64].lstrip().startswith(b"{"):
+        raise FormatError(f"{path} is JSON text, such as a symbol file, and holds no parameters")
+    return path
+
+
+def _looks_like_params(path: Path) -> bool:
+    return path.read_bytes()[:8] == (0x112).to_bytes(8, "little")
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")

@@ -1,0 +1,223 @@
+"""``weftplan run``: a model on arrays from files, or on an image."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.cli.model_files import Model, load_model
+from weftplan.device.context import cpu
+from weftplan.errors import BindError, FormatError, ShapeError, did_you_mean, listed
+from weftplan.files import replacing
+from weftplan.report.inspection import input_names
+from weftplan.symbol import infer
+
+Arrays = dict[str, Any]
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> list[float] | None:
+    """Numbers with commas between; one for each channel, or one for all."""
+    if value is None:
+        return None
+    try:
+        return [float(part) for part in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"expected numbers with commas between, got {value!r}") from None
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """(height, width) from ``224`` or ``224x320``."""
+    if value is None:
+        return None
+    parts = value.split("x")
+    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"expected a side or HEIGHTxWIDTH in pixels, got {value!r}")
+    return int(parts[0]), int(parts[-1])
+
+
+@click.command("run", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model")
+@click.argument("params")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    required=True,
+    metavar="[NAME=]FILE",
+    help="An array (.npy), arrays by name (.npz) or an image; repeat for more inputs.",
+)
+@click.option("--mean", callback=_numbers, metavar="NUMBERS", help="Subtracted from the pixels, which are 0 to 255.")
+@click.option("--std", callback=_numbers, metavar="NUMBERS", help="The pixels are divided by it, after the mean.")
+@click.option("--resize", callback=_size, metavar="SIDE|HxW", help="Size of the image that the network gets.")
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Classes printed per sample.")
+@click.option(
+    "--labels", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Names of classes, one a line."
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs (.npz).")
+def command(
+    model: str,
+    params: str,
+    inputs: tuple[str, ...],
+    mean: list[float] | None,
+    std: list[float] | None,
+    resize: tuple[int, int] | None,
+    top: int,
+    labels: Path | None,
+    output: Path | None,
+) -> None:
+    """Run MODEL, a symbol file or a checkpoint's prefix, with the parameters PARAMS, a file or an epoch, on inputs.
+
+    An output with one row for each sample is printed as its largest values, others as their shape and range.
+    """
+    loaded = load_model(model, params)
+    fed = _feeds(loaded, inputs, mean, std, resize)
+    results = predict(loaded, fed)
+    names = None if labels is None else labels.read_text(encoding="utf-8").splitlines()
+    for name, value in results.items():
+        _print(name, value, top, names)
+    if output is not None:
+        held = io.BytesIO()
+        np.savez(held, **results)
+        with replacing(output) as file:
+            file.write(held.getvalue())
+        click.echo(f"wrote {output}")
+
+
+def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs by name of one run outside training; labels may be left out.
+
+    Raises:
+        BindError: an input or a parameter is missing; lists all.
+        ShapeError: a parameter or an input of another shape than the network's; lists all.
+    """
+    assert model.args is not None
+    assert model.aux is not None
+    symbol = model.symbol
+    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    inputs = input_names(symbol, model.args)
+    missing = [name for name in arguments if name not in model.args and name not in inputs]
+    missing += [name for name in states if name not in model.aux]
+    if missing:
+        have = sum(name in model.args for name in arguments)
+        raise BindError(f"{model.name}: the parameters lack {listed(missing)}; {have} of the others' names match")
+    unfed = [name for name in inputs if name not in fed and not name.endswith("label")]
+    if unfed:
+        raise BindError(f"{model.name}: give {listed(unfed)} with --input NAME=FILE")
+    shapes = {name: tuple(value.shape) for name, value in fed.items()}
+    found, _, of_states = symbol.infer_shape_partial(**shapes)
+    pairs = [*zip(arguments, found, strict=True), *zip(states, of_states, strict=True)]
+    unknown = [name for name, shape in pairs if not infer.is_complete(shape)]
+    if unknown:
+        raise ShapeError(f"{model.name}: the inputs do not tell the shapes of {listed(unknown)}")
+    stored = {**model.args, **model.aux}
+    wrong = [
+        f"{name} has shape {tuple(stored[name].shape)}, the inputs ask for {shape}"
+        for name, shape in pairs
+        if name in stored and shape != tuple(stored[name].shape)
+    ]
+    if wrong:
+        raise ShapeError(f"{model.name}: {'; '.join(wrong)}")
+    kinds = {name: value.dtype for name, value in (*stored.items(), *fed.items()) if name in (*arguments, *states)}
+    executor = symbol.simple_bind(cpu(), grad_req="null", type_dict=kinds, **shapes)
+    executor.copy_params_from(model.args, model.aux, allow_extra_params=True, allow_missing=True)
+    outputs = executor.forward(
+        is_train=False, **{name: nd.array(value, dtype=value.dtype) for name, value in fed.items()}
+    )
+    return {name: value.asnumpy() for name, value in zip(symbol.list_outputs(), outputs, strict=True)}
+
+
+def _feeds(
+    model: Model,
+    texts: tuple[str, ...],
+    mean: list[float] | None,
+    std: list[float] | None,
+    resize: tuple[int, int] | None,
+) -> Arrays:
+    """The inputs by name."""
+    assert model.args is not None
+    names = input_names(model.symbol, model.args)
+    data = [name for name in names if not name.endswith("label")]
+    fed: Arrays = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        name, path = (name, path) if equals and name in names else ("", text)
+        if not Path(path).is_file():
+            raise click.BadParameter(
+                f"there is no file {path!r}; the inputs are {', '.join(names)}", param_hint="--input"
+            )
+        value = _read(Path(path), mean, std, resize)
+        given = value if isinstance(value, dict) else {name or (data[0] if data else ""): value}
+        for key in given:
+            if key not in names:
+                hint = did_you_mean(key, names)
+                raise click.BadParameter(f"{key!r} is no input; {hint}inputs: {', '.join(names)}", param_hint="--input")
+        fed.update(given)
+    return fed
+
+
+def _read(
+    path: Path, mean: list[float] | None, std: list[float] | None, resize: tuple[int, int] | None
+) -> Arrays | Any:
+    """An array, arrays by name, or an image as one sample of (1, 3, height, width)."""
+    if path.suffix.lower() in _IMAGES:
+        return image(path, mean, std, resize)
+    try:
+        value = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise FormatError(f"{path}: neither an array (.npy, .npz) nor an image that can be read: {error}") from error
+    held = {key: value[key] for key in value.files} if hasattr(value, "files") else {"": value}
+    for key, array in held.items():
+        if array.dtype.kind not in "biuf":
+            raise FormatError(f"{path}: {key or 'the array'} holds no numbers but {array.dtype}")
+    return held if hasattr(value, "files") else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays of Python's and NumPy's default float are meant as float32."""
+    return value.astype(np.float32) if value.dtype == np.float64 else value
+
+
+def image(
+    path: Path, mean: list[float] | None = None, std: list[float] | None = None, resize: tuple[int, int] | None = None
+) -> Any:
+    """An image as float32 of shape (1, 3, height, width), red first.
+
+    Raises:
+        FormatError: Pillow cannot read it.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise click.ClickException("images need Pillow: pip install 'weftplan[image]'") from error
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+            if resize is not None:
+                picture = picture.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
+            pixels = np.asarray(picture, np.float32)
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        raise FormatError(f"{path}: no image that can be read: {error}") from error
+    for numbers, work, what in ((mean, np.subtract, "mean"), (std, np.divide, "std")):
+        if numbers is not None:
+            if len(numbers) not in (1, 3):
+                raise click.BadParameter(f"--{what} takes 1 or 3 numbers, got {len(numbers)}")
+            pixels = work(pixels, np.array(numbers, np.float32))
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))[None]
+
+
+def _print(name: str, value: Any, top: int, labels: list[str] | None) -> None:
+    click.echo(f"{name}: {value.dtype} {value.shape}, from {value.min():.6g} to {value.max():.6g}")
+    if value.ndim != 2 or value.shape[1] < 2:
+        return
+    for row, sample in enumerate(value):
+        order = np.argsort(-sample, kind="stable")[:top]
+        for place in order:
+            word = labels[place] if labels is not None and place < len(labels) else ""
+            click.echo(f"  {row}: {sample[place]:10.6f}  {place:5} {word}".rstrip())

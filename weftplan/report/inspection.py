@@ -1,0 +1,364 @@
+"""What can be said of a network and its parameters without running it: inputs, layers, sizes, what is missing.
+
+:func:`inspect` is the whole of it; ``weftplan inspect`` prints what it finds. Shapes that nobody gives are read off the
+parameters as far as they tell them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from weftplan import planner
+from weftplan.errors import MXNetError, listed
+from weftplan.ndarray import NDArray
+from weftplan.ops.schema import Shape
+from weftplan.symbol import Symbol, infer, placeholder, topological_order
+from weftplan.symbol.node import Entry, Node
+
+Arrays = Mapping[str, NDArray]
+_ELEMENTWISE = ("BatchNorm", "Cast", "_copy", "Dropout", "identity")
+"""Operators between an input and the first layer with weights that leave its shape alone, with those that end so."""
+_SCALARS = "_scalar"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One variable that is fed: data or a label."""
+
+    name: str
+    shape: Shape | None
+    """Complete, or with 0 for what is unknown, or None."""
+    known: str
+    """What the parameters tell of it, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One operation."""
+
+    name: str
+    op: str
+    shape: Shape | None
+    """Of the first output; None where it is not known."""
+    parameters: int | None
+    """Elements of the parameters that are used here first; None where their shapes are not known."""
+    flops: int | None
+    """Multiplications and additions, None where a shape is not known."""
+    nbytes: int | None
+    """Bytes of the outputs as float32 is what is not said."""
+    supported: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """Everything that was found."""
+
+    name: str
+    version: str
+    inputs: list[Input]
+    outputs: list[str]
+    layers: list[Layer]
+    operators: dict[str, int]
+    """How many nodes of each operator."""
+    missing_operators: dict[str, list[str]]
+    matched: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    inference_bytes: int | None = None
+    training_bytes: int | None = None
+    scratch_free_bytes: int | None = None
+    """The inference plan without scratch memory, as MXNet counts."""
+    warnings: list[str] = field(default_factory=list)
+    verdict: str = ""
+
+    @property
+    def parameters(self) -> int | None:
+        """Elements of all parameters; None where the shape of some is not known."""
+        counts = [layer.parameters for layer in self.layers]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    @property
+    def flops(self) -> int | None:
+        """Of one forward run; None where the shape of some layer is not known."""
+        counts = [layer.flops for layer in self.layers]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {**asdict(self), "parameters": self.parameters, "flops": self.flops}
+
+
+def inspect(
+    symbol: Symbol,
+    *,
+    name: str = "network",
+    version: str = "",
+    args: Arrays | None = None,
+    aux: Arrays | None = None,
+    shapes: Mapping[str, Shape] | None = None,
+) -> Inspection:
+    """Look at a network, at its parameters where they are given, and plan its memory where its shapes are known.
+
+    Args:
+        version: what the file says of the release that wrote it.
+        args, aux: parameters by name.
+        shapes: shapes of inputs by name.
+
+    Raises:
+        ShapeError, ParameterError: the shapes given do not fit the network.
+    """
+    nodes = topological_order(symbol.entries)
+    given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    fed = input_names(symbol, args)
+    stored = {key: tuple(value.shape) for table in (args, aux) if table is not None for key, value in table.items()}
+    variables = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    warnings: list[str] = []
+    wrong = _wrong_shapes(nodes, given, stored, variables)
+    known = {**{key: shape for key, shape in stored.items() if key in variables and key not in wrong}, **given}
+    hints = {key: _told(nodes, key, stored) for key in fed}
+    if args is not None and not given:
+        known.update({key: shape for key, (shape, _) in hints.items() if shape is not None and len(fed) == 1 and shape})
+    values = infer.infer_shapes(nodes, {key: shape for key, shape in known.items() if 0 not in shape})
+    rows = infer.entry_rows(nodes)
+    first = {node: values[row] for node, row in zip(nodes, rows, strict=False)}
+    by_name = {node.name: first[node] for node in nodes if node.op is None}
+    inputs = []
+    for key in fed:
+        shape = by_name.get(key)
+        inputs.append(Input(key, shape if shape is not None else hints[key][0], hints[key][1]))
+    missing_operators = placeholder.missing(nodes)
+    result: dict[str, Any] = {
+        "name": name,
+        "version": version,
+        "inputs": inputs,
+        "outputs": symbol.list_outputs(),
+        "layers": _layers(nodes, rows, values, set(fed)),
+        "operators": _counts(nodes),
+        "missing_operators": missing_operators,
+        "warnings": warnings,
+        "wrong": [f"{key}: stored {stored[key]}, the network needs {shape}" for key, shape in wrong.items()],
+    }
+    if args is not None:
+        needed = [key for key in variables if key not in fed]
+        result.update(
+            matched=[key for key in needed if key in stored and key not in wrong],
+            missing=[key for key in needed if key not in stored],
+            unused=[key for key in stored if key not in variables],
+        )
+        warnings += _doubts(nodes, args, aux or {})
+    complete = not missing_operators and all(infer.is_complete(by_name.get(key)) for key in variables)
+    if complete:
+        sizes = {key: shape for key, shape in by_name.items() if shape is not None}
+        result.update(_plans(symbol, sizes, fed, warnings))
+    result["verdict"] = _verdict(symbol, nodes, result, args is not None, complete)
+    return Inspection(**result)
+
+
+def version_of(text: str) -> str:
+    """The release that wrote a symbol file, as its text says.
+
+    >>> version_of('{"attrs": {"mxnet_version": ["int", 10901]}}')
+    'MXNet 1.9.1'
+    """
+    stored = json.loads(text).get("attrs", {}).get("mxnet_version", [None, None])[1]
+    if not isinstance(stored, int):
+        return "MXNet 0.8 or earlier"
+    return f"MXNet {stored // 10000}.{stored // 100 % 100}.{stored % 100}"
+
+
+def input_names(symbol: Symbol, args: Arrays | None) -> list[str]:
+    """What is fed: the arguments that the parameters do not hold; without them, the first inputs of operators.
+
+    Parameters that are missing from an otherwise fitting file stay parameters: only what no layer owns is an input.
+    """
+    nodes = topological_order(symbol.entries)
+    owned = {
+        entry.node
+        for node in nodes
+        if node.op is not None and not placeholder.is_placeholder(node)
+        for name, entry in zip(node.op.input_names(node.params), node.inputs, strict=False)
+        if entry.node.op is None and entry.node.name == f"{node.name}_{name}" and name not in ("data", "label")
+    }
+    arguments = set(symbol.list_arguments())
+    free = [node.name for node in nodes if node.op is None and node not in owned and node.name in arguments]
+    if args is not None:
+        return [name for name in free if name not in args]
+    flowing = {node.inputs[0].node.name for node in nodes if node.inputs}
+    return [name for name in free if name in flowing or name.endswith("label")]
+
+
+def _told(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape]) -> tuple[Shape | None, str]:
+    """What the parameters of the first layer tell of an input: its shape with 0 for what is open, and words."""
+    reach = {node for node in nodes if node.op is None and node.name == name}
+    for node in nodes:
+        if node.op is None or not node.inputs or node.inputs[0].node not in reach:
+            continue
+        op = node.op.name
+        weight = stored.get(node.inputs[1].node.name) if len(node.inputs) > 1 else None
+        if op == "Convolution":
+            layout = node.params["layout"] or "NC" + "DHW"[-len(node.params["kernel"]) :]
+            if weight is None:
+                return None, f"{layout}, convolution {node.name}"
+            channels = weight[layout.index("C")] * node.params["num_group"]
+            return tuple(channels if axis == "C" else 0 for axis in layout), f"{layout} with {channels} channels"
+        if op == "FullyConnected" and weight is not None:
+            rest = (0, weight[1]) if len(weight) == 2 else None
+            flat = "a sample" if node.params["flatten"] else "the last axis"
+            return rest, f"{weight[-1]} features in {flat}"
+        if op == "Embedding":
+            return None, f"indices below {node.params['input_dim']}"
+        if op in _ELEMENTWISE or op.endswith(_SCALARS):
+            reach.add(node)
+    return None, "a label" if name.endswith("label") else ""
+
+
+def _wrong_shapes(
+    nodes: Sequence[Node], given: Mapping[str, Shape], stored: Mapping[str, Shape], variables: Sequence[str]
+) -> dict[str, Shape]:
+    """Parameters whose stored shapes are not those that the given inputs lead to."""
+    if not given:
+        return {}
+    rows = infer.entry_rows(nodes)
+    values = infer.infer_shapes(nodes, given)
+    found = {node.name: values[row] for node, row in zip(nodes, rows, strict=False) if node.op is None}
+    return {
+        key: shape
+        for key in variables
+        if key in stored and key not in given and infer.is_complete(shape := found.get(key)) and shape != stored[key]
+        if shape is not None
+    }
+
+
+def _layers(nodes: Sequence[Node], rows: Sequence[int], values: Sequence[Any], fed: set[str]) -> list[Layer]:
+    counted: set[Node] = set()
+    at = dict(zip(nodes, rows, strict=False))
+
+    def shape_of(entry: Entry) -> Shape | None:
+        shape: Shape | None = values[at[entry.node] + entry.index]
+        return shape if infer.is_complete(shape) else None
+
+    layers = []
+    for node in nodes:
+        if node.op is None:
+            continue
+        own = dict.fromkeys(e for e in node.inputs if e.node.op is None and e.node.name not in fed)
+        fresh = [entry for entry in own if entry.node not in counted]
+        counted.update(entry.node for entry in fresh)
+        sizes = [shape_of(entry) for entry in fresh]
+        ins = [shape_of(entry) for entry in node.inputs]
+        outs = [shape_of(Entry(node, k)) for k in range(node.num_visible_outputs)]
+        complete = None not in ins and None not in outs
+        layers.append(
+            Layer(
+                name=node.name,
+                op=placeholder.label(node),
+                shape=outs[0] if outs else None,
+                parameters=None if None in sizes else sum(prod(size) for size in sizes if size is not None),
+                flops=operations(node, ins, outs) if complete else None,  # type: ignore[arg-type]
+                nbytes=sum(4 * prod(out) for out in outs if out is not None) if complete else None,
+                supported=not placeholder.is_placeholder(node),
+            )
+        )
+    return layers
+
+
+def operations(node: Node, ins: Sequence[Shape], outs: Sequence[Shape]) -> int:
+    """Multiplications and additions of a forward node: two for each term of a product, one an element elsewhere."""
+    assert node.op is not None
+    name, out = node.op.name, sum(map(prod, outs))
+    if name == "Convolution":
+        return 2 * out * (prod(ins[1]) // int(node.params["num_filter"])) + (out if len(ins) > 2 else 0)
+    if name == "Deconvolution":
+        return 2 * prod(ins[0]) * (prod(ins[1]) // ins[1][0]) + (out if len(ins) > 2 else 0)
+    if name == "FullyConnected":
+        return 2 * out * ins[1][-1] + (out if len(ins) > 2 else 0)
+    if name in ("dot", "batch_dot", "_linalg_gemm2"):
+        shape = ins[0]
+        return 2 * out * (shape[-2] if node.params.get("transpose_a") and len(shape) > 1 else shape[-1])
+    if name == "Pooling":
+        window = prod(ins[0][2:]) if node.params["global_pool"] else prod(node.params["kernel"])
+        return prod(ins[0]) if node.params["global_pool"] else out * max(1, window)
+    if name == "RNN":
+        return 2 * prod(ins[1]) * ins[0][0] * ins[0][1]
+    return out
+
+
+def _counts(nodes: Sequence[Node]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for node in nodes:
+        if node.op is not None:
+            found[placeholder.label(node)] = found.get(placeholder.label(node), 0) + 1
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
+    """What is strange about the values of the parameters."""
+    found: list[str] = []
+    ignored, fresh, broken = [], [], []
+    for node in nodes:
+        if node.op is None or node.op.name != "BatchNorm":
+            continue
+        gamma, mean, var = (node.inputs[k].node.name for k in (1, 3, 4))
+        if node.params["fix_gamma"] and gamma in args and not np.all(args[gamma].asnumpy() == 1):
+            ignored.append(node.name)
+        if mean not in aux or var not in aux:
+            fresh.append(node.name)
+    for table in (args, aux):
+        broken += [key for key, value in table.items() if value.dtype.kind == "f" and not _finite(value)]
+    if ignored:
+        found.append(f"{listed(ignored)}: fix_gamma is set, so the stored gamma, which is not 1, has no effect")
+    if fresh:
+        found.append(f"{listed(fresh)}: the moving mean or variance is missing; inference needs both")
+    if broken:
+        found.append(f"{listed(broken)}: not every value is a finite number")
+    return found
+
+
+def _finite(value: NDArray) -> bool:
+    return bool(np.isfinite(value.asnumpy()).all())
+
+
+def _plans(symbol: Symbol, sizes: Mapping[str, Shape], fed: Sequence[str], warnings: list[str]) -> dict[str, int]:
+    """Bytes that inference and a training step need, parameters and gradients included."""
+    found = {"inference_bytes": planner.plan(symbol, sizes, train=False).total}
+    found["scratch_free_bytes"] = planner.plan(symbol, sizes, train=False, workspaces=False).total
+    requests = {name: "null" if name in fed else "write" for name in symbol.list_arguments()}
+    try:
+        found["training_bytes"] = planner.plan(symbol, sizes, grad_req=requests).total
+    except MXNetError as error:
+        warnings.append(f"it cannot be trained as it is: {error}")
+    return found
+
+
+def _verdict(symbol: Symbol, nodes: Sequence[Node], found: Mapping[str, Any], stored: bool, complete: bool) -> str:
+    if found["missing_operators"]:
+        return f"It cannot be run as a whole. {placeholder.explain(nodes)}."
+    if stored and found["missing"] and len(found["matched"]) <= len(found["missing"]):
+        count = len(found["matched"]) + len(found["missing"])
+        return (
+            f"These are the parameters of another network: {len(found['matched'])} of {count} names match, "
+            f"{len(found['unused'])} are unused."
+        )
+    if stored and (found["missing"] or found["wrong"]):
+        return (
+            f"It can be opened, but {len(found['missing'])} parameters are missing and {len(found['wrong'])} have "
+            f"another shape; it has to be trained on, or given the rest, before its outputs mean anything."
+        )
+    parts = ["All its operators are supported"]
+    if stored:
+        parts.append(f"all its {len(found['matched'])} parameters are there")
+    text = " and ".join(parts)
+    if not complete:
+        unknown = [one for one in found["inputs"] if not infer.is_complete(one.shape)]
+        dims = (unknown[0].shape if unknown else None) or (1, 3, 224, 224)
+        example = ",".join(str(dim or (224 if axis else 1)) for axis, dim in enumerate(dims))
+        name = unknown[0].name if unknown else "data"
+        return f"{text}. To see sizes, give the shape of {name}, such as --shape {name}={example}."
+    return f"{text}: it can be run, and inference takes {found['inference_bytes']:,} bytes."
