@@ -18,6 +18,7 @@ LAYERS = (
     {"cli"},
     {"compat"},
     {"rnn"},
+    {"convert"},
     {"report"},
     {"training"},
     {"kvstore"},

@@ -65,6 +65,7 @@ _LAZY = {
     "module": "training.mod",
     "name": "symbol.name",
     "nd": "ndarray",
+    "onnx": "compat.onnx",
     "operator": "compat.operator",
     "optimizer": "training.optimizer",
     "num_gpus": "device:num_gpus",

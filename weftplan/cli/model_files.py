@@ -10,6 +10,8 @@ from pathlib import Path
 import click
 
 from weftplan.cli.plan_inputs import load_network
+from weftplan.convert import load_safetensors
+from weftplan.convert.onnx_in import import_model
 from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
@@ -31,21 +33,28 @@ class Model:
 
 
 def load_model(model: str, params: str | None) -> Model:
-    """The network in ``model`` (a symbol file, a checkpoint's prefix, or the name of a built-in network) and its
-    parameters in ``params`` (a file, or the number of an epoch of that prefix).
+    """The network in ``model`` (a symbol file, a checkpoint's prefix, an ONNX file, or the name of a built-in network)
+    and its parameters in ``params`` (a file, or the number of an epoch of that prefix).
 
     Raises:
         click.BadParameter: no such file; says which there are.
         FormatError: a file that is something else; says what.
     """
     path = _symbol_path(model)
+    if path is not None and path.suffix == ".onnx":
+        if params not in (None, "-"):
+            raise click.BadParameter(f"{model} holds its parameters itself; give a dash", param_hint="PARAMS")
+        return Model(path.name, "ONNX", *import_model(path))
     if params is not None and Path(params).is_file() and path is not None and _looks_like_params(path):
         raise FormatError(f"{model} holds arrays and no network: give the symbol file first, then the parameters")
     network = load_network(str(path) if path is not None else model)
     version = "weftplan" if network.built_in or path is None else version_of(_text(path))
     if params is None:
         return Model(network.name, version, network.symbol, None, None)
-    args, aux = read_params(_params_path(params, path))
+    found = _params_path(params, path)
+    args, aux = load_safetensors(found) if found.suffix == ".safetensors" else read_params(found)
+    states = set(network.symbol.list_auxiliary_states())  # another writer's file does not tell them apart
+    aux = {**aux, **{name: args.pop(name) for name in states & args.keys()}}
     return Model(network.name, version, network.symbol, args, aux)
 
 

@@ -11,6 +11,7 @@ import click
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import models
+from weftplan.convert.onnx_in import import_model
 from weftplan.errors import FormatError, PlanError, did_you_mean
 from weftplan.planner.batch import with_batch
 from weftplan.symbol import Symbol, load_json, topological_order
@@ -59,7 +60,7 @@ class Network:
 
 
 def load_network(model: str) -> Network:
-    """A built-in network by name, or a symbol file (``.json``, also gzipped).
+    """A built-in network by name, a symbol file (``.json``, also gzipped), or an ONNX file.
 
     Raises:
         click.BadParameter: neither; names what is near.
@@ -77,6 +78,8 @@ def load_network(model: str) -> Network:
             f"{model!r} is neither a file nor a built-in network; {hint}built in are {', '.join(models.names())}",
             param_hint="MODEL",
         )
+    if path.suffix == ".onnx":
+        return Network(path.name, import_model(path)[0], built_in=False)
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()

@@ -15,8 +15,8 @@ from weftplan.cli.model_files import Model, load_model
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, FormatError, ShapeError, did_you_mean, listed
 from weftplan.files import replacing
+from weftplan.ops.rules import is_known
 from weftplan.report.inspection import input_names
-from weftplan.symbol import infer
 
 Arrays = dict[str, Any]
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
@@ -44,7 +44,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @click.command("run", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
-@click.argument("params")
+@click.argument("params", required=False)
 @click.option(
     "--input",
     "inputs",
@@ -63,7 +63,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs (.npz).")
 def command(
     model: str,
-    params: str,
+    params: str | None,
     inputs: tuple[str, ...],
     mean: list[float] | None,
     std: list[float] | None,
@@ -77,6 +77,8 @@ def command(
     An output with one row for each sample is printed as its largest values, others as their shape and range.
     """
     loaded = load_model(model, params)
+    if loaded.args is None:
+        raise click.UsageError("give the parameters behind the model: a file, or the number of an epoch")
     fed = _feeds(loaded, inputs, mean, std, resize)
     results = predict(loaded, fed)
     names = None if labels is None else labels.read_text(encoding="utf-8").splitlines()
@@ -113,7 +115,7 @@ def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
     shapes = {name: tuple(value.shape) for name, value in fed.items()}
     found, _, of_states = symbol.infer_shape_partial(**shapes)
     pairs = [*zip(arguments, found, strict=True), *zip(states, of_states, strict=True)]
-    unknown = [name for name, shape in pairs if not infer.is_complete(shape)]
+    unknown = [name for name, shape in pairs if not is_known(shape)]
     if unknown:
         raise ShapeError(f"{model.name}: the inputs do not tell the shapes of {listed(unknown)}")
     stored = {**model.args, **model.aux}

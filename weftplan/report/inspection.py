@@ -17,6 +17,7 @@ import numpy as np
 from weftplan import planner
 from weftplan.errors import MXNetError, listed
 from weftplan.ndarray import NDArray
+from weftplan.ops.rules import is_known
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Symbol, infer, placeholder, topological_order
 from weftplan.symbol.node import Entry, Node
@@ -153,7 +154,7 @@ def inspect(
             unused=[key for key in stored if key not in variables],
         )
         warnings += _doubts(nodes, args, aux or {})
-    complete = not missing_operators and all(infer.is_complete(by_name.get(key)) for key in variables)
+    complete = not missing_operators and all(is_known(by_name.get(key)) for key in variables)
     if complete:
         sizes = {key: shape for key, shape in by_name.items() if shape is not None}
         result.update(_plans(symbol, sizes, fed, warnings))
@@ -231,7 +232,7 @@ def _wrong_shapes(
     return {
         key: shape
         for key in variables
-        if key in stored and key not in given and infer.is_complete(shape := found.get(key)) and shape != stored[key]
+        if key in stored and key not in given and is_known(shape := found.get(key)) and shape != stored[key]
         if shape is not None
     }
 
@@ -242,7 +243,7 @@ def _layers(nodes: Sequence[Node], rows: Sequence[int], values: Sequence[Any], f
 
     def shape_of(entry: Entry) -> Shape | None:
         shape: Shape | None = values[at[entry.node] + entry.index]
-        return shape if infer.is_complete(shape) else None
+        return shape if is_known(shape) else None
 
     layers = []
     for node in nodes:
@@ -356,7 +357,7 @@ def _verdict(symbol: Symbol, nodes: Sequence[Node], found: Mapping[str, Any], st
         parts.append(f"all its {len(found['matched'])} parameters are there")
     text = " and ".join(parts)
     if not complete:
-        unknown = [one for one in found["inputs"] if not infer.is_complete(one.shape)]
+        unknown = [one for one in found["inputs"] if not is_known(one.shape)]
         dims = (unknown[0].shape if unknown else None) or (1, 3, 224, 224)
         example = ",".join(str(dim or (224 if axis else 1)) for axis, dim in enumerate(dims))
         name = unknown[0].name if unknown else "data"

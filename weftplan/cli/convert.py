@@ -1,0 +1,120 @@
+"""``weftplan convert``: a model in another format, checked before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from weftplan.cli.model_files import Model, load_model
+from weftplan.cli.plan_inputs import parse_shapes
+from weftplan.cli.run import predict
+from weftplan.convert import save_safetensors
+from weftplan.errors import MXNetError, ShapeError
+from weftplan.files import replacing
+from weftplan.report.inspection import input_names
+from weftplan.training.checkpoint import write_params
+
+TOLERANCE = 1e-4
+"""Largest difference of an exported model's outputs, as a share of their largest value."""
+
+
+@click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model")
+@click.argument("params")
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="Shape of an input, for ONNX.")
+@click.option("--no-check", is_flag=True, help="Write an ONNX model without running it first.")
+def command(model: str, params: str, target: Path, shape_texts: tuple[str, ...], no_check: bool) -> None:
+    """Write the model MODEL with the parameters PARAMS to TARGET, whose name says the format.
+
+    \b
+    x.onnx           ONNX, for inputs of the shapes given; run by onnxruntime on random inputs first
+    x.safetensors    the parameters alone
+    x.params         the parameters, as MXNet stores them
+    x-symbol.json    the network alone, as MXNet 1.9.1 writes it
+
+    MODEL may be an ONNX file; PARAMS is then a dash.
+    """
+    loaded = load_model(model, params)
+    assert loaded.args is not None
+    assert loaded.aux is not None
+    if target.suffix == ".onnx":
+        _to_onnx(loaded, parse_shapes(shape_texts), target, check=not no_check)
+    elif target.suffix == ".safetensors":
+        save_safetensors(target, loaded.args, loaded.aux)
+    elif target.suffix == ".params":
+        write_params(target, loaded.args, loaded.aux)
+    elif target.suffix == ".json":
+        loaded.symbol.save(target)
+    else:
+        raise click.BadParameter(
+            f"expected a name that ends in .onnx, .safetensors, .params or .json, got {target.name!r}",
+            param_hint="TARGET",
+        )
+    click.echo(f"wrote {target} ({target.stat().st_size:,} bytes)")
+
+
+def _to_onnx(model: Model, shapes: Mapping[str, tuple[int, ...]], target: Path, *, check: bool) -> None:
+    from weftplan.convert.onnx_out import export_model
+
+    assert model.args is not None
+    assert model.aux is not None
+    inputs = [name for name in input_names(model.symbol, model.args) if not name.endswith("label")]
+    unknown = [name for name in inputs if name not in shapes]
+    if unknown:
+        raise ShapeError(f"{model.name}: give the shape of {unknown[0]} with --shape {unknown[0]}=DIMS")
+    made = export_model(model.symbol, model.args, model.aux, shapes, name=model.name)
+    content = made.SerializeToString()
+    if check:
+        click.echo(difference(model, content, {name: shapes[name] for name in inputs}))
+    with replacing(target) as file:
+        file.write(content)
+
+
+def difference(model: Model, content: bytes, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Run the exported model and ours on the same random inputs; words that tell the largest difference.
+
+    Raises:
+        MXNetError: they differ, or onnxruntime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MXNetError(
+            "an export is checked with onnxruntime: pip install 'weftplan[convert]', or give --no-check"
+        ) from error
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(0)
+    fed: dict[str, Any] = {}
+    limits = _limits(model)
+    for name, shape in shapes.items():
+        values = random.integers(0, limits[name], shape) if name in limits else random.uniform(-1, 1, shape)
+        fed[name] = values.astype(np.float32)
+    names = [one.name for one in session.get_inputs()]
+    theirs = session.run(None, {name: fed[name] for name in names})
+    ours = list(predict(model, fed).values())
+    worst = 0.0
+    for name, left, right in zip(model.symbol.list_outputs(), ours, theirs, strict=True):
+        if left.shape != right.shape:
+            raise MXNetError(f"{model.name}: output {name} has shape {right.shape} in ONNX, {left.shape} here")
+        apart = float(np.abs(left - right).max()) / max(float(np.abs(left).max()), 1e-30)
+        if not apart <= TOLERANCE:
+            raise MXNetError(
+                f"{model.name}: output {name} differs from onnxruntime's by {apart:.3g} of its largest value"
+            )
+        worst = max(worst, apart)
+    return f"checked with onnxruntime {onnxruntime.__version__}: outputs differ by {worst:.3g} of their largest value"
+
+
+def _limits(model: Model) -> dict[str, int]:
+    """Inputs that are indices, and how many there are."""
+    found = {}
+    for entry in model.symbol.get_internals().entries:
+        node = entry.node
+        if node.op is not None and node.op.name == "Embedding" and node.inputs[0].node.op is None:
+            found[node.inputs[0].node.name] = int(node.params["input_dim"])
+    return found

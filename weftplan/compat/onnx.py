@@ -1,0 +1,49 @@
+"""``mx.onnx`` and ``mx.contrib.onnx``: ONNX files in and out, under MXNet's names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weftplan.convert.onnx_in import import_model
+from weftplan.convert.onnx_out import export_model as _export
+from weftplan.files import replacing
+from weftplan.symbol import Symbol, load
+from weftplan.training.checkpoint import read_params
+
+__all__ = ["export_model", "import_model"]
+
+
+def export_model(
+    sym: Symbol | str | os.PathLike[str],
+    params: Mapping[str, Any] | str | os.PathLike[str],
+    in_shapes: Sequence[tuple[int, ...]],
+    in_types: Any = None,
+    onnx_file_path: str | os.PathLike[str] = "model.onnx",
+    **options: Any,
+) -> str:
+    """Write an ONNX model and return its path.
+
+    Args:
+        sym, params: a symbol and its parameters by name (``arg:`` and ``aux:`` before a name are understood), or files.
+        in_shapes: shapes of the inputs, in the order of ``list_arguments()``.
+        in_types, options: accepted for MXNet's sake, no effect.
+
+    Raises:
+        UnknownOperatorError: operators that ONNX models cannot have; names all of them.
+        MXNetError: ``onnx`` is not installed, or parameters that ONNX has no counterpart for.
+    """
+    symbol = sym if isinstance(sym, Symbol) else load(sym)
+    states = set(symbol.list_auxiliary_states())
+    if isinstance(params, Mapping):
+        named = {name.partition(":")[2] if name[:4] in ("arg:", "aux:") else name: v for name, v in params.items()}
+        args = {name: value for name, value in named.items() if name not in states}
+        aux = {name: value for name, value in named.items() if name in states}
+    else:
+        args, aux = read_params(params)
+    inputs = [name for name in symbol.list_arguments() if name not in args and not name.endswith("label")]
+    model = _export(symbol, args, aux, dict(zip(inputs, map(tuple, in_shapes), strict=False)))
+    with replacing(onnx_file_path) as file:
+        file.write(model.SerializeToString())
+    return os.fspath(onnx_file_path)
