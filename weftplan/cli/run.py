@@ -112,7 +112,7 @@ def predict(model: Model, fed: Mapping[str, Any]) -> dict[str, Any]:
     unfed = [name for name in inputs if name not in fed and not name.endswith("label")]
     if unfed:
         raise BindError(f"{model.name}: give {listed(unfed)} with --input NAME=FILE")
-    shapes = {name: tuple(value.shape) for name, value in fed.items()}
+    shapes: dict[str, Any] = {name: tuple(value.shape) for name, value in fed.items()}
     found, _, of_states = symbol.infer_shape_partial(**shapes)
     pairs = [*zip(arguments, found, strict=True), *zip(states, of_states, strict=True)]
     unknown = [name for name, shape in pairs if not is_known(shape)]

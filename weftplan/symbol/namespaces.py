@@ -10,6 +10,7 @@ from collections.abc import Callable
 from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops import registry
 from weftplan.symbol.functions import function
+from weftplan.symbol.random import FUNCTIONS
 from weftplan.symbol.symbol import Symbol
 
 
@@ -41,6 +42,7 @@ class Namespace:
 
 
 random = Namespace("random", "_random_", "_sample_", "random_", "sample_")
+vars(random).update(FUNCTIONS)
 linalg = Namespace("linalg", "linalg_", "_linalg_", short=True)
 contrib = Namespace("contrib", "_contrib_", "contrib_", short=True)
 internal = Namespace("_internal", "")
