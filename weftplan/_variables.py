@@ -150,6 +150,15 @@ _ENGINE = (
         meaning="A push waits while so many operations are pending, until half of them are done; 0 is no bound.",
         effect="memory of pending operations; pushes inside operations never wait",
     ),
+    _engine(
+        name="WEFTPLAN_TASK_WORKERS",
+        default=0,
+        low=0,
+        high=_THREADS_MAX,
+        meaning="Worker threads per CPU context for tasks (engine.submit, engine.task); 0 is one for each core that "
+        "the process may use.",
+        effect="size of the pool of each cpu(i) that runs tasks",
+    ),
 )
 
 _PLANNER = (

@@ -1,6 +1,7 @@
 """The end of the process: what is said, what still runs, and that it comes."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -30,7 +31,8 @@ def kind(request):
 
 
 def test_an_operation_that_never_ends(kind):
-    """The end waits a while, then names the engine and, in debug mode, the operation; the process ends all the same."""
+    """The end waits for it as for any other, and now and then names the engine and, in debug mode, the operation; with
+    Ctrl-C the process ends."""
     text = """
         import threading
         from weftplan import engine
@@ -41,13 +43,68 @@ def test_an_operation_that_never_ends(kind):
         eng.push(lambda: (begun.set(), threading.Event().wait()), (), [eng.new_variable()], name="endless")
         begun.wait()
     """
-    code, out, err = script(text, MXNET_ENGINE_TYPE=kind, WEFTPLAN_ENGINE_DEBUG="1")
-    assert (code, out) == (0, "")
-    assert f"weftplan: at exit <{kind}: 1 pushed, 1 pending> is still busy" in err
-    assert "#1 'endless' on cpu(0)" in err
+    for debug, tells in ("1", "#1 'endless' on cpu(0)"), ("0", "set WEFTPLAN_ENGINE_DEBUG=1"):
+        environment = os.environ | {"MXNET_ENGINE_TYPE": kind, "WEFTPLAN_ENGINE_DEBUG": debug}
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(text)], stderr=subprocess.PIPE, text=True, env=environment
+        ) as child:
+            told = ""
+            while told.count("still busy") < 2:
+                told += child.stderr.readline()
+            child.send_signal(signal.SIGINT)
+            told += child.stderr.read()
+            assert child.wait(60) == 0
+        assert f"weftplan: at exit <{kind}: 1 pushed, 1 pending> is still busy" in told
+        assert tells in told
+
+
+def test_what_was_pushed_and_submitted_runs(kind):
+    """Operations of the user's and tasks, of every engine of the process, with those of arrays that they read."""
+    code, out, err = script(
+        """
+        import time
+        import numpy as np
+        import weftplan as mx
+        from weftplan import engine
+
+        a, b, x = np.zeros(2), np.zeros(2), mx.nd.zeros((2,))
+        other = engine.create("ThreadedEngine")
+        other.push(lambda: (time.sleep(0.3), print("pushed", flush=True)), (), [other.new_variable()])
+        engine.submit(time.sleep, 0.2, writes=[a])
+        for _ in range(100):
+            engine.submit(np.add, a, 1, out=a)
+            x += 1
+        engine.submit(lambda a, x: print(a, x, flush=True), a, x)
+        """,
+        MXNET_ENGINE_TYPE=kind,
+    )
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == ["[100. 100.] [100. 100.]", "pushed"]
+
+
+def test_ctrl_c_during_the_end(kind):
+    """The user does not want to wait: what runs may end, what has not begun is counted and does not run."""
+    text = """
+        import os, signal, threading, time
+        import numpy as np
+        from weftplan import engine
+
+        a = np.zeros(2)
+        def first(out):
+            while not factory._ending:
+                time.sleep(0.01)
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+        from weftplan.engine import factory
+        engine.submit(first, out=a)
+        for _ in range(3):
+            engine.submit(print, a, "ran", flush=True)
+    """
     code, out, err = script(text, MXNET_ENGINE_TYPE=kind)
     assert (code, out) == (0, "")
-    assert "set WEFTPLAN_ENGINE_DEBUG=1" in err
+    assert "still busy" in err
 
 
 def test_nothing_is_said_when_all_is_well(kind):
@@ -71,18 +128,19 @@ def test_nothing_is_said_when_all_is_well(kind):
     assert (code, out.split(), err) == (0, ["told", "ZeroDivisionError"], "")
 
 
-def test_members_of_a_bulk_are_not_lost_silently(kind):
-    """What the main thread collected and never flushed counts among what had not run."""
+def test_members_of_a_bulk_run(kind):
+    """What the main thread collected and never flushed is pushed at the end, like what was pushed by itself."""
     code, out, err = script(
         """
         import time
         from weftplan import engine
+        from weftplan.engine import factory
 
         eng = engine.get()
         var = eng.new_variable()
 
         def until_the_end():
-            while not eng._shutdown:
+            while not factory._ending:
                 time.sleep(0.001)
 
         eng.push(until_the_end, (), [var])
@@ -91,8 +149,7 @@ def test_members_of_a_bulk_are_not_lost_silently(kind):
         """,
         MXNET_ENGINE_TYPE=kind,
     )
-    assert (code, out) == (0, "")
-    assert "weftplan: 1 operation had not run when the process ended; call wait_for_all() first" in err
+    assert (code, out, err) == (0, "ran\n", "")
 
 
 def test_every_engine_of_the_process(kind):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.engines import together
 from weftplan import engine
-from weftplan.engine import FnProperty
+from weftplan.engine import FnProperty, OprBlock
 from weftplan.engine.workers import WorkerQueue
 from weftplan.errors import WaitInWorkerError
 
@@ -23,6 +23,11 @@ def warm(eng, var):
     for _ in range(3):
         eng.push(lambda: None, (), [var])
         eng.wait_for_var(var)
+
+
+def plain_queue(eng):
+    """That of operations pushed without options; there is one once there was one of these."""
+    return eng._plain_queues[OprBlock]
 
 
 def thread_of_next(eng, var, **options):
@@ -87,7 +92,7 @@ def test_never_before_anything_was_measured(eng, monkeypatch):
         eng._before_wait(var)
         eng._before_wait()
         assert ran == []
-    eng._default.wake(eng)
+    plain_queue(eng).wake(eng)
     eng.wait_for_var(var)
     assert ran[0] != threading.get_ident()
 
@@ -98,16 +103,16 @@ def test_what_stands_before_what_is_waited_for(workers, monkeypatch):
     eng = engine.create("ThreadedEngine", cpu_workers=workers)
     first, second, ran = eng.new_variable(), eng.new_variable(), []
     warm(eng, first)
-    while len(eng._default.idle) < len(eng._default.started):
+    while len(plain_queue(eng).idle) < len(plain_queue(eng).started):
         time.sleep(0.001)
-    eng._default.quick = True
+    plain_queue(eng).quick = True
     with monkeypatch.context() as asleep:
         asleep.setattr(WorkerQueue, "wake", lambda queue, engine: None)
         eng.push(lambda: ran.append("first"), (), [first])
         eng.push(lambda: ran.append("second"), (), [second])
         eng._before_wait(second)
     assert ran == (["first", "second"] if workers == 1 else [])
-    eng._default.wake(eng)
+    plain_queue(eng).wake(eng)
     eng.wait_for_all()
     assert sorted(ran) == ["first", "second"]
     eng.stop()
@@ -120,7 +125,7 @@ def test_a_wait_beside_a_busy_worker_sleeps(eng, what):
     warm(eng, var)
     eng.push(lambda: (begun.set(), time.sleep(0.2)), (), [var])
     assert begun.wait(60)
-    eng._default.quick = True  # as if what the worker runs had looked short
+    plain_queue(eng).quick = True  # as if what the worker runs had looked short
     eng.push(lambda: None)
     eng.push(lambda: None, (), [var])
     before = time.thread_time()

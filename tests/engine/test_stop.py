@@ -21,13 +21,13 @@ def test_a_push_that_comes_as_stop_takes_the_queues(kind, monkeypatch):
     eng.push(lambda: (begun.set(), gate.wait()), (), [a])
     assert begun.wait(60)
     monkeypatch.setattr(eng, "_wait_idle", lambda timeout=-1: True)  # as if the pushes had come just after it
-    queue = eng._default
+    queue = eng._plain_queues[engine.OprBlock]
     queue.looking = True
     eng.push(lambda: ran.append("b"), (), [b])
     eng.push(lambda: ran.append("c"), (), [c])
     stopping = threading.Thread(target=eng.stop, daemon=True)
     stopping.start()
-    while eng._default is not None:
+    while eng._plain_queues:
         time.sleep(0.001)
     gate.set()
     stopping.join(60)

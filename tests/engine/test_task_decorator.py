@@ -21,7 +21,7 @@ class TestTask:
             out[:] = a + scale * b
 
         a, b, out = np.ones(2), np.full(2, 2.0), np.zeros(2)
-        assert weighted(a, b, out) is None
+        assert isinstance(weighted(a, b, out), engine.Task)
         weighted(out, b=b, out=a, scale=10.0)
         engine.wait(a)
         assert (out.tolist(), a.tolist()) == ([3.0, 3.0], [23.0, 23.0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from threadpoolctl import threadpool_info
 from weftplan import __version__, blas, config
 from weftplan.cli import blas_speed, gpu_libraries
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
+from weftplan.engine.factory import usable_cpus
 from weftplan.errors import ConfigError, MXNetError
 from weftplan.ops import implementations
 from weftplan.ops.compiled import cache, target
@@ -71,13 +71,6 @@ def _kernels() -> dict[str, Any]:
         "cache": None if place is None else str(place),
         "cache_note": refused or "",
     }
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use (its affinity), which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _variables() -> tuple[list[dict[str, Any]], list[str]]:
@@ -140,12 +133,16 @@ def _threads(blas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
     for who, per, name in (
         ("engine: CPU workers", "cpu(i)", "MXNET_CPU_WORKER_NTHREADS"),
+        ("engine: tasks", "cpu(i)", "WEFTPLAN_TASK_WORKERS"),
         ("engine: CPU priority", "process", "MXNET_CPU_PRIORITY_NTHREADS"),
         ("engine: GPU workers", "gpu(i), sim(i)", "MXNET_GPU_WORKER_NTHREADS"),
         ("engine: GPU copies", "gpu(i), sim(i)", "MXNET_GPU_COPY_NTHREADS"),
         ("kvstore: reduction", "large array", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
     ):
-        rows.append({"who": who, "count": _value(name), "per": per, "set_by": name})
+        count = _value(name)
+        if name == "WEFTPLAN_TASK_WORKERS" and count == 0:
+            count = usable_cpus()
+        rows.append({"who": who, "count": count, "per": per, "set_by": name})
     return rows
 
 

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
@@ -35,31 +35,39 @@ __all__ = [
     "QueueStatistics",
     "Simulator",
     "Statistics",
+    "Task",
     "Tracer",
     "Var",
+    "as_completed",
     "bulk",
     "create",
     "debug_enabled",
     "dedupe",
     "future",
     "get",
+    "map",
     "nested",
     "set_bulk_size",
     "set_engine",
     "set_tracer",
     "submit",
     "task",
+    "tiles",
     "using",
     "var_of",
     "wait",
 ]
 
-submit: Callable[..., None]
-task: Callable[..., Callable[[Callable[..., Any]], Callable[..., None]]]
+Task: type
+submit: Callable[..., Any]
+map: Callable[..., Iterator[Any]]
+as_completed: Callable[..., Iterator[Any]]
+task: Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]
+tiles: Callable[..., Any]
 wait: Callable[..., None]
 future: Callable[[Any], Future[Any]]
 var_of: Callable[..., Var]
-_TASKS = ("future", "submit", "task", "var_of", "wait")
+_TASKS = ("Task", "as_completed", "future", "map", "submit", "task", "tiles", "var_of", "wait")
 """Of the layer above (``weftplan.tasks``), which is imported when one of them is first asked for."""
 
 

@@ -25,6 +25,7 @@ from weftplan.engine.operation import (
     Operator,
     OprBlock,
     OwnBlock,
+    TaskBlock,
     TracedBlock,
     Waiter,
     ample_room,
@@ -42,7 +43,7 @@ from weftplan.engine.yielding import others_first
 from weftplan.errors import EngineError
 from weftplan.locks import Lock, free_in_children
 
-NORMAL = FnProperty.NORMAL
+NORMAL, TASK = FnProperty.NORMAL, FnProperty.TASK
 _CPU0 = cpu(0)
 _delete_lock = free_in_children(Lock())
 """Held for what belongs together: no call but the last one, so neither a destructor nor a signal comes in between."""
@@ -193,10 +194,15 @@ class Engine(Waiting):
         if ctx is not None and type(ctx) is Context and ctx.device_type == "cpu" and not ctx.device_id:
             ctx = None
         frame = sys._getframe(1)
-        if ctx is None and prop is NORMAL and not priority and self._unusual < 2:
+        if (
+            ctx is None
+            and not priority
+            and (prop is NORMAL or prop is TASK)
+            and (not self._unusual or (self._unusual == 1 and prop is NORMAL))
+        ):
             code: CodeType | None = frame.f_code
             lasti = frame.f_lasti
-            kind = OprBlock
+            kind = OprBlock if prop is NORMAL else TaskBlock
             if code is not self._pusher:
                 pusher = origin(frame.f_code.co_filename)
                 if pusher:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from weftplan import blas, config
 from weftplan.engine.core import Engine
 from weftplan.engine.edges import forking
 from weftplan.engine.execution import Tracer
+from weftplan.engine.inspection import users_pending
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
@@ -39,6 +41,7 @@ def create(
     kind: str = "ThreadedEnginePerDevice",
     *,
     cpu_workers: int | None = None,
+    task_workers: int | None = None,
     priority_workers: int | None = None,
     gpu_workers: int | None = None,
     copy_workers: int | None = None,
@@ -51,6 +54,8 @@ def create(
         cpu_workers, priority_workers, gpu_workers, copy_workers: thread counts; default: MXNET_CPU_WORKER_NTHREADS,
             MXNET_CPU_PRIORITY_NTHREADS, MXNET_GPU_WORKER_NTHREADS, MXNET_GPU_COPY_NTHREADS. ``ThreadedEngine`` has 16
             workers unless ``cpu_workers`` is given.
+        task_workers: threads for tasks; default: ``cpu_workers`` if that is given, else WEFTPLAN_TASK_WORKERS, which
+            is as many as the process may use cores. ``ThreadedEngine`` runs tasks on its other workers.
         options: ``seed`` and ``choose`` of the simulator.
 
     Raises:
@@ -58,7 +63,7 @@ def create(
     """
     if _ending:
         raise EngineError(_ENDING)
-    given = {"cpu_workers": cpu_workers, "priority_workers": priority_workers}
+    given = {"cpu_workers": cpu_workers, "task_workers": task_workers, "priority_workers": priority_workers}
     given |= {"gpu_workers": gpu_workers, "copy_workers": copy_workers}
     for name, value in given.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 1):
@@ -79,14 +84,23 @@ def create(
         return ThreadedEngine(workers=cpu_workers or 16, copy_workers=copy_workers or 1)
     if kind == "ThreadedEnginePerDevice":
         workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
+        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or usable_cpus()
         return ThreadedEnginePerDevice(
             cpu_workers=cpu_workers or config.process(workers),
+            task_workers=task_workers or cpu_workers or tasks,
             priority_workers=priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
             gpu_workers=gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
             copy_workers=copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
         )
     hint = did_you_mean(kind, [*KINDS, "Simulator"])
     raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}, Simulator")
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use (its affinity), which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def get() -> Engine:
@@ -171,7 +185,7 @@ def debug_enabled() -> bool:
 
 
 def _at_exit() -> None:
-    """Let running work end, run deletes, report what nobody waited for.
+    """Finish what the user has pushed and submitted, let running work end, run deletes, report what nobody waited for.
 
     Nothing more is admitted: threads that go on pushing would hold up the end, and later, when the interpreter stops
     threads wherever they are, nobody would run what a destructor pushes.
@@ -181,12 +195,19 @@ def _at_exit() -> None:
     engines = forking.engines()
     for engine in engines:
         engine._flush_bulk()
-        engine.notify_shutdown()
         engine._refuse(_ENDING)
         engine.delete_variable = _keep  # finalizers call it, and the memory goes with the process
+    patience = EXIT_PATIENCE_S
+    try:
+        for engine in engines:
+            _finish(engine)
+    except KeyboardInterrupt:  # the user does not want to wait
+        patience = 0.0
     for engine in engines:
-        if not engine._wait_idle(EXIT_PATIENCE_S):
-            print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
+        engine.notify_shutdown()
+    for engine in engines:
+        if not engine._wait_idle(patience):
+            _tell_busy(engine)
         if engine._dropped:
             count = len(engine._dropped)
             print(
@@ -198,6 +219,20 @@ def _at_exit() -> None:
             print(
                 f"weftplan: an engine operation failed and nobody waited for it: {failure.describe()}", file=sys.stderr
             )
+
+
+def _finish(engine: Engine) -> None:
+    """Wait until nothing of the user's is pending, however long it takes; where nobody works on it, it never ends."""
+    while users_pending():
+        if engine._wait_idle(EXIT_PATIENCE_S):
+            return
+        _tell_busy(engine)
+        if not engine._at_work():
+            return
+
+
+def _tell_busy(engine: Engine) -> None:
+    print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
 
 
 def _keep(*args: Any, **options: Any) -> None:

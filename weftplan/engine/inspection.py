@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from weftplan.device.context import Context
-from weftplan.engine.operation import OprBlock, label_of
+from weftplan.engine.operation import OprBlock, Waiter, label_of
 from weftplan.engine.var import Var
 
 
@@ -46,6 +47,17 @@ class Pending(NamedTuple):
     def label(self) -> str:
         """Its name."""
         return label_of(self.fn, self.op.name)
+
+
+def users_pending() -> bool:
+    """True while something is pending, on any engine, that the package did not push for itself.
+
+    Nobody counts that, since it would cost every operation something; the interpreter knows which operations there are,
+    and one that is over is gone. For the end of the process only: looking takes a tenth of a second in a large one.
+    """
+    return any(
+        isinstance(thing, OprBlock) and not thing.own and not isinstance(thing, Waiter) for thing in gc.get_objects()
+    )
 
 
 def snapshot(ops: Sequence[OprBlock]) -> list[Pending]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FnProperty(IntEnum):
-    """What kind of work an operation is: it decides the queue (MXNet's numbers)."""
+    """What kind of work an operation is: it decides the queue (MXNet's numbers up to 7)."""
 
     NORMAL = 0
     COPY_FROM_GPU = 1
@@ -32,6 +32,8 @@ class FnProperty(IntEnum):
     GPU_PRIORITIZED = 6
     NO_SKIP = 7
     """Runs even when an input has failed."""
+    TASK = 8
+    """A function on plain arrays (not MXNet's): it has workers of its own, as many as there are cores."""
 
 
 def checked_property(prop: Any) -> FnProperty:
@@ -136,6 +138,13 @@ class OwnBlock(OprBlock):
 
     __slots__ = ()
     own = True
+
+
+class TaskBlock(OprBlock):
+    """The same, for a function that has workers of its own."""
+
+    __slots__ = ()
+    prop = FnProperty.TASK
 
 
 class TracedBlock(OprBlock):

@@ -1,6 +1,7 @@
 """``ThreadedEnginePerDevice``, the default: pools of their own for every device and kind of work.
 
     CPU(i), CPU_PRIORITIZED   one priority queue for the process
+    CPU(i), TASK              first in, first out, one per index
     CPU(i), anything else     first in, first out, one per index; a delete goes to the front
     GPU(i), copies            a priority queue per GPU
     GPU(i), GPU_ or CPU_PRIORITIZED   a priority queue per GPU
@@ -21,13 +22,16 @@ _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 
 
 class ThreadedEnginePerDevice(ThreadedBase):
-    """Worker, copy and priority threads per device."""
+    """Worker, task, copy and priority threads per device."""
 
     kind = "ThreadedEnginePerDevice"
     _short_inline = True
 
-    def __init__(self, *, cpu_workers: int, priority_workers: int, gpu_workers: int, copy_workers: int) -> None:
+    def __init__(
+        self, *, cpu_workers: int, task_workers: int, priority_workers: int, gpu_workers: int, copy_workers: int
+    ) -> None:
         super().__init__()
+        self._task_workers = task_workers
         self._cpu_workers = cpu_workers
         self._priority_workers = priority_workers
         self._gpu_workers = gpu_workers
@@ -36,15 +40,13 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
     def _forget_threads(self) -> None:
         super()._forget_threads()
-        self._cpu_workers = config.process("MXNET_MP_WORKER_NTHREADS")
+        self._cpu_workers = self._task_workers = config.process("MXNET_MP_WORKER_NTHREADS")
 
     def _route(self, op: OprBlock) -> WorkerQueue:
         key = _key(op)
         queue = self._by_route.get(key)
         if queue is None:
             queue = self._by_route[key] = self._choose(*key)
-            if key == ("cpu", 0, 0):
-                self._default = queue
         return queue
 
     def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
@@ -54,6 +56,8 @@ class ThreadedEnginePerDevice(ThreadedBase):
         if kind in ("cpu", "cpu_pinned", "file"):
             if prop == FnProperty.CPU_PRIORITIZED:
                 return self._queue(None, "priority", self._priority_workers, by_priority=True)
+            if prop == FnProperty.TASK:
+                return self._queue(Context("cpu", index), "task", self._task_workers)
             return self._queue(Context("cpu", index), "worker", self._cpu_workers)
         where = Context(kind, index)
         if prop in _COPIES:

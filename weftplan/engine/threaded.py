@@ -15,7 +15,7 @@ from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
-from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TracedBlock, Waiter, ample_room
+from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TaskBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.var import Var
 from weftplan.engine.workers import WorkerQueue, run_another
 from weftplan.errors import EngineError
@@ -23,7 +23,8 @@ from weftplan.errors import EngineError
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 _SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
 _DELETE = FnProperty.DELETE_VAR
-_PLAIN = (OprBlock, OwnBlock, TracedBlock)
+PLAIN = (OprBlock, OwnBlock, TaskBlock, TracedBlock)
+"""Pushes without options: those of a class have one queue."""
 
 
 class ThreadedBase(Engine):
@@ -39,7 +40,8 @@ class ThreadedBase(Engine):
         self._no_thread: BaseException | None = None
         """Why a worker could not be started."""
         self._by_route: dict[tuple[Any, ...], WorkerQueue] = {}
-        self._default: WorkerQueue | None = None
+        self._plain_queues: dict[type[OprBlock], WorkerQueue] = {}
+        """The queues of pushes without options, by their class; each is made with the first of its operations."""
         self._all_queues: list[WorkerQueue] = []
         """Every queue with threads, in the order in which they were made; outlives the engine in its finalizer."""
         self._next_here = iter(self._here.popleft, None)
@@ -53,7 +55,7 @@ class ThreadedBase(Engine):
         # workers exist in the parent only, and waking one here would wake nobody.
         self._all_queues.clear()
         self._by_route.clear()
-        self._default = None
+        self._plain_queues.clear()
         self._streams.clear()
 
     def _end_with_engine(self) -> None:
@@ -76,14 +78,11 @@ class ThreadedBase(Engine):
 
     def _dispatch(self) -> None:
         # No call may stand between taking an operation out of `ready` and the one that puts it into its queue.
-        ready, here = self._ready, self._here
+        ready, here, plain = self._ready, self._here, self._plain_queues
         while ready:
             op = ready[0]
-            kind = type(op)
-            if kind is OprBlock or kind is OwnBlock or kind is TracedBlock:
-                queue = self._default
-                if queue is None:
-                    queue = self._route(op)
+            queue = plain.get(type(op))
+            if queue is not None:
                 items = queue.items
                 # The order of the program, as far as that is to be had: who reads a result before anything else is
                 # made runs before it, and the result can go.
@@ -98,7 +97,7 @@ class ThreadedBase(Engine):
                     items.appendleft(op)
                 else:
                     items.append(op)
-            elif kind is Waiter:
+            elif type(op) is Waiter:
                 self._tell(op)
                 continue
             elif self._short_inline and op.prop in _SHORT and not self._streams_used:
@@ -107,6 +106,8 @@ class ThreadedBase(Engine):
                 continue
             else:
                 queue = self._route(op)
+                if type(op) in PLAIN:
+                    plain[type(op)] = queue
                 items = queue.items
                 if queue.by_priority:
                     entry = (-op.priority, op.seq, op)
@@ -242,7 +243,7 @@ class ThreadedBase(Engine):
         """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
         if not op.own and self._waiters_help != "all":
             return None
-        queue = self._default if type(op) in _PLAIN else self._known_queue(op)
+        queue = self._plain_queues.get(type(op)) or self._known_queue(op)
         return queue if queue is not None and self._can_help(queue) else None
 
     def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
@@ -264,7 +265,7 @@ class ThreadedBase(Engine):
         queues = self._all_queues[:]
         for queue in queues:  # first, since a call may fail at the limit of recursion: then this is done once more
             queue.end(self)
-        self._default = None
+        self._plain_queues.clear()
         self._by_route.clear()
         self._all_queues.clear()
         return queues
@@ -322,8 +323,6 @@ class ThreadedEngine(ThreadedBase):
         if queue is None:
             name, threads = ("copy", self._copy_workers) if copy else ("worker", self._workers)
             queue = self._by_route[copy,] = self._new_queue(None, name, threads)
-            if not copy:
-                self._default = queue
         return queue
 
     def _known_queue(self, op: OprBlock) -> WorkerQueue | None:

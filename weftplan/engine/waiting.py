@@ -40,6 +40,17 @@ class Waiting(Combining):
             WaitInWorkerError: called inside an operation.
             BaseException: whatever the failed operation raised, with a note that names it and the line of its push.
         """
+        self.wait_until_written(var)
+        failure = var.failure
+        if failure is not None:
+            self._raise(failure)
+
+    def wait_until_written(self, var: Var, timeout: float | None = None) -> bool:
+        """As :meth:`wait_for_var` for at most ``timeout`` seconds (None: any number), raising no failure of the var's.
+
+        Returns:
+            False when the time was not enough.
+        """
         if running.engines:
             self._forbid_wait("wait_for_var")
         if self._bulking:
@@ -54,22 +65,24 @@ class Waiting(Combining):
             if running.engines:
                 self._forbid_wait("wait_for_var", would_block=True)
             self._before_wait(var)
-            if self._requests or var.write is not None:
-                self._block(var)
+            if (self._requests or var.write is not None) and not self._block(var, timeout):
+                return False
         if var.events is not None:
             self._synchronize(var)
-        failure = var.failure
-        if failure is not None:
-            self._raise(failure)
+        return True
 
-    def _block(self, var: Var) -> None:
-        """Become a reader of ``var`` that is granted like any other, and whose grant wakes this thread."""
+    def _block(self, var: Var, timeout: float | None) -> bool:
+        """Become a reader of ``var`` that is granted like any other, and whose grant wakes this thread; False when
+        ``timeout`` seconds were not enough."""
         self._refuse_inside()
         done = threading.Lock()
         done.acquire()
         self._admit(Waiter(done.release, (var,), ()))
+        if timeout is not None:
+            return done.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
         while not done.acquire(timeout=PATIENCE_S):
             self._look_after_workers()
+        return True
 
     def wait_for_all(self) -> None:
         """Block until nothing is pending; raise every failure that no wait has raised, the first in push order.
@@ -214,7 +227,8 @@ class Waiting(Combining):
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise EngineError(message)
 
-        for verb in ("push", "push_async", "delete_variable", "wait_for_var", "wait_for_all", "future"):
+        verbs = ("wait_for_var", "wait_until_written", "wait_for_all", "future")
+        for verb in ("push", "push_async", "delete_variable", *verbs):
             setattr(self, verb, refuse)
 
     def _flush_bulk(self) -> None:

@@ -1,10 +1,11 @@
 """Tasks on plain arrays: functions that the engine orders by the arrays that they get.
 
-They are offered as ``weftplan.engine.submit``, ``task``, ``wait``, ``future`` and ``var_of``, too. Any thread may call
-them.
+They are offered as ``weftplan.engine.submit``, ``task``, ``wait``, … too. Any thread may call them.
 """
 
-from weftplan.tasks.arrays import var_of
+from weftplan.tasks.arrays import tiles, var_of
+from weftplan.tasks.handle import Task, as_completed
 from weftplan.tasks.schedule import future, submit, task, wait
+from weftplan.tasks.schedule import submit_each as map
 
-__all__ = ["future", "submit", "task", "var_of", "wait"]
+__all__ = ["Task", "as_completed", "future", "map", "submit", "task", "tiles", "var_of", "wait"]

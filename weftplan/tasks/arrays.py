@@ -1,7 +1,8 @@
 """From plain arrays to vars: which var orders access to the memory under an array.
 
 Arrays are known by their *owner*, the object at the end of the chain ``array.base``: all views of one buffer share one
-var, so a slice and the whole never run into each other (and two disjoint slices are ordered too). An entry lasts as
+var, so a slice and the whole never run into each other (and two disjoint slices are ordered too, unless the array was
+divided into tiles, which have vars of their own: ``tiles.py``). An entry lasts as
 long as an array over that owner; no array is kept alive by it. Memory that is reached through unrelated owners (the
 same DLPack tensor imported twice, a pointer) is not recognised as the same: give such operations a common var.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +27,12 @@ from weftplan.engine.factory import get
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.tasks.handle import Task
+from weftplan.tasks.tiles import Grid, Tiles
 
 
 def is_array(thing: Any) -> bool:
-    """True for what :func:`var_of` accepts: NumPy and CuPy arrays, rows of structured ones, NDArrays, vars.
+    """True for what orders tasks: NumPy and CuPy arrays, rows of structured ones, NDArrays, vars.
 
     >>> is_array(np.zeros(3)), is_array(3.0), is_array([1, 2])
     (True, False, False)
@@ -49,14 +53,14 @@ def is_ndarray(thing: Any) -> bool:
 
 
 def context_of(thing: Any) -> Context | None:
-    """Where an array is; None for a var, which is anywhere."""
+    """Where an array is; None for a var or a task, which is anywhere."""
     if isinstance(thing, (np.ndarray, np.void)):
         return _CPU0
-    if isinstance(thing, Var):
-        return None
     if is_ndarray(thing):
         where = thing.context
         return where if isinstance(where, Context) else None
+    if isinstance(thing, (Var, Task)):
+        return None
     return Context("gpu", int(thing.device.id))
 
 
@@ -67,31 +71,79 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
         array: a NumPy or CuPy array, a row of a structured one, an NDArray, or a var, which stands for itself.
 
     Raises:
-        EngineError: something else; or an array that another engine still works on.
+        EngineError: something else; an array that another engine still works on; or one that was divided into tiles
+            and is not within one of them.
 
     >>> whole = np.zeros((4, 4))
     >>> var_of(whole[1:]) is var_of(whole.T), var_of(whole) is var_of(whole.copy())
     (True, False)
     """
+    found = vars_of(array, engine if engine is not None else get())
+    if len(found) != 1:
+        raise EngineError(
+            f"an array of shape {array.shape} was divided into tiles and touches {len(found)} of them: it has no "
+            f"var of its own; ask for a tile's"
+        )
+    return found[0]
+
+
+def vars_of(array: Any, engine: Engine) -> list[Var]:
+    """The vars that order access to ``array``: one, or those of all tiles that it touches. Raises as :func:`var_of`."""
     if type(array) is np.ndarray:
-        return _registry.var_of(array, engine if engine is not None else get())
+        return _registry.vars_of(array, engine)
     if isinstance(array, Var):
-        return array
-    if is_ndarray(array):
-        var: Var = array.var
-        return var
+        return [array]
+    if type(array) is Task or is_ndarray(array):
+        return [array.var]
     if not is_array(array):
         raise EngineError(f"expected a NumPy or CuPy array, an NDArray or an engine var, got {type(array).__name__}")
-    return _registry.var_of(array.base if _is_row(array) else array, engine if engine is not None else get())
+    return _registry.vars_of(array.base if _is_row(array) else array, engine)
+
+
+def tiles(array: Any, tile: int | Sequence[int]) -> Tiles:
+    """Divide an array: from now on tasks on views of it are ordered by the tiles that they touch.
+
+    What was submitted before on any view of its buffer comes first. An array may be divided again; then what the
+    earlier tiles ordered comes first, too. The tiles last as long as arrays over the buffer do.
+
+    Args:
+        array: NumPy or CuPy array; views of the same buffer beyond it keep the var they share.
+        tile: elements of a tile along each axis; an integer for an array of one axis.
+
+    Raises:
+        EngineError: ``array`` is none, or ``tile`` does not fit it; or another engine still works on it.
+
+    >>> from weftplan import engine
+    >>> field = np.zeros((4, 6))
+    >>> parts = engine.tiles(field, (2, 3))
+    >>> for number, part in enumerate(parts):  # four tasks that may run side by side
+    ...     _ = engine.submit(np.add, part, number, out=part)
+    >>> engine.wait(field)
+    >>> field[::2, ::3]
+    array([[0., 1.],
+           [2., 3.]])
+    """
+    if not isinstance(array, np.ndarray) and not hasattr(array, "__cuda_array_interface__"):
+        raise EngineError(f"tiles: expected a NumPy or CuPy array, got {type(array).__name__}")
+    engine = get()
+    grid = Grid(array, tuple(tile) if isinstance(tile, Sequence) else (tile,), engine)
+    before = _registry.divide(array, grid, engine)
+    engine.push(_nothing, (), [*before, *grid.vars], name="tiles")
+    return Tiles(array, grid)
+
+
+def _nothing() -> None:
+    """Orders the vars of tiles after what was there before."""
 
 
 class _Entry:
-    """One owner: its var, and weak references to the arrays through which it is known, by their ids."""
+    """One owner: its var, its tiles, and weak references to the arrays through which it is known, by their ids."""
 
-    __slots__ = ("anchors", "var")
+    __slots__ = ("anchors", "grid", "var")
 
     def __init__(self, var: Var) -> None:
         self.var = var
+        self.grid: Grid | None = None
         self.anchors: dict[int, weakref.ref[Any]] = {}
 
 
@@ -105,27 +157,46 @@ class _Registry:
         self._dead: deque[tuple[int, int]] = deque()
         """(owner, anchor) ids of arrays that died; appended by weak-reference callbacks only."""
 
-    def var_of(self, array: Any, engine: Engine) -> Var:
+    def vars_of(self, array: Any, engine: Engine) -> list[Var]:
+        with self._lock:
+            entry = self._entry(array, engine)
+            if entry.grid is None:
+                return [entry.var]
+            touched, beyond = entry.grid.touched(array)
+            return [*touched, entry.var] if beyond or not touched else touched
+
+    def divide(self, array: Any, grid: Grid, engine: Engine) -> list[Var]:
+        """Give the owner of ``array`` a grid; returns the vars that ordered it before."""
+        with self._lock:
+            entry = self._entry(array, engine)
+            before = [entry.var, *(entry.grid.vars if entry.grid is not None else ())]
+            entry.grid = grid
+            return before
+
+    def _entry(self, array: Any, engine: Engine) -> _Entry:
+        """Lock held: the entry of the owner of ``array``, made if need be."""
         anchor, owner = _roots(array)
         key, known = id(owner), id(anchor)
-        with self._lock:
-            self._bury()
-            entry = self._entries.get(key)
-            if entry is None:
-                entry = self._entries[key] = _Entry(engine.new_variable())
-            elif entry.var.engine is not engine:
-                if entry.var.state != "IDLE":
+        self._bury()
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(engine.new_variable())
+        elif entry.var.engine is not engine:
+            for var in (entry.var, *(entry.grid.vars if entry.grid is not None else ())):
+                if var.state != "IDLE":
                     raise EngineError(
                         f"an array of shape {getattr(array, 'shape', '?')} is still used by operations on "
-                        f"{entry.var.engine!r}, and was given to {engine!r}; wait for the first engine before"
+                        f"{var.engine!r}, and was given to {engine!r}; wait for the first engine before"
                     )
-                entry.var = engine.new_variable()
-            if known not in entry.anchors:
-                dead = self._dead
-                entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
-                # Once more: a finalizer that ran in here may have buried the entry with its last other array.
-                self._entries[key] = entry
-            return entry.var
+            entry.var = engine.new_variable()
+            if entry.grid is not None:
+                entry.grid.move(engine)
+        if known not in entry.anchors:
+            dead = self._dead
+            entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
+            # Once more: a finalizer that ran in here may have buried the entry with its last other array.
+            self._entries[key] = entry
+        return entry
 
     def _bury(self) -> None:
         """Lock held: forget the arrays that died, and owners without arrays."""

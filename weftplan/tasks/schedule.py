@@ -3,11 +3,13 @@
 >>> import numpy as np
 >>> from weftplan import engine
 >>> a, b, c = np.ones(3), np.zeros(3), np.zeros(3)
->>> engine.submit(np.add, a, 1, out=b)  # returns at once
->>> engine.submit(np.multiply, b, 10, out=c)  # runs after the addition, since it reads b
+>>> first = engine.submit(np.add, a, 1, out=b)  # returns at once
+>>> second = engine.submit(np.multiply, b, 10, out=c)  # runs after the addition, since it reads b
 >>> engine.wait(c)
 >>> c
 array([20., 20., 20.])
+>>> second
+<Task 'multiply': done>
 
 A function runs on a worker when no earlier task writes what it reads, or uses what it writes. Arrays are NumPy and CuPy
 arrays and NDArrays (the function gets their raw array); views of one buffer count as that buffer. An array that a
@@ -20,7 +22,7 @@ import copy
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec
 
@@ -32,8 +34,9 @@ from weftplan.engine.factory import get
 from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
-from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of
+from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_of
 from weftplan.tasks.guard import guarded, read_only
+from weftplan.tasks.handle import Task, results
 
 P = ParamSpec("P")
 
@@ -47,10 +50,11 @@ def submit(
     kwargs: Mapping[str, Any] | None = None,
     ctx: Context | None = None,
     priority: int = 0,
-    prop: FnProperty = FnProperty.NORMAL,
+    prop: FnProperty = FnProperty.TASK,
     name: str | None = None,
-) -> None:
-    """Schedule ``fn(*args, **kwargs, out=out)``; without ``out``, ``fn(*args, **kwargs)``. What it returns is dropped.
+    **options: Any,
+) -> Task:
+    """Schedule ``fn(*args, **options, out=out)``; without ``out``, ``fn(*args, **options)``.
 
     A list, tuple or dictionary among the arguments is the caller's own, unless there are NDArrays in it: then the
     function gets a copy, with their raw arrays.
@@ -61,12 +65,16 @@ def submit(
         out: an array, or a tuple or list of arrays, that it writes; None in it is an output that nobody wants.
         reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes though they are
             among ``args``.
-        kwargs: keyword arguments; arrays among them count as read.
+        kwargs, options: keyword arguments of the function; arrays among them count as read. ``kwargs`` takes those
+            that have the name of a parameter here.
         ctx: where; default: where the first array written is, else the first read, else ``cpu(0)``. Each context has
             workers of its own, so contexts are lanes that run side by side.
         priority: larger first, in queues that honour it.
         prop: kind of work.
         name: for errors and traces; default: the function's.
+
+    Returns:
+        A handle of the call: ``result()``, ``wait(timeout)``, ``await``, ``cancel()``. Nobody needs to keep it.
 
     Raises:
         EngineError: ``out``, ``reads`` or ``writes`` holds something that is no array, or nothing of ``fn`` would run
@@ -77,11 +85,36 @@ def submit(
             if is_array(several):
                 raise EngineError(f"submit: {which} is a sequence of arrays; write {which}=[array] for one")
     targets = [a for a in out if a is not None] if isinstance(out, (tuple, list)) else [] if out is None else [out]
-    taken = [*arrays_in(args), *(arrays_in(kwargs.values()) if kwargs else ())]
-    given = dict(kwargs) if kwargs else {}
+    if kwargs:
+        twice = sorted(set(kwargs) & set(options))
+        if twice:
+            raise EngineError(f"submit: {twice[0]!r} is given twice, in kwargs and by itself")
+        options.update(kwargs)
+    taken = [*arrays_in(args), *arrays_in(options.values())] if args or options else []
     if out is not None:
-        given["out"] = out
-    _schedule(fn, args, given, [*taken, *reads], [*targets, *writes], ctx, priority, prop, name)
+        options["out"] = out
+    return _schedule(fn, args, options, [*taken, *reads], [*targets, *writes], ctx, priority, prop, name, out)
+
+
+def submit_each(fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    """As ``concurrent.futures.Executor.map``: submit ``fn`` for all sets of arguments, then give results in order.
+
+    Arrays among the arguments count as read. When a call fails, or nobody asks for more results, those that have not
+    begun are cancelled.
+
+    Args:
+        iterables: one for each argument of ``fn``; the shortest decides.
+        timeout: seconds from now until the last result.
+
+    Raises:
+        TimeoutError: from the iterator, when a result was not there in time.
+        BaseException: from the iterator, what ``fn`` raised.
+
+    >>> from weftplan import engine
+    >>> list(engine.map(pow, [2, 3], [5, 2]))
+    [32, 9]
+    """
+    return results([submit(fn, *args) for args in zip(*iterables, strict=False)], timeout)
 
 
 def task(
@@ -90,10 +123,10 @@ def task(
     writes: Sequence[str] = (),
     ctx: Context | None = None,
     priority: int = 0,
-    prop: FnProperty = FnProperty.NORMAL,
+    prop: FnProperty = FnProperty.TASK,
     name: str | None = None,
-) -> Callable[[Callable[P, Any]], Callable[P, None]]:
-    """Make a function schedule itself: calling it returns at once, and its arrays order it.
+) -> Callable[[Callable[P, Any]], Callable[P, Task]]:
+    """Make a function schedule itself: calling it returns a handle at once, and its arrays order it.
 
     Args:
         reads: names of the parameters that it reads; default: all that are not written. When given, an array passed to
@@ -113,7 +146,7 @@ def task(
     ...     total += a
     >>> total = np.zeros(2)
     >>> for i in range(3):
-    ...     accumulate(np.full(2, i), total)
+    ...     _ = accumulate(np.full(2, i), total)
     >>> wait(total)
     >>> total
     array([3., 3.])
@@ -125,7 +158,7 @@ def task(
             "@engine.task() for one that only reads"
         )
 
-    def decorate(fn: Callable[P, Any]) -> Callable[P, None]:
+    def decorate(fn: Callable[P, Any]) -> Callable[P, Task]:
         signature = inspect.signature(fn)
         label = label_of(fn, name)
         read_names, write_names = _checked_names(label, list(signature.parameters), reads, writes)
@@ -138,7 +171,7 @@ def task(
         }
 
         @functools.wraps(fn)
-        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        def call(*args: P.args, **kwargs: P.kwargs) -> Task:
             every: tuple[Any, ...] = args
             named: Mapping[str, Any] = kwargs
             if positional is not None and not kwargs and len(args) == len(positional):
@@ -168,7 +201,7 @@ def task(
                         f"task {label!r} got an array in parameter {parameter!r}, which is in neither reads nor "
                         f"writes; add it to the one that is true"
                     )
-            _schedule(fn, every, named, read, written, ctx, priority, prop, label)
+            return _schedule(fn, every, dict(named), read, written, ctx, priority, prop, label)
 
         return call
 
@@ -179,7 +212,7 @@ def wait(*arrays: Any, readers: bool = False) -> None:
     """Block until what was submitted so far has written ``arrays``; without arrays, until everything is done.
 
     Args:
-        arrays: as for :func:`submit`, or vars.
+        arrays: as for :func:`submit`, or vars, or tasks.
         readers: also wait for the tasks that read them: needed before *you* write them by hand.
 
     Raises:
@@ -189,7 +222,7 @@ def wait(*arrays: Any, readers: bool = False) -> None:
     if not arrays:
         get().wait_for_all()
         return
-    found = list(dict.fromkeys(var_of(array) for array in arrays))
+    found = list(dict.fromkeys(var for array in arrays for var in vars_of(array, get())))
     if readers:
         for var in found:
             _engine_of(var).push(_nothing, (), (var,), name="wait")
@@ -202,7 +235,7 @@ def future(array: Any) -> Future[Any]:
 
     In a coroutine ``await asyncio.wrap_future(engine.future(array))``, or ``await engine.var_of(array)``.
     """
-    var = var_of(array)
+    var = var_of(array)  # of the engine in use
     result: Future[Any] = Future()
 
     def settle(done: Future[Var]) -> None:
@@ -217,10 +250,18 @@ def future(array: Any) -> Future[Any]:
     return result
 
 
+_NO_ARRAYS = frozenset({int, float, bool, str, type(None)})
+
+
 def arrays_in(values: Any) -> Iterator[Any]:
     """The arrays among ``values``, and in lists, tuples and dictionaries among them."""
     for value in values:
-        if isinstance(value, (list, tuple)):
+        kind = type(value)
+        if kind is np.ndarray:
+            yield value
+        elif kind in _NO_ARRAYS:
+            continue
+        elif isinstance(value, (list, tuple)):
             yield from arrays_in(value)
         elif isinstance(value, dict):
             yield from arrays_in(value.values())
@@ -231,43 +272,63 @@ def arrays_in(values: Any) -> Iterator[Any]:
 def _schedule(
     fn: Callable[..., Any],
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: dict[str, Any],
     read: Sequence[Any],
     written: Sequence[Any],
     ctx: Context | None,
     priority: int,
     prop: FnProperty,
     name: str | None,
-) -> None:
-    """Push the call with the vars of ``read`` and ``written``."""
+    out: Any = None,
+) -> Task:
+    """Push the call with the vars of ``read`` and ``written``; ``kwargs`` is the caller's no longer."""
     if not callable(fn):
         raise EngineError(f"expected a function, got {type(fn).__name__}")
     engine = get()
     label = label_of(fn, name)
     if type(fn) is not np.ufunc:
         check_runs(fn, label)
-    try:
-        write_vars = [var_of(array, engine) for array in written]
-        read_vars = [var_of(array, engine) for array in read]
-    except EngineError as error:
-        raise EngineError(f"task {label!r}: {error}") from error
-    if ctx is None:
-        ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
-    const_vars, mutable_vars = dedupe(read_vars, write_vars)
-    opened: Callable[[Any], Any] = _open
     work = fn
-    if engine._debug:
-        changing = set(mutable_vars)
-        opened = functools.partial(_open, lock=lambda array: var_of(array, engine) not in changing)
-        work = guarded(fn, label, [array for array in read if var_of(array, engine) not in changing])
+    const_vars: list[Var] = []
+    mutable_vars: list[Var] = []
+    if read or written:
+        try:
+            write_vars = [var for array in written for var in vars_of(array, engine)]
+            read_vars = [var for array in read for var in vars_of(array, engine)]
+        except EngineError as error:
+            raise EngineError(f"task {label!r}: {error}") from error
+        const_vars, mutable_vars = dedupe(read_vars, write_vars)
+        if engine._debug:
+            work = _guarded(fn, label, read, frozenset(mutable_vars), engine)
+        if any(type(array) is not np.ndarray for array in (*written, *read)):
+            if ctx is None:
+                ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
+            if not engine._debug and any(is_ndarray(array) for array in (*read, *written)):
+                work = functools.partial(_opened, fn, None)
+    var = engine.new_variable()
+    mutable_vars.append(var)
+    made = Task(var, work, args, kwargs, out, label)
+    engine.push(made, tuple(const_vars), tuple(mutable_vars), ctx, prop=prop, priority=priority, name=label)
+    return made
 
-    def run() -> None:
-        work(*[opened(value) for value in args], **{key: opened(value) for key, value in kwargs.items()})
 
-    engine.push(run, const_vars, mutable_vars, ctx, prop=prop, priority=priority, name=label)
+def _guarded(
+    fn: Callable[..., Any], label: str, read: Sequence[Any], changing: frozenset[Var], engine: Engine
+) -> Callable[..., Any]:
+    """``fn`` in debug mode: what it may only read arrives read-only."""
+
+    def lock(array: Any) -> bool:
+        return changing.isdisjoint(vars_of(array, engine))
+
+    return functools.partial(_opened, guarded(fn, label, [array for array in read if lock(array)]), lock)
 
 
-def _open(value: Any, lock: Callable[[Any], bool] | None = None) -> Any:
+def _opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
+    """Call ``fn`` with raw arrays for NDArrays, whose memory may not be there before this runs."""
+    return fn(*[_open(value, lock) for value in args], **{key: _open(value, lock) for key, value in kwargs.items()})
+
+
+def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
     """What the function gets for an argument: NDArrays as raw arrays; read-only where ``lock`` says so."""
     if type(value) is np.ndarray:
         return read_only(value) if lock is not None and lock(value) else value

@@ -1,0 +1,187 @@
+"""Question: what does a task cost beside a pool of threads and dask, and what do tasks gain on two cores?
+
+* *cost*: processor time of submitting functions that do nothing and taking their results, all submitted first.
+* *50 us*: wall time of independent tasks of about 50 microseconds of NumPy that release the GIL, against the loop.
+* *stencil*: an in-place iteration over bands of a grid. Tasks on tiles need no barrier; the pool waits for all bands
+  after each step, which is what one writes by hand.
+
+Each figure is the median over the rounds; in every round all candidates run one after the other in one process, in
+turning order. BLAS is not used.
+
+    python bench/bench_tasks.py [--rounds 9] [--count 4000] [--workers 2]
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from weftplan import engine
+
+try:
+    import dask
+    import dask.threaded
+except ImportError:
+    dask = None
+
+
+def nothing():
+    """Costs what calling costs."""
+
+
+def some(x, out):
+    """About 50 microseconds without the GIL."""
+    np.sqrt(x, out=out)
+    np.exp(out, out=out)
+
+
+def smooth(source, out):
+    """A band of a five-point stencil."""
+    np.add(source[:-2, 1:-1], source[2:, 1:-1], out=out[:, 1:-1])
+    out[:, 1:-1] += source[1:-1, :-2]
+    out[:, 1:-1] += source[1:-1, 2:]
+    out[:, 1:-1] *= 0.25
+
+
+def cost(pool, count):
+    """Candidate -> function that submits ``count`` empty tasks and takes their results."""
+
+    def ours():
+        for task in [engine.submit(nothing) for _ in range(count)]:
+            task.result()
+
+    def executor():
+        for future in [pool.submit(nothing) for _ in range(count)]:
+            future.result()
+
+    found = {"weftplan": ours, "ThreadPoolExecutor": executor}
+    if dask is not None:
+        graph = {("t", i): (nothing,) for i in range(count)}
+        found["dask"] = lambda: dask.threaded.get(graph, list(graph), num_workers=2)
+    return found
+
+
+def independent(pool, count):
+    """Candidate -> function that runs ``count`` tasks of 50 microseconds."""
+    x = np.random.default_rng(0).random(5200).astype(np.float32)
+    outs = [np.empty_like(x) for _ in range(count)]
+
+    def loop():
+        for out in outs:
+            some(x, out)
+
+    def ours():
+        for out in outs:
+            engine.submit(some, x, out=out)
+        engine.wait()
+
+    def executor():
+        for future in [pool.submit(some, x, out) for out in outs]:
+            future.result()
+
+    found = {"the loop": loop, "weftplan": ours, "ThreadPoolExecutor": executor}
+    if dask is not None:
+        graph = {("t", i): (some_dask, i) for i in range(count)}
+
+        def run():
+            _outs[:] = [(x, out) for out in outs]
+            dask.threaded.get(graph, list(graph), num_workers=2)
+
+        found["dask"] = run
+    return found
+
+
+_outs = []
+
+
+def some_dask(i):
+    """The same by number: dask copies no array into its graph then."""
+    some(*_outs[i])
+
+
+def stencil(pool, bands, size, steps):
+    """Candidate -> function that makes ``steps`` steps on a grid of ``size`` x ``size`` in ``bands`` bands."""
+    grids = [np.random.default_rng(0).random((size, size)) for _ in range(2)]
+    rows = size // bands
+    places = [(max(i * rows, 1), min((i + 1) * rows, size - 1)) for i in range(bands)]
+    divided = [grid.copy() for grid in grids]
+    for grid in divided:
+        engine.tiles(grid, (rows, size))
+
+    def loop():
+        old, new = grids
+        for _ in range(steps):
+            for first, last in places:
+                smooth(old[first - 1 : last + 1], new[first:last])
+            old, new = new, old
+
+    def ours():
+        old, new = divided
+        for _ in range(steps):
+            for first, last in places:
+                engine.submit(smooth, old[first - 1 : last + 1], out=new[first:last])
+            old, new = new, old
+        engine.wait()
+
+    def executor():
+        old, new = grids
+        for _ in range(steps):
+            futures = [pool.submit(smooth, old[first - 1 : last + 1], new[first:last]) for first, last in places]
+            for future in futures:
+                future.result()
+            old, new = new, old
+
+    return {"the loop": loop, "weftplan, tiles": ours, "ThreadPoolExecutor": executor}
+
+
+def measure(candidates, rounds, clock):
+    """Candidate -> median seconds; one run of each first that does not count."""
+    seconds = {name: [] for name in candidates}
+    for name in candidates:
+        candidates[name]()
+    for turn in range(rounds):
+        for name in list(candidates)[:: 1 if turn % 2 else -1]:
+            start = clock()
+            candidates[name]()
+            seconds[name].append(clock() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def table(title, unit, scale, found, base):
+    """Print one table."""
+    print(f"\n| {title} | {unit} | times {base} |\n|---|---|---|")
+    for name, seconds in found.items():
+        print(f"| {name} | {seconds * scale:.1f} | {seconds / found[base]:.2f} |")
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--count", type=int, default=4000)
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    peer = f"dask {dask.__version__}" if dask is not None else "no dask"
+    python = f"Python {platform.python_version()}, NumPy {np.__version__}"
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {python}, {peer}")
+    made = engine.create("ThreadedEnginePerDevice", task_workers=args.workers)
+    with engine.using(made), ThreadPoolExecutor(args.workers) as pool:
+        count = args.count
+        found = measure(cost(pool, count), args.rounds, time.process_time)
+        table("cost of a task", "us of processor time", 1e6 / count, found, "ThreadPoolExecutor")
+        few = max(count // 4, 1)
+        found = measure(independent(pool, few), args.rounds, time.perf_counter)
+        table("independent tasks of 50 us", "us of wall time each", 1e6 / few, found, "the loop")
+        steps = 100
+        for size in (256, 1024):
+            found = measure(stencil(pool, 8, size, steps), args.rounds, time.perf_counter)
+            table(f"stencil {size} x {size}, 8 bands", "us of wall time a step", 1e6 / steps, found, "the loop")
+    made.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""What ``submit`` returns: results, waits with a limit, coroutines, cancelling, the order of endings."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.errors import EngineError, WaitInWorkerError
+
+
+@pytest.fixture
+def crowd():
+    """Four threads for tasks."""
+    made = engine.create("ThreadedEnginePerDevice", task_workers=4)
+    with engine.using(made):
+        yield made
+    made.stop()
+
+
+def fails(*_, **__):
+    """A task's function that raises."""
+    raise ValueError("no")
+
+
+def test_result(driver):
+    """What the function returned; of one with ``out`` the array, as NumPy returns it."""
+    a = np.ones(3)
+    task = engine.submit(np.add, a, 1, out=a)
+    assert task.result() is a
+    assert task.array is a
+    assert a.tolist() == [2, 2, 2]
+    assert engine.submit(divmod, 7, 2).result() == (3, 1)
+    assert task.done()
+    assert not task.running()
+    assert repr(task) == "<Task 'add': done>"
+
+
+def test_keyword_arguments_of_the_function(driver):
+    """Are passed on; those with the name of a parameter of submit go through ``kwargs``, and none may come twice."""
+    assert engine.submit(int, "11", base=2).result() == 3
+    assert engine.submit(dict, one=1, kwargs={"name": 2}).result() == {"one": 1, "name": 2}
+    with pytest.raises(EngineError, match="'base' is given twice"):
+        engine.submit(int, "11", base=2, kwargs={"base": 3})
+    a, b = np.ones(2), np.zeros(2)
+    engine.submit(np.copyto, a, 5, writes=[a])
+    engine.submit(np.add, 1, 0, where=a > 9, out=b)
+    assert engine.submit(lambda *, values: values.sum(), values=a).result() == 10
+
+
+def test_a_failure_is_raised_by_result_and_what_read_it(driver):
+    """With its own type; a task that was to read what it writes fails alike; nothing is left to tell."""
+    a, b = np.zeros(2), np.zeros(2)
+    try:
+        first = engine.submit(fails, out=a, name="first")
+        second = engine.submit(np.add, a, 1, out=b)
+    except ValueError:  # the naive engine's
+        return
+    for task in (first, second):
+        with pytest.raises(ValueError, match="no"):
+            task.result()
+        assert isinstance(task.exception(), ValueError)
+        assert task.done()
+        assert repr(task).endswith(": failed>")
+    engine.submit(np.copyto, a, 1, writes=[a])
+    engine.submit(np.copyto, b, 1, writes=[b])
+    engine.wait()
+
+
+def test_a_failure_without_outputs_is_seen_by_a_wait(threaded):
+    """``wait()`` raises it, and so does a wait for the task; told once, it is not told again."""
+    engine.submit(fails)
+    with pytest.raises(ValueError, match="no"):
+        engine.wait()
+    task = engine.submit(fails)
+    with pytest.raises(ValueError, match="no"):
+        engine.wait(task)
+    engine.wait()
+
+
+def test_a_task_orders_others(driver):
+    """Given as ``reads``, though they share no array."""
+    ran = []
+    first = engine.submit(lambda: (time.sleep(0.02), ran.append(1)))
+    engine.submit(lambda: ran.append(2), reads=[first]).result()
+    assert ran == [1, 2]
+
+
+def test_waits_with_a_limit(threaded):
+    """``wait`` says whether it was enough, ``result`` raises; both leave the task alone."""
+    door = threading.Event()
+    task = engine.submit(door.wait, 60)
+    assert not task.wait(0.01)
+    with pytest.raises(TimeoutError, match=r"task 'Event\.wait' was not over after 0\.01 seconds"):
+        task.result(0.01)
+    with pytest.raises(TimeoutError):
+        task.exception(0)
+    with pytest.raises(EngineError, match="at least 0 seconds"):
+        task.wait(-1)
+    assert not task.done()
+    door.set()
+    assert task.wait(60)
+    assert task.result(0) is True
+    assert task.exception() is None
+
+
+def test_a_task_that_raises_timeout_error(threaded):
+    """Its own is its failure, not that of the wait."""
+
+    def late():
+        raise TimeoutError("mine")
+
+    task = engine.submit(late)
+    assert str(task.exception(60)) == "mine"
+
+
+def test_await(threaded):
+    """A coroutine gets the result, or the failure."""
+
+    async def main():
+        good = await engine.submit(pow, 2, 5)
+        try:
+            await engine.submit(fails)
+        except ValueError as error:
+            return good, str(error)
+        return None
+
+    assert asyncio.run(main()) == (32, "no")
+
+
+def test_a_wait_inside_a_task_is_refused(threaded):
+    """It could wait for its own worker."""
+    other = engine.submit(int)
+    with pytest.raises(WaitInWorkerError):
+        engine.submit(other.wait).result()
+    assert engine.submit(lambda: other.exception()).exception().__class__ is WaitInWorkerError
+
+
+def test_cancel(threaded):
+    """What has not begun never runs; who reads its output is skipped, a wait for everything says nothing; writing the
+    array anew heals it."""
+    a, b, door, begun = np.zeros(2), np.zeros(2), threading.Event(), threading.Event()
+    first = engine.submit(lambda out: (begun.set(), door.wait(60)), out=a)
+    second = engine.submit(np.add, a, 1, out=a)
+    third = engine.submit(np.add, a, 1, out=b)
+    assert begun.wait(60)
+    assert first.running()
+    assert not first.cancel()
+    assert second.cancel()
+    assert second.cancel()
+    assert second.cancelled()
+    assert repr(second) == "<Task 'add': cancelled>"
+    door.set()
+    first.result()
+    for task in (second, third):
+        with pytest.raises(CancelledError):
+            task.result()
+    assert not third.cancelled()
+    engine.wait()
+    assert (a.tolist(), b.tolist()) == ([0, 0], [0, 0])
+    engine.submit(np.copyto, a, 3, writes=[a])
+    engine.wait(a)
+    assert not first.cancel()
+
+
+def test_cancel_races_with_the_start(threaded):
+    """Exactly one of the two: a task runs, or its cancel says that it does not."""
+    ran = []
+    tasks = [engine.submit(ran.append, i) for i in range(300)]
+    cancelled = {i for i, task in enumerate(tasks) if task.cancel()}
+    for task in tasks:
+        task.wait()
+    engine.wait()
+    assert cancelled.isdisjoint(ran)
+    assert sorted(cancelled.union(ran)) == list(range(300))
+    assert len(ran) + len(cancelled) == 300
+
+
+def test_as_completed(crowd):
+    """In the order of their ends, failed ones too, each once; a limit for all together."""
+    doors = [threading.Event() for _ in range(2)]
+    slow, fast = (engine.submit(door.wait, 60) for door in doors)
+    bad = engine.submit(fails)
+    order = engine.as_completed([slow, bad, fast, fast])
+    assert next(order) is bad
+    doors[1].set()
+    assert next(order) is fast
+    doors[0].set()
+    assert list(order) == [slow]
+    assert isinstance(bad.exception(), ValueError)
+    never = threading.Event()
+    late = engine.submit(never.wait, 60)
+    with pytest.raises(TimeoutError, match="1 of 1 tasks were not over in time"):
+        next(engine.as_completed([late], timeout=0.01))
+    never.set()
+    late.result()
+    with pytest.raises(EngineError, match="got int"):
+        engine.as_completed([3])
+
+
+def test_map(driver):
+    """Results in the order of the arguments; arrays among them order the calls."""
+    assert list(engine.map(pow, [2, 3, 4], [1, 2, 3])) == [2, 9, 64]
+    assert list(engine.map(pow, [], [])) == []
+    a = np.zeros(2)
+    engine.submit(np.copyto, a, 4, writes=[a])
+    assert list(engine.map(np.sum, [a, a])) == [8, 8]
+
+
+def test_map_cancels_what_nobody_asks_for(crowd):
+    """After a failure, what has not begun never runs; nor when the iterator is dropped."""
+    door, ran = threading.Event(), []
+
+    def act(n):
+        door.wait(60)
+        ran.append(n)
+        if not n:
+            raise ValueError(n)
+
+    results = engine.map(act, range(50))
+    door.set()
+    with pytest.raises(ValueError, match="0"):
+        next(results)
+    engine.wait()
+    assert list(results) == []
+    door.clear()
+    results = engine.map(act, range(1, 50))
+    del results
+    door.set()
+    engine.wait()
+
+
+def test_nothing_is_kept(driver):
+    """When it is over, a task keeps what it returned and its output, not its arguments."""
+
+    class Argument:
+        pass
+
+    argument = Argument()
+    ref = weakref.ref(argument)
+    task = engine.submit(lambda thing: 5, argument)
+    del argument
+    assert task.result() == 5
+    engine.wait()
+    gc.collect()
+    assert ref() is None
+
+
+def test_tasks_on_ndarrays(driver):
+    """They get raw arrays, whose memory is there by then."""
+    x = mx.nd.ones((3,)) + 1
+    out = np.zeros(3)
+    assert engine.submit(np.multiply, x, 2, out=out).result() is out
+    assert out.tolist() == [4, 4, 4]

@@ -1,0 +1,205 @@
+"""Tiles: which of them a view touches, and that tasks on disjoint ones run side by side while others are ordered."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weftplan import engine
+from weftplan.errors import EngineError
+from weftplan.tasks.tiles import Grid
+
+ENGINE = engine.create("NaiveEngine")
+
+
+def sharing(array, tile, view):
+    """Which tiles really share memory with a view, by NumPy's exact test."""
+    counts = [-(-n // t) for n, t in zip(array.shape, tile, strict=True)]
+    places = itertools.product(*map(range, counts))
+    return [
+        np.shares_memory(array[tuple(slice(i * t, i * t + t) for i, t in zip(place, tile, strict=True))], view)
+        for place in places
+    ]
+
+
+def touched(array, tile, view):
+    """Which tiles a grid says that a view touches, and whether it reaches beyond."""
+    grid = Grid(array, tile, ENGINE)
+    found, beyond = grid.touched(view)
+    return [var in set(found) for var in grid.vars], beyond
+
+
+@st.composite
+def views(draw):
+    """An array with a layout, a tile for it, and a view of it made by one or two steps."""
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+    array = np.zeros(shape, draw(st.sampled_from(["f4", "f8", "c16"])), order=draw(st.sampled_from("CF")))
+    tile = tuple(draw(st.integers(1, n + 1)) for n in shape)
+    view, plain = array, True
+    for _ in range(draw(st.integers(1, 2))):
+        kind = draw(st.sampled_from(["slice", "slice", "reshape", "transpose", "bytes", "diagonal"]))
+        if kind == "slice" and view.size:
+            view = view[
+                tuple(
+                    slice(draw(st.integers(0, n)), draw(st.integers(0, n)), draw(st.sampled_from([1, 1, 2, -1, 3])))
+                    for n in view.shape
+                )
+            ]
+            plain = plain and all(abs(s) == t for s, t in zip(view.strides, array.strides, strict=False))
+        elif kind == "reshape" and view.flags.c_contiguous:
+            view, plain = view.reshape(-1), False
+        elif kind == "transpose":
+            view, plain = view.T, False
+        elif kind == "bytes" and view.flags.c_contiguous and view.ndim:
+            view, plain = view.view("u1"), False
+        elif kind == "diagonal" and view.ndim > 1:
+            view, plain = view.diagonal(), False
+    return array, tile, view, plain
+
+
+@settings(max_examples=150, deadline=None)
+@given(views())
+def test_no_tile_is_missed(case):
+    """A grid names every tile that shares memory with a view, and no other for a slice with steps of 1."""
+    array, tile, view, plain = case
+    named, beyond = touched(array, tile, view)
+    shared = sharing(array, tile, view)
+    assert not beyond
+    assert all(n or not s for n, s in zip(named, shared, strict=True))
+    if plain and view.size:
+        assert named == shared
+
+
+def test_views_beyond_the_array():
+    """Of the same buffer, outside, across the border, and of nothing."""
+    buffer = np.zeros(100)
+    array = buffer[20:60]
+    assert touched(array, (10,), buffer[:20]) == ([False] * 4, True)
+    assert touched(array, (10,), buffer[60:]) == ([False] * 4, True)
+    assert touched(array, (10,), buffer[10:30]) == ([True] * 4, True)
+    assert touched(array, (10,), buffer[30:30]) == ([False] * 4, False)
+    assert touched(array, (10,), buffer[25:45]) == ([True, True, True, False], False)
+
+
+@pytest.mark.parametrize(
+    ("array", "tile", "message"),
+    [
+        (np.zeros((4, 4)), (2,), "expected 2 integers >= 1"),
+        (np.zeros((4, 4)), (2, 0), "got .2, 0."),
+        (np.zeros((4, 4)), (2, 2.0), "got .2, 2.0."),
+        (np.zeros((0, 4)), (2, 2), "no elements"),
+        (np.zeros(4)[::-1], (2,), "positive strides"),
+        (np.broadcast_to(np.zeros(4), (3, 4)), (1, 4), "no element in two places"),
+        ([1, 2], (1,), "got list"),
+    ],
+)
+def test_what_cannot_be_divided(array, tile, message):
+    """Is refused with what was expected, and the array stays as it was."""
+    with pytest.raises(EngineError, match=message):
+        engine.tiles(array, tile)
+    if isinstance(array, np.ndarray) and array.size:
+        assert engine.var_of(array) is engine.var_of(array[:1])
+
+
+def test_disjoint_tiles_run_side_by_side():
+    """Two tasks that write two tiles meet at a barrier, which they could not one after the other."""
+    made = engine.create("ThreadedEnginePerDevice", task_workers=2)
+    with engine.using(made):
+        field = np.zeros((4, 4))
+        parts = engine.tiles(field, (2, 4))
+        meeting = threading.Barrier(2)
+
+        def meet(out):
+            meeting.wait(60)
+            out += 1
+
+        for part in parts:
+            engine.submit(meet, out=part)
+        engine.wait(field)
+        assert field.tolist() == [[1] * 4] * 4
+    made.stop()
+
+
+def test_the_whole_and_parts_are_ordered(driver):
+    """What was submitted before the division comes first; a task on the whole waits for all tiles and they for it."""
+    field, log = np.zeros((6, 6)), []
+    engine.submit(lambda out: log.append("before"), out=field)
+    parts = engine.tiles(field, (3, 3))
+    for _ in range(3):
+        for i, j in itertools.product(range(2), range(2)):
+            engine.submit(np.add, parts[i, j], 10 * i + j, out=parts[i, j])
+        engine.submit(lambda out: log.append(out[::3, ::3].tolist()), out=field)
+    engine.submit(np.multiply, field[2:4, 2:4], 0, out=field[2:4, 2:4])  # touches all four
+    engine.wait(field)
+    assert log == ["before"] + [[[0, n], [10 * n, 11 * n]] for n in (1, 2, 3)]
+    assert field[2:4, 2:4].tolist() == [[0, 0], [0, 0]]
+    assert field[0, 0] == 0
+    assert field[5, 5] == 33
+
+
+def test_a_stencil_in_two_buffers_has_the_bits_of_the_loop(driver):
+    """Each tile reads itself and its borders in one buffer and writes the other; ten steps, no wait in between."""
+    rng = np.random.default_rng(3)
+    start = rng.random((32, 32))
+
+    def step(source, target):
+        target[1:-1, 1:-1] = (source[:-2, 1:-1] + source[2:, 1:-1] + source[1:-1, :-2] + source[1:-1, 2:]) / 4
+
+    a, b = start.copy(), start.copy()
+    expected, other = start.copy(), start.copy()
+    engine.tiles(a, (8, 32))
+    engine.tiles(b, (8, 32))
+    for _ in range(10):
+        for low in range(0, 32, 8):
+            high = min(low + 8, 31)
+            rows = slice(max(low, 1) - 1, high + 1)
+            inner = slice(max(low, 1), high)
+
+            def part(source, out):
+                out[:, 1:-1] = (source[:-2, 1:-1] + source[2:, 1:-1] + source[1:-1, :-2] + source[1:-1, 2:]) / 4
+
+            engine.submit(part, a[rows], out=b[inner])
+        step(expected, other)
+        a, b, expected, other = b, a, other, expected
+    engine.wait(a)
+    assert np.array_equal(a, expected)
+
+
+def test_vars_of_tiles(driver):
+    """A view within a tile has that tile's var; one across several has none of its own, and says so."""
+    field = np.zeros((4, 4))
+    parts = engine.tiles(field, (2, 2))
+    assert engine.var_of(field[:1, :1]) is engine.var_of(parts[0, 0])
+    assert engine.var_of(parts[0, 1]) is not engine.var_of(parts[0, 0])
+    with pytest.raises(EngineError, match="touches 4 of them"):
+        engine.var_of(field)
+    assert len(parts) == 4
+    assert parts.shape == (2, 2)
+    assert [part.shape for part in engine.tiles(field, (3, 4))] == [(3, 4), (1, 4)]
+    assert parts[-1, -1].base is field
+    with pytest.raises(IndexError, match="none at"):
+        parts[2, 0]
+    with pytest.raises(EngineError, match="2 indices"):
+        parts[1]
+
+
+def test_another_engine(threaded):
+    """An idle divided array moves to the engine that is asked; a busy one is an error."""
+    field, door = np.zeros(8), threading.Event()
+    parts = engine.tiles(field, 4)
+    engine.wait(field)
+    other = engine.create("ThreadedEngine")
+    before = engine.set_engine(other)
+    try:
+        engine.submit(lambda out: door.wait(60), out=parts[1])
+    finally:
+        engine.set_engine(before)
+    with pytest.raises(EngineError, match="still used by operations"):
+        engine.submit(np.add, parts[0], 1, out=parts[0])
+    door.set()
+    other.stop()
+    engine.submit(np.add, parts[0], 1, out=parts[0]).result()
+    assert field.tolist() == [1] * 4 + [0] * 4

@@ -1,0 +1,172 @@
+"""Tiles: parts of one array that tasks use side by side.
+
+Without them all views of one buffer share one var, so two tasks that write disjoint halves run one after the other.
+``tiles(a, (64, 64))`` gives each tile of ``a`` a var of its own; from then on a task on a view of ``a`` is ordered by
+the tiles that the view touches. A view is taken for the smallest box of ``a`` that holds it: a plain slice touches
+exactly the tiles that share elements with it; one that cannot be read as a box of ``a`` (a reshape that runs over the
+end of rows) touches all tiles of its rows.
+
+Nothing here is locked: the registry in ``arrays.py`` holds its lock around every call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from weftplan.engine.core import Engine
+from weftplan.engine.var import Var
+from weftplan.errors import EngineError
+
+
+class Grid:
+    """Where the tiles of an array lie in its memory, and the var of each.
+
+    Args:
+        array: NumPy or CuPy array whose elements do not overlap.
+        tile: elements of a tile along each axis; the last tile of an axis may be smaller.
+        engine: makes the vars.
+
+    Raises:
+        EngineError: ``tile`` does not fit the array, or the elements are not laid out axis within axis.
+    """
+
+    def __init__(self, array: Any, tile: tuple[int, ...], engine: Engine) -> None:
+        if len(tile) != array.ndim or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in tile):
+            raise EngineError(
+                f"tiles: expected {array.ndim} integers >= 1, the shape of a tile of an array of shape {array.shape}; "
+                f"got {tile!r}"
+            )
+        if not array.size:
+            raise EngineError(f"tiles: an array of shape {array.shape} has no elements to divide")
+        self.shape = tuple(-(-n // t) for n, t in zip(array.shape, tile, strict=True))
+        self.tile = tile
+        axes = sorted((s, n, axis) for axis, (s, n) in enumerate(zip(array.strides, array.shape, strict=True)) if n > 1)
+        span = array.itemsize
+        for stride, count, _ in axes:
+            if stride < span:
+                raise EngineError(
+                    f"tiles: an array with strides {array.strides} cannot be divided: expected positive strides, and "
+                    f"no element in two places; divide the array that it is a view of"
+                )
+            span = stride * (count - 1) + span
+        self._axes = axes[::-1]
+        self._itemsize = array.itemsize
+        self._address = address(array)
+        self._span = span
+        self.vars: list[Var] = []
+        self.move(engine)
+
+    def move(self, engine: Engine) -> None:
+        """New vars, of another engine; the old ones are idle."""
+        self.vars = [engine.new_variable() for _ in range(math.prod(self.shape))]
+
+    def touched(self, view: Any) -> tuple[list[Var], bool]:
+        """The vars of the tiles that a view of the same buffer touches, and whether it also reaches beyond them."""
+        if not view.size:
+            return [], False
+        low, high = bounds(view)
+        low, high = low - self._address, high - self._address
+        if high <= 0 or low >= self._span:
+            return [], True
+        if low < 0 or high > self._span:
+            return self.vars, True
+        ranges = self._box(view, low) or self._rows(low, high)
+        across = [range(first // tile, last // tile + 1) for (first, last), tile in zip(ranges, self.tile, strict=True)]
+        return [self.vars[self._number(where)] for where in itertools.product(*across)], False
+
+    def _number(self, where: tuple[int, ...]) -> int:
+        number = 0
+        for index, count in zip(where, self.shape, strict=True):
+            number = number * count + index
+        return number
+
+    def _rows(self, low: int, high: int) -> list[tuple[int, int]]:
+        """First and last index along each axis of the rows (of the outermost axis) that hold the bytes."""
+        ranges = [(0, count * tile - 1) for count, tile in zip(self.shape, self.tile, strict=True)]
+        if self._axes:
+            stride, _, axis = self._axes[0]
+            ranges[axis] = low // stride, (high - 1) // stride
+        return ranges
+
+    def _box(self, view: Any, low: int) -> list[tuple[int, int]] | None:
+        """First and last index along each axis of the box that holds ``view``; None where it is none."""
+        rest = low
+        first = [0] * len(self.tile)
+        for stride, _, axis in self._axes:
+            first[axis], rest = divmod(rest, stride)
+        last = first[:]
+        within = rest + view.itemsize  # bytes from the start of an element
+        for stride, count in zip(map(abs, view.strides), view.shape, strict=True):
+            if count == 1 or not stride:
+                continue
+            found = next(((s, axis) for s, _, axis in self._axes if not stride % s), None)
+            if found is None:
+                within += stride * (count - 1)
+            else:
+                last[found[1]] += stride // found[0] * (count - 1)
+        if within > self._itemsize:
+            if not self._axes:
+                return None
+            stride, _, axis = self._axes[-1]  # neighbours along the innermost axis, seen through a smaller dtype
+            last[axis] += (within - 1) // stride
+        counts = {axis: count for _, count, axis in self._axes}
+        if any(last[axis] >= counts.get(axis, 1) for axis in range(len(last))):
+            return None
+        return list(zip(first, last, strict=True))
+
+
+class Tiles:
+    """The tiles of an array, as views of it, indexed by their place in the grid.
+
+    Attributes:
+        array: what they are tiles of.
+        shape: how many there are along each axis.
+    """
+
+    def __init__(self, array: Any, grid: Grid) -> None:
+        self.array = array
+        self.shape = grid.shape
+        self._tile = grid.tile
+
+    def __getitem__(self, where: int | tuple[int, ...]) -> Any:
+        """The tile at a place; negative places count from the end."""
+        places = where if isinstance(where, tuple) else (where,)
+        if len(places) != len(self.shape):
+            raise EngineError(f"a tile of this array has {len(self.shape)} indices, got {places!r}")
+        slices = []
+        for place, count, tile in zip(places, self.shape, self._tile, strict=True):
+            if not -count <= place < count:
+                raise IndexError(f"there are {self.shape} tiles, so none at {places}")
+            start = place % count * tile
+            slices.append(slice(start, start + tile))
+        return self.array[tuple(slices)]
+
+    def __iter__(self) -> Iterator[Any]:
+        """All of them, the last axis fastest."""
+        return (self[where] for where in itertools.product(*map(range, self.shape)))
+
+    def __len__(self) -> int:
+        return math.prod(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<{self.shape} tiles of {self._tile} of an array of shape {self.array.shape}>"
+
+
+def address(array: Any) -> int:
+    """Of the first element."""
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return int(interface["data"][0])
+
+
+def bounds(array: Any) -> tuple[int, int]:
+    """Addresses of its first byte and of the one after the last; it has elements."""
+    low = high = address(array)
+    for stride, count in zip(array.strides, array.shape, strict=True):
+        if stride < 0:
+            low += stride * (count - 1)
+        else:
+            high += stride * (count - 1)
+    return low, high + array.itemsize
