@@ -94,17 +94,30 @@ _ENGINE = (
         meaning="Which engine: at the push itself, one pool, pools per device, or one seeded thread.",
         effect="kind of the process-wide engine",
     ),
-    _threads("MXNET_CPU_WORKER_NTHREADS", 1, "Worker threads per CPU context.", "size of the FIFO pool of each cpu(i)"),
     _threads(
-        "MXNET_CPU_PRIORITY_NTHREADS", 4, "Threads for prioritized CPU operations.", "size of the one CPU priority pool"
+        "MXNET_CPU_WORKER_NTHREADS",
+        1,
+        "Worker threads per CPU context.",
+        "size of the FIFO pool of each cpu(i); ThreadedEngine has 16 workers whatever it says",
+    ),
+    _threads(
+        "MXNET_CPU_PRIORITY_NTHREADS",
+        4,
+        "Threads for prioritized CPU operations.",
+        "size of the one CPU priority pool; none with ThreadedEngine",
     ),
     _threads(
         "MXNET_GPU_WORKER_NTHREADS",
         2,
         "Worker threads per GPU, and streams for its computation.",
-        "size of each worker pool of gpu(i) and sim(i)",
+        "size of each worker pool of gpu(i) and sim(i); ThreadedEngine has 16 workers whatever it says",
     ),
-    _threads("MXNET_GPU_COPY_NTHREADS", 1, "Copy threads per GPU.", "size of the copy pool of each gpu(i) and sim(i)"),
+    _threads(
+        "MXNET_GPU_COPY_NTHREADS",
+        1,
+        "Copy threads per GPU.",
+        "size of the copy pool of each gpu(i) and sim(i); one with ThreadedEngine",
+    ),
     _threads(
         "MXNET_MP_WORKER_NTHREADS", 1, "Worker threads per CPU context in a forked child.", "pool size after a fork"
     ),
@@ -483,7 +496,8 @@ _STORAGE = (
         "eager_delete_tensor_gb",
         0.0,
         "GiB of dead results that are given back together; below 0 none within a run.",
-        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic",
+        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic; for arrays, from the first that dies: "
+        "below 0 they go back when memory runs out",
         group="executor",
     ),
     _flag(

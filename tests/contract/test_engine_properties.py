@@ -149,6 +149,13 @@ THREADS = """
 """
 
 
+@pytest.mark.shows(
+    "MXNET_CPU_WORKER_NTHREADS",
+    "MXNET_CPU_PRIORITY_NTHREADS",
+    "MXNET_GPU_WORKER_NTHREADS",
+    "MXNET_GPU_COPY_NTHREADS",
+    "MXNET_ENGINE_TYPE",
+)
 def test_variables_set_the_threads():
     """Each MXNET_..._NTHREADS is the number of threads that work at a time in its queues; 1, 4, 2 and 1 by default."""
     assert script(THREADS) == [

@@ -190,6 +190,7 @@ def test_against_a_dictionary(kind, program):
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
+@pytest.mark.shows("MXNET_KVSTORE_REDUCTION_NTHREADS", "MXNET_KVSTORE_BIGARRAY_BOUND")
 def test_same_bits_with_any_number_of_reduction_threads(kind, monkeypatch):
     """Large arrays are cut over threads without a change of bits."""
     rng = np.random.default_rng(3)

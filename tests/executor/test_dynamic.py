@@ -145,6 +145,7 @@ def test_the_peak_is_below_the_plan_without_sharing(dynamic):
     assert end <= 4100
 
 
+@pytest.mark.shows("FLAGS_eager_delete_tensor_gb")
 def test_eager_delete_tensor_gb(dynamic):
     """Below 0 nothing goes back within the run; at 0 at once; above 0 in batches, which lie between the two."""
     peaks = []
@@ -156,6 +157,7 @@ def test_eager_delete_tensor_gb(dynamic):
     assert never >= 20 * 4000
 
 
+@pytest.mark.shows("FLAGS_memory_fraction_of_eager_deletion")
 def test_memory_fraction_of_eager_deletion(dynamic):
     """0 collects nothing, 1 everything, and half of the bytes lies between."""
     peaks = []
@@ -182,6 +184,7 @@ def test_the_largest_are_collected_first(dynamic):
     assert chosen == {"wide"}
 
 
+@pytest.mark.shows("FLAGS_eager_delete_scope")
 def test_eager_delete_scope(dynamic):
     """What is not collected goes back at the end of the run, or stays for the next."""
     dynamic.setenv("FLAGS_eager_delete_tensor_gb", "-1")

@@ -135,6 +135,7 @@ MEMORY = [
 
 
 @pytest.mark.parametrize(("variable", "value", "others", "net", "training", "bytes_"), MEMORY)
+@pytest.mark.shows("MXNET_EXEC_NUM_TEMP", "MXNET_EXEC_MATCH_RANGE", "MXNET_EXEC_ENABLE_INPLACE")
 def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
     monkeypatch, variable, value, others, net, training, bytes_
 ):
@@ -152,6 +153,7 @@ def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
     assert results(before, training) == results(after, training)
 
 
+@pytest.mark.shows("MXNET_BACKWARD_DO_MIRROR")
 def test_mirroring_repeats_forward_nodes(monkeypatch):
     """The two recompute switches differ in what they repeat, and the backward part says so."""
     repeated = {}

@@ -13,6 +13,7 @@ from weftplan.kvstore.buckets import BucketRule
 F4, F2 = np.dtype("f4"), np.dtype("f2")
 
 
+@pytest.mark.shows("FLAGS_fuse_parameter_groups_size", "FLAGS_fuse_parameter_memory_size")
 def test_the_defaults_join_three(monkeypatch: pytest.MonkeyPatch):
     """Three gradients a group, no limit of bytes; the flags change both; 0 gradients is an error."""
     assert BucketRule.from_environment() == BucketRule(3, None)

@@ -116,6 +116,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         PlanOptions.from_environment(colour=1)
 
 
+@pytest.mark.shows("MXNET_EXEC_MATCH_RANGE", "MXNET_EXEC_ENABLE_INPLACE")
 def test_the_environment_changes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """MXNET_EXEC_MATCH_RANGE=0 switches sharing off, MXNET_EXEC_ENABLE_INPLACE=0 in-place computation."""
     net = sym.Variable("x")

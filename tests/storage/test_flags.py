@@ -8,10 +8,11 @@ import weftplan as mx
 from tests.storage.rooms import MIB, Room
 from weftplan import config, device
 from weftplan.errors import ConfigError, ConfigWarning, OutOfMemoryError
-from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource
+from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource, RoundPool
 from weftplan.storage import registry as storage_registry
 
 CONTEXTS = {"cpu": device.cpu(7), "cpu_pinned": device.cpu_pinned(7), "sim": device.sim(7), "gpu": device.gpu(7)}
+PREFIXES = [("cpu", "CPU"), ("cpu_pinned", "CPU_PINNED"), ("sim", "GPU"), ("gpu", "GPU")]
 ALIGNMENT = {"cpu": 64, "cpu_pinned": 64, "sim": 64, "gpu": 256}
 
 
@@ -53,6 +54,7 @@ def bottom(resource):
 @pytest.mark.parametrize(
     ("strategy", "cls"), [(None, NaivePool), ("naive_best_fit", NaiveBestFit), ("auto_growth", AutoGrowth)]
 )
+@pytest.mark.shows("FLAGS_allocator_strategy")
 def test_allocator_strategy(built, kind, strategy, cls):
     """Unset means MXNet's pools, on every kind of device."""
     assert type(bottom(built(kind, strategy)[0])) is cls
@@ -68,6 +70,11 @@ def test_allocator_strategy(built, kind, strategy, cls):
     ],
 )
 @pytest.mark.parametrize(("fraction", "chunk"), [(0.25, 256 * MIB), (0.5, 512 * MIB), (0, 10)])
+@pytest.mark.shows(
+    "FLAGS_fraction_of_cpu_memory_to_use",
+    "FLAGS_fraction_of_cuda_pinned_memory_to_use",
+    "FLAGS_fraction_of_gpu_memory_to_use",
+)
 def test_fractions(built, kind, flag, fraction, chunk):
     """The first chunk is that share of the memory; 0 takes what is asked for."""
     more = {"initial_cpu_memory_in_mb": 10_000} if kind == "cpu" else {}
@@ -83,6 +90,7 @@ def test_default_chunks(built, kind):
     assert taken_by(*built(kind, "naive_best_fit"), 10) == [expected[kind]]
 
 
+@pytest.mark.shows("FLAGS_initial_cpu_memory_in_mb")
 def test_initial_cpu_memory_in_mb(built):
     """Each chunk of a host has so many MiB."""
     found = taken_by(*built("cpu", "naive_best_fit", initial_cpu_memory_in_mb=100), 10, 99 * MIB, 99 * MIB)
@@ -96,6 +104,7 @@ def test_initial_cpu_memory_is_at_most_the_share(built):
 
 
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
+@pytest.mark.shows("FLAGS_initial_gpu_memory_in_mb", "FLAGS_reallocate_gpu_memory_in_mb")
 def test_initial_and_reallocate_gpu_memory_in_mb(built, kind):
     """The first chunk has the one size and all others the other; both go before the fraction."""
     flags = {"initial_gpu_memory_in_mb": 100, "reallocate_gpu_memory_in_mb": 30}
@@ -111,6 +120,7 @@ def test_initial_gpu_memory_alone(built, kind):
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
+@pytest.mark.shows("FLAGS_auto_growth_chunk_size_in_mb")
 def test_auto_growth_chunk_size_in_mb(built, kind):
     """The pool grows by so much, or by the request if that is more; without it by the request, rounded."""
     found = taken_by(*built(kind, "auto_growth", auto_growth_chunk_size_in_mb=4), 10, 10, 5 * MIB)
@@ -119,6 +129,7 @@ def test_auto_growth_chunk_size_in_mb(built, kind):
 
 @pytest.mark.parametrize("kind", CONTEXTS)
 @pytest.mark.parametrize(("flag", "held"), [(0, [MIB, 2 * MIB]), (1, [2 * MIB])])
+@pytest.mark.shows("FLAGS_free_when_no_cache_hit")
 def test_free_when_no_cache_hit(built, kind, flag, held):
     """With it a chunk that nobody uses goes back before the pool grows."""
     resource, room = built(kind, "auto_growth", free_when_no_cache_hit=flag)
@@ -135,6 +146,7 @@ def test_auto_growth_without_a_chunk_size(built, kind):
 
 @pytest.mark.parametrize("strategy", [None, "naive_best_fit", "auto_growth"])
 @pytest.mark.parametrize("kind", ["sim", "gpu"])
+@pytest.mark.shows("FLAGS_gpu_memory_limit_mb")
 def test_gpu_memory_limit_mb(built, kind, strategy):
     """Under every strategy the pool holds no more, gives its cache back first, and the message names the flag."""
     flags = {"initial_gpu_memory_in_mb": 8} if strategy == "naive_best_fit" else {}
@@ -158,6 +170,7 @@ def test_gpu_memory_limit_leaves_hosts_alone(built, kind):
 
 @pytest.mark.parametrize("strategy", [None, "naive_best_fit", "auto_growth"])
 @pytest.mark.parametrize("kind", ["cpu", "cpu_pinned", "gpu", "sim"])
+@pytest.mark.shows("FLAGS_init_allocated_mem")
 def test_init_allocated_mem(built, kind, strategy):
     """Fresh memory holds 0xEF under every strategy, also where a simulated device would put its own poison."""
     resource, _ = built(kind, strategy, init_allocated_mem=1, **_small(kind, strategy))
@@ -182,6 +195,44 @@ def test_memory_is_not_filled_unless_asked(built):
     assert (resource.allocate(100).raw == 7).all()
 
 
+@pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
+@pytest.mark.shows("MXNET_*_MEM_POOL_TYPE", "MXNET_*_MEM_POOL_PAGE_SIZE")
+def test_mxnet_pools_by_kind_of_device(built, kind, prefix):
+    """Type and page size of the pool, each for its devices."""
+    resource, _ = built(kind, **{f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_PAGE_SIZE": 1024})
+    assert type(bottom(resource)) is RoundPool
+    assert bottom(resource).rounded(1) == 1024
+
+
+@pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
+@pytest.mark.shows("MXNET_*_MEM_LARGE_ALLOC_ROUND_SIZE")
+def test_mxnet_large_alloc_round_size(built, kind, prefix):
+    """Naive rounds what is larger to multiples of it."""
+    resource, _ = built(kind, **{f"MXNET_{prefix}_MEM_LARGE_ALLOC_ROUND_SIZE": 8192})
+    assert bottom(resource).rounded(9000) == 16384
+
+
+@pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
+@pytest.mark.shows("MXNET_*_MEM_POOL_ROUND_LINEAR_CUTOFF")
+def test_mxnet_round_linear_cutoff(built, kind, prefix):
+    """Round takes powers of two up to that one, and multiples of it above."""
+    more = {f"MXNET_{prefix}_MEM_POOL_TYPE": "Round", f"MXNET_{prefix}_MEM_POOL_ROUND_LINEAR_CUTOFF": 20}
+    assert bottom(built(kind, **more)[0]).rounded(2 * MIB + 1) == 3 * MIB
+
+
+@pytest.mark.parametrize(("kind", "prefix"), PREFIXES)
+@pytest.mark.parametrize(("percent", "held"), [(5, 3), (95, 1)])
+@pytest.mark.shows("MXNET_*_MEM_POOL_RESERVE")
+def test_mxnet_pool_reserve(built, kind, prefix, percent, held):
+    """Cached blocks go back before new memory would leave less than that share free; live ones may use it."""
+    resource, room = built(kind, total=100 * MIB, **{f"MXNET_{prefix}_MEM_POOL_RESERVE": percent})
+    for block in [resource.allocate(n * MIB) for n in (2, 4)]:
+        resource.free(block)
+    resource.allocate(6 * MIB)
+    assert len(room.taken) == held
+    resource.allocate(80 * MIB)
+
+
 # -- Paddle's source --------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +243,7 @@ def test_compat_share_of_what_is_left_after_five_percent(built):
     assert room.taken == [int(0.92 * (950 * MIB)) // 256 * 256]
 
 
+@pytest.mark.shows("WEFTPLAN_STORAGE_COMPAT")
 def test_compat_blocks_shrink(built):
     """Each refill is a share of what is free then."""
     flags = {"fraction_of_gpu_memory_to_use": 0.5}

@@ -216,6 +216,29 @@ def test_training_in_half_the_memory_has_the_same_bits(kind, folder, monkeypatch
     assert traffic.outs > began
 
 
+@pytest.mark.shows("WEFTPLAN_SPILL")
+def test_the_variable_turns_it_on(monkeypatch, folder):
+    """With a list of homes arrays go there when memory runs out; ``true`` leaves them where they are."""
+    ctx = mx.cpu(72)
+    before = spilling._homes
+    for text, away in (("true", False), ("file:/any:1MB", True)):
+        config._reset_for_tests()
+        monkeypatch.setenv("WEFTPLAN_SPILL", text)
+        monkeypatch.setattr("weftplan.ndarray.chunk.ArrayChunk", spilling._first)
+        with storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
+            held = many(ctx, 2)
+            if away:
+                held += many(ctx, 1)
+            else:
+                with pytest.raises(OutOfMemoryError):
+                    many(ctx, 1)
+            assert [bool(getattr(one.chunk, "away", False)) for one in held[:1]] == [away]
+            held.clear()
+            settled()
+    config._reset_for_tests()
+    spilling.start(before)
+
+
 def test_a_bad_setting_is_told_with_the_first_array(monkeypatch):
     """The variable is read when the first array is made; what is no list of homes is an error there."""
     monkeypatch.setenv("WEFTPLAN_SPILL", "disc:5GB")

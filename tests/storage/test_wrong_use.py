@@ -71,6 +71,7 @@ def test_a_write_outside_of_an_allocation_is_caught_by_its_free(side):
     guard.check()
 
 
+@pytest.mark.shows("WEFTPLAN_STORAGE_GUARD")
 def test_a_guard_lets_correct_programs_alone(monkeypatch):
     """Arrays and a training step in guard mode: same values, figures without the margins, nothing found."""
     monkeypatch.setenv("WEFTPLAN_STORAGE_GUARD", "1")

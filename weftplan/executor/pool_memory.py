@@ -52,7 +52,7 @@ def settle(vars_: Iterable[Any]) -> None:
 
 def finish_deletes(ctx: Context) -> None:
     """Let the engine delete the vars of what is dead by now, and with them the references to blocks on ``ctx``."""
-    drain()
+    drain(everything=True)
     done = Chunk(cpu(0), 0, name="drained")
     push(nothing, (), (done.var,), ctx, name="drain")
     done.engine.wait_for_var(done.var)

@@ -171,7 +171,7 @@ class Chunk:
         try:
             dead.append((self.engine, self.var, self.context, self._release or nothing))
             if not self._small or len(dead) > FEW:
-                due.append(None)
+                due.append(self.nbytes)
         except (AttributeError, TypeError):  # its construction failed, or the interpreter has cleared this module
             return
 
@@ -257,7 +257,7 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
                 raise
             # Once more when none is left: the last may have ended after this was refused and before anybody looked.
             over = next(others, _NONE) is _NONE
-            drain()
+            drain(everything=True)
 
 
 def _let_go(owner: Any) -> None:

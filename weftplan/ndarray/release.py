@@ -19,16 +19,17 @@ from functools import partial
 from sys import getrefcount
 from typing import Any
 
-from weftplan import engine
+from weftplan import config, engine
 from weftplan.device.context import Context, cpu
 from weftplan.errors import EngineError
 from weftplan.storage import relief
 
 dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
-due: deque[None] = deque()
-"""Not empty when ``dead`` is more than a few small chunks. Arithmetic on small arrays, one push after the other, looks
-at this only: most chunks will be given back without an operation then, because those on their vars are over."""
+due: deque[int] = deque()
+"""Bytes of dead chunks; empty while ``dead`` is a few small chunks, which are not counted. Arithmetic on small arrays,
+one push after the other, looks at this only: most chunks will be given back without an operation then, because those
+on their vars are over."""
 SMALL, FEW = 4096, 1024
 """Bytes, chunks: together the most that waits, 4 MiB."""
 coming: deque[None] = deque()
@@ -47,12 +48,21 @@ _ALONE = _next(deque([(None, object(), cpu(), int)]))[4] if getattr(sys, "_is_gi
 """The count where there is no other reference; 0, which no count is, without a GIL: there it may not be exact."""
 
 
-def drain() -> None:
+_threshold: float | None = None
+"""Bytes of ``FLAGS_eager_delete_tensor_gb``; None: not read yet."""
+
+
+def drain(*, everything: bool = False) -> None:
     """Give the memory of every collected chunk back, after the operations pending on its var; cheap without any.
+
+    Nothing is given back while fewer bytes are dead than ``FLAGS_eager_delete_tensor_gb`` says, or where that is below
+    0, unless ``everything`` is asked for: memory is short then.
 
     Each pending operation holds its vars. So when nobody but this function has the var (CPython with a GIL counts
     that exactly) there is none, and the memory goes back at once; else the engine deletes the var in its turn.
     """
+    if _threshold != 0.0 and not everything and _early():
+        return
     due.clear()
     while dead:
         try:
@@ -70,6 +80,14 @@ def drain() -> None:
             _arrive(release)
 
 
+def _early() -> bool:
+    """True while what is dead is to stay."""
+    global _threshold
+    if _threshold is None:
+        _threshold = float(config.process("FLAGS_eager_delete_tensor_gb")) * 2**30
+    return _threshold < 0 or sum(list(due)) < _threshold
+
+
 def _arrive(release: Callable[[], object]) -> None:
     """Give memory back whose var the engine has deleted."""
     try:
@@ -82,7 +100,7 @@ def _give_dead_back(context: Context, nbytes: int) -> bool:
     """A rung of the ladder: what is dead."""
     if not dead:
         return False
-    drain()
+    drain(everything=True)
     return True
 
 

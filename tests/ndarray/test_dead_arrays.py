@@ -1,0 +1,60 @@
+"""Arrays that nobody has any more, and ``FLAGS_eager_delete_tensor_gb``: at once, together, or when memory runs out."""
+
+import gc
+
+import pytest
+
+import weftplan as mx
+from weftplan import config, device, storage
+from weftplan.ndarray import release
+from weftplan.storage import LimitResource, NaivePool
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """A pool of eight arrays; the setting is read again."""
+    release.drain(everything=True)
+    config._reset_for_tests()
+    monkeypatch.setattr(release, "_threshold", None)
+    place = device.get(mx.cpu(48))
+    with storage.using(LimitResource(NaivePool(place), 8 * SIZE)) as found:
+        yield found
+        gc.collect()
+        mx.nd.waitall()
+        release.drain(everything=True)
+        mx.nd.waitall()
+    config._reset_for_tests()
+
+
+def dies():
+    """An array is made and dropped."""
+    x = mx.nd.zeros((SIZE // 4,), ctx=mx.cpu(48))
+    x.wait_to_read()
+    del x
+
+
+@pytest.mark.parametrize(
+    ("gib", "live"),
+    [("0", [0, 0, 0, 0, 0]), (str(2.5 * SIZE / 2**30), [1, 2, 0, 1, 2]), ("-1", [1, 2, 3, 4, 5])],
+    ids=["at once", "together", "never"],
+)
+@pytest.mark.shows("FLAGS_eager_delete_tensor_gb")
+def test_when_dead_arrays_go_back(pool, monkeypatch, gib, live):
+    """Live arrays of the pool after each of five has died and the next push has come by."""
+    monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", gib)
+    found = []
+    for _ in range(5):
+        dies()
+        mx.nd.waitall()
+        found.append(pool.statistics().live)
+    assert found == live
+
+
+def test_what_waits_goes_when_memory_runs_out(pool, monkeypatch):
+    """With a value below 0 more arrays than fit can live and die one after the other."""
+    monkeypatch.setenv("FLAGS_eager_delete_tensor_gb", "-1")
+    for _ in range(20):
+        dies()
+    assert pool.statistics().failures == 0
