@@ -15,6 +15,8 @@ import pytest
 import weftplan as mx
 from weftplan import models
 from weftplan.planner import MemoryPlan
+from weftplan.planner.buffer_table import USES
+from weftplan.planner.explain import amount
 from weftplan.report import plan_html as module
 
 CHROMIUM = shutil.which("chromium")
@@ -142,7 +144,7 @@ def test_several_devices(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_the_same_every_time(plan: MemoryPlan, tmp_path: Path) -> None:
-    """A bar per buffer; no date, and colours that depend on the operator's name alone."""
+    """A bar per buffer; no date, and colours that say what the memory is for."""
     figure = plan.plot(title="lenet")
     (axes,) = figure.axes
     assert len(axes.collections[0].get_paths()) == len(plan.bars(0))
@@ -171,12 +173,26 @@ def test_the_page_in_a_browser(plan: MemoryPlan, tmp_path: Path) -> None:
         document.querySelectorAll("#table th")[0].click();
         seen.sorted = document.querySelector("#table tbody td").textContent;
         const [x, y, w, h, row] = boxes[0], place = canvas.getBoundingClientRect();
-        canvas.onmousemove({clientX: place.left + (x + 1) / devicePixelRatio,
-                            clientY: place.top + (y + 1) / devicePixelRatio});
-        seen.tip = tip.textContent; seen.shown = tip.style.display;
-        canvas.dispatchEvent(new WheelEvent("wheel", {deltaY: -1, clientX: place.left + 5}));
-        seen.zoomed = view[1] < data.steps;
-        canvas.ondblclick(); seen.whole = view[1] === data.steps;
+        const at = {clientX: place.left + x + 3, clientY: place.top + y + 3, pointerId: 7, bubbles: true};
+        canvas.dispatchEvent(new PointerEvent("pointermove", at));
+        seen.detail = element("detail").textContent;
+        canvas.dispatchEvent(new MouseEvent("click", at));
+        seen.pinned = document.querySelector('#table tr[aria-selected="true"]').row === row;
+        document.querySelectorAll("#table tbody tr")[4].click();
+        seen.shown = pinned === document.querySelectorAll("#table tbody tr")[4].row;
+        const wheel = new WheelEvent("wheel", {deltaY: -1, cancelable: true, clientX: place.left + 200});
+        canvas.dispatchEvent(wheel);
+        seen.trapped = wheel.defaultPrevented || view.to < steps;
+        canvas.dispatchEvent(new WheelEvent("wheel", {deltaY: -1, ctrlKey: true, clientX: place.left + 200}));
+        seen.zoomed = view.to - view.from < steps;
+        canvas.dispatchEvent(new KeyboardEvent("keydown", {key: "PageUp"}));
+        seen.taller = view.high - view.low < highest();
+        const before = view.from;
+        canvas.dispatchEvent(new PointerEvent("pointerdown", {...at, pointerType: "touch"}));
+        canvas.dispatchEvent(new PointerEvent("pointermove", {...at, clientX: at.clientX - 40, pointerType: "touch"}));
+        seen.dragged = view.from > before;
+        canvas.dispatchEvent(new KeyboardEvent("keydown", {key: "Home"})); seen.whole = view.to === steps;
+        seen.wide = document.documentElement.scrollWidth <= innerWidth;
         element("filter").value = "Pooling"; element("filter").dispatchEvent(new Event("input"));
         seen.filtered = document.querySelectorAll("#table tbody tr").length;
         seen.message = element("message").textContent;
@@ -211,11 +227,76 @@ def test_the_page_in_a_browser(plan: MemoryPlan, tmp_path: Path) -> None:
     largest = max(bar.nbytes for bar in bars)
     assert seen["first"] in {bar.name for bar in bars if bar.nbytes == largest}
     assert seen["sorted"] == min((bar.name for bar in bars), key=str.lower)
-    assert seen["shown"] == "block"
     top = next(bar for bar in bars if bar.name == seen["first"])
-    assert seen["tip"].startswith(f"{top.name}\n{top.nbytes:,} bytes, {top.dtype} (")
-    assert f"made by {top.maker} ({top.op}) at step {top.first}" in seen["tip"]
-    assert f"read last by {top.last_reader}, free from step {top.last}" in seen["tip"]
-    assert seen["zoomed"] is seen["whole"] is True
+    assert seen["detail"].startswith(top.name)
+    assert f"{top.nbytes:,} bytes), {top.dtype} (" in seen["detail"]
+    assert f"Made by {top.maker} ({top.op}) at step {top.first}" in seen["detail"]
+    assert f"read last by {top.last_reader}, free from step {top.last}" in seen["detail"]
+    expected = {"pinned", "shown", "zoomed", "taller", "dragged", "whole", "wide"}
+    assert {name for name in expected if seen[name] is True} == expected
+    assert seen["trapped"] is False
     assert 0 < seen["filtered"] == len(pooling) < len(bars)
-    assert seen["message"].startswith(f"{len(pooling)} buffers, {sum(bar.nbytes for bar in pooling):,} bytes")
+    assert seen["message"].startswith(f"{len(pooling)} buffers of {amount(sum(bar.nbytes for bar in pooling))}")
+
+
+def test_every_figure_has_a_definition(plan: MemoryPlan) -> None:
+    """Also those of a plan of several devices, with an optimizer."""
+    shapes = models.input_shapes("lenet", 8)
+    several = models.get("lenet").plan(shapes, context=[mx.sim(0), mx.sim(1)], optimizer="adam")
+    for found in (plan, several):
+        for name, _ in module.facts(found):
+            assert len(module.meaning(name)) > 20
+            assert module.meaning(name) in found.to_html().replace("&#x27;", "'")
+
+
+def test_what_memory_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations, gradients and scratch; under a budget what is computed again, or waits on the host."""
+    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
+    net, shapes = models.digits("resnet"), {"data": (16, 1, 8, 8)}
+    plain = net.plan(shapes)
+    uses = {bar.name: bar.use for bar in plain.bars()}
+    assert uses["convolution0_output"] == "activations"
+    assert uses["convolution7_backward (workspace)"] == "scratch"
+    assert set(uses.values()) == {"activations", "gradients", "scratch"}
+    budget = plain.total - plain.peak // 4
+    tight = net.plan(shapes, budget=budget)
+    assert {bar.name for bar in tight.bars() if bar.use == "recomputed"}
+    moved = net.plan(shapes, budget=budget, context=mx.sim(0))
+    assert {bar.name for bar in moved.bars() if bar.use == "spilled"}
+    data = page_data(moved.to_html())
+    assert {use for use, _ in data["uses"]} >= {bar.use for bar in moved.bars()}
+    assert set(USES) <= set(module.LEGEND)
+
+
+def test_a_notebook_shows_the_page(plan: MemoryPlan) -> None:
+    """The same page, in a frame, whole."""
+    import html
+
+    frame = plan._repr_html_()
+    text = re.search(r'srcdoc="(.*?)" style', frame, re.DOTALL)
+    assert text is not None
+    assert page_data(html.unescape(text.group(1)))["rows"] == page_data(plan.to_html())["rows"]
+
+
+@pytest.mark.stress
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 800, 390])
+def test_screenshots(plan: MemoryPlan, width: int, scheme: str, tmp_path: Path) -> None:
+    """On a screen, a small window and a phone, light and dark: the bars are painted in the colours of the legend."""
+    image = pytest.importorskip("PIL.Image")
+    page = plan.to_html()
+    dark = page.replace("@media (prefers-color-scheme: dark)", "@media all")
+    path, shot = tmp_path / "plan.html", tmp_path / "shot.png"
+    path.write_text(page if scheme == "light" else dark)
+    assert CHROMIUM is not None
+    subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path}/p",
+         f"--window-size={width},1000", f"--screenshot={shot}", path.as_uri()],
+        capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    pixels = image.open(shot).convert("RGB")
+    colours = {color: count for count, color in pixels.getcolors(1 << 24)}
+    blue, page_colour = {"light": ((0, 114, 178), (255, 255, 255)), "dark": ((61, 155, 216), (18, 22, 28))}[scheme]
+    assert colours.get(blue, 0) > 0.02 * pixels.width * pixels.height
+    assert colours[page_colour] > 0.1 * pixels.width * pixels.height

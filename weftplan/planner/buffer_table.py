@@ -12,8 +12,15 @@ from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Kind
 from weftplan.planner.layout import Layout
 
+REPEATED = "_mirror"
+"""What names of nodes that compute a forward result again end in."""
+SPILLED = ("_spill", "_fetch")
+"""What names of the copies to the host and back end in."""
 CALLER = "(caller)"
 """Last reader of an output of the graph."""
+USES = ("activations", "gradients", "scratch", "recomputed", "spilled")
+"""What planned memory is for: results of the forward part, of the backward part, scratch of one operator, forward
+results computed again, results that wait on the host or came back from it."""
 NOBODY = "(nobody)"
 """Last reader of an entry that is made but never read."""
 
@@ -41,6 +48,8 @@ class Bar:
     last_reader: str
     """Name of the node that reads it last, :data:`CALLER` or :data:`NOBODY`."""
     storage: int
+    use: str
+    """What it is for: one of :data:`USES`."""
 
     @property
     def label(self) -> str:
@@ -105,6 +114,7 @@ def bars(plan: Layout, device: int | None = None) -> list[Bar]:
                 maker=labels.node_name(maker),
                 last_reader=last_reader(plan, eid),
                 storage=storage,
+                use=use_of(plan, labels.node_name(maker), int(plan.entry_first[eid])),
             )
         )
     for nid, step in zip(*(a.tolist() for a in scratch(plan)), strict=True):
@@ -128,9 +138,19 @@ def bars(plan: Layout, device: int | None = None) -> list[Bar]:
                 maker=name,
                 last_reader=name,
                 storage=storage,
+                use="scratch",
             )
         )
     return found
+
+
+def use_of(plan: Layout, maker: str, step: int) -> str:
+    """What the result that the node ``maker`` writes at a step is for."""
+    if maker.endswith(SPILLED):
+        return "spilled"
+    if plan.num_forward is None or step < plan.num_forward:
+        return "activations"
+    return "recomputed" if maker.endswith(REPEATED) else "gradients"
 
 
 def _bases(plan: Layout) -> IntArray:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.ops.schema import DType, Shape
-from weftplan.planner.buffer_table import last_reader
+from weftplan.planner.buffer_table import last_reader, use_of
 from weftplan.planner.buffer_table import scratch as scratch_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Kind
@@ -34,6 +34,8 @@ class Alive:
     last: int
     last_reader: str
     """Name of the node that reads it last; ``(caller)`` for an output."""
+    use: str = "scratch"
+    """What it is for, as in :class:`~weftplan.planner.buffer_table.Bar`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def alive_at(plan: Layout, step: int, limit: int | None = None) -> list[Alive]:
                 first=int(plan.entry_first[eid]),
                 last=last,
                 last_reader=last_reader(plan, eid),
+                use=use_of(plan, labels.node_name(labels.maker(eid)), int(plan.entry_first[eid])),
             )
         )
     if 0 <= step < end:
@@ -159,6 +162,41 @@ def summary(plan: Layout, limit: int = 10) -> str:
     lines += [f"note: {note}" for note in plan.notes]
     lines.append(left_out(plan))
     return "\n".join(lines)
+
+
+_IN_WORDS = {
+    "gradients": "results of the backward part",
+    "recomputed": "results that are computed again",
+    "scratch": "scratch memory",
+    "spilled": "results that wait on the host or came back",
+}
+
+
+def story(plan: Layout) -> str:
+    """What happens at the peak, in two sentences.
+
+    >>> from weftplan import models
+    >>> print(story(models.get("mlp").plan(data=(32, 784))))
+    The peak of 41.25 KiB lasts 1 of 12 steps: step 9, which runs fc2_backward. The largest part of it is \
+results of the backward part (58 %); the largest buffer, fc2_backward_output0, is 39 % of it.
+    """
+    alive = timeline(plan)
+    if not len(alive) or not alive.max():
+        return "Nothing is planned: whatever the network computes is in memory that the caller brings."
+    step = int(alive.argmax())
+    top = int(alive[step])
+    lasts = int((alive == top).sum())
+    buffers = alive_at(plan, step)
+    by_use: dict[str, int] = {}
+    for item in buffers:
+        by_use[item.use] = by_use.get(item.use, 0) + item.nbytes
+    use, most = max(by_use.items(), key=lambda pair: pair[1])
+    where = plan.labels.node_name(plan.labels.steps[step])
+    return (
+        f"The peak of {amount(top)} lasts {lasts:,} of {len(alive):,} steps: step {step:,}, which runs {where}. The "
+        f"largest part of it is {_IN_WORDS.get(use, use)} ({100 * most / top:.0f} %); the largest buffer, "
+        f"{buffers[0].name}, is {100 * buffers[0].nbytes / top:.0f} % of it."
+    )
 
 
 def reuse(plan: Layout) -> str:

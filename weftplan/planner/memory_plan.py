@@ -104,8 +104,9 @@ class MemoryPlan(Layout):
         return hook("plot")(self, path, title=title)
 
     def _repr_html_(self) -> str:
-        """The summary, for notebooks."""
-        return f"<pre>{escape(self.summary())}</pre>"
+        """The page of :meth:`to_html` in a frame, for notebooks."""
+        page = escape(self.to_html(title=repr(self)[1:-1]), quote=True)
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 860px; border: 0" title="memory plan"></iframe>'
 
     def to_json(self) -> str:
         """The plan as JSON text, which :meth:`from_json` reads back."""

@@ -8,10 +8,21 @@ import re
 from importlib import resources
 from typing import Any
 
+from weftplan.planner.explain import amount, story
 from weftplan.planner.memory_plan import MemoryPlan
 
 MOST_BARS = 20_000
 """A page shows so many buffers, the largest ones: a browser draws them without delay."""
+LEGEND = {
+    "weights": "weights",
+    "activations": "activations",
+    "gradients": "gradients",
+    "scratch": "scratch",
+    "recomputed": "computed again",
+    "spilled": "waiting on the host",
+    "states": "optimizer states",
+}
+"""What a colour means, in the order of the legend."""
 COLUMNS = (
     "name",
     "kind",
@@ -26,6 +37,7 @@ COLUMNS = (
     "maker",
     "last_reader",
     "storage",
+    "use",
 )
 
 
@@ -40,8 +52,11 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
         notes.append(f"the {omitted:,} smallest buffers are left out of the picture and the table, not of the figures")
     parts = {
         "@TITLE@": html.escape(title),
+        "@STORY@": html.escape(story(plan)).replace(" %", "&nbsp;%"),
         "@FACTS@": "".join(
-            f"<tr><td>{html.escape(name)}</td><td class=n>{nbytes:,}</td></tr>" for name, nbytes in facts(plan)
+            f"<tr><td>{html.escape(name)}</td><td class=n>{amount(nbytes)}</td><td class='n exact'>{nbytes:,}</td>"
+            f"<td>{html.escape(meaning(name))}</td></tr>"
+            for name, nbytes in facts(plan)
         ),
         "@STRATEGY@": html.escape(plan.strategy),
         "@LEFT_OUT@": html.escape(plan.left_out),
@@ -64,8 +79,8 @@ def facts(plan: MemoryPlan) -> list[tuple[str, int]]:
     """
     rows = [
         ("planned peak", plan.peak),
-        ("lower bound of these buffers in this order", plan.lower_bound),
-        ("without any sharing", plan.unshared_bytes),
+        ("lower bound", plan.lower_bound),
+        ("without sharing", plan.unshared_bytes),
     ]
     if len(plan.contexts) > 1:
         rows += [(f"planned peak on {context}", nbytes) for context, nbytes in plan.peak_by_device.items()]
@@ -89,6 +104,45 @@ _PURPOSES = {
 }
 
 
+_MEANINGS = {
+    "planned peak": "Memory that the planner places: results, gradients in flight, outputs and scratch. It is allocated.",
+    "lower bound": "The most bytes in use at one step. No placement of these buffers in this order can need less.",
+    "without sharing": "What the same buffers take when none uses the memory of another.",
+    "arguments: weights and inputs": "Arrays that you bring, or that simple_bind and Module make.",
+    "gradients of arguments": "One array for each argument whose gradient is wanted.",
+    "auxiliary states": "Arrays that operators update, such as the moving averages of BatchNorm.",
+    "gradients of outputs": "What you give to backward where no loss is at the end.",
+    "states of the optimizer": "What the optimizer keeps from step to step, such as momentum.",
+    "Module's copies on the host": "Module keeps the parameters in host memory too, to save and share them.",
+    "buffers of the kvstore": "Stored weights and sums of gradients through which devices exchange.",
+    "executors of the other devices": "Planned memory and arrays of the devices beside the one that is drawn.",
+    "total": "The planned peak and everything above that is not part of it. A budget limits this figure.",
+}
+
+
+def meaning(figure: str) -> str:
+    """One definition of each figure of :func:`facts`."""
+    if figure.startswith("planned peak on "):
+        return "The part of the planned peak that is on this device."
+    return _MEANINGS[figure]
+
+
+_BANDS = (("weights", "weights and inputs", "arguments", "aux"), ("gradients", "gradients", "gradients", "head_grads"))
+
+
+def _bands(plan: MemoryPlan) -> list[dict[str, Any]]:
+    """What lies under the planned buffers from the first step to the last; for a plan of one device."""
+    if len(plan.contexts) > 1:
+        return []
+    external = plan.external_bytes
+    bands = [
+        {"use": use, "name": name, "nbytes": sum(external.get(purpose, 0) for purpose in purposes)}
+        for use, name, *purposes in _BANDS
+    ]
+    bands.append({"use": "states", "name": "optimizer states", "nbytes": external.get("optimizer_states", 0)})
+    return [band for band in bands if band["nbytes"]]
+
+
 def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:
     """(what the page's script reads, how many buffers it does not get)."""
     bars = plan.bars()
@@ -96,10 +150,12 @@ def _data(plan: MemoryPlan) -> tuple[dict[str, Any], int]:
     shown = sorted(bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
     rows = [[bar.as_dict()[column] for column in COLUMNS] for bar in shown]
     devices = [
-        {"name": str(context), "peak": peak, "alive": plan.timeline(index).tolist()}
+        {"name": str(context), "peak": peak, "alive": plan.timeline(index).tolist(), "bands": _bands(plan)}
         for index, (context, peak) in enumerate(plan.peak_by_device.items())
     ]
+    used = {bar.use for bar in shown} | {band["use"] for band in _bands(plan)}
     data = {
+        "uses": [[use, label] for use, label in LEGEND.items() if use in used],
         "steps": len(plan.labels.steps),
         "forward": plan.num_forward,
         "devices": devices,

@@ -10,6 +10,16 @@ import numpy as np
 
 from weftplan.errors import MXNetError
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.report.plan_html import LEGEND
+
+COLOURS = {
+    "activations": "#0072b2",
+    "gradients": "#e69f00",
+    "scratch": "#9aa3ad",
+    "recomputed": "#56b4e9",
+    "spilled": "#cc79a7",
+}
+"""A colour for each use of memory, which colour-blind people can tell apart; those of the page."""
 
 
 def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
@@ -29,7 +39,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.collections import PatchCollection
         from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
+        from matplotlib.patches import Patch, Rectangle
     except ImportError as error:
         raise MXNetError("pictures need matplotlib: pip install 'weftplan[plot]'") from error
     bars = plan.bars(0)
@@ -39,46 +49,44 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     axes = figure.add_subplot()
     collection = PatchCollection(
         [Rectangle((b.first, b.address / unit), b.last - b.first, b.nbytes / unit) for b in bars],
-        edgecolor="black",
-        linewidth=0.2,
-        cmap="turbo",
+        edgecolor="white",
+        linewidth=0.3,
+        facecolor=[COLOURS[bar.use] for bar in bars],
     )
-    collection.set_array(np.array([hash_color(bar.op) for bar in bars]))
     axes.add_collection(collection)
     steps = len(plan.labels.steps)
     alive = np.concatenate([plan.timeline(0), [0]]) / unit
     first = plan.peak_by_device[plan.contexts[0]] / unit
     several = len(plan.contexts) > 1
-    axes.step(np.arange(steps + 1), alive, where="post", color="black", lw=1.2, label="bytes alive")
+    axes.step(np.arange(steps + 1), alive, where="post", color="#1c2430", lw=1.2, label="bytes in use")
     label = f"planned peak {first:.2f} {name}" + (f" on {plan.contexts[0]}" if several else "")
-    axes.axhline(first, color="crimson", lw=1.2, label=label)
+    axes.axhline(first, color="#c1121f", lw=1.2, ls="--", label=label)
     if not several:
         bound = plan.lower_bound / unit
-        axes.axhline(bound, color="seagreen", ls="--", lw=1.2, label=f"lower bound {bound:.2f} {name}")
+        axes.axhline(bound, color="#5a6675", ls=":", lw=1.2, label=f"lower bound {bound:.2f} {name}")
     axes.set_xlim(0, max(steps, 1))
     axes.set_ylim(0, first * 1.15 + 1e-9)
     if plan.num_forward is not None and plan.num_forward < steps:
         axes.axvline(plan.num_forward, color="grey", lw=0.8, ls=":")
-    axes.set_xlabel("step of the schedule (forward, then backward)")
-    axes.set_ylabel(f"address ({name})")
+    axes.set_xlabel("step (forward, then backward)")
+    axes.set_ylabel(f"memory, {name}")
     axes.set_title(
-        f"{title}: {plan.peak / unit:.2f} {name} planned, {plan.unshared_bytes / unit:.2f} {name} without sharing"
+        f"{title}: {plan.peak / unit:.2f} {name} planned, {plan.unshared_bytes / unit:.2f} {name} without sharing",
+        loc="left",
     )
-    axes.legend(loc="upper right")
+    used = {bar.use for bar in bars}
+    patches = [Patch(facecolor=colour, label=LEGEND[use]) for use, colour in COLOURS.items() if use in used]
+    handles = [*patches, *axes.lines[: 2 if several else 3]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.yaxis.grid(True, color="#e6eaf0", zorder=0)
+    axes.set_axisbelow(True)
     if path is not None:
         # Neither a date nor random names of elements: the same plan gives the same file.
         undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix.lower())
         with rc_context({"svg.hashsalt": "weftplan"}):
             figure.savefig(path, metadata=undated)
     return figure
-
-
-def hash_color(label: str) -> float:
-    """A number in [0, 1) that depends on the label alone, so that pictures are the same on every run."""
-    value = 0
-    for char in label:
-        value = (value * 131 + ord(char)) % 9973
-    return value / 9973
 
 
 def _unit(nbytes: int) -> tuple[float, str]:
