@@ -480,6 +480,13 @@ _STORAGE = (
         "homes are listed, arrays of every device do so in these when memory runs out",
     ),
     _storage(
+        name="WEFTPLAN_STORAGE_COMPACT",
+        default=False,
+        meaning="Let arrays move within pools that cut chunks, so that free bytes lie together.",
+        effect="arrays of every device with auto_growth and naive_best_fit: moved when memory runs out, and by "
+        "mx.storage.compact()",
+    ),
+    _storage(
         name="WEFTPLAN_STORAGE_GUARD",
         default=False,
         meaning="Put margins around all memory, and look whether an operation has written to them.",

@@ -1,4 +1,4 @@
-"""Arrays that wait elsewhere while memory is short, and come back before their next use.
+"""Arrays that move: elsewhere while memory is short, and back before their next use; together where it is scattered.
 
 Where ``WEFTPLAN_SPILL`` lists homes, every array is a :class:`SpillableChunk`. A rung of storage's ladder copies those
 that were used least recently to a home and gives their memory back; whoever asks such a chunk for its bytes brings them
@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import config, device
+from weftplan import config, device, storage
 from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec, parse
 from weftplan.device.stream import no_stream
@@ -39,13 +39,16 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.release import drain, due
-from weftplan.storage import homes, relief
+from weftplan.storage import Allocation, Resource, homes, relief
+from weftplan.storage.recording import address_of
 
 LEAST = 4096
 """Smaller chunks stay: their copies cost more time than they free memory."""
 _tick = itertools.count().__next__
 _homes: tuple[HomeSpec, ...] = ()
 """Where arrays may wait; empty: nowhere."""
+_movable = False
+"""Arrays may move within their pools though there are no homes."""
 _members: dict[int, weakref.ref[SpillableChunk]] = {}
 """Chunks with memory that may leave, by id."""
 
@@ -58,16 +61,21 @@ def _alone(raw: Any) -> int:
 class SpillableChunk(Chunk):
     """A chunk whose bytes may be elsewhere while nobody uses them."""
 
-    __slots__ = ("_home", "_moving", "_used")
+    __slots__ = ("_home", "_moving", "_place", "_used")
     movable = True
 
     def __init__(self, ctx: Context, nbytes: int, **options: Any) -> None:
         self._moving = threading.Lock()
         self._home: homes.Kept | None = None
         """Where the bytes are while ``_raw`` is None. Guarded by ``_moving``."""
+        self._place: tuple[Resource, Allocation] | None = None
+        """What the bytes were taken from, while they may move there. Guarded by ``_moving``."""
         self._used = _tick()
         super().__init__(ctx, nbytes, **options)
         if self._raw is not None:
+            assert isinstance(self._release, partial)
+            free: Any = self._release.func
+            self._place = free.__self__, self._release.args[0]
             self._raw = _counted(self._raw)
             self._enrol()
 
@@ -96,6 +104,7 @@ class SpillableChunk(Chunk):
                     if kept is not None:
                         kept.read(raw, self.context)
                     self._home, self._release, self._raw = None, partial(resource.free, allocation), raw
+                    self._place = resource, allocation
                     taken = allocation
         finally:
             if taken is None:
@@ -107,7 +116,7 @@ class SpillableChunk(Chunk):
         return raw
 
     def _enrol(self) -> None:
-        if _homes and self.nbytes >= LEAST:
+        if (_homes or _movable) and self.nbytes >= LEAST:
             _members[id(self)] = weakref.ref(self)
 
     def leave(self, where: tuple[HomeSpec, ...]) -> bool:
@@ -131,7 +140,7 @@ class SpillableChunk(Chunk):
                     self._raw = raw
             if kept is None:
                 return False
-            release, self._release, self._home = self._release, kept.free, kept
+            release, self._release, self._home, self._place = self._release, kept.free, kept, None
         finally:
             self._moving.release()
         del raw
@@ -139,6 +148,28 @@ class SpillableChunk(Chunk):
         if release is not None:
             release()
         return True
+
+    def relocate(self) -> int:
+        """Move the bytes to a lower place of their pool; returns how many, 0 where somebody uses them or none is free.
+        Nothing may be pending on the device."""
+        if not self._moving.acquire(blocking=False):
+            return 0
+        try:
+            raw, self._raw = self._raw, None
+            if raw is None:
+                return 0
+            moved = 0
+            try:
+                if self._place is not None and _alone(raw) == _ALONE:
+                    resource, allocation = self._place
+                    moved = resource.relocate(allocation)
+                    if moved:
+                        raw = _counted(allocation.raw)
+            finally:
+                self._raw = raw
+            return moved
+        finally:
+            self._moving.release()
 
     @property
     def keeper(self) -> object:
@@ -148,7 +179,7 @@ class SpillableChunk(Chunk):
     def drop(self) -> None:
         """Give the memory back, here or in a home; the contents are undefined afterwards. Without any, do nothing."""
         with self._moving:
-            release, self._release, self._raw, self._home = self._release, None, None, None
+            release, self._release, self._raw, self._home, self._place = self._release, None, None, None, None
         _members.pop(id(self), None)
         if release is not None:
             release()
@@ -179,18 +210,41 @@ _ALONE = _measured() if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
 """What :func:`_alone` says where there is no other reference; 0, which it never says, where counts are not exact."""
 
 
-def _send_away(context: Context, nbytes: int) -> bool:
-    """A rung: arrays that were used least recently go to a home, until they are ``nbytes``."""
-    if not _homes:
-        return False
+def _settled(context: Context) -> list[SpillableChunk]:
+    """The chunks of a device that may leave or move, those used least recently first; nothing is pending there."""
     known = [chunk for ref in list(_members.values()) if (chunk := ref()) is not None and chunk.context == context]
     known.sort(key=lambda chunk: chunk._used)
     place = device.get(context)
     if known and place.asynchronous:  # what is enqueued there looks at bytes, and may hold them
         with no_stream():
             place.synchronize()
+    return known
+
+
+def _compact(context: Context) -> int:
+    """Move chunks to lower places, the highest first, until none has one; returns the bytes."""
+    total, known = 0, [(address_of(raw), chunk) for chunk in _settled(context) if (raw := chunk._raw) is not None]
+    known.sort(key=lambda pair: -pair[0])
+    raw = None  # the last one would count as used
+    while moved := sum([chunk.relocate() for _, chunk in known]):
+        total += moved
+    return total
+
+
+def _move_together(context: Context, nbytes: int) -> bool:
+    """A rung: where enough is free, but apart, arrays move together."""
+    if not _members:
+        return False
+    resource = storage.in_use().get(context)
+    return resource is not None and resource.statistics().cached_bytes >= nbytes and _compact(context) > 0
+
+
+def _send_away(context: Context, nbytes: int) -> bool:
+    """A rung: arrays that were used least recently go to a home, until they are ``nbytes``."""
+    if not _homes:
+        return False
     freed = 0
-    for chunk in known:
+    for chunk in _settled(context):
         try:
             if chunk.leave(_homes):
                 freed += chunk.nbytes
@@ -202,14 +256,17 @@ def _send_away(context: Context, nbytes: int) -> bool:
     return freed > 0
 
 
+relief.add(26, _move_together)
 relief.add(28, _send_away, again=True)
+storage.registry.set_compactor(_compact)
 
 
-def start(where: tuple[HomeSpec, ...]) -> None:
-    """Let arrays that are made from now on wait in these homes; without any they stay."""
-    global _homes
-    _homes = where
-    chunks.ArrayChunk = SpillableChunk if where else Chunk
+def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
+    """Let arrays that are made from now on wait in these homes, and move within their pools if there are homes or
+    ``movable`` says so."""
+    global _homes, _movable
+    _homes, _movable = where, movable
+    chunks.ArrayChunk = SpillableChunk if where or movable else Chunk
 
 
 def active() -> bool:
@@ -220,20 +277,20 @@ def active() -> bool:
 def _first(*args: Any, **kwargs: Any) -> Chunk:
     """The first array: reads the setting. ``true``, the default, is for plans with a budget alone."""
     text = config.process("WEFTPLAN_SPILL")
-    start(() if text.lower() in ("true", "1") else parse(text))
+    start(() if text.lower() in ("true", "1") else parse(text), movable=config.process("WEFTPLAN_STORAGE_COMPACT"))
     return chunks.ArrayChunk(*args, **kwargs)
 
 
 @contextmanager
-def using(text: str) -> Iterator[None]:
+def using(text: str, *, movable: bool = False) -> Iterator[None]:
     """Let arrays that are made in the ``with`` block wait in the homes that ``text`` lists, as
     ``WEFTPLAN_SPILL`` does."""
-    before_class, before = chunks.ArrayChunk, _homes
-    start(parse(text))
+    before_class, before, moved = chunks.ArrayChunk, _homes, _movable
+    start(parse(text), movable=movable)
     try:
         yield
     finally:
-        start(before)
+        start(before, movable=moved)
         chunks.ArrayChunk = before_class
 
 

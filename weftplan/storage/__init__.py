@@ -10,7 +10,16 @@ from weftplan.storage.mxnet_pools import NaivePool, RoundPool
 from weftplan.storage.naive_best_fit import NaiveBestFit
 from weftplan.storage.raw import RawResource
 from weftplan.storage.recording import record, stop_recording
-from weftplan.storage.registry import check_guards, empty_cache, get, in_use, memory_summary, reset_peaks, using
+from weftplan.storage.registry import (
+    check_guards,
+    compact,
+    empty_cache,
+    get,
+    in_use,
+    memory_summary,
+    reset_peaks,
+    using,
+)
 from weftplan.storage.snapshot import Snapshot, snapshot
 
 set_pools(empty_cache)
@@ -31,6 +40,7 @@ __all__ = [
     "Statistics",
     "StatisticsResource",
     "check_guards",
+    "compact",
     "empty_cache",
     "get",
     "in_use",

@@ -41,6 +41,9 @@ class Adaptor(Resource):
     def empty_cache(self) -> int:
         return self.upstream.empty_cache()
 
+    def relocate(self, allocation: Allocation) -> int:
+        return self.upstream.relocate(allocation)
+
     def segments(self) -> list[Segment]:
         return self.upstream.segments()
 

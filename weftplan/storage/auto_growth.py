@@ -57,4 +57,4 @@ class AutoGrowth(ChunkPool):
             self._hits += 1
         if block.size > size:
             block = self._split(block, size, high=True)
-        return block, block.chunk.raw[block.offset : block.offset + nbytes], size
+        return block, self._view(block, nbytes), size

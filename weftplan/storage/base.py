@@ -133,6 +133,12 @@ class Resource(ABC):
     def empty_cache(self) -> int:
         """Give unused blocks back to the system; returns how many bytes."""
 
+    def relocate(self, allocation: Allocation) -> int:
+        """Move an allocation that nobody looks at, and on whose device nothing is pending, to a lower place if there is
+        one: its ``raw`` is another array then. Returns the bytes moved; 0 where memory is not cut into blocks."""
+        del allocation
+        return 0
+
     @abstractmethod
     def segments(self) -> list[Segment]:
         """The blocks that the resource holds from the system, and what lies in them, in no particular order."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from weftplan.device.base import Device
+from weftplan.storage import recording
 from weftplan.storage.base import Allocation, Segment
 from weftplan.storage.ledger import Ledger
 
@@ -142,6 +144,34 @@ class ChunkPool(Ledger):
             block = left
         block.free = True
         insort(self._free, block.key)
+
+    def _view(self, block: Block, nbytes: int) -> Any:
+        """The bytes of a block that its user gets."""
+        return block.chunk.raw[block.offset : block.offset + nbytes]
+
+    def relocate(self, allocation: Allocation) -> int:
+        with self._lock:
+            self._drain()
+            old, size = allocation.block, allocation.size
+            if old.__class__ is not Block or self._live.get(id(allocation)) is not allocation:
+                return 0
+            fitting = self._free[bisect_left(self._free, (size,)) :]
+            place, block = min(((entry[1], entry[2]) for entry in fitting), default=(0, old), key=itemgetter(0))
+            if block is old or place > old.key[1]:
+                return 0
+            self._remove(block)
+            block.free = False
+            if block.size > size:
+                self._split(block, size, high=False)
+            raw = self._view(block, allocation.nbytes)
+            self.device.copy(raw, allocation.raw)
+            if recording.recorder is not None:
+                recording.recorder.freed(allocation, allocation.raw)
+            allocation.block, allocation.raw = block, raw
+            if recording.recorder is not None:
+                recording.recorder.allocated(allocation)
+            self._merge(old)
+            return allocation.nbytes
 
     def _direct(self, nbytes: int, size: int) -> tuple[Any, Any, int]:
         """Memory of the device itself, past all chunks."""

@@ -106,6 +106,10 @@ class _Margins(Adaptor):
         if error is not None:
             raise error
 
+    def relocate(self, allocation: Allocation) -> int:
+        """Nothing: the margins would stay behind."""
+        return 0
+
     def holders(self) -> list[Allocation]:
         return self.upstream.holders()
 

@@ -91,8 +91,11 @@ class NaiveBestFit(ChunkPool):
                 return self._past_chunks(nbytes, size)
         if block.size - size > self.header:
             block = self._split(block, size, high=False)
+        return block, self._view(block, nbytes), block.size
+
+    def _view(self, block: Block, nbytes: int) -> Any:
         begin = block.offset + self.header
-        return block, block.chunk.raw[begin : begin + nbytes], block.size
+        return block.chunk.raw[begin : begin + nbytes]
 
     def _past_chunks(self, nbytes: int, size: int) -> tuple[Any, Any, int]:
         """Memory of the device for one request; chunks that nobody uses make room for it."""

@@ -1,0 +1,115 @@
+"""Arrays that move within a pool, so that free bytes lie together: on request, and before memory is said to be out."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import config, device, storage
+from weftplan.errors import OutOfMemoryError
+from weftplan.ndarray import spilling
+from weftplan.storage import AutoGrowth, GuardResource, NaiveBestFit, NaivePool, PoisonResource
+from weftplan.storage.limited import LimitedDevice
+
+SIZE = 1 << 14
+
+
+def limited(ctx, arrays):
+    """A device with room for so many arrays of SIZE bytes."""
+    return LimitedDevice(device.get(ctx), arrays * SIZE, "the test")
+
+
+MAKERS = {
+    "growth": lambda place: AutoGrowth(place, chunk=16 * SIZE),
+    "best fit": lambda place: NaiveBestFit(place, first=16 * SIZE),
+    "poison": lambda place: PoisonResource(AutoGrowth(place, chunk=16 * SIZE)),
+}
+
+
+def array(ctx, value, count=1):
+    return mx.nd.array(np.full(count * SIZE // 4, value, "float32"), ctx=ctx)
+
+
+def scattered(ctx):
+    """Sixteen arrays, of which every second is gone."""
+    held = [array(ctx, value) for value in range(16)]
+    mx.nd.waitall()
+    del held[::2]
+    gc.collect()
+    mx.nd.waitall()
+    return held
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("ctx", [mx.cpu(80), mx.sim(80)], ids=str)
+def test_compaction_makes_one_block_of_what_is_free(ctx, maker):
+    """Half of the pool is free in eight places; after compaction one array takes all of it. Values stay, the bytes
+    moved are told, and a second time nothing moves."""
+    with spilling.using("", movable=True), storage.using(MAKERS[maker](limited(ctx, 16))) as pool:
+        held = scattered(ctx)
+        moved = storage.compact(ctx)
+        assert 0 < moved <= 8 * SIZE
+        assert moved % SIZE == 0
+        assert storage.compact(ctx) == 0
+        large = array(ctx, 99, 8)
+        assert (large.asnumpy() == 99).all()
+        assert [float(x.asnumpy()[0]) for x in held] == list(range(1, 16, 2))
+        assert pool.statistics().failures == 0
+        assert pool.statistics().reserved_bytes == 16 * SIZE
+        del held, large
+        gc.collect()
+        mx.nd.waitall()
+        assert pool.statistics().live == 0
+
+
+@pytest.mark.parametrize(("setting", "fits"), [("1", True), ("0", False)])
+@pytest.mark.shows("WEFTPLAN_STORAGE_COMPACT")
+def test_it_is_a_rung_of_the_ladder(monkeypatch, setting, fits):
+    """A request that the free bytes could serve if they lay together is served where arrays may move."""
+    ctx = mx.cpu(81)
+    config._reset_for_tests()
+    monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
+    monkeypatch.setattr("weftplan.ndarray.chunk.ArrayChunk", spilling._first)
+    with storage.using(MAKERS["growth"](limited(ctx, 16))):
+        held = scattered(ctx)
+        if fits:
+            assert (array(ctx, 99, 8).asnumpy() == 99).all()
+        else:
+            with pytest.raises(OutOfMemoryError, match=r"lie apart|scattered"):
+                array(ctx, 99, 8)
+        assert [float(x.asnumpy()[0]) for x in held] == list(range(1, 16, 2))
+        del held
+        gc.collect()
+        mx.nd.waitall()
+    config._reset_for_tests()
+    spilling.start(())
+
+
+def test_memory_that_somebody_looks_at_does_not_move():
+    """An array that was exported stays at its address; the others move around it."""
+    ctx = mx.cpu(82)
+    with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited(ctx, 16))):
+        held = scattered(ctx)
+        views = [np.from_dlpack(x) for x in held[:2]]
+        assert storage.compact(ctx) > 0
+        for value, view in enumerate(views):
+            view[:] = -value
+            assert (held[value].asnumpy() == -value).all()
+        assert [float(x.asnumpy()[0]) for x in held[2:]] == list(range(5, 16, 2))
+        del held, views, view
+        gc.collect()
+        mx.nd.waitall()
+
+
+@pytest.mark.parametrize("maker", [NaivePool, lambda place: GuardResource(AutoGrowth(place))])
+def test_where_nothing_can_move_nothing_does(maker):
+    """Pools of whole blocks, and guards, whose margins would stay behind."""
+    ctx = mx.cpu(83)
+    with spilling.using("", movable=True), storage.using(maker(device.get(ctx))):
+        held = scattered(ctx)
+        assert storage.compact(ctx) == 0
+        assert [float(x.asnumpy()[0]) for x in held] == list(range(1, 16, 2))
+        del held
+        gc.collect()
+        mx.nd.waitall()
