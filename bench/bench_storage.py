@@ -1,6 +1,6 @@
 """Questions: what does an allocation cost, how much does each strategy hold, and what does a run without a slab take?
 
-    python bench/bench_storage.py [--rounds 5] [pairs] [traces] [steady] [dynamic] [recording]
+    python bench/bench_storage.py [--rounds 5] [pairs] [traces] [steady] [dynamic] [recording] [spill]
 
 * pairs: an allocation and its free from a warm pool, by size and number of threads, beside ``numpy.empty``.
 * traces: bytes reserved over bytes live, at their peaks, by strategy: training steps with 1,000 random batch sizes, an
@@ -8,6 +8,7 @@
 * steady: allocations of any pool and of the device during planned training steps after the first.
 * dynamic: peak and step time of ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` beside the static plan and the plan without
   sharing. The lower bound is the largest sum of bytes that are live at once.
+* spill: time of training steps in half the memory that they need, the rest in a file or on the host.
 * recording: time of training steps while pools are recorded and a snapshot is made now and then, beside steps without.
 """
 
@@ -17,6 +18,7 @@ import os
 import platform
 import random
 import statistics
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -27,8 +29,19 @@ import packing_instances
 
 import weftplan as mx
 from weftplan import device, storage
+from weftplan.device import registry as device_registry
+from weftplan.device.file_device import FileDevice
 from weftplan.planner.packing.csv_file import read_csv
-from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, RawResource, RoundPool, StatisticsResource
+from weftplan.storage import (
+    AutoGrowth,
+    LimitResource,
+    NaiveBestFit,
+    NaivePool,
+    RawResource,
+    RoundPool,
+    StatisticsResource,
+)
+from weftplan.storage.homes import traffic
 
 DATA = Path(__file__).parent / "data"
 HOST = device.get(device.cpu())
@@ -323,7 +336,61 @@ def recording(rounds):
         mx.nd.waitall()
 
 
-PARTS = {"pairs": pairs, "traces": traces, "steady": steady, "dynamic": dynamic, "recording": recording}
+def trained(ctx, pool, rounds):
+    """(seconds of each step, the parameters' bytes) of a ResNet-18 on arrays that may move."""
+    with storage.using(pool):
+        executor, spent = bound("resnet18", 4, ctx), []
+        for _ in range(rounds + 1):
+            begin = time.perf_counter()
+            step(executor)
+            for name, gradient in executor.grad_dict.items():
+                if name != "data" and "label" not in name:
+                    executor.arg_dict[name][:] = executor.arg_dict[name] - 0.001 * gradient
+            mx.nd.waitall()
+            spent.append(time.perf_counter() - begin)
+        bits = {name: array.asnumpy().tobytes() for name, array in executor.arg_dict.items()}
+        del executor
+        gc.collect()
+        mx.nd.waitall()
+    return spent[1:], bits
+
+
+def spill(rounds):
+    """Ratios of wall time: copies to a file are none of the process's CPU time."""
+    print("\n### Training in half the memory: ResNet-18, batch 4, WEFTPLAN_EXECUTOR_STRATEGY=dynamic\n")
+    print("| device | home | peak with room enough | limit | step | step in half | ratio | bits | MiB sent a step |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    os.environ["WEFTPLAN_EXECUTOR_STRATEGY"] = "dynamic"
+    with tempfile.TemporaryDirectory() as folder:
+        device_registry.put(FileDevice(device.Context("file", 0), folder))
+        for number, (kind, home) in enumerate((("cpu", "file:/any"), ("sim", "host"), ("sim", "file:/any"))):
+            place = {"cpu": mx.cpu, "sim": mx.sim}[kind]
+            pool = StatisticsResource(AutoGrowth(device.get(place(20 + number))))
+            plain, bits = trained(place(20 + number), pool, rounds)
+            peak, before = pool.statistics().peak_requested_bytes, traffic.out_bytes
+            with mx.nd.spilling.using(home):
+                limited = LimitResource(AutoGrowth(device.get(place(30 + number))), peak // 2)
+                halved, same = trained(place(30 + number), limited, rounds)
+            moved = (traffic.out_bytes - before) / (rounds + 1) / 2**20
+            cells = [
+                f"{peak / 2**20:.0f} MiB",
+                f"{peak / 2**21:.0f} MiB",
+                f"{min(plain):.3f} s",
+                f"{min(halved):.3f} s",
+            ]
+            cells += [f"{min(halved) / min(plain):.2f}", "equal" if same == bits else "DIFFER", f"{moved:.0f}"]
+            print(f"| {kind} | {home} | " + " | ".join(cells) + " |")
+    del os.environ["WEFTPLAN_EXECUTOR_STRATEGY"]
+
+
+PARTS = {
+    "pairs": pairs,
+    "traces": traces,
+    "steady": steady,
+    "dynamic": dynamic,
+    "recording": recording,
+    "spill": spill,
+}
 
 
 def main():
