@@ -372,7 +372,7 @@ def test_many_threads_never_share_memory(resource):
     wrong = []
 
     def work(mark):
-        for step in range(150):
+        for step in range(60):
             allocation = resource.allocate(64 + (step * 37) % 5000)
             allocation.raw.fill(mark)
             if not (allocation.raw == mark).all():
