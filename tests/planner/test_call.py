@@ -245,7 +245,7 @@ def test_reports_from_the_plan_alone() -> None:
     assert back.to_html() == plan.to_html()
     assert back.notes == plan.notes != ()
     assert f"note: {plan.notes[0]}" in plan.summary()
-    assert plan._repr_html_().startswith("<pre>plan: strategy")
+    assert plan._repr_html_().startswith("<iframe srcdoc=")
     assert "&#x27;" in plan._repr_html_()
 
 
