@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from weftplan import device
@@ -104,3 +105,17 @@ def test_more_held_than_allowed(system):
     system("proc/self/cgroup", "0::/\n")
     group(system, ".", MACHINE // 8, MACHINE // 4, 0)
     assert host_memory.memory_info() == (0, MACHINE // 8)
+
+
+def test_the_process_grows_by_what_it_touches():
+    """Memory of this process follows an array of 64 MiB that is written."""
+    before = host_memory.resident()
+    held = np.ones(64 << 20, np.uint8)
+    assert host_memory.resident() - before > 32 << 20
+    assert held.nbytes == 64 << 20
+
+
+def test_without_proc_the_most_there_ever_were(monkeypatch, tmp_path):
+    """Where the system keeps no such file its own count of the most counts."""
+    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
+    assert host_memory.resident() > 1 << 20

@@ -107,6 +107,7 @@ class TestTrace:
             profiler.set_state("stop")
             live = resource.statistics().requested_bytes
         values = [e["args"]["value"] for e in events(tmp_path) if e["name"] == "live bytes cpu(0)"]
+        assert min(e["args"]["value"] for e in events(tmp_path) if e["name"] == "memory of this process") > 1 << 20
         assert values[0] == first.nbytes
         assert values[-1] == live == first.nbytes + held.nbytes
 

@@ -99,7 +99,7 @@ def test_live_bytes_in_between(threaded):
         assert time.monotonic() < end
         time.sleep(0.001)
     profiler.set_state("stop")
-    times = [when for when, context, _ in recorder.memory if context == "cpu(0)"]
+    times = [when for when, context, _ in recorder.memory if context == "live bytes cpu(0)"]
     assert times == sorted(times)
     del kept
 

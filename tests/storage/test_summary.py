@@ -1,5 +1,7 @@
 """The summary of all memory, and peaks that begin anew."""
 
+import re
+
 import weftplan as mx
 from weftplan import device, storage
 from weftplan.storage import NaivePool
@@ -20,6 +22,7 @@ def test_the_summary_tells_figures_and_holders():
         assert "1 live of 2 allocations, 0 of them from the cache; 2 from the system, 0 refused" in text
         assert f"held by: zeros at {__file__}:" in text
         assert "cpu(71)" in storage.memory_summary()
+        assert re.search(r"process: [\d,]+ bytes; the machine or container has [\d,]+, [\d,]+ of them free", text)
         storage.reset_peaks(ctx)
         assert pool.statistics().peak_requested_bytes == 40_000
         del array

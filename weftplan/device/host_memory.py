@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -27,6 +29,16 @@ def memory_info() -> tuple[int, int]:
         if found is not None:
             total, available = min(total, found[0]), min(available, found[1])
     return max(available, 0), total
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory now; the most there ever were where the system does not say."""
+    try:
+        with open(_PROC / "self" / "statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return int(most) if sys.platform == "darwin" else int(most) * 1024
 
 
 def _groups_with_limits() -> list[tuple[Path, tuple[str, str], str]]:

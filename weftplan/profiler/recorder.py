@@ -10,7 +10,8 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from weftplan import engine, storage
+from weftplan import device, engine, storage
+from weftplan.device import host_memory
 
 
 class OperationRecord(NamedTuple):
@@ -51,6 +52,7 @@ class Recorder:
         self.operations: list[tuple[Any, ...]] = []
         self.user: list[UserRecord] = []
         self.memory: list[tuple[int, str, int]] = []
+        """(when, what, bytes): live bytes of each context, of each GPU what all processes use, and of this process."""
         self.origin_ns = time.perf_counter_ns()
         self.active = False
         self.memory_period_s = 0.002
@@ -59,7 +61,8 @@ class Recorder:
         self._stop = threading.Event()
 
     def start(self, *, memory: bool) -> None:
-        """Begin to record; with ``memory`` a thread samples live bytes of every context in use."""
+        """Begin to record; with ``memory`` a thread samples live bytes of every context in use, and of the
+        process."""
         if self.active:
             return
         self.active = True
@@ -107,7 +110,11 @@ class Recorder:
     def _sample_once(self) -> None:
         now = time.perf_counter_ns()
         for context, resource in storage.in_use().items():
-            self.memory.append((now, str(context), resource.statistics().requested_bytes))
+            self.memory.append((now, f"live bytes {context}", resource.statistics().requested_bytes))
+            if context.device_type == "gpu":
+                free, total = device.get(context).memory_info()
+                self.memory.append((now, f"memory in use on {context}, all processes", total - free))
+        self.memory.append((now, "memory of this process", host_memory.resident()))
 
 
 recorder = Recorder()

@@ -1,7 +1,8 @@
 """The recorded run as a trace in the JSON format that Perfetto and chrome://tracing open.
 
 One process row per device, one track per worker, one for the threads that push, one or more a thread for what users
-time; an arrow from each push to its run; counters for pending operations and live bytes.
+time; an arrow from each push to its run; counters for pending operations, live bytes, and
+memory of the process.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def trace_events(recorder: Recorder) -> list[dict[str, Any]]:
     for when, change in sorted(depth, key=lambda one: (one[0], -one[1])):  # of one instant the push comes first
         level += change
         events.append(_counter("operations waiting", when - origin, level))
-    for when, context, nbytes in recorder.memory:
-        events.append(_counter(f"live bytes {context}", when - origin, nbytes))
+    for when, what, nbytes in recorder.memory:
+        events.append(_counter(what, when - origin, nbytes))
     users = list(recorder.user)
     for user, lane in _lanes([user for user in users if user.kind == "span"]):
         tid = track(USER_PID, user.thread if not lane else f"{user.thread} ({lane + 1})")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from weftplan import config, device
+from weftplan.device import host_memory
 from weftplan.device.context import Context
 from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import flags, relief
@@ -156,7 +157,11 @@ def memory_summary(context: Context | None = None, *, holders: int = 10) -> str:
         context: one context; default: all from which memory has been taken.
         holders: how many operators or functions, with lines, are listed for each.
     """
-    parts = [f"settings: {settings_in_force()}"]
+    free, total = host_memory.memory_info()
+    parts = [
+        f"settings: {settings_in_force()}",
+        f"process: {host_memory.resident():,} bytes; the machine or container has {total:,}, {free:,} of them free",
+    ]
     for key, resource in in_use().items():
         if context is not None and key != context:
             continue

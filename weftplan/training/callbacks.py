@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from weftplan.device import host_memory
 from weftplan.planner.explain import amount
 from weftplan.training.checkpoint import save_checkpoint
 from weftplan.training.metric import EvalMetric
@@ -165,7 +166,8 @@ class StopAtBatchEnd:
 
 
 class LiveDisplay:
-    """A live line (rich) with epoch, batch, loss or metric, samples/s, live and peak bytes.
+    """A live line (rich) with epoch, batch, loss or metric, samples/s, live and peak bytes, and bytes of the process
+    with the limit of the machine or the container.
 
     Use it as a context manager around ``fit`` and pass it as a batch-end callback. ``memory`` returns
     (live bytes, peak bytes).
@@ -194,12 +196,21 @@ class LiveDisplay:
             TextColumn("{task.fields[values]}"),
             TextColumn("{task.fields[speed]:.0f} images/s"),
             TextColumn("live {task.fields[live]} peak {task.fields[peak]}"),
+            TextColumn("process {task.fields[resident]} of {task.fields[most]}"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
         )
         self._task = self._progress.add_task(
-            "train", total=batches_per_epoch * epochs, epoch=0, values="", speed=0.0, live="0 B", peak="0 B"
+            "train",
+            total=batches_per_epoch * epochs,
+            epoch=0,
+            values="",
+            speed=0.0,
+            live="0 B",
+            peak="0 B",
+            resident="0 B",
+            most="0 B",
         )
 
     def __enter__(self) -> LiveDisplay:
@@ -223,4 +234,6 @@ class LiveDisplay:
             speed=self.samples / max(time.perf_counter() - self._start, 1e-9),
             live=amount(live),
             peak=amount(peak),
+            resident=amount(host_memory.resident()),
+            most=amount(host_memory.memory_info()[1]),
         )
