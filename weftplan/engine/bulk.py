@@ -18,7 +18,7 @@ from weftplan.engine.sites import Site
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
-    from weftplan.engine.types import Collects
+    from weftplan.engine.types import Core
     from weftplan.engine.var import Var
 
 
@@ -49,7 +49,7 @@ class BulkState(threading.local):
 class BulkGuard:
     """Lives in the bulk state of one thread and dies with it: what was collected is pushed, the thread forgotten."""
 
-    def __init__(self, engine: Collects, members: list[BulkMember]) -> None:
+    def __init__(self, engine: Core, members: list[BulkMember]) -> None:
         self._engine = weakref.ref(engine)
         self._members = members
         self._mark = object()
@@ -80,7 +80,7 @@ class BulkRun:
 
     __slots__ = ("engine", "failures", "members", "op", "reads", "writes", "writes_of")
 
-    def __init__(self, engine: Collects, members: list[BulkMember]) -> None:
+    def __init__(self, engine: Core, members: list[BulkMember]) -> None:
         self.engine = engine
         self.members = members
         self.reads, self.writes = dedupe(

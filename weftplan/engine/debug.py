@@ -12,13 +12,13 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weftplan.engine.types import Watched
+    from weftplan.engine.types import Core
 
 _SHARE = 4
 """Looks per patience: a standstill is told between one and 1 + 1/_SHARE times the patience after it began."""
 
 
-def start_watchdog(engine: Watched, patience_s: float) -> threading.Thread | None:
+def start_watchdog(engine: Core, patience_s: float) -> threading.Thread | None:
     """Watch ``engine``; None when ``patience_s`` is 0."""
     if patience_s <= 0:
         return None
@@ -31,7 +31,7 @@ def start_watchdog(engine: Watched, patience_s: float) -> threading.Thread | Non
     return thread
 
 
-def _watch(reference: weakref.ref[Watched], gone: threading.Event, patience_s: float) -> None:
+def _watch(reference: weakref.ref[Core], gone: threading.Event, patience_s: float) -> None:
     seen, quiet, told = -1, 0, False
     while not gone.wait(patience_s / _SHARE):
         engine = reference()
@@ -48,7 +48,7 @@ def _watch(reference: weakref.ref[Watched], gone: threading.Event, patience_s: f
         del engine  # nothing here may keep it alive while this thread sleeps
 
 
-def report(engine: Watched, patience_s: float) -> str:
+def report(engine: Core, patience_s: float) -> str:
     """What is pending, for which var, held by whom, and where the threads that run operations are."""
     lines = [f"weftplan watchdog: no operation has finished for {patience_s:g} s", engine.dump().rstrip()]
     frames = sys._current_frames()

@@ -34,7 +34,7 @@ from weftplan.locks import Lock
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context
-    from weftplan.engine.types import Works
+    from weftplan.engine.types import Threads
 
 QUICK_NS = 300_000
 """Below this waking a worker is a good part of what an operation costs."""
@@ -48,7 +48,7 @@ class Worker:
     def __init__(self) -> None:
         self.park = threading.Lock()
         self.park.acquire()
-        self.engine: Works | None = None
+        self.engine: Threads | None = None
         """Handed over with the wake-up: operations without vars would not keep it alive."""
         self.completed = 0
         """Changed by its own thread only."""
@@ -124,7 +124,7 @@ class WorkerQueue:
                 return heapq.heappop(self.items)[2]  # type: ignore[no-any-return]
         return self.items.popleft()  # type: ignore[no-any-return]
 
-    def wake(self, engine: Works) -> None:
+    def wake(self, engine: Threads) -> None:
         """Wake one sleeping worker, or start one more; nothing when all are at work."""
         if not self.seat and len(self.started) - len(self.idle) + 1 >= self.threads:
             return  # it would find no room; who has the seat wakes it when leaving
@@ -141,7 +141,7 @@ class WorkerQueue:
             worker.engine = engine
             worker.park.release()
 
-    def revive(self, engine: Works) -> None:
+    def revive(self, engine: Threads) -> None:
         """Nobody held the engine, its workers went; then a finalizer brought it back, for one more delete.
 
         Not for a queue that ``stop`` has taken away: its workers run what is left and must see ``stopping``.
@@ -152,7 +152,7 @@ class WorkerQueue:
         self.permits[:] = [1] * self.threads
         engine._end_with_engine()
 
-    def _start(self, engine: Works) -> None:
+    def _start(self, engine: Threads) -> None:
         try:
             del self.permits[0]
         except IndexError:  # another thread took the last one
@@ -190,7 +190,7 @@ class WorkerQueue:
         """True when no worker runs or is about to look, except one that has not got as far."""
         return len(self.started) - len(self.idle) - self.waking <= 0
 
-    def end(self, engine: Works | None = None) -> None:
+    def end(self, engine: Threads | None = None) -> None:
         """Tell the workers to go when nothing is left. Also called when nobody holds the engine (None): nothing is.
 
         A worker that gets the engine looks once more before it goes: what it had not seen was left to it.
@@ -217,9 +217,9 @@ class WorkerQueue:
         return QueueStatistics(self.context, self.name, completed, len(self.items), len(self.started))
 
 
-def _work(queue: WorkerQueue, box: list[Works]) -> None:
+def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     """A worker's life. Threads other than the main one get no signals: any place here may call anything."""
-    engine: Works = box.pop()
+    engine: Threads = box.pop()
     me = Worker()
     queue.workers.append(me)
     name = threading.current_thread().name
@@ -308,7 +308,7 @@ def _work(queue: WorkerQueue, box: list[Works]) -> None:
     running.engines = ()
 
 
-def _run(engine: Works, queue: WorkerQueue, me: Worker, name: str, device: Any, op: OprBlock) -> bool:
+def _run(engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: Any, op: OprBlock) -> bool:
     """Run ``op`` where more than its function is to be called; False when it is completed elsewhere."""
     start = perf_counter_ns()
     if op.asynchronous:
@@ -334,7 +334,7 @@ def _run(engine: Works, queue: WorkerQueue, me: Worker, name: str, device: Any, 
     return failure is not LATER
 
 
-def run_another(engine: Works, queue: WorkerQueue, me: Worker, name: str, device: Any) -> bool:
+def run_another(engine: Threads, queue: WorkerQueue, me: Worker, name: str, device: Any) -> bool:
     """Run the next operation of ``queue`` on its worker ``me``, inside another, or end deletes that its stream holds
     up; False when there is neither."""
     try:
@@ -349,7 +349,7 @@ def run_another(engine: Works, queue: WorkerQueue, me: Worker, name: str, device
     return True
 
 
-def _sleep(queue: WorkerQueue, me: Worker) -> Works | None:
+def _sleep(queue: WorkerQueue, me: Worker) -> Threads | None:
     """Sleep until woken; returns the engine, or None when it is time to go. Nothing here holds the engine meanwhile."""
     while True:
         me.park.acquire()
@@ -359,7 +359,7 @@ def _sleep(queue: WorkerQueue, me: Worker) -> Works | None:
         queue.idle.append(me)
 
 
-def _bury(engine: Works, me: Worker, device: Any, *, block: bool) -> None:
+def _bury(engine: Threads, me: Worker, device: Any, *, block: bool) -> None:
     for op, failure in device.bury(engine, block=block):
         me.completed += 1
         try:
@@ -368,7 +368,7 @@ def _bury(engine: Works, me: Worker, device: Any, *, block: bool) -> None:
             report(error)
 
 
-def completion(engine: Works, queue_name: str, op: OprBlock, start_ns: int) -> Any:
+def completion(engine: Threads, queue_name: str, op: OprBlock, start_ns: int) -> Any:
     """What ends an asynchronous operation, on whatever thread calls it first."""
 
     def done(failure: Any) -> None:

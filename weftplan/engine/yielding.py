@@ -17,7 +17,7 @@ from weftplan.errors import EngineError
 from weftplan.locks import Lock, free_in_children
 
 if TYPE_CHECKING:
-    from weftplan.engine.types import Yields
+    from weftplan.engine.types import Core
 
 _DEEPEST = 20
 """Operations that one thread runs one within the other."""
@@ -27,8 +27,8 @@ _GLANCE_S = 0.0005
 _giving_up = free_in_children(Lock())
 
 
-def others_first(engine: Yields, patience_s: float) -> Iterator[None]:
-    """Yields whenever another operation has ended, at most as often as operations are pending now.
+def others_first(engine: Core, patience_s: float) -> Iterator[None]:
+    """Core whenever another operation has ended, at most as often as operations are pending now.
 
     Outside of operations it ends when ``patience_s`` were not enough: what is pending may wait for this very thread.
     """
@@ -48,7 +48,7 @@ def others_first(engine: Yields, patience_s: float) -> Iterator[None]:
             return
 
 
-def _another(engine: Yields, ended: int) -> bool:
+def _another(engine: Core, ended: int) -> bool:
     """Inside an operation: run or await another, until more than ``ended`` have; False when none will end."""
     if engine._completed == ended and running.nested < _DEEPEST:
         running.nested += 1

@@ -22,7 +22,7 @@ from typing import Any
 
 from weftplan.engine.edges.shield import NEVER, clock, shield, shielded
 from weftplan.engine.execution import live_engines, running
-from weftplan.engine.types import Forkable
+from weftplan.engine.types import Core
 from weftplan.errors import EngineError
 
 _GATE_S = 1.0
@@ -63,7 +63,7 @@ class Fork:
         """The forking thread that is inside."""
 
 
-def hold_pushes(engine: Forkable) -> None:
+def hold_pushes(engine: Core) -> None:
     """Before a fork: other threads' pushes wait, or a fork under load would wait for ever.
 
     Operations may push, since the fork waits for them; so may the forking thread. The rest waits a second at most: one
@@ -84,7 +84,7 @@ def hold_pushes(engine: Forkable) -> None:
     engine._apply = held  # type: ignore[method-assign]
 
 
-def let_pushes_go(engine: Forkable) -> None:
+def let_pushes_go(engine: Core) -> None:
     """After a fork, in the parent."""
     fork = engine._fork
     fork.threads.discard(threading.get_ident())
@@ -94,7 +94,7 @@ def let_pushes_go(engine: Forkable) -> None:
         fork.gate = None
 
 
-def quiet(engine: Forkable) -> None:
+def quiet(engine: Core) -> None:
     """Before a fork: finish all work, and be inside."""
     engine._flush_bulk()  # or both sides would run it
     engine.stop()
@@ -108,14 +108,14 @@ def quiet(engine: Forkable) -> None:
         seize(engine)
 
 
-def seize(engine: Forkable) -> None:
+def seize(engine: Core) -> None:
     """Before a fork: be the thread inside, until :func:`leave`, so that the child sees no half-made change."""
     while not try_to_seize(engine):
         engine._refuse_inside()
         time.sleep(0.0001)
 
 
-def try_to_seize(engine: Forkable) -> bool:
+def try_to_seize(engine: Core) -> bool:
     """Be the thread inside, if none is."""
     me, fork = threading.get_ident(), engine._fork
     try:
@@ -126,13 +126,13 @@ def try_to_seize(engine: Forkable) -> bool:
     return True
 
 
-def leave(engine: Forkable) -> None:
+def leave(engine: Core) -> None:
     """Let another thread be inside."""
     engine._fork.seizer = None
     engine._token[0] = 1
 
 
-def forget_the_parent(engine: Forkable) -> None:
+def forget_the_parent(engine: Core) -> None:
     """In a forked child: no thread but this one exists.
 
     What was pending (the fork came from inside an operation, or an interrupt ended the wait for it) will never end:

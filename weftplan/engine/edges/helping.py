@@ -36,7 +36,7 @@ from weftplan.engine.operation import ample_room
 from weftplan.engine.workers import WorkerQueue, completion
 
 if TYPE_CHECKING:
-    from weftplan.engine.types import Helped
+    from weftplan.engine.types import Threads
     from weftplan.engine.var import Var
 
 
@@ -52,7 +52,7 @@ class _Scene(threading.local):
 _scene = _Scene()
 
 
-def help_var(engine: Helped, var: Var) -> None:
+def help_var(engine: Threads, var: Var) -> None:
     """Run what ``var`` waits for, as long as no worker would be quicker."""
     last = engine._seq
     while True:
@@ -71,7 +71,7 @@ def help_var(engine: Helped, var: Var) -> None:
             return
 
 
-def help_all(engine: Helped) -> None:
+def help_all(engine: Threads) -> None:
     """Run what is ready in queues whose workers are all asleep."""
     found = True
     while found and engine._pending:
@@ -81,7 +81,7 @@ def help_all(engine: Helped) -> None:
                 found = _stand_in(engine, queue, 0) or found
 
 
-def _stand_in(engine: Helped, queue: WorkerQueue, most: int) -> bool:
+def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
     """Run operations of ``queue`` in a worker's place, ``most`` of them (0: until none is left); False when none was.
 
     Raises:
@@ -112,7 +112,7 @@ def _stand_in(engine: Helped, queue: WorkerQueue, most: int) -> bool:
     return count > 0
 
 
-def run_next(engine: Helped, queue: WorkerQueue) -> bool:
+def run_next(engine: Threads, queue: WorkerQueue) -> bool:
     """Run the first operation of ``queue``; False when a worker was quicker."""
     op: Any = None
     failure: Any = None
