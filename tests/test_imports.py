@@ -32,7 +32,7 @@ LAYERS = (
     {"tasks"},
     {"storage", "engine"},
     {"device"},
-    {"blas"},
+    {"blas", "undeclared"},
     {"config"},
     {"_variables"},
     {"errors", "files", "locks"},

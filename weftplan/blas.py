@@ -34,6 +34,13 @@ _per_thread: list[Any] = []
 _limit = 0
 
 
+def usable_cpus() -> int:
+    """CPUs that this process may use (its affinity), which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def planned() -> tuple[int | None, str]:
     """The limit that the first engine sets (None: BLAS stays as it is), and the variable that decides.
 

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 import weftplan
 from tests import standin_cupy
-from weftplan import cli, config
+from weftplan import blas, cli, config
 from weftplan._variables import TABLE
-from weftplan.cli import diagnosis
 from weftplan.cli.diagnosis import diagnose
 from weftplan.cli.doctor import _lines, environment_markdown
 from weftplan.errors import ShapeError
@@ -120,7 +119,7 @@ class TestDoctor:
 
     def test_usable_cpus(self):
         """At least the one that runs this."""
-        assert diagnosis.usable_cpus() >= 1
+        assert blas.usable_cpus() >= 1
 
     def test_page_of_variables_is_current(self):
         """docs/environment.md is what `python -m weftplan.cli.doctor --markdown` prints."""

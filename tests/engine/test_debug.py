@@ -277,7 +277,10 @@ def test_an_undeclared_write_in_a_bulk(debug, size):
     with eng.bulk(size):
         eng.push(lambda: None, (), [eng.new_variable()])
         eng.push(writes, (), [var], name="stray")
-    with pytest.raises(UndeclaredWriteError, match=r"operation 'stray' wrote to .* \('mine', 'fixed' at .*test_debug"):
+    with pytest.raises(
+        UndeclaredWriteError,
+        match=r"operation 'stray' wrote to .* \('mine', ndarray of shape \(3,\) and dtype float64 at .*test_debug",
+    ):
         eng.wait_for_var(var)
     eng.stop()
 

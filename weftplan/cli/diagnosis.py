@@ -17,9 +17,9 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from weftplan import __version__, blas, config
+from weftplan.blas import usable_cpus
 from weftplan.cli import blas_speed, gpu_libraries
 from weftplan.device.context import Context, cpu, cpu_pinned, gpu, sim
-from weftplan.engine.factory import usable_cpus
 from weftplan.errors import ConfigError, MXNetError
 from weftplan.ops import implementations
 from weftplan.ops.compiled import cache, target

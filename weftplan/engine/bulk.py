@@ -12,9 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weftplan.engine.failure import Failure, undeclared_write
+from weftplan.engine.failure import Failure
 from weftplan.engine.operation import OprBlock, dedupe, label_of
 from weftplan.engine.sites import Site
+from weftplan.undeclared import undeclared_write
 
 if TYPE_CHECKING:
     from weftplan.device.context import Context

@@ -17,11 +17,12 @@ from weftplan import config
 from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
 from weftplan.engine.edges.shield import shielded
-from weftplan.engine.failure import Failure, traceback_of, undeclared_write
+from weftplan.engine.failure import Failure, traceback_of
 from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
+from weftplan.undeclared import undeclared_write
 
 Tracer = Callable[..., None]
 

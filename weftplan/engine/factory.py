@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -84,7 +83,7 @@ def create(
         return ThreadedEngine(workers=cpu_workers or 16, copy_workers=copy_workers or 1)
     if kind == "ThreadedEnginePerDevice":
         workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
-        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or usable_cpus()
+        tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas.usable_cpus()
         return ThreadedEnginePerDevice(
             cpu_workers=cpu_workers or config.process(workers),
             task_workers=task_workers or cpu_workers or tasks,
@@ -94,13 +93,6 @@ def create(
         )
     hint = did_you_mean(kind, [*KINDS, "Simulator"])
     raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}, Simulator")
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use (its affinity), which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def get() -> Engine:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from weftplan.engine.operation import label_of
 from weftplan.engine.sites import Site, site_text
-from weftplan.errors import UndeclaredWriteError
 from weftplan.locks import ReentrantLock, free_in_children
 
 if TYPE_CHECKING:
@@ -94,35 +93,3 @@ def add_note(error: BaseException, note: str) -> None:
     except BaseException as broken:  # nobody on a worker would catch it, and the operation would never end
         if issubclass(type(broken), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
-
-
-def undeclared_write(label: str, error: BaseException) -> BaseException:
-    """NumPy's complaint about a read-only array, told with the operation ``label`` and the read-only arrays where it
-    happened; any other error as it is."""
-    try:
-        if not isinstance(error, ValueError) or "read-only" not in str(error):
-            return error
-        where = _read_only_in(error)
-    except Exception:  # of the user's class of errors, or of an object that was looked at
-        return error
-    raised = UndeclaredWriteError(
-        f"operation {label!r} wrote to an array that it declared as read{where}; declare the array as written, or "
-        f"write to a copy"
-    )
-    raised.__cause__ = error
-    raised.__traceback__ = error.__traceback__
-    return raised
-
-
-def _read_only_in(error: BaseException) -> str:
-    """The names of read-only arrays in the innermost frame of ``error`` that has some, and its line."""
-    names: list[str] = []
-    line = ""
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        found = [k for k, v in frame.f_locals.items() if getattr(getattr(v, "flags", None), "writeable", True) is False]
-        if found:
-            names, line = found, f"{frame.f_code.co_filename}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return f" ({', '.join(repr(n) for n in names)} at {line})" if names else ""

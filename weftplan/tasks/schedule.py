@@ -35,8 +35,8 @@ from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_of
-from weftplan.tasks.guard import guarded, read_only
 from weftplan.tasks.handle import Task, results
+from weftplan.undeclared import read_only
 
 P = ParamSpec("P")
 
@@ -299,7 +299,8 @@ def _schedule(
             raise EngineError(f"task {label!r}: {error}") from error
         const_vars, mutable_vars = dedupe(read_vars, write_vars)
         if engine._debug:
-            work = _guarded(fn, label, read, frozenset(mutable_vars), engine)
+            changing = frozenset(mutable_vars)
+            work = functools.partial(_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
         if any(type(array) is not np.ndarray for array in (*written, *read)):
             if ctx is None:
                 ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
@@ -312,20 +313,10 @@ def _schedule(
     return made
 
 
-def _guarded(
-    fn: Callable[..., Any], label: str, read: Sequence[Any], changing: frozenset[Var], engine: Engine
-) -> Callable[..., Any]:
-    """``fn`` in debug mode: what it may only read arrives read-only."""
-
-    def lock(array: Any) -> bool:
-        return changing.isdisjoint(vars_of(array, engine))
-
-    return functools.partial(_opened, guarded(fn, label, [array for array in read if lock(array)]), lock)
-
-
 def _opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
     """Call ``fn`` with raw arrays for NDArrays, whose memory may not be there before this runs."""
-    return fn(*[_open(value, lock) for value in args], **{key: _open(value, lock) for key, value in kwargs.items()})
+    opened = [_open(value, lock) for value in args]
+    return fn(*opened, **{key: _open(value, lock) for key, value in kwargs.items()})
 
 
 def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:

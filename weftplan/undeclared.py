@@ -1,0 +1,77 @@
+"""Debug mode: what an operation may only read arrives read-only, and a refused write is explained.
+
+Relies on NumPy's own refusal; arrays of CuPy cannot be made read-only. Any thread may call this.
+"""
+
+from __future__ import annotations
+
+import dis
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import UndeclaredWriteError
+
+
+def read_only(array: Any) -> Any:
+    """A view that refuses writes; CuPy has none, so its arrays come back as they are.
+
+    >>> read_only(np.zeros(2)).flags.writeable
+    False
+    """
+    if not isinstance(array, np.ndarray):
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def undeclared_write(label: str, error: BaseException) -> BaseException:
+    """NumPy's complaint about a read-only array, told with the operation ``label`` and the arrays it may mean.
+
+    Any other error is returned as it is.
+    """
+    try:
+        text = str(error) if isinstance(error, ValueError) else ""
+        if "read-only" not in text and "WRITEABLE" not in text:
+            return error
+        where = _suspects(error.__traceback__)
+    except Exception:  # of the user's class of errors, or of an object that was looked at
+        return error
+    raised = UndeclaredWriteError(
+        f"operation {label!r} wrote to an array that it declared as read{where}; declare the array as written, or "
+        f"write to a copy"
+    )
+    raised.__cause__ = error
+    raised.__traceback__ = error.__traceback__
+    return raised
+
+
+def _suspects(trace: TracebackType | None) -> str:
+    """The read-only arrays in the innermost frame of an error that has some, and the line there: those that the line
+    names, where it names any."""
+    told = ""
+    while trace is not None:
+        frame, line = trace.tb_frame, trace.tb_lineno
+        found = {name: text for name, value in frame.f_locals.items() if (text := _describe(value))}
+        if found:
+            on_line = {
+                one.argval
+                for one in dis.get_instructions(frame.f_code)
+                if one.positions and one.positions.lineno == line and isinstance(one.argval, str)
+            }
+            named = {name: text for name, text in found.items() if name in on_line} or found
+            arrays = " or ".join(f"{name!r}, {text}" for name, text in named.items())
+            told = f" ({arrays} at {frame.f_code.co_filename}:{line})"
+        trace = trace.tb_next
+    return told
+
+
+def _describe(value: Any) -> str:
+    """What a read-only array is, or the first among arguments; empty for anything else."""
+    if type(value) in (tuple, list):
+        return next((text for one in value if isinstance(one, np.ndarray) and (text := _describe(one))), "")
+    if getattr(getattr(value, "flags", None), "writeable", True) is not False:
+        return ""
+    return f"{type(value).__name__} of shape {getattr(value, 'shape', '?')} and dtype {getattr(value, 'dtype', '?')}"
