@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from weftplan.ops.params import p_inputs, p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    same_dtype,
-    same_shape,
-)
-from weftplan.ops.schema import (
-    EntryRef,
-    GradientBuilder,
-    InplacePair,
-    Op,
-    OpContext,
-    Param,
-    Params,
-)
+from weftplan.ops.rules import same_dtype, same_shape
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
 
 
 def numbered_inputs(params: Params) -> tuple[str, ...]:
@@ -53,7 +41,7 @@ def p_count(value: Any) -> int:
 NUM_ARGS = Param("num_args", p_inputs, doc="number of inputs (filled in when composing)")
 
 
-def _add_n(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _add_n(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     if len(inputs) == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from weftplan.ops.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, zero_gradient
-from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, TensorSpec
 
 _RESULT = np.dtype(np.uint8)
 _FLOAT = np.dtype(np.float64)
@@ -28,7 +27,7 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [both, both], [merge_dtype(outs[0], _RESULT, "output of allclose, which is uint8")]
 
 
-def _kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     result = outputs[0].reshape(1)
     result.fill(1)

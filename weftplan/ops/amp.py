@@ -15,7 +15,7 @@ from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_dtype
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, same_shape
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
+from weftplan.ops.schema import Arrays, DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
 
 _CAST_FROM = (np.dtype(np.float16), np.dtype(np.float32))
 
@@ -28,7 +28,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return ins, [merge_dtype(outs[0], wanted, f"output of amp_cast of {data}")]
 
 
-def _casts(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _casts(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for source, out in zip(inputs, outputs, strict=True):
         if out is not None:
             for x, y in blocks(ctx, (source, out)):  # block by block: in place NumPy copies what it converts

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_int, p_optional
 from weftplan.ops.reduce import kept_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    Shapes,
-    merge_shape,
-    normalize_axis,
-    same_dtype,
-    take_bytes,
-    zero_gradient,
-)
-from weftplan.ops.schema import (
-    Kernel,
-    Op,
-    OpContext,
-    Param,
-    Params,
-    Shape,
-    TensorSpec,
-)
+from weftplan.ops.rules import Shapes, merge_shape, normalize_axis, same_dtype, take_bytes, zero_gradient
+from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _ARG = (
     Param("axis", p_optional(p_int), None, "axis; None: the position in the flattened tensor"),
@@ -46,7 +30,7 @@ def _arg_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
 
 
 def _arg(function: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         xp = ctx.xp
         outer, size, inner = _arg_plan(inputs[0].shape, params["axis"])
@@ -97,7 +81,7 @@ def _channel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return _arg_shape(_CHANNEL, ins, outs)
 
 
-def _channel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _channel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     _argmax(ctx, _CHANNEL, inputs, outputs)
 
 

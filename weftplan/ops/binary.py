@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weftplan.ops.binary_gradients import (
     Sides,
@@ -25,13 +24,7 @@ from weftplan.ops.binary_gradients import (
     power_r,
     sum_backward,
 )
-from weftplan.ops.kernels import (
-    BOOL,
-    UfuncKernel,
-    block_bytes,
-    blocks,
-    divide_integers,
-)
+from weftplan.ops.kernels import BOOL, UfuncKernel, block_bytes, blocks, divide_integers
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
     ADDITIVE_INPLACE,
@@ -44,15 +37,7 @@ from weftplan.ops.rules import (
     take_bytes,
     zero_gradient,
 )
-from weftplan.ops.schema import (
-    GradientRule,
-    InplacePair,
-    Kernel,
-    Op,
-    OpContext,
-    Params,
-    TensorSpec,
-)
+from weftplan.ops.schema import Arrays, GradientRule, InplacePair, Kernel, Op, OpContext, Params, TensorSpec
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
 """Backward operators of sums and differences: either gradient may take the incoming one."""
@@ -65,7 +50,7 @@ class _Division(UfuncKernel):
 
     __slots__ = ()
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         if out.dtype.kind not in "iu":
             super().__call__(ctx, params, inputs, outputs)
@@ -77,9 +62,7 @@ class _Division(UfuncKernel):
         else:
             divide_integers(ctx.xp, lhs, rhs, out, ctx.take(out.shape, out.dtype))
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object] | None:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The call with everything bound; None for integers."""
         return None if outputs[0].dtype.kind in "iu" else super().prepare(ctx, params, inputs, outputs)
 
@@ -92,7 +75,7 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return block_bytes(math.prod(shape), [dtype]) if lhs.shape == rhs.shape else take_bytes((shape, dtype))
 
 
-def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _mod(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Remainder with the divisor's sign; 0 where the divisor is 0."""
     out = outputs[0]
     xp = ctx.xp

@@ -12,25 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from weftplan.ops.kernels import (
-    Kind,
-    block_bytes,
-    blocks,
-    collapse,
-    reduce_to,
-    replayed,
-    rows_per_block,
-)
-from weftplan.ops.rules import (
-    take_bytes,
-)
-from weftplan.ops.schema import (
-    DType,
-    Kernel,
-    OpContext,
-    Params,
-    TensorSpec,
-)
+from weftplan.ops.kernels import Kind, block_bytes, blocks, collapse, reduce_to, replayed, rows_per_block
+from weftplan.ops.rules import take_bytes
+from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, TensorSpec
 from weftplan.ops.slopes import Integers, apply_slope, slope_scratch
 
 Side = Callable[..., None]
@@ -65,9 +49,7 @@ def _both_sides(
         _apply(sides, sides.rhs, xp, g, a, b, db, scratch)
 
 
-def _equal_blocks(
-    sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]
-) -> Iterator[tuple[Any, ...]]:
+def _equal_blocks(sides: Sides, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
     """What :func:`_both_sides` takes, block by block, for inputs of one shape."""
     g, a, b = inputs
     da, db = outputs
@@ -76,7 +58,7 @@ def _equal_blocks(
         yield (da is not None, db is not None, *block)
 
 
-def _unequal_shapes(sides: Sides, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _unequal_shapes(sides: Sides, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     shape, *input_shapes = collapse(inputs[0].shape, inputs[1].shape, inputs[2].shape)
     g = inputs[0].reshape(shape)
@@ -127,16 +109,14 @@ class _BackwardKernel:
     def __init__(self, sides: Sides) -> None:
         self.sides = sides
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         if inputs[1].shape != inputs[2].shape:
             _unequal_shapes(self.sides, ctx, inputs, outputs)
             return
         for block in _equal_blocks(self.sides, ctx, inputs, outputs):
             _both_sides(self.sides, ctx.xp, *block)
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object] | None:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The formulas bound to the views of every block; None for unequal shapes."""
         if inputs[1].shape != inputs[2].shape:
             return None
@@ -168,7 +148,7 @@ def backward_workspace(sides: Sides) -> Callable[[Params, Sequence[TensorSpec], 
 def sum_backward(sign: int) -> Kernel:
     """Gradients of lhs + rhs and lhs - rhs: the incoming one, summed to each shape, the right one times ``sign``."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         xp = ctx.xp
         g = inputs[0]
         left, right = outputs

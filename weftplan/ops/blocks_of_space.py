@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, grad, merge_shape, same_dtype
-from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, Shape
 
 
 def _p_block(value: Any) -> int:
@@ -56,7 +56,7 @@ def _infer(name: str, forth: Callable[..., Shape], back: Callable[..., Shape]) -
 
 
 def _kernel(*, to_space: bool) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         block = params["block_size"]
         deep, wide = (inputs[0], out) if to_space else (out, inputs[0])

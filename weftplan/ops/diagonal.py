@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
 
 _DIAG = (
     Param("k", p_int, 0, "which diagonal: above the main one when positive"),
@@ -63,7 +62,7 @@ def _build(ctx: OpContext, params: Params, vector: Any, matrix: Any) -> None:
     view[line] = vector
 
 
-def _diag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _diag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data, out = inputs[0], outputs[0]
     if data.ndim == 1:
         _build(ctx, params, data, out)
@@ -72,7 +71,7 @@ def _diag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
         ctx.xp.copyto(out, view[line])
 
 
-def _backward_diag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_diag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     g, out = inputs[0], outputs[0]
     if out.ndim == 1:
         view, line = _line(ctx.xp, params, g, 0, 1)

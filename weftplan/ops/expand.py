@@ -22,16 +22,16 @@ from weftplan.ops.rules import (
     same_dtype,
     take_bytes,
 )
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
 # ------------------------------------------------------------------------------------------------------------ broadcast
 
 
-def _broadcast(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _broadcast(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ctx.xp.copyto(outputs[0], inputs[0])
 
 
-def _backward_broadcast(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_broadcast(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     reduce_to(ctx.xp, inputs[0], outputs[0])
 
 
@@ -174,12 +174,12 @@ def _repeat_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
     return small.reshape(outer, size, 1, inner), large.reshape(outer, size, params["repeats"], inner)
 
 
-def _repeat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _repeat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     small, large = _repeat_views(params, inputs[0], outputs[0])
     ctx.xp.copyto(large, small)
 
 
-def _backward_repeat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_repeat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     small, large = _repeat_views(params, outputs[0], inputs[0])
     reduce_to(ctx.xp, large, small)
 
@@ -236,12 +236,12 @@ def _tile_views(params: Params, small: Any, large: Any) -> tuple[Any, Any]:
     )
 
 
-def _tile(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _tile(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     small, large = _tile_views(params, inputs[0], outputs[0])
     ctx.xp.copyto(large, small)
 
 
-def _backward_tile(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_tile(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     small, large = _tile_views(params, outputs[0], inputs[0])
     axes = tuple(range(0, large.ndim, 2))
     ctx.xp.sum(large, axis=axes, dtype=accumulator(small.dtype), out=small, keepdims=True)
@@ -305,7 +305,7 @@ def _mirrors(params: Params, padded: Any) -> Iterator[tuple[Any, Any]]:
             yield padded[(*lead, last + k)], padded[(*lead, last if edge else last - k)]
 
 
-def _pad(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _pad(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     if params["mode"] == "constant":
         out.fill(params["constant_value"])
@@ -315,7 +315,7 @@ def _pad(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequenc
             ctx.xp.copyto(border, source)
 
 
-def _backward_pad(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_pad(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     g = inputs[0]

@@ -23,7 +23,7 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, TensorSpec
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -47,7 +47,7 @@ def _flexible_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
 def _fill(value: float | None) -> Kernel:
     """Fill with ``value``, or with parameter ``value`` when it is None."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         out.fill(converted(params["value"], out.dtype) if value is None else value)
 
@@ -134,7 +134,7 @@ def _arange_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [], [outs[0] if length is None else merge_shape(outs[0], (length,), "output of _arange")]
 
 
-def _arange(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _arange(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     start = 0.0 if params["stop"] is None and not params["infer_range"] else params["start"]
     _range(ctx, out, start, params["step"], params["repeat"])
@@ -199,7 +199,7 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [(*ins[0][:axis], out[0], *ins[0][axis + 1 :])], [out]
 
 
-def _arange_like(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _arange_like(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     _range(ctx, outputs[0], params["start"], params["step"], params["repeat"])
 
 

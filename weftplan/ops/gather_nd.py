@@ -21,7 +21,7 @@ from weftplan.ops.kernels import INDEX, gather, to_index
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _check(name: str, tensor: Shape, index: Shape) -> int:
@@ -84,7 +84,7 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return ins, [merge_shape(outs[0], out, f"output of gather_nd of {tensor} at indices of shape {index}")]
 
 
-def _gather(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _gather(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     data, index = inputs
     found = _flat(ctx, "gather_nd", index, data.shape, wrap=True)
@@ -92,7 +92,7 @@ def _gather(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequ
     gather(ctx.xp, source, found, 0, out.reshape(found.size, source.shape[1]))
 
 
-def _gather_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _gather_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Sums, in the order of the places, where several of them name one slice."""
     out = outputs[0]
     g, index = inputs
@@ -144,7 +144,7 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [data, index], [out]
 
 
-def _scatter(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _scatter(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     data, index = inputs
     found = _flat(ctx, "scatter_nd", index, out.shape, wrap=False)
@@ -204,12 +204,12 @@ def _batch_places(ctx: OpContext, index: Any, shape: Shape) -> Any:
     return found
 
 
-def _batch_take(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _batch_take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     a, index = inputs
     gather(ctx.xp, a.reshape(-1), _batch_places(ctx, index, a.shape), 0, outputs[0])
 
 
-def _batch_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _batch_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     g, index = inputs
     out.fill(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.filling import FLOAT32, FLOAT64, declared_dtype, placed
@@ -12,7 +11,7 @@ from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, zero_gradient
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _DTYPE = Param("dtype", p_dtype, FLOAT32, "dtype")
 
@@ -31,7 +30,7 @@ def _eye_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shape
     return [], [merge_shape(outs[0], _eye_size(params), "output of _eye")]
 
 
-def _eye(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _eye(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     rows, columns = out.shape
     above = params["k"]
@@ -71,7 +70,7 @@ def _linspace_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, 
     return [], [merge_shape(outs[0], (count,), "output of _linspace")]
 
 
-def _linspace(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _linspace(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     start, count = params["start"], params["num"]

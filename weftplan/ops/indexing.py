@@ -28,7 +28,7 @@ from weftplan.ops.rules import (
     zero_gradient,
 )
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _count_up(xp: Any, out: Any) -> Any:
@@ -65,14 +65,14 @@ def _positions(ctx: OpContext, params: Params, index: Any, size: int) -> Any:
     return found
 
 
-def _take(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     a, index = inputs
     axis = params["axis"] % a.ndim
     gather(ctx.xp, a, _positions(ctx, params, index, a.shape[axis]), axis, out)
 
 
-def _backward_take(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     g, index = inputs
     axis = params["axis"] % out.ndim
@@ -169,13 +169,13 @@ def _pick_bytes(params: Params, shape: Shape) -> int:
     return take_bytes(((outer, inner), INDEX), ((inner,), INDEX), ((outer,), INDEX))
 
 
-def _pick(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _pick(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data, index = inputs
     found = _pick_positions(ctx, params, data.shape, index)
     gather(ctx.xp, data.reshape(-1), found, 0, outputs[0].reshape(-1))
 
 
-def _backward_pick(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_pick(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     g, index = inputs
     found = _pick_positions(ctx, params, out.shape, index)
@@ -237,7 +237,7 @@ def _one_hot_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of one_hot and its dtype")]
 
 
-def _one_hot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _one_hot(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     depth = params["depth"]
     index = inputs[0].reshape(-1)

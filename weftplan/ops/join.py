@@ -12,16 +12,8 @@ from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.add_n import NUM_ARGS, numbered, numbered_inputs
 from weftplan.ops.params import p_bool, p_int, p_outputs
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    Shapes,
-    backward,
-    grad,
-    merge_dim,
-    merge_shape,
-    normalize_axis,
-    same_dtype,
-)
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
 
 
 def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
@@ -76,7 +68,7 @@ def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [filled(size) for size in sizes], [filled(total)]
 
 
-def _concat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _concat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     axis = params["dim"] % out.ndim
     for piece, x in zip(_pieces(out, axis, [x.shape[axis] for x in inputs]), inputs, strict=True):
@@ -114,7 +106,7 @@ def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> lis
     return spans
 
 
-def _backward_concat(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_concat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     g = inputs[0]
     axis = params["dim"] % g.ndim
     before = (slice(None),) * axis
@@ -180,14 +172,14 @@ def _stack_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [merged] * count, [(*merged[:axis], count, *merged[axis:])]
 
 
-def _stack(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _stack(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     before = (slice(None),) * (params["axis"] % out.ndim)
     for k, x in enumerate(inputs):
         ctx.xp.copyto(out[(*before, k)], x)
 
 
-def _backward_stack(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_stack(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     g = inputs[0]
     before = (slice(None),) * (params["axis"] % g.ndim)
     for k, out in enumerate(outputs):
@@ -247,13 +239,13 @@ def _slots(params: Params, whole: Any) -> list[Any]:
     return _pieces(whole, axis, [whole.shape[axis] // count] * count)
 
 
-def _split(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _split(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for out, piece in zip(outputs, _slots(params, inputs[0]), strict=True):
         if out is not None:
             ctx.xp.copyto(out, piece)
 
 
-def _backward_split(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_split(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for g, piece in zip(inputs, _slots(params, outputs[0]), strict=True):
         ctx.xp.copyto(piece, g)
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weftplan.ops import grain
-from weftplan.ops.schema import DType, OpContext, Params, Shape, TensorSpec, aligned
+from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec, aligned
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
@@ -34,12 +34,10 @@ class _CopyKernel:
 
     __slots__ = ()
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         ctx.xp.copyto(outputs[0].reshape(-1), inputs[0].reshape(-1))
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object]:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         """The bare copy."""
         return partial(ctx.xp.copyto, outputs[0].reshape(-1), inputs[0].reshape(-1))
 
@@ -202,16 +200,14 @@ class UfuncKernel:
         self.real = real or all(loop[-1] in "efdgFDGO" for loop in getattr(np, name).types)
         """Integers are computed as float64: the function has no loop that gives integers, or none that is wanted."""
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self._bound(ctx, inputs, outputs)()
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object] | None:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The call with everything bound."""
         return self._bound(ctx, inputs, outputs)
 
-    def _bound(self, ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
+    def _bound(self, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         out, arrays = outputs[0], inputs[: self.count]
         function = getattr(ctx.xp, self.name)
         if out.dtype.kind == "f" and all(array.dtype == out.dtype for array in arrays):
@@ -242,14 +238,12 @@ class BlockKernel:
         self.step = step
         self.scratch = scratch
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         if outputs[0] is not None:  # it may be where an operator has states: without the output those stay, too
             for block in self._blocks(ctx, params, inputs, outputs):
                 self.step(ctx.xp, params, *block)
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object] | None:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The step bound to the views of every block; None for very many blocks."""
         if outputs[0] is None:
             return None
@@ -260,9 +254,7 @@ class BlockKernel:
         shape, dtype = outputs[0]
         return block_bytes(math.prod(shape), self.scratch(params, dtype))
 
-    def _blocks(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Iterator[tuple[Any, ...]]:
+    def _blocks(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Iterator[tuple[Any, ...]]:
         return blocks(ctx, (*inputs, outputs[0]), self.scratch(params, outputs[0].dtype))
 
 

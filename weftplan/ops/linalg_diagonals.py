@@ -6,7 +6,7 @@ A packed triangle holds its rows one after the other when it lies below the diag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ShapeError
@@ -14,7 +14,7 @@ from weftplan.ops.linalg_core import batched, diagonal, flip, square_shape, wide
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
 # ----------------------------------------------------------------------------------------------------------- sumlogdiag
 
@@ -23,7 +23,7 @@ def _diagonal_spec(spec: TensorSpec) -> tuple[Shape, Any]:
     return (math.prod(spec.shape[:-2]), spec.shape[-1]), spec.dtype
 
 
-def _sumlogdiag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _sumlogdiag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, out = ctx.xp, outputs[0]
     a = batched(inputs[0])
     logs = ctx.take((a.shape[0], a.shape[-1]), a.dtype)
@@ -31,7 +31,7 @@ def _sumlogdiag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: 
     xp.sum(logs, axis=1, out=out.reshape(-1))
 
 
-def _backward_sumlogdiag(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_sumlogdiag(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, out = ctx.xp, outputs[0]
     out.fill(0)
     xp.divide(inputs[0].reshape(-1, 1), diagonal(batched(inputs[1])), out=diagonal(batched(out)))
@@ -108,7 +108,7 @@ def _cells(params: Params, packed: bool, matrix: Any) -> Iterator[tuple[slice, A
 
 
 def _extract(packed: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0].reshape(-1, outputs[0].shape[-1])
         for place, cells in _cells(params, packed, batched(inputs[0])):
             ctx.xp.copyto(out[:, place], cells)
@@ -117,7 +117,7 @@ def _extract(packed: bool) -> Any:
 
 
 def _make(packed: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         vector = inputs[0].reshape(-1, inputs[0].shape[-1])
         outputs[0].fill(0)
         for place, cells in _cells(params, packed, batched(outputs[0])):

@@ -29,7 +29,7 @@ from weftplan.ops.linalg_core import (
 )
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Params, Shape, TensorSpec
 
 # ---------------------------------------------------------------------------------------------------------------- gelqf
 
@@ -71,7 +71,7 @@ def _reflect(xp: Any, rows: Any, head: Any, scale: Any, product: Any, outer: Any
     xp.subtract(rows, spread, out=rows)
 
 
-def _gelqf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _gelqf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     a = batched(inputs[0])
     batch, m, n = a.shape
@@ -122,7 +122,7 @@ def _gelqf_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [(square, spec.dtype), (square, spec.dtype), ((solve_scratch(batch, m, n),), spec.dtype)]
 
 
-def _backward_gelqf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_gelqf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """L⁻ᵀ (dQ + S Q), where S has the lower triangle of Lᵀ dL - dQ Qᵀ on both sides of its diagonal."""
     xp = ctx.xp
     dq, dl, q, factor = (batched(x) for x in inputs)
@@ -166,7 +166,7 @@ def _syevd_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [((n, n), spec.dtype), ((n,), INDEX), ((n,), BOOL)]
 
 
-def _syevd(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _syevd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     a = batched(inputs[0])
     n = a.shape[-1]
@@ -193,7 +193,7 @@ def _syevd_backward_scratch(spec: TensorSpec) -> list[tuple[Shape, DType]]:
     return [(square, spec.dtype), (square, spec.dtype), (square, BOOL)]
 
 
-def _backward_syevd(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_syevd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Uᵀ (diag(dΛ) + S) U, S symmetric: half of (dU Uᵀ - U dUᵀ) divided by differences of eigenvalues."""
     xp = ctx.xp
     du, dvalues, u, values = inputs[0], inputs[1], inputs[2], inputs[3]

@@ -25,7 +25,7 @@ from weftplan.ops.linalg_core import (
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 Spec = tuple[Shape, Any]
 
@@ -57,7 +57,7 @@ def _invert(xp: Any, factors: Any, pivots: Any, out: Any, scratch: Any) -> None:
     solve(xp, factors, out, scratch, lower=False)
 
 
-def _inverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _inverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     a, out = batched(inputs[0]), batched(outputs[0])
     spec = TensorSpec(a.shape, a.dtype)
@@ -69,7 +69,7 @@ def _inverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
     _invert(xp, factors, pivots, out, ctx.take(*_solve_room(spec)))
 
 
-def _backward_inverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_inverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """-Y^T G Y^T, where Y is the inverse."""
     g, y = (batched(x) for x in inputs)
     product = ctx.take(g.shape, g.dtype)
@@ -137,14 +137,14 @@ def _factor_bytes(a: TensorSpec) -> int:
     return take_bytes(a, _pivots(a), _lu_room(a))
 
 
-def _det(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _det(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     factors, pivots = _factors(ctx, inputs[0], outputs[1:])
     if outputs[0] is not None:
         ctx.xp.prod(diagonal(factors), axis=1, out=outputs[0].reshape(-1))
         _apply_parity(ctx.xp, pivots, outputs[0].reshape(-1))
 
 
-def _slogdet(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _slogdet(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     factors, pivots = _factors(ctx, inputs[0], outputs[2:])
     spare = ctx.take(pivots.shape, factors.dtype)
@@ -158,7 +158,7 @@ def _slogdet(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
         xp.sum(spare, axis=1, out=outputs[1].reshape(-1))
 
 
-def _backward_determinant(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_determinant(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """ograd · A⁻ᵀ, times the determinant for det; 0 where the determinant, or its sign, is 0."""
     xp = ctx.xp
     g, value = inputs[0].reshape(-1, 1, 1), inputs[1].reshape(-1, 1, 1)

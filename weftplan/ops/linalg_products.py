@@ -13,7 +13,7 @@ from weftplan.ops.matrix import batch_shape
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, normalize_axis, take_bytes
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _ALPHA = Param("alpha", p_float, 1.0, "factor of the product")
 
@@ -62,11 +62,11 @@ def _product(xp: Any, params: Params, a: Any, b: Any, out: Any) -> None:
         xp.multiply(out, params["alpha"], out=out)
 
 
-def _gemm2(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _gemm2(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     _product(ctx.xp, params, inputs[0], inputs[1], outputs[0])
 
 
-def _gemm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _gemm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, out = ctx.xp, outputs[0]
     _product(xp, params, inputs[0], inputs[1], out)
     for summand, target, spare in blocks(ctx, (inputs[2], out), (out.dtype,)):
@@ -78,7 +78,7 @@ def _gemm_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
     return block_bytes(math.prod(outputs[0].shape), [outputs[0].dtype])
 
 
-def _backward_gemm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_gemm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     g, a, b = (_matrices(x, params) for x in inputs)
     a, b = flip(a, params["transpose_a"]), flip(b, params["transpose_b"])
@@ -146,14 +146,14 @@ def _syrk_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [a], [(*out[:-2], side, side)]
 
 
-def _syrk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _syrk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     a = flip(inputs[0], params["transpose"])
     ctx.xp.matmul(a, flip(a), out=out)
     ctx.xp.multiply(out, params["alpha"], out=out)
 
 
-def _backward_syrk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_syrk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, out = ctx.xp, outputs[0]
     g, a = inputs
     spare = ctx.take(a.shape, a.dtype)
@@ -215,7 +215,7 @@ def triangular_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return [a, b], [b]
 
 
-def _trmm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _trmm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, out = ctx.xp, outputs[0]
     a, b = inputs
     clean = batched(ctx.take(a.shape, a.dtype))
@@ -228,7 +228,7 @@ def _trmm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
     xp.multiply(out, params["alpha"], out=out)
 
 
-def _backward_trmm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_trmm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     g, a, b = (batched(x) for x in inputs)
     clean = ctx.take(a.shape, a.dtype)

@@ -5,7 +5,6 @@ The gradient of the factor is Murray's (2016), that of the others follows from d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.ops.linalg_core import (
@@ -26,7 +25,7 @@ from weftplan.ops.linalg_products import TRIANGULAR, triangular_shape
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, grad, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec
 
 
 def _one_solve(spec: TensorSpec, rows: int, columns: int) -> tuple[tuple[int, ...], Any]:
@@ -49,14 +48,14 @@ def _trsm_scratch(params: Params, b: TensorSpec) -> tuple[tuple[int, ...], Any]:
     return _one_solve(b, columns, rows) if params["rightside"] else _one_solve(b, rows, columns)
 
 
-def _trsm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _trsm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, out = ctx.xp, outputs[0]
     xp.multiply(inputs[1], params["alpha"], out=out)
     scratch = ctx.take(*_trsm_scratch(params, TensorSpec(out.shape, out.dtype)))
     _solved(xp, params, batched(inputs[0]), batched(out), scratch)
 
 
-def _backward_trsm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_trsm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     g, a, x = inputs
     inner = ctx.take(g.shape, g.dtype)
@@ -112,7 +111,7 @@ def _square_scratch(spec: TensorSpec) -> tuple[tuple[int, ...], Any]:
     return _one_solve(spec, n, n)
 
 
-def _potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _potrf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     if out is not inputs[0]:
         ctx.xp.copyto(out, inputs[0])
@@ -120,7 +119,7 @@ def _potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seque
     cholesky(ctx.xp, flip(batched(out), not params["lower"]), scratch)
 
 
-def _backward_potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_potrf(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     if outputs[0] is None:
         return
@@ -134,7 +133,7 @@ def _backward_potrf(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
     xp.multiply(out, 0.5, out=out)
 
 
-def _potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _potri(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     factor, out = flip(batched(inputs[0]), not params["lower"]), batched(outputs[0])
     scratch = ctx.take(*_square_scratch(TensorSpec(out.shape, out.dtype)))
     identity(ctx.xp, out)
@@ -142,7 +141,7 @@ def _potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seque
     solve(ctx.xp, flip(factor), out, scratch, lower=False)
 
 
-def _backward_potri(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_potri(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """-(B (G + Gᵀ) L⁻ᵀ), its lower triangle, where B is the output; transposed of an upper one."""
     xp = ctx.xp
     if outputs[0] is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Params, TensorSpec
 
 
 def _shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -41,7 +40,7 @@ def _room(columns: int, index: TensorSpec) -> int:
     return take_bytes((index.shape, INDEX), ((columns, index.shape[0]), BOOL))
 
 
-def _fill(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _fill(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     if outputs[0] is not None:
         whole, values, index = inputs
         if outputs[0] is not whole:
@@ -49,7 +48,7 @@ def _fill(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
         ctx.xp.copyto(outputs[0], values[:, None], where=_marked(ctx, whole.shape[1], index))
 
 
-def _backward_fill(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_fill(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     g, index = inputs
     marks = _marked(ctx, g.shape[1], index)
     if outputs[1] is not None:

@@ -11,16 +11,8 @@ from typing import Any
 from weftplan.errors import ShapeError
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    Shapes,
-    backward,
-    grad,
-    merge_dim,
-    merge_shape,
-    normalize_axis,
-    same_dtype,
-)
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
 
 # ------------------------------------------------------------------------------------------------------------ transpose
 
@@ -56,12 +48,12 @@ def _transpose_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes,
     return _permuted_shape(_permutation(params["axes"], len(known)), ins, outs, "transpose")
 
 
-def _transpose(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _transpose(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     ctx.xp.copyto(out, inputs[0].transpose(_permutation(params["axes"], out.ndim)))
 
 
-def _backward_transpose(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_transpose(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     order = _permutation(params["axes"], out.ndim)
     ctx.xp.copyto(out.transpose(order), inputs[0])
@@ -97,7 +89,7 @@ def _swap_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return _permuted_shape(_swap_order(params, len(known)), ins, outs, "SwapAxis")
 
 
-def _swap(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _swap(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     ctx.xp.copyto(out, inputs[0].swapaxes(params["dim1"], params["dim2"]))
 
@@ -159,14 +151,14 @@ def _matrix(x: Any, first: bool) -> Any:
     return x.reshape(-1, x.shape[-1])
 
 
-def _dot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _dot(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     a = _matrix(inputs[0], params["transpose_a"])
     b = _matrix(inputs[1], not params["transpose_b"])
     ctx.xp.matmul(a, b.T, out=out.reshape(a.shape[0], b.shape[0]))
 
 
-def _backward_dot(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_dot(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     g, lhs, rhs = inputs
     a = _matrix(lhs, params["transpose_a"])
     b = _matrix(rhs, not params["transpose_b"])
@@ -234,13 +226,13 @@ def _flipped(x: Any, transpose: bool) -> Any:
     return x.swapaxes(-1, -2) if transpose else x
 
 
-def _batch_product(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _batch_product(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     a, b = (_flipped(x, params[flag]) for x, flag in zip(inputs, ("transpose_a", "transpose_b"), strict=True))
     ctx.xp.matmul(a, b, out=out)
 
 
-def _backward_batch(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_batch(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     g, lhs, rhs = inputs
     a, b = _flipped(lhs, params["transpose_a"]), _flipped(rhs, params["transpose_b"])
     if outputs[0] is not None:

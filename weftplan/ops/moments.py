@@ -12,7 +12,7 @@ from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("axes", p_optional(p_shape), None, "axes over which mean and variance are taken; at least one"),
@@ -61,7 +61,7 @@ def _sums(xp: Any, block: Any, total: Any, here: slice, part: Any) -> None:
         xp.sum(block, axis=axes, dtype=total.dtype, out=total[here], keepdims=True)
 
 
-def moments_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def moments_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     shape, small, count = _view(params, inputs[0].shape)
     data = inputs[0].reshape(shape)
@@ -88,7 +88,7 @@ def moments_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
     return take_bytes(*_room(shape, small, accumulator(inputs[0].dtype)))
 
 
-def moments_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def moments_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """(gradient of the mean + 2 (data - mean) · gradient of the variance) / count."""
     xp = ctx.xp
     shape, small, count = _view(params, outputs[0].shape)

@@ -9,11 +9,11 @@ from weftplan.ops.kernels import BOOL, accumulator
 from weftplan.ops.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise, rowwise_workspace
 from weftplan.ops.registry import register
 from weftplan.ops.rules import backward, grad, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Params, TensorSpec
 
 
 def _forward(function: str, neutral: int) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         xp, x = ctx.xp, inputs[0]
         axes = reduced_axes(params, x.ndim, "a reduction")

@@ -11,24 +11,8 @@ from weftplan.ops.kernels import accumulator, collapse, reduce_to, rows_per_bloc
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    DTypes,
-    backward,
-    grad,
-    merge_dtype,
-    same_dtype,
-    take_bytes,
-)
-from weftplan.ops.schema import (
-    DType,
-    InplacePair,
-    Op,
-    OpContext,
-    Param,
-    Params,
-    Shape,
-    TensorSpec,
-)
+from weftplan.ops.rules import DTypes, backward, grad, merge_dtype, same_dtype, take_bytes
+from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _norm_ord(value: Any) -> int:
@@ -66,7 +50,7 @@ def _working(params: Params, data: DType, out: DType) -> DType:
     return np.dtype(np.float64)
 
 
-def _norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _norm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     shape, small, rows = _norm_plan(inputs[0].shape, params)
@@ -114,7 +98,7 @@ def _norm2_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> Non
 _NORM_BACKWARD = {1: rowwise(_norm1_gradient, False), 2: rowwise(_norm2_gradient, False)}
 
 
-def _backward_norm(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_norm(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     _NORM_BACKWARD[params["ord"]](ctx, params, inputs, outputs)
 
 

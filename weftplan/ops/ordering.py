@@ -18,7 +18,18 @@ from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, normalize_axis, take_bytes
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    DType,
+    EntryRef,
+    GradientBuilder,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _INT32 = np.dtype(np.int32)
 _SORTED = 1 << 12
@@ -137,7 +148,7 @@ def _topk_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [data], [data, *rest]
 
 
-def _topk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _topk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, data = ctx.xp, inputs[0]
     extents = _extents(data.shape, params["axis"])
     k = params["k"] if params["k"] > 0 else extents[1]
@@ -158,7 +169,7 @@ def _topk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
             positions[where] = chosen
 
 
-def _backward_order(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_order(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """The incoming gradient, at the positions where the values came from."""
     out = outputs[0]
     g, positions = inputs
@@ -226,7 +237,7 @@ def _sort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return [data], [data, _INT32]
 
 
-def _sort(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _sort(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data = inputs[0]
     extents = _extents(data.shape, params["axis"])
     source = _as_rows(data, extents)
@@ -268,7 +279,7 @@ def _argsort_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, D
     return ins, [merge_dtype(outs[0], params["dtype"], "output of argsort and its dtype")]
 
 
-def _argsort(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _argsort(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     extents = _extents(inputs[0].shape, params["axis"])
     target = _as_rows(outputs[0], extents)
     for where, order in _orders(ctx, inputs[0], extents, params["is_ascend"]):

@@ -17,7 +17,7 @@ from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_dtype, p_float, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, merge_dtype, zero_gradient
-from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, TensorSpec
 
 
 def _float_dtype(value: Any) -> Any:
@@ -52,7 +52,7 @@ def _check_normal(params: Params) -> None:
 def _drawing(method: str, shift: str, scale: Any, check: Callable[[Params], None]) -> Kernel:
     """``generator.<method>() * scale(params) + params[shift]``; ``check`` raises what no distribution has."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         check(params)
         if out is None or out.size == 0:

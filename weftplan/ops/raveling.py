@@ -14,7 +14,7 @@ from weftplan.ops.kernels import INDEX, block_bytes, blocks, divide_integers
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, merge_shape, same_dtype, zero_gradient
-from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, TensorSpec
 
 _PARAMS = (Param("shape", p_shape, doc="shape of the tensor that the places are in"),)
 
@@ -36,7 +36,7 @@ def _ravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data], [data[1:]]
 
 
-def _ravel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _ravel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out, data = outputs[0], inputs[0]
     xp = ctx.xp
     for y, *coordinates, total, part in blocks(ctx, (out, *data), (INDEX, INDEX)):
@@ -59,7 +59,7 @@ def _unravel_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
     return [out[1:]], [out]
 
 
-def _unravel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _unravel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out, data = outputs[0], inputs[0]
     xp = ctx.xp
     shape = params["shape"]

@@ -24,25 +24,8 @@ from weftplan.ops.kernels import (
 )
 from weftplan.ops.params import p_bool, p_optional, p_shape
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    Shapes,
-    backward,
-    grad,
-    merge_shape,
-    normalize_axis,
-    same_dtype,
-    take_bytes,
-)
-from weftplan.ops.schema import (
-    InplacePair,
-    Kernel,
-    Op,
-    OpContext,
-    Param,
-    Params,
-    Shape,
-    TensorSpec,
-)
+from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, take_bytes
+from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Param, Params, Shape, TensorSpec
 
 AXES = (
     Param("axis", p_optional(p_shape), None, "axes to reduce; None or (): all"),
@@ -86,7 +69,7 @@ def _views(params: Params, source: Any, small: Any) -> tuple[tuple[int, ...], An
 
 
 def _reduction(function: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         x = inputs[0]
         axes, view = _views(params, x, out)
@@ -103,7 +86,7 @@ def _reduction(function: str) -> Kernel:
 _sum = _reduction("sum")
 
 
-def _mean(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _mean(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     total = out
     if accumulator(out.dtype) != out.dtype:  # the sum of a mean that fits may not fit
@@ -127,13 +110,13 @@ def _mean_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seque
     return 0 if work == dtype else take_bytes((shape, work))
 
 
-def _spread(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _spread(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Gradient of a sum: the incoming one repeated along the reduced axes."""
     out = outputs[0]
     ctx.xp.copyto(out, _views(params, out, inputs[0])[1])
 
 
-def _spread_mean(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _spread_mean(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     view = _views(params, out, inputs[0])[1]
     ctx.xp.divide(view, out.size // max(1, view.size), out=out, casting="unsafe")
@@ -146,7 +129,7 @@ Formula = Callable[[Any, Any, Any, Any, Any, Any], None]
 def rowwise(formula: Formula, scratch: bool) -> Kernel:
     """A backward kernel of (ograd, data, output) that works through rows of data."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         g, x, y = inputs
         g = _views(params, x, g)[1]

@@ -28,6 +28,7 @@ from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient
 from weftplan.ops.schema import (
+    Arrays,
     DType,
     DTypeRule,
     GradientRule,
@@ -72,7 +73,7 @@ class _ScalarKernel:
         self.reverse = reverse
         self.as_float = as_float
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         x, value = inputs[0], params["scalar"]
         function = getattr(ctx.xp, self.ufunc)
@@ -86,9 +87,7 @@ class _ScalarKernel:
         else:
             function(*pair, out=out, casting="unsafe")
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object] | None:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The bare call, with the number in the tensor's dtype; None for integers."""
         out, xp = outputs[0], ctx.xp
         if out.dtype.kind != "f" or inputs[0].dtype != out.dtype:
@@ -108,7 +107,7 @@ class _DivisionKernel(_ScalarKernel):
     def __init__(self, *, reverse: bool = False) -> None:
         super().__init__("divide", reverse=reverse)
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         if out.dtype.kind not in "iu":
             super().__call__(ctx, params, inputs, outputs)
@@ -127,14 +126,14 @@ def _division_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 _any_power = _ScalarKernel("power", as_float=True)
 
 
-def _power_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _power_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     if params["scalar"] == 2.0:  # the usual one, and twenty times cheaper this way
         ctx.xp.multiply(inputs[0], inputs[0], out=outputs[0])
     else:
         _any_power(ctx, params, inputs, outputs)
 
 
-def _mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _mod(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     value = converted(params["scalar"], out.dtype)
     if value == 0:
@@ -160,7 +159,7 @@ def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers
     return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1, integers))
 
 
-def _backward_mod(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_mod(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """The incoming gradient; of integers none, as of every remainder of integers."""
     if outputs[0].dtype.kind != "f":
         outputs[0].fill(0)

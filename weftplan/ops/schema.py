@@ -39,6 +39,8 @@ Shape = tuple[int, ...]
 Params = Mapping[str, Any]
 """Parsed parameters of one node, every declared name present."""
 DType = np.dtype[Any]
+Arrays = Sequence[Any]
+"""Inputs or outputs of a kernel: arrays of one array module, None where one is ignored or unwanted."""
 
 
 class Req(IntEnum):
@@ -192,7 +194,7 @@ def aligned(nbytes: int, alignment: int = 64) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-Kernel = Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]
+Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
 """A kernel may also have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments
 doing the same on these very arrays (or None): an executor, whose arrays stay where they are, then replays that instead.
 Of ``ctx`` it may use the array module and the workspace, which the function may use in every call."""

@@ -31,6 +31,7 @@ from weftplan.ops.rules import (
     same_shape,
 )
 from weftplan.ops.schema import (
+    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -276,13 +277,11 @@ class CastKernel:
 
     __slots__ = ()
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         for block in self._blocks(ctx, inputs[0], outputs[0]):
             _convert(ctx.xp, *block)
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object] | None:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The conversion bound to the views of every block."""
         return replayed(partial(_convert, ctx.xp), self._blocks(ctx, inputs[0], outputs[0]))
 

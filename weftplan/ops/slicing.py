@@ -10,7 +10,7 @@ from weftplan.ops.expand import like_dtype
 from weftplan.ops.params import p_int, p_optional, p_shape, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, same_shape
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
 
 Region = Callable[[Params, Shape, Shape], tuple[slice, ...]]
 """The selected region of a tensor, from the parameters, its shape and the shape of the region."""
@@ -147,7 +147,7 @@ _register(
 )
 
 
-def _reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     axes = {normalize_axis(axis, out.ndim, "axis of reverse") for axis in params["axis"]}
     flipped = tuple(slice(None, None, -1 if axis in axes else None) for axis in range(out.ndim))

@@ -11,7 +11,7 @@ from weftplan.ops.add_n import numbered
 from weftplan.ops.params import MOST_OUTPUTS, p_bool, p_int, p_range, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params
 
 _SPLIT = (
     Param("indices", p_shape, doc="where each piece begins, the first at 0; unused when sections is given"),
@@ -70,13 +70,13 @@ def _pieces(params: Params, whole: Any, parts: Sequence[Any]) -> list[tuple[Any,
     return [(view, None if part is None else part.reshape(view.shape)) for view, part in zip(views, parts, strict=True)]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for view, out in _pieces(params, inputs[0], outputs):
         if out is not None:
             ctx.xp.copyto(out, view)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for view, g in _pieces(params, outputs[0], inputs):
         ctx.xp.copyto(view, g)
 

@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.erf import erf
-from weftplan.ops.kernels import (
-    BOOL,
-    BlockKernel,
-    Kind,
-    UfuncKernel,
-    block_workspace,
-    scratch_dtype,
-)
+from weftplan.ops.kernels import BOOL, BlockKernel, Kind, UfuncKernel, block_workspace, scratch_dtype
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, backward, floats_only, grad, same_dtype, same_shape, zero_gradient

@@ -14,7 +14,7 @@ from weftplan.ops.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float, p_inputs, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.update import COMMON, sgd_step
 
 _SINGLE = np.dtype(np.float32)
@@ -51,7 +51,7 @@ def _pairs_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [dtype for dtype in found for _ in range(2)], found
 
 
-def _multi_sgd(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _multi_sgd(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for k, (rate, decay) in enumerate(_rates(params)):
         here = {**params, "lr": rate, "wd": decay}
         out = outputs[k]
@@ -107,7 +107,7 @@ def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DType
     return list(new_ins), [merge_dtype(_SINGLE, outs[0], "output of a count over arrays")]
 
 
-def _all_finite(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _all_finite(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     outputs[0].fill(1)
     one = ctx.take((1,), BOOL)
@@ -122,7 +122,7 @@ def _finite_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
     return take_bytes(((1,), BOOL)) + sum(block_bytes(math.prod(shape), [BOOL]) for shape, _ in inputs)
 
 
-def _sum_sq(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _sum_sq(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     outputs[0].fill(0)
     for k, array in enumerate(inputs):

@@ -5,7 +5,6 @@ All arithmetic is done on the copy, the last input; the output is the new copy, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from weftplan.errors import DTypeError
 from weftplan.ops.kernels import block_workspace, blocks
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, merge_dtype, same_shape
-from weftplan.ops.schema import InplacePair, Kernel, Op, OpContext, Params
+from weftplan.ops.schema import Arrays, InplacePair, Kernel, Op, OpContext, Params
 from weftplan.ops.update import COMMON, LR, Step, rescaled, sgd_mom_step, sgd_step
 from weftplan.ops.update_more import MOMENTUM
 
@@ -32,7 +31,7 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 
 def _mixed(step: Step) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         xp, out = ctx.xp, outputs[0]
         if out is None:  # without the new weight the states stay, too
             return

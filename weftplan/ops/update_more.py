@@ -15,7 +15,7 @@ from weftplan.ops.kernels import block_bytes, block_workspace, blocks
 from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, merge_shape, same_dtype, same_shape
-from weftplan.ops.schema import Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.update import COMMON, LR, rescaled, step_kernel
 
 _SHARED = COMMON[:3]
@@ -275,7 +275,7 @@ def _lamb2_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [weight, weight, norms, norms], [weight]
 
 
-def _lamb2(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _lamb2(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, out = ctx.xp, outputs[0]
     weight, g, r1, r2 = inputs
     ratio, spare = ctx.take((1,), out.dtype), ctx.take((1,), out.dtype)

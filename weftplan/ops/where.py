@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from weftplan.ops.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    DTypes,
-    Shapes,
-    backward,
-    grad,
-    merge_dtype,
-    merge_shape,
-    take_bytes,
-)
-from weftplan.ops.schema import DType, Op, OpContext, Params, TensorSpec
+from weftplan.ops.rules import DTypes, Shapes, backward, grad, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Params, TensorSpec
 
 
 def _where_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
@@ -69,7 +60,7 @@ def _choose(xp: Any, bits: Any, x: Any, y: Any, out: Any) -> None:
     xp.bitwise_xor(out, y, out=out)
 
 
-def _where(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _where(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     condition, x, y = inputs
     if condition.shape != out.shape:
@@ -80,7 +71,7 @@ def _where(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seque
         _choose(ctx.xp, bits, bx, by, bo)
 
 
-def _backward_where(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_where(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     g, condition = inputs
     if condition.shape != g.shape:
         _share_out(ctx.xp, _by_row(ctx, condition, g), g, *outputs)

@@ -19,7 +19,7 @@ from weftplan.ops.compiled.tables import address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.rules import take_bytes
-from weftplan.ops.schema import DType, Kernel, OpContext, Params, Shape
+from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape
 
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
            "first", "last")  # fmt: skip
@@ -249,7 +249,7 @@ def _address(array: Any) -> int:
     return 0 if array is None else address(array)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
@@ -275,7 +275,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
             np.add(moving, inverse, out=moving)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))

@@ -13,7 +13,7 @@ from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.nn import convolution, deconvolution
 from weftplan.ops.nn.conv_geometry import Geometry
-from weftplan.ops.schema import OpContext, Params, TensorSpec, aligned
+from weftplan.ops.schema import Arrays, OpContext, Params, TensorSpec, aligned
 
 
 def _refusal(spec: TensorSpec, geo: Geometry) -> str:
@@ -110,7 +110,7 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
         dense.weight_gradient(s, data, ograd, wgrad, *room)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     if out is not None:
         s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
@@ -118,7 +118,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
         _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, data, weight = inputs
     s = sizes(_convolution_backward(params, [_spec(ograd), _spec(data)], []))
     room = _room(ctx, s, _data_scratch(s), weight_scratch(s))
@@ -127,7 +127,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Se
         _sum_to_bias(ograd, outputs[2])
 
 
-def _transposed(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _transposed(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     if out is None:
         return
@@ -137,7 +137,7 @@ def _transposed(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: 
         np.add(out, inputs[2].reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
 
 
-def _transposed_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _transposed_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, data, weight = inputs
     s = sizes(_deconvolution_backward(params, [_spec(ograd), _spec(data)], []))
     room = _room(ctx, s, forward_scratch(s), weight_scratch(s))

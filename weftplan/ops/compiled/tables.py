@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 
 from weftplan.ops.compiled.copies import PACK, PAD
 from weftplan.ops.compiled.product import GATHER, PRODUCT, WEIGHTS
-from weftplan.ops.compiled.sizes import (
-    CHUNK,
-    Bands,
-    Sizes,
-    Triple,
-    data_bands,
-    forward_bands,
-    reach_of,
-    runs_of,
-)
+from weftplan.ops.compiled.sizes import CHUNK, Bands, Sizes, Triple, data_bands, forward_bands, reach_of, runs_of
 
 Words = NDArray[np.int64]
 

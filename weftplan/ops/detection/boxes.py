@@ -14,7 +14,7 @@ from weftplan.errors import ShapeError
 from weftplan.ops.params import p_enum
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def p_format(name: str, default: str, doc: str) -> Param:
@@ -86,7 +86,7 @@ def _iou_scratch(lhs: Shape, rhs: Shape, dtype: DType) -> list[tuple[Shape, DTyp
     return [*found, ((max(left, right),), dtype), *overlap_scratch(right, dtype)]
 
 
-def _iou(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _iou(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     lhs, rhs = inputs

@@ -19,7 +19,7 @@ from weftplan.ops.kernels import BOOL, INDEX
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape
 
 _floats = p_tuple(p_float)
 
@@ -52,7 +52,7 @@ def _prior_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     return [data], [out]
 
 
-def _prior(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _prior(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     height, width = inputs[0].shape[2:]
@@ -148,7 +148,7 @@ def _detection_scratch(count: int, dtype: DType) -> list[tuple[Shape, DType]]:
     return [*found, ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
 
 
-def _detection(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _detection(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     cls_prob, loc_pred, anchor = inputs

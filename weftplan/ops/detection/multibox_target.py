@@ -19,7 +19,7 @@ from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _LEAST = 1e-6
 """A box takes an anchor only where they overlap by more."""
@@ -75,7 +75,7 @@ def _scratch(anchors: int, labels: int, dtype: DType) -> list[tuple[Shape, DType
     ]
 
 
-def _kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     anchor, label, cls_pred = inputs
     anchors = anchor[0]

@@ -20,7 +20,7 @@ from weftplan.ops.kernels import BOOL
 from weftplan.ops.params import p_bool, p_float, p_int, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, floats_only, merge_dim, merge_shape, take_bytes, zero_gradient
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("rpn_pre_nms_top_n", p_int, 6000, "at most this many boxes take part in suppression"),
@@ -98,7 +98,7 @@ def _scratch(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DT
     return [*found, ((most,), dtype), ((most,), BOOL), *overlap_scratch(most, dtype)]
 
 
-def _proposal(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _proposal(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     scores, moves, info = inputs
     rois, kept_scores = outputs

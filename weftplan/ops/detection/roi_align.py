@@ -19,7 +19,7 @@ from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_float, p_int, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="height and width of the output: the numbers of cells"),
@@ -121,7 +121,7 @@ def _own_cells(xp: Any, cells: Any, size: tuple[int, int], out: Any, *, back: bo
                 out[:, row, column] = each[:, row, column, row, column]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp, size = ctx.xp, _size(params)
     data, rois = inputs
@@ -153,7 +153,7 @@ def _backward_scratch(data: Shape, size: tuple[int, int], dtype: DType) -> list[
     return [((channels, *size), wide), ((channels, data[2], size[1]), wide), ((channels, *data[2:]), wide)]
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, rois = inputs
     of_data, of_rois = outputs
     if of_rois is not None:

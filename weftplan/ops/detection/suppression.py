@@ -26,7 +26,7 @@ from weftplan.ops.rules import (
     take_bytes,
     zero_gradient,
 )
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape
 
 _NMS = (
     Param("overlap_thresh", p_float, 0.5, "boxes that overlap more with a better one go"),
@@ -102,7 +102,7 @@ def _nms_scratch(shape: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
     return [*found, ((count,), dtype), ((count,), BOOL), ((count,), INDEX), *overlap_scratch(count, dtype)]
 
 
-def _nms(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _nms(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Output 1: the place in data of each row of the output, -1 where it is filled up."""
     xp, data = ctx.xp, inputs[0]
     count, width = data.shape[-2:]
@@ -158,7 +158,7 @@ def _converted(xp: Any, boxes: Any, before: str, after: str) -> None:
         boxes[:, :2], boxes[:, 2:] = low - high * 0.5, low + high * 0.5
 
 
-def _backward_nms(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_nms(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Each box kept gets the gradient of its row; formats do not count, as in MXNet 1.9.1."""
     out = outputs[0]
     ograd, record = inputs
@@ -212,7 +212,7 @@ def _matching_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, 
     return [data], [data, data]
 
 
-def _matching(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _matching(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, data = ctx.xp, inputs[0]
     count, width = data.shape[-2:]
     scores = data.reshape(-1, count, width)

@@ -15,17 +15,8 @@ from typing import Any
 from weftplan.errors import ShapeError
 from weftplan.ops.params import p_int
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    UNARY_INPLACE,
-    Shapes,
-    backward,
-    floats_only,
-    grad,
-    merge_dim,
-    merge_shape,
-    same_shape,
-)
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, grad, merge_dim, merge_shape, same_shape
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
 
 
 def _heads(value: Any) -> int:
@@ -148,12 +139,12 @@ def _scores_gradient(ctx: OpContext, g: Any, queries: Any, keys: Any, d_queries:
         xp.multiply(d_keys, scale, out=d_keys)
 
 
-def _selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _selfatt_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     heads = params["heads"]
     _scores(ctx, heads, _part(inputs[0], heads, 3, 0), _part(inputs[0], heads, 3, 1), outputs[0])
 
 
-def _backward_selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_selfatt_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     heads = params["heads"]
     g, x = inputs
     queries, keys, _ = (_part(x, heads, 3, k) for k in range(3))
@@ -162,12 +153,12 @@ def _backward_selfatt_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], 
     d_values[...] = 0
 
 
-def _encdec_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _encdec_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     heads = params["heads"]
     _scores(ctx, heads, _part(inputs[0], heads, 1, 0), _part(inputs[1], heads, 2, 0), outputs[0])
 
 
-def _backward_encdec_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_encdec_qk(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     heads = params["heads"]
     g, queries, keys_values = inputs
     d_queries = None if outputs[0] is None else _part(outputs[0], heads, 1, 0)
@@ -181,7 +172,7 @@ def _backward_encdec_qk(ctx: OpContext, params: Params, inputs: Sequence[Any], o
 def _weighted(parts: int) -> Any:
     """Values, the last of ``parts`` interleaved tensors, weighted by attention."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         heads = params["heads"]
         values, attention = _part(inputs[0], heads, parts, parts - 1), _spread(inputs[1], heads)
         ctx.xp.matmul(attention, values, out=_part(outputs[0], heads, 1, 0))
@@ -190,7 +181,7 @@ def _weighted(parts: int) -> Any:
 
 
 def _backward_weighted(parts: int) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         heads, xp = params["heads"], ctx.xp
         g, sequence, attention = inputs
         g = _part(g, heads, 1, 0)
@@ -265,7 +256,7 @@ for _name, _inputs, _rule, _kernel, _gradient_kernel, _doc in (
     )
 
 
-def _div_sqrt_dim(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _div_sqrt_dim(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ctx.xp.multiply(inputs[0], 1.0 / math.sqrt(inputs[0].shape[-1]), out=outputs[0])
 
 

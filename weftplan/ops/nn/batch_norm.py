@@ -30,7 +30,18 @@ from weftplan.ops.rules import (
     normalize_axis,
     take_bytes,
 )
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _PARAMS = (
     Param("eps", p_float, 1e-3, "Added to the variance."),
@@ -132,7 +143,7 @@ def _statistics(xp: Any, split: _Split, data: Any, mean: Any, var: Any, part: An
     xp.multiply(var, 1.0 / split.count, out=var)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     data, gamma, beta, moving_mean, moving_var = inputs
     split = _Split(params, data.shape)
@@ -180,7 +191,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes((split.block, acc), *[((split.channels,), acc)] * 4)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
     xp = ctx.xp
     ograd, data, gamma, mean, inverse = inputs

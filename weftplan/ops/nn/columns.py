@@ -7,7 +7,7 @@ strided copy or sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -16,7 +16,7 @@ from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_dim, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _WINDOW = (
     Param("kernel", p_shape, doc="sizes of the window: one, two or three"),
@@ -111,12 +111,12 @@ def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [(out[0], out[1] // math.prod(kernel), *image[2:])], [out]
 
 
-def _im2col(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _im2col(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     counts = _counts(params, inputs[0].shape[2:], "im2col")
     _gather(ctx, params, inputs[0], outputs[0], counts, "im2col")
 
 
-def _backward_im2col(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_im2col(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     counts = _counts(params, outputs[0].shape[2:], "im2col")
     _sum_back(ctx, params, outputs[0], inputs[0], counts, "im2col")
 
@@ -159,12 +159,12 @@ def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [(batch, channels * elements, windows)], [(batch, channels, *size)]
 
 
-def _col2im(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _col2im(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     counts = _counts(params, params["output_size"], "col2im")
     _sum_back(ctx, params, outputs[0], inputs[0], counts, "col2im")
 
 
-def _backward_col2im(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_col2im(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     counts = _counts(params, params["output_size"], "col2im")
     _gather(ctx, params, inputs[0], outputs[0], counts, "col2im")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.kernels import accumulator
@@ -12,7 +11,7 @@ from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
@@ -129,7 +128,7 @@ def sizes(params: Params, data: TensorSpec, out: Shape) -> Geometry:
     )
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     data, weight = inputs[:2]
     geo = sizes(params, TensorSpec(data.shape, data.dtype), out.shape)
@@ -140,7 +139,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return sizes(params, inputs[0], outputs[0].shape).forward_nbytes()
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, data, weight = inputs
     if not params["no_bias"] and outputs[2] is not None:
         ctx.xp.sum(

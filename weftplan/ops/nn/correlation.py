@@ -15,7 +15,7 @@ from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("kernel_size", p_int, 1, "side of the square, odd"),
@@ -103,7 +103,7 @@ def _scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> list[tupl
     return [(padded, wide), (padded, wide), ((data[1], *out[2:]), wide), (out[2:], wide), (out[2:], wide)]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp, shape = ctx.xp, inputs[0].shape
     first, second, terms, part, total = (ctx.take(*s) for s in _scratch(params, shape, out.shape, out.dtype))
@@ -137,7 +137,7 @@ def _backward_scratch(params: Params, data: Shape, out: Shape, dtype: DType) -> 
     return [*[(padded, wide)] * 4, ((data[1], *out[2:]), wide), (out[2:], wide)]
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     ograd, *data = inputs
     shape = data[0].shape

@@ -15,7 +15,18 @@ from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
 from weftplan.ops.params import p_bool, p_enum
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dim, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    DType,
+    EntryRef,
+    GradientBuilder,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _NEVER = -1e30
 """The logarithm of a probability of 0, as a number that can be multiplied by 0."""
@@ -189,7 +200,7 @@ class _Rows:
             self.row[item, max(last - 1, 0) : last + 1] = 0
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp, data = ctx.xp, inputs[0]
     out, alpha = outputs
     plan = _plan(ctx, params, data.shape, inputs[1], inputs[2:])
@@ -220,7 +231,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*_plan_scratch(batch, labels), *_row_scratch(batch, channels, labels, accumulator(dtype)))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """ograd · (softmax - the probability of each channel, given the labels)."""
     target = outputs[0]
     xp = ctx.xp

@@ -6,7 +6,6 @@ Forward is Convolution's data gradient and the other way round, so both sides us
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.kernels import accumulator
@@ -16,7 +15,7 @@ from weftplan.ops.nn.convolution import check_channels, convolution_params, wind
 from weftplan.ops.params import p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
-from weftplan.ops.schema import DType, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DType, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     *convolution_params(512, no_bias=True),
@@ -91,7 +90,7 @@ def sizes(params: Params, data: Shape, out: Shape, dtype: DType) -> Geometry:
     )
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     data, weight = inputs[:2]
     geo = sizes(params, data.shape, out.shape, data.dtype)
@@ -105,7 +104,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return geo.backward_nbytes(weight=False)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, data, weight = inputs
     if not params["no_bias"] and outputs[2] is not None:
         axes = (0, *range(2, ograd.ndim))

@@ -26,7 +26,7 @@ from weftplan.ops.rules import (
     normalize_axis,
     take_bytes,
 )
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _MASK = np.dtype(np.uint8)
 _DRAW = np.dtype(np.float32)
@@ -72,7 +72,7 @@ def _scale(params: Params) -> float:
     return 1.0 / (1.0 - params["p"]) if params["p"] < 1 else 0.0
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     data = inputs[0]
     out, mask = outputs
     shape = _mask_shape(params, data.shape)
@@ -120,7 +120,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(((size,), _DRAW), ((size,) if shape == data else shape, _MASK))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, mask = inputs
     out = outputs[0]
     if out is None:

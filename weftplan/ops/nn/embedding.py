@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,18 @@ from weftplan.ops.kernels import INDEX, accumulator, gather, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    DType,
+    EntryRef,
+    GradientBuilder,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _INDICES = 4096
 """Indices that are looked up together."""
@@ -53,7 +63,7 @@ def _block(size: int) -> tuple[Shape, DType]:
     return (min(size, _INDICES),), INDEX
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     indices, weight = inputs[0].reshape(-1), inputs[1]
     out = outputs[0].reshape(-1, weight.shape[1])
     room = ctx.take(*_block(indices.size))
@@ -68,7 +78,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(_block(math.prod(inputs[0].shape)))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     wgrad = outputs[0]
     if wgrad is None:
         return

@@ -12,7 +12,7 @@ from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("num_hidden", p_count, doc="Columns of the output."),
@@ -82,7 +82,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return _wide_bytes((*inputs[:2], outputs[0]))
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     data, weight = inputs[:2]
@@ -103,7 +103,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     return _wide_bytes((*inputs[:3], *outputs[:2]))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     ograd, data, weight = inputs
     dgrad, wgrad = outputs[:2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.kernels import accumulator, row_blocks, rows_per_block
@@ -21,16 +20,7 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import (
-    DType,
-    InplacePair,
-    Op,
-    OpContext,
-    Param,
-    Params,
-    Shape,
-    TensorSpec,
-)
+from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("eps", p_float, 1e-10, "Added to the sum of squares."),
@@ -77,7 +67,7 @@ def _taken(params: Params, shape: Shape, dtype: DType) -> list[tuple[Shape, DTyp
     return [((step, *rows[1:]), acc), ((step, 1, rows[2]), acc)]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     rows = _rows(params, inputs[0].shape)
     data = inputs[0].reshape(rows)
@@ -96,7 +86,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
             xp.divide(x, norm, out=out.reshape(rows)[here], casting="same_kind")
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """dgrad = (ograd - output · sum(ograd · output)) / norm."""
     out = outputs[0]
     xp = ctx.xp

@@ -25,7 +25,18 @@ from weftplan.ops.rules import (
     normalize_axis,
     take_bytes,
 )
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _LAYER = (
     Param("axis", p_int, -1, "The axis along which mean and deviation are taken."),
@@ -82,7 +93,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 
 def _forward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         xp = ctx.xp
         shape, vector = view(params, inputs[0].shape)
         step, acc = rows_per_block(shape), accumulator(inputs[0].dtype)
@@ -129,7 +140,7 @@ def _bytes(view: View, *, backward: bool) -> Callable[[Params, Sequence[TensorSp
 def _backward(view: View) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
     """With n = (data - mean) / std and h = ograd · gamma: dgrad = (h - mean(h) - n · mean(h · n)) / std."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         xp = ctx.xp
         shape, vector = view(params, inputs[1].shape)
         step, acc = rows_per_block(shape), accumulator(inputs[1].dtype)

@@ -17,18 +17,12 @@ from weftplan.errors import ParameterError
 from weftplan.ops import grain
 from weftplan.ops.erf import erf
 from weftplan.ops.kernels import BOOL, BlockKernel, ScratchRule, accumulator, block_bytes, blocks
-from weftplan.ops.nn.prelu import (
-    prelu_backward,
-    prelu_block,
-    prelu_forward,
-    prelu_gamma_shape,
-    prelu_part,
-    prelu_rows,
-)
+from weftplan.ops.nn.prelu import prelu_backward, prelu_block, prelu_forward, prelu_gamma_shape, prelu_part, prelu_rows
 from weftplan.ops.params import p_enum, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
 from weftplan.ops.schema import (
+    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -131,12 +125,10 @@ class _LeakyKernel(BlockKernel):
         super().__init__(step, scratch)
         self.special = special
 
-    def __call__(self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         self.special.get(params["act_type"], super().__call__)(ctx, params, inputs, outputs)
 
-    def prepare(
-        self, ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> Callable[[], object] | None:
+    def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The step bound to the views of every block; None for the special kinds."""
         return None if params["act_type"] in self.special else super().prepare(ctx, params, inputs, outputs)
 
@@ -216,7 +208,7 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
 # ---------------------------------------------------------------------------------------------------------- rrelu
 
 
-def _random_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _random_forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Slopes drawn in training, their mean otherwise; the mask holds 1 above 0 and the slope elsewhere."""
     xp = ctx.xp
     out, mask = outputs
@@ -247,15 +239,15 @@ def _random_forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outpu
             xp.multiply(x, slope, out=out.reshape(-1)[here])
 
 
-def _prelu(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _prelu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     prelu_forward(ctx, inputs[0], inputs[1], outputs[0])
 
 
-def _backward_prelu(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_prelu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     prelu_backward(ctx, inputs, outputs)
 
 
-def _backward_random(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward_random(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for g, slope, target in blocks(ctx, (*inputs, outputs[0])):
         ctx.xp.multiply(g, slope, out=target)
 

@@ -24,7 +24,18 @@ from weftplan.ops.rules import (
     same_shape,
     zero_gradient,
 )
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Kernel, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Kernel,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    TensorSpec,
+)
 
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
@@ -53,7 +64,7 @@ def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, data if ins[1] is None else ins[1]], [data]
 
 
-def _sigmoid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _sigmoid(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     for x, y, scratch in blocks(ctx, (inputs[0], outputs[0]), (scratch_dtype("float", outputs[0].dtype),)):
         sigmoid_block(ctx.xp, x, y, scratch)
 
@@ -72,7 +83,7 @@ def _sign(xp: Any, y: Any, label: Any, out: Any) -> None:
 
 
 def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kernel = copy_kernel) -> None:
-    def reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         out = outputs[0]
         output, label = inputs
         scale = params["grad_scale"] / max(1, math.prod(output.shape[1:]))
@@ -131,7 +142,7 @@ def _uses_data(params: Params) -> bool:
     return bool(params["normalization"] == "valid")
 
 
-def _make_loss_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _make_loss_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     scale = params["grad_scale"]
     if params["normalization"] == "batch":

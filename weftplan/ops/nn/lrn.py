@@ -24,16 +24,7 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import (
-    DType,
-    InplacePair,
-    Op,
-    OpContext,
-    Param,
-    Params,
-    Shape,
-    TensorSpec,
-)
+from weftplan.ops.schema import Arrays, DType, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _PARAMS = (
     Param("nsize", p_int, doc="Channels in a window, an odd number."),
@@ -78,7 +69,7 @@ def _window_sum(xp: Any, values: Any, half: int, out: Any) -> None:
         xp.add(out[:, :-shift], values[:, shift:], out=out[:, :-shift])
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     rows = _rows(inputs[0].shape)
     data = inputs[0].reshape(rows)
@@ -98,7 +89,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
             xp.multiply(x, norm, out=out[here], casting="same_kind")
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """dgrad = ograd · norm^-beta - 2·alpha·beta/nsize · data · windowsum(ograd · data · norm^(-beta-1))."""
     xp = ctx.xp
     rows = _rows(outputs[0].shape)

@@ -27,7 +27,7 @@ from weftplan.ops.nn.pooling_windows import (
 from weftplan.ops.params import p_bool, p_enum, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
 _PARAMS = (
@@ -130,7 +130,7 @@ def _needs_sum_block(params: Params, dtype: Any) -> bool:
     return bool(params["pool_type"] != "max") and accumulator(dtype) != dtype
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     data, out = _flat(inputs[0]), _flat(outputs[0])
     kind, p = params["pool_type"], params["p_value"]
@@ -182,7 +182,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return take_bytes(*[block] * (_needs_sum_block(params, dtype) + powers))
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     ograd, dgrad = _flat(inputs[0]), _flat(outputs[0])
     kind, p = params["pool_type"], params["p_value"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
 from weftplan.ops.rules import merge_shape
-from weftplan.ops.schema import OpContext, Shape
+from weftplan.ops.schema import Arrays, OpContext, Shape
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
@@ -65,7 +64,7 @@ def prelu_forward(ctx: OpContext, data: Any, gamma: Any, out: Any) -> None:
         xp.add(y, low, out=y)
 
 
-def prelu_backward(ctx: OpContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def prelu_backward(ctx: OpContext, inputs: Arrays, outputs: Arrays) -> None:
     """Gradients of data and gamma from (ograd, data, gamma); the first may take the memory of ograd or data."""
     xp = ctx.xp
     ograd, data, gamma = inputs

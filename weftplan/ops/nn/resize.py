@@ -19,6 +19,7 @@ from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_sh
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
+    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -95,7 +96,7 @@ def _matrices(ctx: OpContext, weights: Weights, params: Params, old: Shape, new:
 def _product(weights: Weights, *, backward: bool) -> Kernel:
     """The kernel ``rows · image · columns.T`` of every plane; ``backward``: with both matrices transposed."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         xp, source, target = ctx.xp, inputs[0], outputs[0]
         old, new = (target, source) if backward else (source, target)
         rows, columns, between, *wide = _matrices(ctx, weights, params, old.shape, new.shape, target.dtype)

@@ -23,6 +23,7 @@ from weftplan.ops.params import p_bool, p_enum, p_float, p_int, p_optional, p_ra
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, is_known, merge_dim, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.schema import (
+    Arrays,
     DType,
     EntryRef,
     GradientBuilder,
@@ -194,7 +195,7 @@ def _masked(xp: Any, params: Params, source: Any, kept: Any, out: Any) -> None:
     xp.multiply(out, 1.0 / (1.0 - params["p"]), out=out)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     x, vector, state = inputs[:3]
     cell = inputs[3] if params["mode"] == "lstm" else None
@@ -278,7 +279,7 @@ def _dropped_buffer(params: Params, plan: Layout, dtype: DType) -> list[tuple[Sh
     return [(plan.wide, dtype)] if _drops(params) else []
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     named = dict(zip(_backward_inputs(params), inputs, strict=True))
     data, state, cell = named["data"], named["state"], named.get("state_cell")

@@ -8,7 +8,7 @@ regions of an image that is not there, give 0. The first of equal values is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from weftplan.errors import ParameterError
@@ -16,7 +16,7 @@ from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_float, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, Shapes, backward, floats_only, grad, merge_dtype, merge_shape
-from weftplan.ops.schema import Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
 
 _PARAMS = (
     Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
@@ -88,7 +88,7 @@ def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tupl
                     yield region, int(image), i, j, slice(top, bottom), slice(left, right)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Output 1: the place (row · width + column) of each maximum, -1 where there is none."""
     xp = ctx.xp
     data, rois = inputs
@@ -109,7 +109,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Seq
             places[region, :, i, j] = (row + rows.start) * data.shape[3] + column + columns.start
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Every maximum gets its gradient, in the order of the regions; the regions themselves get none."""
     ograd, rois, places = inputs
     of_data, of_rois = outputs

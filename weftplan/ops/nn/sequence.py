@@ -18,7 +18,18 @@ from weftplan.ops.params import p_bool, p_float, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
 from weftplan.ops.scalar import converted
-from weftplan.ops.schema import DType, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    DType,
+    EntryRef,
+    GradientBuilder,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _BOOL = np.dtype(bool)
 _LENGTHS = Param("use_sequence_length", p_bool, False, "True: an input sequence_length tells how long each is.")
@@ -105,7 +116,7 @@ def _length_bytes(batch: int, *more: tuple[Shape, DType]) -> int:
 def _masked(fill: Callable[[Params], float]) -> Callable[[OpContext, Params, Sequence[Any], Sequence[Any]], None]:
     """Copy input 0; the steps beyond the lengths (the last input) become ``fill``."""
 
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         xp, out = ctx.xp, outputs[0]
         xp.copyto(out, inputs[0])
         if not params["use_sequence_length"]:
@@ -130,7 +141,7 @@ def _mask_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[
     return _length_bytes(batch, ((batch,), _BOOL))
 
 
-def _last(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _last(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     data = _time_first(inputs[0], params["axis"])
     if not params["use_sequence_length"]:
@@ -140,7 +151,7 @@ def _last(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
         out[sequence] = data[length - 1, sequence]
 
 
-def _last_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _last_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     target = _time_first(out, params["axis"])
     out.fill(0)
@@ -151,7 +162,7 @@ def _last_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], output
         target[length - 1, sequence] = inputs[0][sequence]
 
 
-def _reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """Its own inverse, and so its own gradient."""
     out = outputs[0]
     data = inputs[0]

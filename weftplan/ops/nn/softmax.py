@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ParameterError
 from weftplan.ops.nn.softmax_core import as_rows, backward_bytes, forward_bytes, softmax, softmax_backward
@@ -20,7 +19,18 @@ from weftplan.ops.rules import (
     normalize_axis,
     same_shape,
 )
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _PARAMS = (
     Param("axis", p_int, -1, "The axis along which the outputs sum to 1."),
@@ -66,7 +76,7 @@ def _scale(params: Params, sign: float) -> float:
 def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> None:
     params = _PARAMS
 
-    def forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         rows = as_rows(inputs[0].shape, params["axis"])
         length = inputs[1].reshape(rows[0], rows[2]) if len(inputs) > 1 else None
         softmax(
@@ -77,7 +87,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
         rows = as_rows(inputs[0].shape, params["axis"])
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
 
-    def reverse(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         rows = as_rows(inputs[0].shape, params["axis"])
         softmax_backward(
             ctx,
@@ -142,12 +152,12 @@ def _activation_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes
     return new
 
 
-def _activation(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _activation(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     rows = _activation_rows(params, inputs[0].shape)
     softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
 
 
-def _activation_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _activation_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     rows = _activation_rows(params, inputs[0].shape)
     softmax_backward(ctx, *(array.reshape(rows) for array in (inputs[0], inputs[1], outputs[0])))
 

@@ -15,7 +15,7 @@ from weftplan.errors import ShapeError
 from weftplan.ops.kernels import INDEX, accumulator, gather, row_blocks, rows_per_block, to_index
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Params, Shape, TensorSpec
 
 _LEAST = 1e-8
 _DOUBLE = np.dtype(np.float64)
@@ -62,7 +62,7 @@ def _room_bytes(shape: Shape, acc: Any) -> int:
     return take_bytes(((step,), INDEX), ((step, shape[1]), acc), ((step, 1), acc), ((step,), INDEX))
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     data, label = inputs
@@ -91,7 +91,7 @@ def _forward_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequen
     return _room_bytes(shape, acc) + take_bytes(((rows_per_block(shape),), acc), one, one)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """(softmax - 1 at the label) times the incoming number."""
     out = outputs[0]
     xp = ctx.xp

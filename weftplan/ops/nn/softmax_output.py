@@ -30,7 +30,18 @@ from weftplan.ops.rules import (
     merge_shape,
     take_bytes,
 )
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _LABELS = 4096
 """Labels that are turned into places together."""
@@ -88,7 +99,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, data if ins[1] is None else ins[1]], [data]
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     rows = _rows(params, inputs[0].shape)
     softmax(ctx, inputs[0].reshape(rows), outputs[0].reshape(rows))
 
@@ -107,7 +118,7 @@ def _label_blocks(labels: Any, size: int, index: Any) -> Iterator[tuple[int, Any
         yield first, part
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     xp = ctx.xp
     output, label = inputs[:2]

@@ -15,7 +15,7 @@ from weftplan.ops.nn.sampling import Sampler, base_bytes, base_grid, sampler_byt
 from weftplan.ops.params import p_bool, p_enum, p_optional, p_shape
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape, take_bytes
-from weftplan.ops.schema import InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
 
 _CUDNN = Param("cudnn_off", p_optional(p_bool), None, "Accepted; there is one way to compute it.")
 _TARGET = Param("target_shape", p_shape, (0, 0), "Height and width of the output.")
@@ -63,7 +63,7 @@ def _grid_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     return [maps], [(maps[0], *out[1:])]
 
 
-def _grid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _grid(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out, xp = outputs[0], ctx.xp
     height, width = out.shape[2:]
     base = base_grid(ctx, height, width, out.dtype)
@@ -76,7 +76,7 @@ def _grid(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequen
         xp.add(here, base[axis].reshape(height, width), out=here)
 
 
-def _grid_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _grid_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out, xp, ograd = outputs[0], ctx.xp, inputs[0]
     height, width = ograd.shape[2:]
     if _affine(params):
@@ -139,7 +139,7 @@ def _sample_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [data, grid], [out]
 
 
-def _sample(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _sample(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     _sample_all(ctx, inputs[0], _points(inputs[1]), outputs[0])
 
 
@@ -149,7 +149,7 @@ def _sample_all(ctx: OpContext, data: Any, points: Any, out: Any) -> None:
         sampler.forward(image, grid, target)
 
 
-def _sample_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _sample_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, data, grid = inputs
     _backward_all(ctx, ograd, data, _points(grid), outputs[0], None if outputs[1] is None else _points(outputs[1]))
 
@@ -228,13 +228,13 @@ def _map_points(ctx: OpContext, loc: Any, base: Any) -> Any:
     return points
 
 
-def _spatial(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _spatial(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     height, width = params["target_shape"]
     base = base_grid(ctx, height, width, inputs[1].dtype)
     _sample_all(ctx, inputs[0], _map_points(ctx, inputs[1], base), outputs[0])
 
 
-def _spatial_backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _spatial_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     ograd, data, loc = inputs
     height, width = params["target_shape"]
     base = base_grid(ctx, height, width, loc.dtype)

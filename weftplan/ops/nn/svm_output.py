@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.kernels import INDEX, copy_kernel, row_blocks, rows_per_block
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, Shapes, backward, merge_shape, same_dtype, take_bytes
-from weftplan.ops.schema import EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import (
+    Arrays,
+    EntryRef,
+    GradientBuilder,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    Shape,
+    TensorSpec,
+)
 
 _PARAMS = (
     Param("margin", p_float, 1.0, "Scores should exceed it for the label, and lie below its negative elsewhere."),
@@ -42,7 +52,7 @@ def _rows(shape: Shape) -> Shape:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     xp = ctx.xp
     shape = _rows(inputs[0].shape)
     scores, out = inputs[0].reshape(shape), outputs[0].reshape(shape)

@@ -17,7 +17,7 @@ from weftplan.ops.kernels import accumulator
 from weftplan.ops.params import p_enum, p_int
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, merge_shape, same_dtype
-from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, TensorSpec
 
 _PARAMS = (
     Param("scale", p_int, doc="Factor of height and width."),
@@ -129,7 +129,7 @@ def _parts(params: Params, out: Any, inputs: Sequence[Any]) -> list[tuple[Any, A
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     if _bilinear(params):
         channels = inputs[0].shape[1]
@@ -149,7 +149,7 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
     return registry.get("Deconvolution").workspace_bytes(inner, inputs, outputs)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     if _bilinear(params):
         channels = inputs[1].shape[1]
         registry.get("_backward_Deconvolution").forward(ctx, _deconvolution(params, channels), inputs, outputs)

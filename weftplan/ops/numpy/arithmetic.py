@@ -6,23 +6,13 @@ Of floats they are the operators of this package. Comparisons give booleans. Whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from weftplan.ops.kernels import BOOL, UfuncKernel
 from weftplan.ops.numpy.derive import derive
 from weftplan.ops.params import p_dtype, p_float, p_optional, p_str
 from weftplan.ops.registry import register
-from weftplan.ops.rules import (
-    DTypes,
-    broadcast_shape,
-    floats_only,
-    merge_dtype,
-    same_shape,
-    zero_gradient,
-)
+from weftplan.ops.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
 from weftplan.ops.scalar import SCALAR
-from weftplan.ops.schema import Kernel, Op, OpContext, Param, Params
+from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params
 
 for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",
               "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "degrees", "radians",
@@ -66,7 +56,7 @@ def _bool_out(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes
 
 
 def _against_number(ufunc: str) -> Kernel:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         getattr(ctx.xp, ufunc)(inputs[0], params["scalar"], out=outputs[0])
 
     return kernel
@@ -116,7 +106,7 @@ def _like_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     return ins, [merge_dtype(wanted, outs[0], "output of _npi_full_like")]
 
 
-def _full_like(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _full_like(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     outputs[0].fill(params["fill_value"])
 
 

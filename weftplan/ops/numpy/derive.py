@@ -34,6 +34,7 @@ import weftplan.ops.unary
 import weftplan.ops.where  # noqa: F401  (the families that operators are derived from)
 from weftplan.ops import registry
 from weftplan.ops.schema import (
+    Arrays,
     DTypeRule,
     EntryRef,
     GradientBuilder,
@@ -118,7 +119,7 @@ def _with_parameters(op: Op, params: tuple[Param, ...], translate: Translate) ->
     def first(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda values, *rest: function(translate(values), *rest)
 
-    def forward(ctx: OpContext, values: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def forward(ctx: OpContext, values: Params, inputs: Arrays, outputs: Arrays) -> None:
         op.forward(ctx, translate(values), inputs, outputs)
 
     found: dict[str, Any] = {

@@ -25,7 +25,7 @@ from weftplan.ops.rules import (
     same_dtype,
     take_bytes,
 )
-from weftplan.ops.schema import DTypeRule, Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.schema import Arrays, DTypeRule, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _p_nothing(value: Any) -> None:
@@ -128,7 +128,7 @@ def _correction(params: Params, source: Shape) -> float:
 
 
 def _spread(root: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         """Output 1: the mean, which the gradient needs."""
         source = inputs[0].shape
         out, mean = outputs
@@ -148,7 +148,7 @@ def _spread_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
 
 
 def _backward_spread(root: bool) -> Any:
-    def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
         xp, (g, data, out, mean) = ctx.xp, inputs
         of_mean, of_var = ctx.take(g.shape, g.dtype), ctx.take(g.shape, g.dtype)
         of_mean.fill(0)
