@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,13 @@ def test_report_and_checkpoint(tmp_path):
     result = train("--epochs", "1", "--report", str(report), "--checkpoint", str(prefix), "--network", "mlp")
     assert (report / "memory-plan.svg").read_text().startswith("<?xml")
     assert json.loads((report / "result.json").read_text()) == result
+    index = (report / "index.html").read_text()
+    for name in re.findall(r'href="([^"]+)"', index):
+        assert (report / name).stat().st_size > 0
+    assert "<polyline" in index
+    rows = json.loads((report / "curve.json").read_text())
+    assert [row["batch"] for row in rows] == list(range(22))
+    assert "sgd_mom_update" in (report / "lanes.html").read_text()
     _, args, _ = load_checkpoint(prefix, 1)
     assert any(name.endswith("_weight") for name in args)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+
+from weftplan.training.display import width_of
 
 GAP = 2
 """Blanks between two columns."""
@@ -109,15 +110,5 @@ def paragraph(text: str, width: int | None, *, indent: str = "") -> list[str]:
 
 
 def output_width(*, stderr: bool = False) -> int | None:
-    """Columns of the terminal behind stdout (or stderr); None for a pipe or a file, which have no width.
-
-    ``COLUMNS`` wins over what the terminal says, as it does elsewhere.
-    """
-    stream = sys.stderr if stderr else sys.stdout
-    try:
-        if not stream.isatty():
-            return None
-        given = os.environ.get("COLUMNS", "")
-        return int(given) if given.isdigit() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return None
+    """Columns of the terminal behind stdout (or stderr); None for a pipe or a file, which have no width."""
+    return width_of(sys.stderr if stderr else sys.stdout)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from rich.console import Console
 from rich.table import Table
 
 import weftplan.ops  # noqa: F401 - registers every operator
-from weftplan import engine, models, storage
+from weftplan import engine, models, profiler, storage
 from weftplan.cli.devices import parse_devices
+from weftplan.cli.train_report import write_report
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import NDArray, random
 from weftplan.planner.explain import amount
-from weftplan.training.callbacks import LiveDisplay, StopAtBatchEnd
+from weftplan.training.callbacks import BatchEndParam, StopAtBatchEnd
 from weftplan.training.datasets import load_digits
+from weftplan.training.display import Display
 from weftplan.training.initializer import Xavier
 from weftplan.training.io import DataIter, NDArrayIter
 from weftplan.training.module import Module
@@ -103,7 +106,7 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
     callback=_writable_folder,
-    help="Folder for the picture.",
+    help="Write the plan, the curve of the loss and what ran when into this folder, with an index.",
 )
 @click.option(
     "--checkpoint",
@@ -180,15 +183,20 @@ def _run(
     module = Module(models.digits(network), context=devices, memory_budget=budget)
     batches = len(split.train_labels) // batch_size
     stop = StopAtBatchEnd()
-    display = LiveDisplay(batch_size, batches, epochs, lambda: _memory(devices), console=console)
+    display = Display(epochs, batches, memory=lambda: _memory(devices)[0], silent=console.quiet)
     start = time.perf_counter()
     interrupted = False
-    with stop, display:
+    curve: list[dict[str, Any]] = []
+    if report is not None and epochs == 1:
+        profiler.set_state("run")
+    following = [] if report is None else [partial(_follow, curve, batches, epochs)]
+    with stop:
         # Whoever reads this line may interrupt: from here on Ctrl-C waits for the end of a batch.
         console.print(
             f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore "
             f"{store.type if store is not None else 'none'}{f' of {workers} processes' * (workers > 1)}, "
-            f"{len(split.train_labels)} training and {len(split.test_labels)} test images"
+            f"{len(split.train_labels)} training and {len(split.test_labels)} test images",
+            highlight=False,
         )
         try:
             module.fit(
@@ -197,12 +205,14 @@ def _run(
                 kvstore=store if workers > 1 or len(devices) > 1 else None,
                 optimizer="sgd",
                 optimizer_params={"learning_rate": lr, "momentum": 0.9, "wd": 1e-4},
-                batch_end_callback=[display, stop],
+                progress=display,
+                batch_end_callback=[stop, *following],
                 initializer=Xavier(magnitude=2.24),
                 num_epoch=epochs,
             )
         except KeyboardInterrupt:
             interrupted = True
+    display.clear()
     if rank > 0:
         checkpoint = report = None
     if interrupted and rank == 0:
@@ -214,6 +224,10 @@ def _run(
         )
     elif checkpoint is not None:
         console.print(f"saved {module.save_checkpoint(checkpoint, epochs)}")
+    lanes = ""
+    if report is not None:
+        profiler.set_state("stop")
+        lanes = profiler.to_html(title=f"training {network}: the last epoch")
     engine.get().wait_for_all()
     wall = time.perf_counter() - start
     accuracy = dict(module.score(test, "acc"))["accuracy"]
@@ -235,12 +249,17 @@ def _run(
     }
     _print_result(result, console)
     if report is not None:
-        for executor in module.group.executors[:1]:
-            path = report / "memory-plan.svg"
-            executor.memory_plan.plot(path, title=f"{network}: memory plan")
-            console.print(f"picture of the memory plan: {path}")
-        (report / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_report(report, network, module.group.executors[0].memory_plan, curve, lanes, result)
+        console.print(f"report: {report / 'index.html'}")
     return result
+
+
+def _follow(curve: list[dict[str, Any]], batches: int, epochs: int, param: BatchEndParam) -> None:
+    """Note the metrics of each batch, and record what runs from the beginning of the last epoch on."""
+    pairs = [] if param.eval_metric is None else param.eval_metric.get_name_value()
+    curve.append({"epoch": param.epoch, "batch": param.nbatch, **dict(pairs)})
+    if param.epoch == epochs - 2 and param.nbatch == batches - 1:
+        profiler.set_state("run")
 
 
 def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:

@@ -16,7 +16,9 @@ Open the file at https://ui.perfetto.dev or in chrome://tracing. Off, the profil
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ __all__ = [
     "set_config",
     "set_state",
     "state",
+    "to_html",
 ]
 
 _KNOWN = {
@@ -57,6 +60,8 @@ _KNOWN = {
 }
 _config: dict[str, Any] = dict(_KNOWN)
 _state = "stop"
+_page: list[Callable[..., str]] = []
+"""What draws the page; filled by the report layer."""
 
 
 def set_config(**kwargs: Any) -> None:
@@ -152,3 +157,18 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
     if reset:
         recorder.clear()
     return text
+
+
+def to_html(*, title: str = "what ran when") -> str:
+    """The recording as one page for a browser: a lane for each worker, live bytes, and operations by time.
+
+    The page needs no network and no other viewer. A running profiler goes on.
+    """
+    if not _page:
+        importlib.import_module("weftplan.report.lanes_html")
+    return _page[0](recorder, title=title)
+
+
+def provide_page(page: Callable[..., str]) -> None:
+    """Called once by the report layer; ``page`` takes a recorder first."""
+    _page[:] = [page]

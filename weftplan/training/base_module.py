@@ -22,9 +22,11 @@ from weftplan.symbol import Symbol
 from weftplan.training import metric as metrics
 from weftplan.training.callbacks import BatchEndParam
 from weftplan.training.checkpoint import read_params, write_params
+from weftplan.training.display import Display
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.monitor import Monitor
+from weftplan.training.warnings_of_fit import Watch
 
 log = logging.getLogger("weftplan")
 
@@ -153,6 +155,7 @@ class BaseModule:
         monitor: Monitor | None = None,
         *,
         memory_budget: int | str | None = None,
+        progress: bool | Display = False,
     ) -> None:
         """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
 
@@ -167,6 +170,11 @@ class BaseModule:
             monitor: watches every executor, and logs what it finds.
             memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"``; see
                 :class:`~weftplan.training.module.Module`.
+
+            progress: show how training goes: a live line on a terminal and one line that stays for each epoch, which
+                alone go into a file or a pipe; or a :class:`~weftplan.training.display.Display`.
+
+        A loss or an output that is NaN or infinite, and a label that no class has, are told once as a warning.
 
         Raises:
             BudgetError: training does not fit the memory budget; nothing has been allocated.
@@ -192,6 +200,8 @@ class BaseModule:
         )
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         train_data.reset()  # it may have been used before
+        display = progress if isinstance(progress, Display) else Display(num_epoch, silent=not progress)
+        watch = Watch(self)
         for epoch in range(begin_epoch, num_epoch):
             start = time.perf_counter()
             train_metric.reset()
@@ -204,6 +214,9 @@ class BaseModule:
                 self.update_metric(train_metric, batch.label)
                 if monitor is not None:
                     monitor.toc_print()
+                pairs = train_metric.get_name_value()
+                watch.batch(epoch, nbatch, batch.label, pairs)
+                display.batch(epoch, nbatch, batch.data[0].shape[0] if batch.data else 0, pairs)
                 _call(batch_end_callback, BatchEndParam(epoch, nbatch, train_metric, {"self": self}))
             if nbatch < 0:
                 raise MXNetError(
@@ -217,16 +230,18 @@ class BaseModule:
             if epoch_end_callback is not None:
                 args, aux = self.get_params()
                 _call(epoch_end_callback, epoch, self.symbol, args, aux)
+            checked: list[tuple[str, float]] = []
             if eval_data is not None:
-                pairs = self.score(
+                checked = self.score(
                     eval_data,
                     check_metric,
                     score_end_callback=eval_end_callback,
                     batch_end_callback=eval_batch_end_callback,
                     epoch=epoch,
                 )
-                for name, value in pairs:
+                for name, value in checked:
                     self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+            display.epoch_end(epoch, train_metric.get_global_name_value(), checked, time.perf_counter() - start)
             train_data.reset()
 
     def score(

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from weftplan.device import host_memory
-from weftplan.planner.explain import amount
 from weftplan.training.checkpoint import save_checkpoint
 from weftplan.training.metric import EvalMetric
 
@@ -163,77 +161,3 @@ class StopAtBatchEnd:
     def __call__(self, param: BatchEndParam) -> None:
         if self.requested:
             raise KeyboardInterrupt
-
-
-class LiveDisplay:
-    """A live line (rich) with epoch, batch, loss or metric, samples/s, live and peak bytes, and bytes of the process
-    with the limit of the machine or the container.
-
-    Use it as a context manager around ``fit`` and pass it as a batch-end callback. ``memory`` returns
-    (live bytes, peak bytes).
-    """
-
-    def __init__(
-        self,
-        batch_size: int,
-        batches_per_epoch: int,
-        epochs: int,
-        memory: Callable[[], tuple[int, int]],
-        *,
-        console: Any = None,
-    ) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.batch_size = batch_size
-        self._memory = memory
-        self._start = time.perf_counter()
-        self.samples = 0
-        self.epoch = 0
-        self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[values]}"),
-            TextColumn("{task.fields[speed]:.0f} images/s"),
-            TextColumn("live {task.fields[live]} peak {task.fields[peak]}"),
-            TextColumn("process {task.fields[resident]} of {task.fields[most]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task(
-            "train",
-            total=batches_per_epoch * epochs,
-            epoch=0,
-            values="",
-            speed=0.0,
-            live="0 B",
-            peak="0 B",
-            resident="0 B",
-            most="0 B",
-        )
-
-    def __enter__(self) -> LiveDisplay:
-        self._progress.start()
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, param: BatchEndParam) -> None:
-        self.samples += self.batch_size
-        self.epoch = param.epoch
-        live, peak = self._memory()
-        pairs = [] if param.eval_metric is None else param.eval_metric.get_name_value()
-        self._progress.update(
-            self._task,
-            advance=1,
-            epoch=param.epoch,
-            values=" ".join(f"{name} {value:.4f}" for name, value in pairs),
-            speed=self.samples / max(time.perf_counter() - self._start, 1e-9),
-            live=amount(live),
-            peak=amount(peak),
-            resident=amount(host_memory.resident()),
-            most=amount(host_memory.memory_info()[1]),
-        )

@@ -1,0 +1,50 @@
+"""``mx.profiler.to_html``: every operation in the lane of its worker, on a page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import weftplan as mx
+from weftplan.profiler.recorder import Recorder, UserRecord, recorder
+from weftplan.report.lanes_html import KINDS, lanes_html
+
+
+def page_data(page: str) -> dict[str, object]:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, object] = json.loads(found.group(1))
+    return data
+
+
+def test_what_ran_is_on_the_page() -> None:
+    """One span for each operation; live bytes; sums by name; nothing is loaded."""
+    mx.profiler.set_state("run")
+    total = mx.nd.ones((2, 2), ctx=mx.cpu(0))
+    for _ in range(3):
+        total = mx.nd.exp(total)
+    total.wait_to_read()
+    mx.profiler.set_state("stop")
+    page = mx.profiler.to_html(title="three <b>")
+    data = page_data(page)
+    assert sum(len(lane["spans"]) for lane in data["lanes"]) == len(recorder.operations)  # type: ignore[attr-defined]
+    table = {row[0]: row[1] for row in data["table"]}  # type: ignore[attr-defined]
+    assert table["exp"] == 3
+    assert data["memory"]
+    assert "three &lt;b&gt;" in page
+    assert not re.search(r"https?:|url\(|@[A-Z_]+@", page)
+    assert f"{len(recorder.operations):,} operations ran on" in page
+
+
+def test_spans_of_users_have_lanes_of_their_own() -> None:
+    """What a user timed stands beside what the workers did."""
+    recording = Recorder()
+    recording.user.append(UserRecord("span", "mine", "load", "MainThread", 1000, 5000, 0.0))
+    data = page_data(lanes_html(recording))
+    assert data["lanes"] == [{"name": "yours: MainThread", "spans": [[0.0, 4.0, 0, 0.0]]}]
+    assert data["kinds"] == [["yours", KINDS["yours"]]]
+
+
+def test_nothing_recorded() -> None:
+    """The page says what to call."""
+    assert "Nothing was recorded: call mx.profiler.set_state" in lanes_html(Recorder()).replace("&#x27;", "'")

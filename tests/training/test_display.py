@@ -1,0 +1,102 @@
+"""What a person sees of training: lines that fit, plain lines into a pipe, silence, one warning for each trouble."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import models
+from weftplan.training import display as module
+from weftplan.training.display import Display
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """As a terminal does."""
+        return True
+
+
+def batches(labels: np.ndarray | None = None, count: int = 4) -> mx.io.NDArrayIter:
+    rng = np.random.default_rng(0)
+    found = rng.integers(0, 10, 8 * count) if labels is None else labels
+    return mx.io.NDArrayIter(rng.random((8 * count, 1, 8, 8), dtype=np.float32), found, 8)
+
+
+def test_a_pipe_gets_one_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Loss, validation, speed and time; no control characters."""
+    fit = mx.mod.Module(models.digits("mlp")).fit
+    fit(batches(), eval_data=batches(), eval_metric=["acc", "ce"], num_epoch=2, progress=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert all("accuracy " in line and "validation cross-entropy " in line and " samples/s" in line for line in lines)
+    assert "\r" not in "".join(lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without ``progress`` nothing is written."""
+    mx.mod.Module(models.digits("mlp")).fit(batches(), num_epoch=1)
+    found = capsys.readouterr()
+    assert (found.out, found.err) == ("", "")
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_the_live_line_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever there is to say, it is one line of the terminal; the epoch's line stays."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(module, "PERIOD", 0.0)
+    stream = Terminal()
+    shown = Display(3, 4, memory=lambda: 5 << 20, stream=stream)
+    pairs = [("accuracy", 0.5), ("cross-entropy", 1.25), ("top_k_accuracy_5", 0.75)]
+    for nbatch in range(4):
+        shown.batch(0, nbatch, 8, pairs)
+    live = [piece.removeprefix("\x1b[K") for piece in stream.getvalue().split("\r")[1:]]
+    assert len(live) == 4
+    assert all(len(piece) < columns for piece in live)
+    assert live[3].startswith("epoch 1/3 [####################] 4/4")
+    assert ("accuracy 0.5000" in live[3]) == (columns == 80)
+    shown.epoch_end(0, pairs, seconds=1.0)
+    assert stream.getvalue().endswith("  1.0 s\n")
+    assert shown.samples == 32
+
+
+def test_batches_are_learnt_from_the_first_epoch() -> None:
+    """An iterator need not say how many there are."""
+    shown = Display(2, stream=Terminal())
+    for nbatch in range(3):
+        shown.batch(0, nbatch, 8, [])
+    shown.epoch_end(0, [])
+    assert shown.batches == 3
+
+
+def test_labels_that_no_class_has_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The label, the classes and what to do."""
+    with caplog.at_level(logging.WARNING, logger="weftplan"):
+        mx.mod.Module(models.digits("mlp")).fit(batches(np.full(32, 10.0)), num_epoch=2)
+    (record,) = [r for r in caplog.records if "label" in r.getMessage()]
+    assert "a label is 10, but the network has 10 classes" in record.getMessage()
+
+
+def test_a_loss_that_is_no_number_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether or not a metric shows it."""
+    data = np.full((16, 1, 8, 8), np.nan, dtype=np.float32)
+    for metric in ("acc", "ce"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="weftplan"):
+            module = mx.mod.Module(models.digits("mlp"))
+            module.fit(mx.io.NDArrayIter(data, np.zeros(16), 8), eval_metric=metric, num_epoch=2)
+        (record,) = [r for r in caplog.records if "Lower the learning rate" in r.getMessage()]
+        assert record.getMessage().startswith("epoch 0, batch 0: ")
+
+
+def test_sound_training_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """No false alarm."""
+    with caplog.at_level(logging.WARNING, logger="weftplan"):
+        mx.mod.Module(models.digits("lenet")).fit(batches(), eval_metric=["acc", "ce"], num_epoch=2)
+    assert caplog.records == []

@@ -1,0 +1,122 @@
+"""A recorded run as one self-contained HTML page: a lane for each worker, live bytes, operations by time."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from importlib import resources
+from typing import Any
+
+from weftplan.profiler import provide_page
+from weftplan.profiler.recorder import OperationRecord, Recorder
+
+MOST_SPANS = 40_000
+"""A page shows so many operations, the longest ones."""
+KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "exchange": "exchange of gradients",
+    "update": "optimizer",
+    "copies": "copies",
+    "other": "other operations",
+    "yours": "your own spans",
+}
+
+
+def kind_of(name: str) -> str:
+    """What an operation is for, as its name tells.
+
+    >>> [kind_of(n) for n in ("[conv1,relu1]", "fc1_backward", "sgd_update", "KVStoreReduce", "copy", "add")]
+    ['forward', 'backward', 'update', 'exchange', 'copies', 'other']
+    """
+    if "_backward" in name:
+        return "backward"
+    if name.startswith("KVStore"):
+        return "exchange"
+    if "_update" in name:
+        return "update"
+    if name in ("copy", "CopyTo", "fence"):
+        return "copies"
+    return "forward" if name.startswith("[") else "other"
+
+
+def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
+    """The page as text. It loads nothing from anywhere and needs no network."""
+    records = [OperationRecord._make(record) for record in list(recorder.operations)]
+    shown = sorted(records, key=lambda record: record.start_ns - record.end_ns)[:MOST_SPANS]
+    spans = [user for user in list(recorder.user) if user.kind == "span"]
+    first = min([*(record.start_ns for record in records), *(span.start_ns for span in spans)], default=0)
+    last = max([*(record.end_ns for record in records), *(span.end_ns for span in spans)], default=first)
+    names: dict[str, int] = {}
+    kinds: list[str] = []
+    lanes: dict[str, list[list[float]]] = {}
+
+    def add(lane: str, name: str, kind: str, start: int, end: int, waited: int) -> None:
+        if name not in names:
+            names[name] = len(names)
+            kinds.append(kind)
+        lanes.setdefault(lane, []).append([_us(start - first), _us(end - start), names[name], _us(waited)])
+
+    for span in spans:
+        add(f"yours: {span.thread}", span.name, "yours", span.start_ns, span.end_ns, 0)
+    for record in shown:
+        name = record.name or "operation"
+        lane = record.worker.removeprefix("weftplan ")
+        add(lane, name, kind_of(name), record.start_ns, record.end_ns, record.start_ns - record.push_ns)
+    used = [kind for kind in KINDS if kind in kinds]
+    live: dict[str, int] = {}
+    memory = []
+    for when, context, nbytes in sorted(recorder.memory):
+        live[context] = nbytes
+        if when >= first:
+            memory.append([_us(when - first), sum(live.values())])
+    data = {
+        "end": max(_us(last - first), 1.0),
+        "kinds": [[kind, KINDS[kind]] for kind in used],
+        "names": [[name, used.index(kind)] for name, kind in zip(names, kinds, strict=True)],
+        "lanes": [{"name": lane, "spans": sorted(lanes[lane])} for lane in sorted(lanes)],
+        "memory": memory,
+        "table": _table(records),
+    }
+    parts = {
+        "@TITLE@": html.escape(title),
+        "@STORY@": html.escape(_story(records, last - first, len(shown))).replace(" %", "&nbsp;%"),
+        # "</" would end the script element that holds the data.
+        "@DATA@": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    }
+    page = resources.files("weftplan.report").joinpath("lanes_page.html").read_text(encoding="utf-8")
+    return re.sub("|".join(parts), lambda found: parts[found.group()], page)
+
+
+def _us(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e3, 2)
+
+
+def _table(records: list[OperationRecord]) -> list[list[Any]]:
+    """(operation, runs, µs in all, µs waited in all), the longest first."""
+    found: dict[str, list[Any]] = {}
+    for record in records:
+        row = found.setdefault(record.name or "operation", [record.name or "operation", 0, 0.0, 0.0])
+        row[1] += 1
+        row[2] += (record.end_ns - record.start_ns) / 1e3
+        row[3] += (record.start_ns - record.push_ns) / 1e3
+    return sorted(found.values(), key=lambda row: -row[2])[:200]
+
+
+def _story(records: list[OperationRecord], whole_ns: int, shown: int) -> str:
+    """How busy the workers were, in words."""
+    if not records:
+        return "Nothing was recorded: call mx.profiler.set_state('run') before the work and set_state('stop') after it."
+    busy: dict[str, int] = {}
+    for record in records:
+        busy[record.worker] = busy.get(record.worker, 0) + record.end_ns - record.start_ns
+    worker, most = max(busy.items(), key=lambda pair: pair[1])
+    text = (
+        f"{len(records):,} operations ran on {len(busy)} workers in {whole_ns / 1e6:,.1f} ms. The busiest, "
+        f"{worker.removeprefix('weftplan ')}, worked {100 * most / max(whole_ns, 1):.0f} % of the time."
+    )
+    return text if shown == len(records) else f"{text} The page shows the {shown:,} longest operations."
+
+
+provide_page(lanes_html)

@@ -1,0 +1,133 @@
+"""What a person sees of training: one live line on a terminal, and one line that stays for each epoch.
+
+``fit(progress=True)`` and ``weftplan train`` share it. A file or a pipe gets the lines that stay, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan.device import host_memory
+from weftplan.planner.explain import amount
+
+Pairs = Sequence[tuple[str, float]]
+BAR = 20
+"""Characters of the bar."""
+PERIOD = 0.1
+"""Seconds between two changes of the live line."""
+
+
+def width_of(stream: Any) -> int | None:
+    """Columns of the terminal behind a stream; None for a pipe or a file. ``COLUMNS`` wins, as it does elsewhere."""
+    try:
+        if not stream.isatty():
+            return None
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdigit() and int(given) else os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+class Display:
+    """The progress of training over ``epochs`` epochs of ``batches`` batches (None: learnt from the first epoch).
+
+    Args:
+        memory: says the live bytes.
+        stream: where it goes; None: stdout.
+        silent: show nothing, only count.
+    """
+
+    def __init__(
+        self,
+        epochs: int,
+        batches: int | None = None,
+        *,
+        memory: Callable[[], int] | None = None,
+        stream: Any = None,
+        silent: bool = False,
+    ) -> None:
+        self.epochs = epochs
+        self.batches = batches
+        self.samples = 0
+        self.epoch = 0
+        self._memory = memory
+        self._stream = sys.stdout if stream is None else stream
+        self._silent = silent
+        self._shown_at = 0.0
+        self._live = False
+        self._begin(0.0)
+
+    def _begin(self, now: float) -> None:
+        self._epoch_start = now
+        self._epoch_samples = 0
+        self._seen = 0
+
+    def batch(self, epoch: int, nbatch: int, samples: int, pairs: Pairs) -> None:
+        """A batch has run."""
+        now = time.perf_counter()
+        if not self._seen:
+            # The first batch has no beginning here: its time is not counted, and neither are its samples.
+            self._begin(now)
+        else:
+            self._epoch_samples += samples
+        self._seen = nbatch + 1
+        self.epoch = epoch
+        self.samples += samples
+        width = None if self._silent else width_of(self._stream)
+        if width is None or now - self._shown_at < PERIOD:
+            return
+        self._shown_at = now
+        self._live = True
+        self._write(f"\r\x1b[K{self._line(epoch, nbatch + 1, pairs, now, width - 1)}")
+
+    def epoch_end(self, epoch: int, train: Pairs, validation: Pairs = (), seconds: float | None = None) -> None:
+        """An epoch has ended: its line stays."""
+        self.batches = self.batches or self._seen
+        parts = [f"epoch {epoch + 1}/{self.epochs}"]
+        parts += [f"{name} {value:.4f}" for name, value in train]
+        parts += [f"validation {name} {value:.4f}" for name, value in validation]
+        now = time.perf_counter()
+        if self._epoch_samples:
+            parts.append(f"{self._speed(now):,.0f} samples/s")
+        if seconds is not None:
+            parts.append(f"{seconds:.1f} s")
+        if not self._silent:
+            self.clear()
+            self._write("  ".join(parts) + "\n")
+        self._begin(now)
+
+    def clear(self) -> None:
+        """Wipe the live line, so that something else can be written."""
+        if self._live:
+            self._write("\r\x1b[K")
+            self._live = False
+
+    def _speed(self, now: float) -> float:
+        return self._epoch_samples / max(now - self._epoch_start, 1e-9)
+
+    def _line(self, epoch: int, done: int, pairs: Pairs, now: float, width: int) -> str:
+        """As many parts as the terminal has room for, the most important first."""
+        head = f"epoch {epoch + 1}/{self.epochs}"
+        if self.batches:
+            filled = min(BAR, BAR * done // self.batches)
+            head += f" [{'#' * filled}{'.' * (BAR - filled)}] {done}/{self.batches}"
+        else:
+            head += f" batch {done}"
+        parts = [f"{name} {value:.4f}" for name, value in pairs]
+        parts.append(f"{self._speed(now):,.0f} samples/s")
+        if self._memory is not None:
+            parts.append(f"live {amount(self._memory())}")
+        parts.append(f"process {amount(host_memory.resident())} of {amount(host_memory.memory_info()[1])}")
+        for part in parts:
+            if len(head) + 2 + len(part) > width:
+                break
+            head += f"  {part}"
+        return head[:width]
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
