@@ -28,7 +28,7 @@ from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.passes.cse import eliminate
 from weftplan.planner.passes.gradient import INHERITED, Gradients, add_gradients
-from weftplan.planner.passes.infer import byte_sizes, complete_dtypes, complete_shapes
+from weftplan.planner.passes.infer import byte_sizes, complete_graph
 from weftplan.planner.passes.order import choose_order
 from weftplan.planner.passes.place import place
 from weftplan.planner.workspace import operator_choices, operator_workspaces
@@ -308,7 +308,7 @@ def _collected(
     """Sizes and what operators declare, and the number of forward steps."""
     outputs = graph.outputs[: len(ends.heads)].tolist()
     gradients = graph.outputs[len(ends.heads) :].tolist()
-    sizes = _infer(graph, outputs, ends.head_grads, shapes, dtypes)
+    sizes = complete_graph(graph, outputs, ends.head_grads, shapes, dtypes)
     elements, nbytes = byte_sizes(graph, *sizes)
     steps = np.flatnonzero(~graph.is_variable).tolist()
     contexts = tuple(dict.fromkeys(devices))
@@ -364,34 +364,6 @@ def _home(
         return variable_contexts[variable.name]
     group = next((variable.attrs[key] for key in INHERITED if key in variable.attrs), None)
     return default if group is None else group2ctx.get(group, default)
-
-
-def _infer(
-    graph: IndexedGraph,
-    heads: Sequence[int],
-    head_grads: Sequence[Node],
-    shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, Any],
-) -> tuple[list[Shape], list[DType]]:
-    """Shapes and dtypes of all entries: those of the forward part, whose ``heads`` are given, then those of the rest.
-
-    Head gradients are like their outputs.
-    """
-    # Nodes are numbered from the heads on, so the forward part is the first nodes.
-    forward = max(int(graph.entry_node[e]) for e in heads) + 1
-    if forward == graph.num_nodes:
-        return complete_shapes(graph, shapes), complete_dtypes(graph, dtypes)
-    forward_shapes = complete_shapes(graph, shapes, stop=forward)
-    forward_dtypes = complete_dtypes(graph, dtypes, stop=forward)
-    known_shapes: dict[Any, Any] = dict(shapes)
-    known_dtypes: dict[Any, Any] = dict(dtypes)
-    for e, variable in zip(heads, head_grads, strict=True):
-        known_shapes[variable] = forward_shapes[e]
-        known_dtypes[variable] = forward_dtypes[e]
-    return (
-        complete_shapes(graph, known_shapes, settled=forward_shapes),
-        complete_dtypes(graph, known_dtypes, settled=forward_dtypes),
-    )
 
 
 def _entry_requests(found: Assignment, gradients: Mapping[int, Req]) -> list[Req]:

@@ -67,6 +67,34 @@ def complete_dtypes(
     return dtypes  # type: ignore[return-value]  # every None was refused above
 
 
+def complete_graph(
+    graph: IndexedGraph,
+    heads: Sequence[int],
+    head_grads: Sequence[Node],
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any],
+) -> tuple[list[Shape], list[DType]]:
+    """Shapes and dtypes of all entries: those of the forward part, whose ``heads`` are given, then those of the rest.
+
+    Head gradients are like their outputs.
+    """
+    # Nodes are numbered from the heads on, so the forward part is the first nodes.
+    forward = max(int(graph.entry_node[e]) for e in heads) + 1
+    if forward == graph.num_nodes:
+        return complete_shapes(graph, shapes), complete_dtypes(graph, dtypes)
+    forward_shapes = complete_shapes(graph, shapes, stop=forward)
+    forward_dtypes = complete_dtypes(graph, dtypes, stop=forward)
+    known_shapes: dict[Any, Any] = dict(shapes)
+    known_dtypes: dict[Any, Any] = dict(dtypes)
+    for e, variable in zip(heads, head_grads, strict=True):
+        known_shapes[variable] = forward_shapes[e]
+        known_dtypes[variable] = forward_dtypes[e]
+    return (
+        complete_shapes(graph, known_shapes, settled=forward_shapes),
+        complete_dtypes(graph, known_dtypes, settled=forward_dtypes),
+    )
+
+
 def _first(graph: IndexedGraph, stop: int | None) -> tuple[list[Node], list[int], list[list[int]]]:
     """Nodes, rows and inputs of the first ``stop`` nodes."""
     if stop is None:
