@@ -16,9 +16,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from weftplan.engine.core import Engine
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+
+_MOST_KNOWN = 4096
 
 
 class Grid:
@@ -57,14 +61,26 @@ class Grid:
         self._address = address(array)
         self._span = span
         self.vars: list[Var] = []
+        self._known: dict[tuple[Any, ...], tuple[list[Var], bool]] = {}
+        """Answers, by where the view lies: iterations ask the same again and again."""
         self.move(engine)
 
     def move(self, engine: Engine) -> None:
         """New vars, of another engine; the old ones are idle."""
         self.vars = [engine.new_variable() for _ in range(math.prod(self.shape))]
+        self._known.clear()
 
     def touched(self, view: Any) -> tuple[list[Var], bool]:
         """The vars of the tiles that a view of the same buffer touches, and whether it also reaches beyond them."""
+        key = address(view), view.shape, view.strides, view.itemsize
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = self._look(view)
+        return found
+
+    def _look(self, view: Any) -> tuple[list[Var], bool]:
         if not view.size:
             return [], False
         low, high = bounds(view)
@@ -157,8 +173,9 @@ class Tiles:
 
 def address(array: Any) -> int:
     """Of the first element."""
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return int(interface["data"][0])
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.__cuda_array_interface__["data"][0])
 
 
 def bounds(array: Any) -> tuple[int, int]:
