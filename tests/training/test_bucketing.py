@@ -160,3 +160,26 @@ def test_misuse():
     with pytest.raises(BindError, match=r"bucket 2 has parameters \['fc2_weight', 'fc2_bias'\]"):
         other.switch_bucket(2, [("data", (2, 3))])
     assert other.bucket_key == 1
+
+
+def test_a_checkpoint_of_buckets(tmp_path):
+    """Parameters, every network and the keys are written as MXNet does, and a module loaded from them goes on."""
+    module = ready()
+    for batch in Sentences().batches[:3]:
+        module.forward_backward(batch)
+        module.update()
+    prefix = tmp_path / "words"
+    assert module.save_checkpoint(prefix, 3) == tmp_path / "words-0003.params"
+    assert sorted(mx.nd.load(str(tmp_path / "words.buckets"))[0].asnumpy().tolist()) == sorted(LENGTHS)
+    for length in LENGTHS:
+        assert mx.sym.load(tmp_path / f"words-{length}-symbol.json").list_outputs() == ["softmax_output"]
+    again = mx.mod.BucketingModule.load(prefix, 3, sym_gen=network, default_bucket_key=max(LENGTHS))
+    again.bind(Sentences().provide_data, Sentences().provide_label)
+    for name, value in module.get_params()[0].items():
+        np.testing.assert_array_equal(again.get_params()[0][name].asnumpy(), value.asnumpy())
+    batch = Sentences().batches[1]
+    for one in (module, again):
+        one.forward(batch, is_train=False)
+    np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), again.get_outputs()[0].asnumpy())
+    with pytest.raises(BindError, match="sym_gen and default_bucket_key"):
+        mx.mod.BucketingModule.load(prefix, 3)

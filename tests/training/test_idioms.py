@@ -72,7 +72,7 @@ def test_mxnets_order_of_settings(caplog):
     ("settings", "words"),
     [
         ({"work_load_list": [1, 2]}, r"equal shares \(or None\).* got \[1, 2\]"),
-        ({"state_names": ["h"]}, r"name \['h'\] among data_names"),
+        ({"state_names": ["h"]}, r"state_names \['h'\] are no arguments"),
         ({"group2ctxs": [{}, {}]}, "a list of one for each of the 1 contexts"),
         ({"group2ctxs": [mx.cpu(1)]}, "must be a dictionary from groups to contexts"),
     ],

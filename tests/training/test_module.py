@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.errors import BindError, MXNetError, ShapeError
+from weftplan.errors import BindError, MXNetError, ParameterError, ShapeError
 from weftplan.training.io import DataBatch, NDArrayIter
 from weftplan.training.module import Module
 
@@ -230,3 +230,28 @@ def test_a_kvstore_that_is_none_of_its_kind():
     """A number is no store."""
     with pytest.raises(MXNetError, match="kvstore must be a name such as 'device', a store or None, got 3"):
         fit([mx.cpu(0)], kvstore=3)
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_states_stay_from_batch_to_batch(contexts):
+    """State arguments are neither fed nor parameters: zeros at first, then what set_states gives them."""
+    state = mx.sym.Variable("state")
+    new = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc") + state
+    module = mx.mod.Module(new, label_names=None, state_names=["state"], context=[mx.cpu(i) for i in range(contexts)])
+    module.bind([("data", (4, 3))], for_training=False)
+    module.init_params(mx.init.One())
+    assert module.param_names == ["fc_weight", "fc_bias"]
+    batch = mx.io.DataBatch([mx.nd.zeros((4, 3))])
+    results = []
+    for _ in range(3):
+        module.forward(batch)
+        results.append(module.get_outputs()[0].asnumpy())
+        module.set_states(states=module.get_outputs(merge_multi_context=False))
+    bias = module.get_params()[0]["fc_bias"].asnumpy()
+    for k, result in enumerate(results):
+        np.testing.assert_allclose(result, np.tile(bias * (k + 1), (4, 1)))
+    module.set_states(value=7)
+    np.testing.assert_array_equal(module.get_states()[0].asnumpy(), np.full((4, 2), 7))
+    assert len(module.get_states(merge_multi_context=False)[0]) == contexts
+    with pytest.raises(ParameterError, match="either states or value"):
+        module.set_states()

@@ -7,14 +7,20 @@ is overwritten by the next one that runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from weftplan.errors import BindError, MXNetError
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.errors import BindError, MXNetError, listed
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
 from weftplan.training.base_module import BaseModule, Params
+from weftplan.training.checkpoint import load_params, params_path, write_params
 from weftplan.training.executor_group import GradReq
 from weftplan.training.initializer import Initializer
 from weftplan.training.io import DataBatch, DataDesc
@@ -53,6 +59,52 @@ class BucketingModule(BaseModule):
         with NameManager():
             symbol, data_names, label_names = self._sym_gen(key)
         return Module(symbol, data_names, label_names, **self._settings)
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int) -> Path:
+        """Write the parameters, the network of each bucket (``<prefix>-<key>-symbol.json``) and their keys
+        (``<prefix>.buckets``); returns the parameter file's path.
+
+        Raises:
+            BindError: a key that is no whole number, which the file of keys cannot hold.
+        """
+        self._need("save_checkpoint", binded=True, params=True)
+        strange = [key for key in self._buckets if not isinstance(key, (int, np.integer)) or isinstance(key, bool)]
+        if strange:
+            raise BindError(f"save_checkpoint: the keys of buckets must be whole numbers, got {listed(strange)}")
+        name = os.fsdecode(prefix)
+        for key, module in self._buckets.items():
+            module.symbol.save(f"{name}-{key}-symbol.json")
+        path = params_path(prefix, epoch)
+        write_params(path, *self.get_params())
+        nd.save(f"{name}.buckets", [nd.array(list(self._buckets), dtype="int32")])
+        return path
+
+    @staticmethod
+    def load(
+        prefix: str | os.PathLike[str],
+        epoch: int,
+        sym_gen: SymbolGenerator | None = None,
+        default_bucket_key: Any = None,
+        **settings: Any,
+    ) -> BucketingModule:
+        """A module with the parameters of a checkpoint, which are assigned at bind; the networks are ``sym_gen``'s.
+
+        Raises:
+            BindError: no ``sym_gen``, or no ``default_bucket_key``.
+            FormatError: the files are damaged.
+        """
+        if sym_gen is None or default_bucket_key is None:
+            raise BindError("BucketingModule.load needs sym_gen and default_bucket_key, as the constructor does")
+        made = BucketingModule(sym_gen, default_bucket_key, **settings)
+        made._default._arg_params, made._default._aux_params = load_params(prefix, epoch)
+        return made
+
+    @property
+    def _default_bucket_key(self) -> Any:
+        """The key of the default bucket, under the name that scripts know."""
+        return self.default_bucket_key
 
     @property
     def _curr_module(self) -> Module:
@@ -129,6 +181,7 @@ class BucketingModule(BaseModule):
         self._default.bind(data_shapes, label_shapes, force_rebind=True, **self._bind_options)
         self._use(self.default_bucket_key, self._default)
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
+        self.params_initialized = self._default.params_initialized
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Go on with the network of this key; at its first use it is bound for these shapes.

@@ -70,6 +70,7 @@ class ExecutorGroup:
         shared_group: executors whose planned memory and parameters are used again (other batch size).
         group2ctxs: for each context where the nodes of each group run.
         share: what a memory budget leaves to each executor.
+        state_names: arguments that are neither fed nor trained, and zeros at first.
 
     Raises:
         BudgetError: an executor does not fit its share.
@@ -90,6 +91,7 @@ class ExecutorGroup:
         shared_group: ExecutorGroup | None = None,
         group2ctxs: Sequence[Mapping[str, Context]] | None = None,
         share: Share | None = None,
+        state_names: Sequence[str] = (),
     ) -> None:
         if len(set(contexts)) != len(contexts):
             raise BindError(f"a context may occur only once, got {list(contexts)}")
@@ -140,6 +142,8 @@ class ExecutorGroup:
             [e.grad_dict[name] for e in self.executors] if wanted[name] != "null" else None for name in self.param_names
         ]
         self.aux_arrays = [[e.aux_dict[name] for e in self.executors] for name in self.aux_names]
+        self.state_arrays = [[e.arg_dict[name] for e in self.executors] for name in state_names]
+        self.set_states(value=0)
 
     @property
     def execs(self) -> list[Executor]:
@@ -206,6 +210,21 @@ class ExecutorGroup:
     def merged_input_grads(self) -> list[NDArray]:
         """Gradients of the data arrays for the whole batch."""
         return [_merge([e.grad_dict[d.name] for e in self.executors], d.batch_axis) for d in self.data_shapes]
+
+    def merged_states(self) -> list[NDArray]:
+        """Each state of the whole batch, whose samples are axis 0."""
+        return [_merge(parts, 0) for parts in self.state_arrays]
+
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+        """Give the states values: all the same number, or for each state a list with one array per context."""
+        if states is None:
+            for parts in self.state_arrays:
+                for part in parts:
+                    part[:] = value
+            return
+        for parts, values in zip(self.state_arrays, states, strict=True):
+            for part, source in zip(parts, values, strict=True):
+                source.copyto(part)
 
     def set_params(self, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]) -> None:
         """Copy parameters and auxiliary states to every context."""

@@ -53,7 +53,8 @@ class Module(BaseModule):
         context: one context or a list; the batch is split over a list. Default: the current context.
         work_load_list: shares of the batch; only equal ones.
         fixed_param_names: parameters that are not trained.
-        state_names: not supported; name states among the data.
+        state_names: arguments that are neither fed nor trained, such as the first states of recurrent cells: zeros,
+            until :meth:`set_states` gives them values.
         group2ctxs: where the nodes of each ``ctx_group`` run: a dictionary, or one for each context.
         compression_params: for ``set_gradient_compression`` of the kvstore.
         memory_budget: most bytes that training may take, such as ``"2GB"`` or ``"80%"`` of the device's memory:
@@ -84,7 +85,7 @@ class Module(BaseModule):
                 f"Module needs a Symbol (mx.sym.load opens a file), got {type(symbol).__name__}: {symbol!r}"
             )
         self.contexts = context_list(context)
-        refuse_shares(work_load_list, state_names)
+        refuse_shares(work_load_list)
         self._group2ctxs = places(group2ctxs, len(self.contexts))
         self._compression_params = compression_params
         arguments = symbol.list_arguments()
@@ -99,7 +100,11 @@ class Module(BaseModule):
         if missing:
             raise BindError(f"data_names {missing} are no arguments of the symbol; it has {arguments}")
         self.fixed_param_names = name_list(fixed_param_names, "fixed_param_names")
-        inputs = {*self.data_names, *self.label_names}
+        self.state_names = name_list(state_names, "state_names")
+        strange = [name for name in self.state_names if name not in arguments]
+        if strange:
+            raise BindError(f"state_names {strange} are no arguments of the symbol; it has {arguments}")
+        inputs = {*self.data_names, *self.label_names, *self.state_names}
         self.param_names = [name for name in arguments if name not in inputs]
         unknown = [name for name in self.fixed_param_names if name not in self.param_names]
         if unknown:
@@ -221,6 +226,7 @@ class Module(BaseModule):
             shared_group=shared,
             group2ctxs=self._group2ctxs,
             share=self._share(data, label),
+            state_names=self.state_names,
             **self._bind_options,
         )
 
@@ -538,6 +544,24 @@ class Module(BaseModule):
         if not self._bind_options.get("inputs_need_grad"):
             raise MXNetError("get_input_grads: bind with inputs_need_grad=True")
         return self.group.merged_input_grads()
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """The states: of the whole batch, or per state a list with one array per context."""
+        self._need("get_states", binded=True, params=True)
+        return self.group.merged_states() if merge_multi_context else self.group.state_arrays
+
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
+        """Give all states one ``value``, or each the arrays that ``get_outputs(merge_multi_context=False)`` gives.
+
+        Raises:
+            ParameterError: both, or neither; or another number of ``states`` than the module has.
+        """
+        self._need("set_states", binded=True, params=True)
+        if (states is None) == (value is None):
+            raise ParameterError("set_states: give either states or value")
+        if states is not None and len(states) != len(self.state_names):
+            raise ParameterError(f"set_states: {len(states)} states given, there are {self.state_names}")
+        self.group.set_states(states, value)
 
     def update_metric(self, eval_metric: EvalMetric, labels: Sequence[NDArray], pad: int = 0) -> None:
         samples = self.group.batch_size

@@ -86,14 +86,12 @@ def named_as(descs: list[DataDesc], names: Sequence[str], what: str) -> list[Dat
     return descs
 
 
-def refuse_shares(work_load_list: Sequence[float] | None, state_names: Sequence[str] | None) -> None:
+def refuse_shares(work_load_list: Sequence[float] | None) -> None:
     """Raise BindError for settings of MXNet's Module that would change what it computes, and are not supported."""
     if work_load_list is not None and len(set(work_load_list)) > 1:
         raise BindError(
             f"work_load_list must be equal shares (or None): contexts get equal parts, got {work_load_list}"
         )
-    if state_names:
-        raise BindError(f"state_names are not supported: name {list(state_names)} among data_names, and feed them")
 
 
 def places(
