@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import product
 from typing import Any
 
@@ -225,3 +226,27 @@ def test_code_for_avx512_compiles():
     for scalar in ("float", "double"):
         text = ir.module(product_module.functions(scalar, target), target.bits)
         assert jit.compiled(text, target)
+
+
+def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The array of loops and addresses is not freed before the call: another thread would write over it."""
+    taken: list[weakref.ref[Any]] = []
+    original = dense.address
+
+    def address(array: Any) -> int:
+        taken.append(weakref.ref(array))
+        return original(array)
+
+    def call(place: int) -> None:
+        assert all(one() is not None for one in taken)
+
+    monkeypatch.setattr(dense, "address", address)
+    monkeypatch.setattr(dense, "entries", lambda *_: {"gather": call, "weights": call})
+    three, none = (3, 3), (0, 0)
+    s = sizes.sizes(geometry((1, 2, 6, 6), 4, three, (1, 1), (1, 1), none, (4, 4), 1, np.dtype(np.float32), 1024))
+    array = np.zeros(4096, np.float32)
+    for work in (dense.forward, dense.data_gradient, dense.weight_gradient):
+        taken.clear()
+        inputs = (array, array, None, array) if work is dense.forward else (array, array, array)
+        work(s, *inputs, array, array)
+        assert taken

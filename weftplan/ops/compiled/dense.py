@@ -41,7 +41,8 @@ def _run(
     """Call a compiled function with a plan of loops, in which the addresses of ``arrays`` (0 for None) are filled."""
     target = _target(target)
     places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
-    entries(dtype, target)[entry](address(make(s, target.lanes(s.itemsize)).filled(**places)))
+    words = make(s, target.lanes(s.itemsize)).filled(**places)  # has a name, since it must live as long as the call
+    entries(dtype, target)[entry](address(words))
 
 
 def forward(
