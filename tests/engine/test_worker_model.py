@@ -264,8 +264,16 @@ def test_no_operation_waits_for_a_long_one_while_a_worker_is_free(setting):
         (Setting(1, ((0, 0),), asleep=1, change="waking is set after the release"), "stays behind"),
         (Setting(1, ((0, 0),), (1,), 1, "the seat is given back after the last look"), "stays behind"),
         (Setting(1, ((0, 0),), (1,), 1, "look at the seat before waking is cleared"), "2 run at once"),
-        (Setting(1, ((0, 0, 0),), (1,), 1, "no look at the seat when out of idle again"), "2 run at once"),
-        (Setting(1, ((0, 0, 0),), (1,), 1, "waking is set before a sleeper is found"), "2 run at once"),
+        pytest.param(
+            Setting(1, ((0, 0, 0),), (1,), 1, "no look at the seat when out of idle again"),
+            "2 run at once",
+            marks=pytest.mark.stress,
+        ),
+        pytest.param(
+            Setting(1, ((0, 0, 0),), (1,), 1, "waking is set before a sleeper is found"),
+            "2 run at once",
+            marks=pytest.mark.stress,
+        ),
     ],
     ids=str,
 )
