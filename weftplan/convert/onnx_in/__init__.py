@@ -1,0 +1,140 @@
+"""An ONNX model as a symbol and its parameters: one function per operator of ONNX.
+
+Initializers that layers use become parameters. What can be computed from constants is computed while reading: models
+exported from other frameworks work out their shapes that way. Where an ONNX operator needs a shape that ours does not,
+it is inferred from the inputs' shapes, which the file (or the caller) gives.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import weftplan.convert.onnx_in.constants
+import weftplan.convert.onnx_in.elements
+import weftplan.convert.onnx_in.layers
+import weftplan.convert.onnx_in.shapes  # noqa: F401 - they fill the tables
+from weftplan import ndarray as nd
+from weftplan import symbol as sym
+from weftplan.convert.library import onnx_module
+from weftplan.convert.onnx_in.call import FOLDS, RULES, Call, Model
+from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
+from weftplan.ndarray import NDArray
+from weftplan.ops.schema import Shape
+from weftplan.symbol import Symbol
+
+Params = dict[str, NDArray]
+
+
+def import_model(
+    path: str | os.PathLike[str], shapes: Mapping[str, Shape] | None = None
+) -> tuple[Symbol, Params, Params]:
+    """(symbol, arg_params, aux_params) of an ONNX file.
+
+    Args:
+        shapes: shapes of inputs, where the file leaves them open (an open first dimension is 1).
+
+    Raises:
+        FormatError: the file is damaged, or no ONNX model.
+        UnknownOperatorError: operators that are not read; names all of them.
+        MXNetError: ``onnx`` is not installed.
+    """
+    onnx = onnx_module()
+    where = os.fspath(path)
+    with open(path, "rb") as file:
+        content = file.read()
+    if content.startswith(b"version https://git-lfs"):
+        raise FormatError(f"{where}: it is a pointer of Git LFS: run `git lfs pull` there")
+    try:
+        model = onnx.load_model_from_string(content)
+        opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0)
+        if not model.graph.node and not model.graph.output:
+            raise FormatError(f"{where}: no ONNX model: it has no nodes and no outputs")
+    except FormatError:
+        raise
+    except Exception as error:  # protobuf's own classes, which differ between its versions
+        raise FormatError(f"{where}: no ONNX model, or a damaged one: {error}") from error
+    try:
+        return _read(onnx, model.graph, shapes or {}, opset, where)
+    except MXNetError:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
+        raise FormatError(f"{where}: damaged, or beyond what is read: {error}") from error
+
+
+def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where: str) -> tuple[Symbol, Params, Params]:
+    lost: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type not in RULES and node.op_type not in FOLDS:
+            lost[node.op_type] = lost.get(node.op_type, 0) + 1
+    if lost:
+        names = ", ".join(f"{name} ({count})" for name, count in lost.items())
+        raise UnknownOperatorError(f"{where}: {len(lost)} operator(s) of ONNX are not read: {names}")
+    constants = {tensor.name: _tensor(onnx, tensor, where) for tensor in graph.initializer}
+    found = Model({}, opset, where)
+    for value in graph.input:
+        if value.name in constants:
+            continue
+        dims = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim]
+        shape = tuple(shapes.get(value.name, (1, *dims[1:]) if dims and not dims[0] else dims))
+        if shape and 0 not in shape:
+            found.shapes[value.name] = shape
+        kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        found.values[value.name] = sym.Variable(value.name, dtype=kind if kind != np.float64 else np.float32)
+    found.values.update(constants)
+    for node in graph.node:
+        attrs = {one.name: _attribute(onnx, one, where) for one in node.attribute}
+        call = Call(found, node, attrs)
+        for name in node.input:
+            if name and name not in found.values:
+                raise call.refuse(f"its input {name!r} comes from nowhere")
+        made = _fold(call)
+        if made is None:
+            if node.op_type not in RULES:
+                raise call.refuse("it is read only where its inputs are constants")
+            made = RULES[node.op_type](call)
+        several = made if isinstance(made, (list, tuple)) else [made]
+        found.values.update(zip(node.output, several, strict=False))
+    heads = []
+    for output in graph.output:
+        value = found.values.get(output.name)
+        if value is None:
+            raise FormatError(f"{where}: output {output.name!r} comes from nowhere")
+        heads.append(value if isinstance(value, Symbol) else found.parameter(output.name, value))
+    symbol = heads[0] if len(heads) == 1 else sym.Group(heads)
+    used = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
+    return (
+        symbol,
+        {key: nd.array(value, dtype=value.dtype) for key, value in found.args.items() if key in used},
+        {key: nd.array(value, dtype=value.dtype) for key, value in found.aux.items() if key in used},
+    )
+
+
+def _tensor(onnx: Any, tensor: Any, where: str) -> Any:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise FormatError(f"{where}: {tensor.name!r} lies in another file; save the model as one file")
+    if any(dim < 0 for dim in tensor.dims) or math.prod(tensor.dims) > max(8 * tensor.ByteSize(), 8):
+        raise FormatError(f"{where}: damaged: {tensor.name!r} has shape {list(tensor.dims)} and fewer bytes")
+    return onnx.numpy_helper.to_array(tensor)
+
+
+def _attribute(onnx: Any, attribute: Any, where: str) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return _tensor(onnx, value, where) if isinstance(value, onnx.TensorProto) else value
+
+
+def _fold(call: Call) -> Any:
+    """The value of a node whose inputs are known, or None."""
+    fold = FOLDS.get(call.op)
+    if fold is None:
+        return None
+    if call.op == "Shape":
+        dims = np.array(call.shape(), np.int64)
+        return dims[call.get("start", 0) : call.get("end")]
+    return fold(call, call.inputs) if call.is_constant() else None

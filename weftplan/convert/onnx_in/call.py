@@ -1,0 +1,145 @@
+"""What reading an ONNX model is made of: what is read so far, one node with its attributes, and the tables of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from weftplan import symbol as sym
+from weftplan.errors import FormatError, MXNetError, ShapeError
+from weftplan.ops.rules import is_known
+from weftplan.ops.schema import Shape
+from weftplan.symbol import Symbol
+
+Value = Any
+"""What an ONNX name stands for: a Symbol, or a NumPy array that is known while reading."""
+
+
+class Model:
+    """What is read so far."""
+
+    def __init__(self, shapes: Mapping[str, Shape], opset: int, where: str) -> None:
+        self.shapes: dict[str, Shape] = dict(shapes)
+        self.opset = opset
+        self.where = where
+        self.values: dict[str, Value] = {"": None}
+        self.args: dict[str, Any] = {}
+        self.aux: dict[str, Any] = {}
+        self.made: dict[tuple[int, str], Symbol] = {}
+
+    def parameter(self, name: str, values: Any, *, state: bool = False) -> Symbol:
+        """A variable that holds ``values``."""
+        label, count = name, 1
+        table = self.aux if state else self.args
+        while label in self.args or label in self.aux or label in self.shapes:
+            label, count = f"{name}_{count}", count + 1
+        table[label] = np.ascontiguousarray(values)
+        return sym.Variable(label, shape=np.shape(values), dtype=np.asarray(values).dtype)
+
+    def shape(self, value: Value) -> Shape:
+        """The shape of a value; raises ShapeError where it is not known."""
+        if not isinstance(value, Symbol):
+            return np.shape(value)
+        known = {**self.shapes, **{key: np.shape(array) for key, array in self.args.items()}}
+        names = set(value.list_arguments())
+        _, outputs, _ = value.infer_shape_partial(**{key: shape for key, shape in known.items() if key in names})
+        if not is_known(outputs[0]):
+            raise ShapeError(f"{self.where}: the shape of {value.name!r} is not known; give the shapes of the inputs")
+        shape: Shape = tuple(outputs[0])  # type: ignore[arg-type]
+        return shape
+
+
+class Call:
+    """One node: what its function may ask."""
+
+    def __init__(self, model: Model, node: Any, attrs: dict[str, Any]) -> None:
+        self.model = model
+        self.op = node.op_type
+        self.name = node.name or (node.output[0] if node.output else node.op_type)
+        self.inputs: list[Any] = [model.values.get(name) for name in node.input]
+        self.names = list(node.input)
+        self.outputs = len(node.output)
+        self.attrs = attrs
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.attrs.get(key, default)
+
+    def has(self, k: int) -> bool:
+        """Whether input ``k`` is there."""
+        return k < len(self.inputs) and self.inputs[k] is not None
+
+    def symbol(self, k: int = 0) -> Symbol:
+        """Input ``k`` as a symbol; a constant becomes a parameter, one for all its readers."""
+        value = self.inputs[k] if k < len(self.inputs) else None
+        if value is None:
+            raise self.refuse(f"input {k} is missing")
+        if isinstance(value, Symbol):
+            return value
+        key = (id(value), self.names[k])
+        found = self.model.made.get(key)
+        if found is None:
+            found = self.model.made[key] = self.model.parameter(self.names[k], as_parameter(value))
+        return found
+
+    def own(self, k: int, values: Any = None, *, state: bool = False) -> Symbol:
+        """Input ``k``, a constant, as a parameter of this node (``values``: changed)."""
+        values = self.constant(k) if values is None else values
+        if np.size(values) == 0:
+            raise self.refuse(f"input {k} has no elements")
+        return self.model.parameter(self.names[k], as_parameter(values), state=state)
+
+    def constant(self, k: int) -> Any:
+        """Input ``k``, which must be known while reading."""
+        value = self.inputs[k] if k < len(self.inputs) else None
+        if value is None or isinstance(value, Symbol):
+            raise self.refuse(f"input {k} ({self.names[k] if k < len(self.names) else 'missing'}) must be a constant")
+        return value
+
+    def numbers(self, k: int, attribute: str) -> list[int] | None:
+        """Whole numbers from input ``k`` (newer files) or an attribute (older ones)."""
+        if self.has(k):
+            return [int(number) for number in np.reshape(self.constant(k), -1)]
+        found = self.get(attribute)
+        return None if found is None else [int(number) for number in ([found] if isinstance(found, int) else found)]
+
+    def is_constant(self) -> bool:
+        """All inputs are known while reading."""
+        return all(not isinstance(value, Symbol) for value in self.inputs)
+
+    def shape(self, k: int = 0) -> Shape:
+        """The shape of input ``k``."""
+        return self.model.shape(self.inputs[k])
+
+    def refuse(self, why: str) -> MXNetError:
+        """The error for a node that cannot be read."""
+        return FormatError(f"{self.model.where}: node {self.name!r} ({self.op}): {why}")
+
+    def make(self, op: str, *inputs: Symbol, **params: Any) -> Symbol:
+        """A node of ours."""
+        made: Symbol = getattr(sym, op)(*inputs, **params)
+        return made
+
+
+def as_parameter(values: Any) -> Any:
+    """A parameter's values: float64 counts as float32, as it does for constants in scripts."""
+    array = np.asarray(values)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+Rule = Callable[[Call], Any]
+RULES: dict[str, Rule] = {}
+FOLDS: dict[str, Callable[[Call, list[Any]], Any]] = {}
+"""How nodes all of whose inputs are known are computed while reading."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Decorator: this function reads these operators; it gives a symbol, or one for each output."""
+
+    def note(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return note

@@ -1,0 +1,106 @@
+"""Operators that work element by element, and softmax, from ONNX."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from weftplan import symbol as sym
+from weftplan.convert.library import onnx_module
+from weftplan.convert.onnx_in.call import Call, rule
+from weftplan.symbol import Symbol
+
+_BINARY = {"Add": ("add", "_plus_scalar", "_plus_scalar"), "Sub": ("sub", "_minus_scalar", "_rminus_scalar"),
+           "Mul": ("mul", "_mul_scalar", "_mul_scalar"), "Div": ("div", "_div_scalar", "_rdiv_scalar"),
+           "Pow": ("power", "_power_scalar", "_rpower_scalar")}  # fmt: skip
+
+
+@rule(*_BINARY)
+def _binary(call: Call) -> Symbol:
+    name, right, left = _BINARY[call.op]
+    for k, op in ((1, right), (0, left)):
+        if not isinstance(call.inputs[k], Symbol) and np.size(call.inputs[k]) == 1:
+            number = float(np.reshape(call.inputs[k], -1)[0])
+            made: Symbol = getattr(sym, op)(call.symbol(1 - k), scalar=number)
+            return made
+    return call.make(f"broadcast_{name}", call.symbol(), call.symbol(1))
+
+
+@rule("Sum", "Max", "Min", "Mean")
+def _several(call: Call) -> Symbol:
+    parts = [call.symbol(k) for k in range(len(call.inputs))]
+    name = {"Sum": "add", "Mean": "add", "Max": "maximum", "Min": "minimum"}[call.op]
+    made = parts[0]
+    for part in parts[1:]:
+        made = call.make(f"broadcast_{name}", made, part)
+    return made / len(parts) if call.op == "Mean" else made
+
+
+_UNARY = {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
+          "Abs": "abs", "Neg": "negative", "Floor": "floor", "Ceil": "ceil", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+          "Erf": "erf", "Asin": "arcsin", "Acos": "arccos", "Atan": "arctan", "Sinh": "sinh", "Cosh": "cosh",
+          "Reciprocal": "reciprocal", "Softsign": "softsign", "Sign": "sign", "Identity": "identity"}  # fmt: skip
+
+
+@rule(*_UNARY)
+def _unary(call: Call) -> Symbol:
+    return call.make(_UNARY[call.op], call.symbol())
+
+
+@rule("Softplus")
+def _softplus(call: Call) -> Symbol:
+    return call.make("Activation", call.symbol(), act_type="softrelu")
+
+
+@rule("LeakyRelu", "Elu", "Selu")
+def _leaky(call: Call) -> Symbol:
+    kind = {"LeakyRelu": "leaky", "Elu": "elu", "Selu": "selu"}[call.op]
+    slope = call.get("alpha", 0.01 if kind == "leaky" else 1.0)
+    return call.make("LeakyReLU", call.symbol(), act_type=kind, **({} if kind == "selu" else {"slope": slope}))
+
+
+@rule("PRelu")
+def _prelu(call: Call) -> Symbol:
+    slope = call.constant(1)
+    if np.size(slope) not in (1, np.shape(slope)[0] if np.ndim(slope) else 1):
+        raise call.refuse(f"slopes of shape {np.shape(slope)} are not read, only one for each channel")
+    return call.make("LeakyReLU", call.symbol(), call.own(1, np.reshape(slope, -1)), act_type="prelu")
+
+
+@rule("HardSigmoid")
+def _hard_sigmoid(call: Call) -> Symbol:
+    return call.make("hard_sigmoid", call.symbol(), alpha=call.get("alpha", 0.2), beta=call.get("beta", 0.5))
+
+
+@rule("Clip")
+def _clip(call: Call) -> Symbol:
+    bounds = []
+    for k, key, default in ((1, "min", -math.inf), (2, "max", math.inf)):
+        bounds.append(float(np.reshape(call.constant(k), -1)[0]) if call.has(k) else float(call.get(key, default)))
+    return call.make("clip", call.symbol(), a_min=bounds[0], a_max=bounds[1])
+
+
+@rule("Softmax", "LogSoftmax")
+def _softmax(call: Call) -> Symbol:
+    op = "softmax" if call.op == "Softmax" else "log_softmax"
+    axis = call.get("axis", -1 if call.model.opset >= 13 else 1)
+    shape = call.shape()
+    if call.model.opset >= 13 or axis % len(shape) == len(shape) - 1:
+        return call.make(op, call.symbol(), axis=axis)
+    rows = math.prod(shape[: axis % len(shape)])
+    flat = call.make(op, call.make("reshape", call.symbol(), shape=(rows, -1)), axis=-1)
+    return call.make("reshape", flat, shape=shape)
+
+
+@rule("Cast")
+def _cast(call: Call) -> Symbol:
+    kind = onnx_module().helper.tensor_dtype_to_np_dtype(call.get("to"))
+    return call.make("Cast", call.symbol(), dtype="float32" if kind == np.float64 else np.dtype(kind).name)
+
+
+@rule("Dropout")
+def _dropout(call: Call) -> list[Symbol]:
+    ratio = float(np.reshape(call.constant(1), -1)[0]) if call.has(1) else call.get("ratio", 0.5)
+    made = call.make("Dropout", call.symbol(), p=ratio)
+    return [made[0]]

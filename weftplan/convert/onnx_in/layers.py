@@ -1,0 +1,174 @@
+"""Layers with parameters, pooling and products, from ONNX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.convert.onnx_in.call import Call, rule
+from weftplan.symbol import Symbol
+
+
+def _pads(call: Call, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    """Padding before each axis, then behind each."""
+    kind = call.get("auto_pad", "NOTSET")
+    axes = len(kernel)
+    if kind in ("NOTSET", ""):
+        return list(call.get("pads") or [0] * 2 * axes)
+    if kind == "VALID":
+        return [0] * 2 * axes
+    before, behind = [], []
+    for size, k, stride, dilate in zip(call.shape()[2:], kernel, strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + (k - 1) * dilate + 1 - size, 0)
+        less, more = total // 2, total - total // 2
+        before.append(less if kind == "SAME_UPPER" else more)
+        behind.append(more if kind == "SAME_UPPER" else less)
+    return before + behind
+
+
+def _padded(call: Call, data: Symbol, pads: list[int], value: float) -> tuple[Symbol, tuple[int, ...]]:
+    """The data, and padding that is the same on both sides; other padding is put on first."""
+    axes = len(pads) // 2
+    before, behind = pads[:axes], pads[axes:]
+    if before == behind:
+        return data, tuple(before)
+    if any(number < 0 for number in pads):
+        raise call.refuse(f"pads={pads}: negative ones are not read")
+    return pad_all(call, data, [0, 0, *before], [0, 0, *behind], "constant", value), (0,) * axes
+
+
+def pad_all(call: Call, data: Symbol, before: Sequence[int], behind: Sequence[int], mode: str, value: float) -> Symbol:
+    rank = len(before)
+    if mode not in ("constant", "edge", "reflect") or rank > 5 or any(n < 0 for n in (*before, *behind)):
+        raise call.refuse(f"padding {list(before)} and {list(behind)}, mode {mode}, is not read")
+    shape = call.model.shape(data)
+    inner = 2 if rank >= 3 else 0
+    if any((*before[:inner], *behind[:inner])):
+        raise call.refuse("padding of the first two axes is not read")
+    lifted = data if rank > 3 else call.make("reshape", data, shape=(*shape[:2], *(1,) * (4 - rank), *shape[2:])
+                                             if rank > 2 else (1, 1, *shape))  # fmt: skip
+    zeros = [0] * max(0, 4 - rank)
+    first = [*before[:2], *zeros, *before[2:]] if rank > 2 else [0, 0, *before]
+    last = [*behind[:2], *zeros, *behind[2:]] if rank > 2 else [0, 0, *behind]
+    width = tuple(number for pair in zip(first, last, strict=True) for number in pair)
+    padded = call.make("Pad", lifted, mode=mode, pad_width=width, constant_value=value)
+    if rank > 3:
+        return padded
+    sizes = tuple(size + a + b for size, a, b in zip(shape, before, behind, strict=True))
+    return call.make("reshape", padded, shape=sizes)
+
+
+@rule("Conv", "ConvTranspose")
+def _conv(call: Call) -> Symbol:
+    weight = call.constant(1)
+    axes = weight.ndim - 2
+    kernel = tuple(call.get("kernel_shape") or weight.shape[2:])
+    strides, dilations = tuple(call.get("strides") or (1,) * axes), tuple(call.get("dilations") or (1,) * axes)
+    group, bias = call.get("group", 1), [call.own(2)] if call.has(2) else []
+    shared = {"kernel": kernel, "stride": strides, "dilate": dilations, "num_group": group, "no_bias": not bias}
+    if call.op == "ConvTranspose":
+        if call.get("output_shape") or call.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
+            raise call.refuse("output_shape and auto_pad are not read")
+        pads = list(call.get("pads") or [0] * 2 * axes)
+        if pads[:axes] != pads[axes:]:
+            raise call.refuse(f"pads={pads}: only the same on both sides is read")
+        shared.update(pad=tuple(pads[:axes]), adj=tuple(call.get("output_padding") or (0,) * axes))
+        return call.make(
+            "Deconvolution", call.symbol(), call.own(1), *bias, num_filter=weight.shape[1] * group, **shared
+        )
+    data, pad = _padded(call, call.symbol(), _pads(call, kernel, strides, dilations), 0.0)
+    return call.make("Convolution", data, call.own(1), *bias, num_filter=weight.shape[0], pad=pad, **shared)
+
+
+@rule("MaxPool", "AveragePool", "LpPool")
+def _pool(call: Call) -> Symbol:
+    kernel = tuple(call.get("kernel_shape"))
+    axes = len(kernel)
+    strides, ones = tuple(call.get("strides") or (1,) * axes), (1,) * axes
+    if tuple(call.get("dilations") or ones) != ones or call.outputs > 1:
+        raise call.refuse("dilations and the indices of maxima are not read")
+    counted = call.op != "AveragePool" or bool(call.get("count_include_pad", 0))
+    pads = _pads(call, kernel, strides, ones)
+    uneven = pads[:axes] != pads[axes:]
+    if uneven and not counted:
+        raise call.refuse(f"pads={pads}: an average that leaves padding out needs the same on both sides")
+    data, pad = _padded(call, call.symbol(), pads, -math.inf if call.op == "MaxPool" else 0.0)
+    kind = {"MaxPool": "max", "AveragePool": "avg", "LpPool": "lp"}[call.op]
+    facts: dict[str, Any] = {"p_value": call.get("p", 2)} if kind == "lp" else {}
+    if kind == "avg":
+        facts["count_include_pad"] = counted
+    convention = "full" if call.get("ceil_mode", 0) else "valid"
+    return call.make(
+        "Pooling", data, kernel=kernel, stride=strides, pad=pad, pool_type=kind, pooling_convention=convention, **facts
+    )
+
+
+@rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def _global_pool(call: Call) -> Symbol:
+    kind = {"GlobalAveragePool": "avg", "GlobalMaxPool": "max", "GlobalLpPool": "lp"}[call.op]
+    facts = {"p_value": call.get("p", 2)} if kind == "lp" else {}
+    return call.make("Pooling", call.symbol(), global_pool=True, kernel=(1,) * (len(call.shape()) - 2),
+                     pool_type=kind, **facts)  # fmt: skip
+
+
+@rule("BatchNormalization")
+def _batch_norm(call: Call) -> Symbol:
+    states = [call.own(k, state=True) for k in (3, 4)]
+    made = call.make(
+        "BatchNorm", call.symbol(), call.own(1), call.own(2), *states, fix_gamma=False,
+        eps=call.get("epsilon", 1e-5), momentum=call.get("momentum", 0.9),
+    )  # fmt: skip
+    return made[0]
+
+
+@rule("InstanceNormalization", "LayerNormalization")
+def _norm(call: Call) -> Symbol:
+    data, scale = call.symbol(), call.own(1)
+    shift = call.own(2) if call.has(2) else call.model.parameter(f"{call.name}_beta", np.zeros_like(call.constant(1)))
+    if call.op == "InstanceNormalization":
+        return call.make("InstanceNorm", data, scale, shift, eps=call.get("epsilon", 1e-5))
+    if call.get("axis", -1) not in (-1, len(call.shape()) - 1):
+        raise call.refuse("only the last axis is read")
+    return call.make("LayerNorm", data, scale, shift, eps=call.get("epsilon", 1e-5))[0]
+
+
+@rule("LRN")
+def _lrn(call: Call) -> Symbol:
+    facts = {"alpha": call.get("alpha", 1e-4), "beta": call.get("beta", 0.75), "knorm": call.get("bias", 1.0)}
+    return call.make("LRN", call.symbol(), nsize=call.get("size"), **facts)
+
+
+@rule("Gemm")
+def _gemm(call: Call) -> Symbol:
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    data = call.make("transpose", call.symbol()) if call.get("transA", 0) else call.symbol()
+    if isinstance(call.inputs[1], Symbol):
+        product = call.make("dot", data, call.symbol(1), transpose_b=bool(call.get("transB", 0)))
+        product = product * alpha if alpha != 1 else product
+        return call.make("broadcast_add", product, call.symbol(2) * beta) if call.has(2) else product
+    weight = call.constant(1) * np.float32(alpha) if alpha != 1 else call.constant(1)
+    weight = weight if call.get("transB", 0) else weight.T
+    vector = call.has(2) and not isinstance(call.inputs[2], Symbol) and np.size(call.inputs[2]) == weight.shape[0]
+    bias = [call.own(2, np.reshape(call.constant(2) * np.float32(beta), -1))] if vector else []
+    made = call.make("FullyConnected", data, call.own(1, weight), *bias, num_hidden=weight.shape[0], no_bias=not bias)
+    if call.has(2) and not vector:
+        return call.make("broadcast_add", made, call.symbol(2) * beta)
+    return made
+
+
+@rule("MatMul")
+def _matmul(call: Call) -> Symbol:
+    if not isinstance(call.inputs[1], Symbol) and call.constant(1).ndim == 2:
+        weight = call.constant(1).T
+        return call.make("FullyConnected", call.symbol(), call.own(1, weight), num_hidden=weight.shape[0],
+                         no_bias=True, flatten=False)  # fmt: skip
+    left, right = call.shape(0), call.shape(1)
+    if len(left) == len(right) == 2:
+        return call.make("dot", call.symbol(), call.symbol(1))
+    if len(left) != len(right) or left[:-2] != right[:-2]:
+        raise call.refuse(f"a product of shapes {left} and {right} is not read")
+    flat = [call.make("reshape", call.symbol(k), shape=(-1, *shape[-2:])) for k, shape in enumerate((left, right))]
+    return call.make("reshape", call.make("batch_dot", *flat), shape=(*left[:-1], right[-1]))

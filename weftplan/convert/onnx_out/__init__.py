@@ -1,0 +1,78 @@
+"""A symbol and its parameters as an ONNX model: one function per operator, all shapes fixed.
+
+The graph is that of inference: dropout passes its input on, losses give their outputs. Shapes are inferred first, so an
+operator whose ONNX counterpart wants sizes (Reshape, Split) gets numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import weftplan.convert.onnx_out.elements
+import weftplan.convert.onnx_out.layers
+import weftplan.convert.onnx_out.shapes  # noqa: F401 - they fill the table
+from weftplan.convert.library import onnx_module
+from weftplan.convert.onnx_out.call import RULES, Call, Graph
+from weftplan.errors import ShapeError, UnknownOperatorError, listed
+from weftplan.ops.schema import Shape
+from weftplan.symbol import Symbol, topological_order
+from weftplan.symbol.node import Entry
+
+OPSET = 17
+Arrays = Mapping[str, Any]
+
+
+def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str, Shape], *, name: str = "model") -> Any:
+    """The ONNX model (a ``ModelProto``) of a network for inputs of these shapes.
+
+    Args:
+        args, aux: parameters by name, NDArrays; what is neither here nor a label is an input.
+        shapes: shapes of the inputs.
+
+    Raises:
+        UnknownOperatorError: operators that ONNX models cannot have; names all of them.
+        ShapeError: shapes that are missing or do not fit.
+        MXNetError: parameters of an operator that ONNX has no counterpart for; ``onnx`` is not installed.
+    """
+    onnx = onnx_module()
+    nodes = topological_order(symbol.entries)
+    lost: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.op is not None and node.op.name not in RULES:
+            lost.setdefault(node.op.name, []).append(node.name)
+    if lost:
+        lines = "; ".join(f"{op} ({len(names)}: {', '.join(names[:3])})" for op, names in lost.items())
+        raise UnknownOperatorError(f"convert: no ONNX counterpart is known for {len(lost)} operator(s): {lines}")
+    stored = {key: value.asnumpy() for table in (args, aux) for key, value in table.items()}
+    known = {**{key: value.shape for key, value in stored.items()}, **shapes}
+    graph = Graph(symbol, known, {key: value.dtype for key, value in stored.items()})
+    for node in nodes:
+        if node.op is not None:
+            RULES[node.op.name](Call(graph, node))
+    used = {one for node in graph.nodes for one in node.input}
+    variables = [node for node in nodes if node.op is None]
+    inputs = [node for node in variables if node.name not in stored and node.name in used]
+    unfed = [node.name for node in inputs if node.name not in shapes]
+    if unfed:
+        raise ShapeError(f"convert: {listed(unfed)} are neither parameters nor inputs with a shape")
+    tables = {key: value for key, value in {**stored, **graph.initializers}.items() if key in used}
+
+    def described(label: str, entry: Entry) -> Any:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(graph.dtype(entry))
+        return onnx.helper.make_tensor_value_info(label, kind, list(graph.shape(entry)))
+
+    heads = {graph.name(entry): entry for entry in symbol.entries}
+    made = onnx.helper.make_graph(
+        graph.nodes,
+        name,
+        [described(node.name, Entry(node)) for node in inputs],
+        [described(label, entry) for label, entry in heads.items()],
+        [onnx.numpy_helper.from_array(np.ascontiguousarray(value), key) for key, value in tables.items()],
+    )
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    model = onnx.helper.make_model(made, producer_name="weftplan", opset_imports=opsets, ir_version=8)
+    onnx.checker.check_model(model)
+    return model

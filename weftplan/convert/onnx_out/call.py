@@ -1,0 +1,111 @@
+"""What writing an ONNX model is made of: the graph so far, one node on its way, and the table of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.convert.library import onnx_module
+from weftplan.errors import MXNetError, ShapeError
+from weftplan.ops.schema import Shape
+from weftplan.symbol import Symbol, infer, topological_order
+from weftplan.symbol.node import Entry, Node
+
+
+class Call:
+    """One node on its way: what its function may ask and write."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph = graph
+        self.node = node
+        self.params = node.params
+        self.inputs = [graph.name(entry) for entry in node.inputs]
+        self.outputs = [graph.name(Entry(node, k)) for k in range(node.num_outputs)]
+        self.count = 0
+
+    def shape(self, k: int = 0) -> Shape:
+        """The shape of input ``k``."""
+        return self.graph.shape(self.node.inputs[k])
+
+    def out_shape(self, k: int = 0) -> Shape:
+        """The shape of output ``k``."""
+        return self.graph.shape(Entry(self.node, k))
+
+    def dtype(self, k: int = 0) -> np.dtype[Any]:
+        """The dtype of input ``k``."""
+        return self.graph.dtype(self.node.inputs[k])
+
+    def fresh(self) -> str:
+        """A name for something between."""
+        self.count += 1
+        return f"{self.node.name}__{self.count}"
+
+    def constant(self, values: Any, dtype: Any = None) -> str:
+        """The name of a constant array."""
+        name = self.fresh()
+        self.graph.initializers[name] = np.asarray(values, dtype)
+        return name
+
+    def emit(self, op: str, inputs: Sequence[str], output: str | Sequence[str] | None = None, **attrs: Any) -> str:
+        """An ONNX node; its (first) output. Without ``output`` a new name."""
+        outputs = [output or self.fresh()] if output is None or isinstance(output, str) else list(output)
+        self.graph.emit(op, inputs, outputs, f"{self.node.name}__{op}_{len(self.graph.nodes)}", attrs)
+        return outputs[0]
+
+    def end(self, op: str, inputs: Sequence[str], **attrs: Any) -> None:
+        """An ONNX node whose output is the node's."""
+        self.emit(op, inputs, self.outputs[0], **attrs)
+
+    def refuse(self, why: str) -> MXNetError:
+        """The error for what ONNX, or this table, cannot say."""
+        assert self.node.op is not None
+        return MXNetError(f"convert: operator {self.node.op.name} ({self.node.name!r}): {why}")
+
+
+class Graph:
+    def __init__(self, symbol: Symbol, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any]) -> None:
+        self.all = topological_order(symbol.entries)
+        self.rows = dict(zip(self.all, infer.entry_rows(self.all), strict=False))
+        self.shapes = infer.infer_shapes(self.all, shapes)
+        known = {node: np.dtype(dtypes.get(node.name, np.float32)) for node in self.all if node.op is None}
+        self.dtypes = infer.infer_dtypes(self.all, known)
+        self.nodes: list[Any] = []
+        self.initializers: dict[str, Any] = {}
+        self.taken = {node.name for node in self.all if node.op is None}
+
+    def name(self, entry: Entry) -> str:
+        node = entry.node
+        if node.op is None:
+            return node.name
+        name = f"{node.name}_{node.op.output_names(node.params)[entry.index]}"
+        return f"{name}_" if name in self.taken else name
+
+    def shape(self, entry: Entry) -> Shape:
+        shape: Shape | None = self.shapes[self.rows[entry.node] + entry.index]
+        if shape is None or 0 in shape:
+            raise ShapeError(f"convert: the shape of {self.name(entry)!r} is not known; give the shapes of all inputs")
+        return shape
+
+    def dtype(self, entry: Entry) -> np.dtype[Any]:
+        dtype = self.dtypes[self.rows[entry.node] + entry.index]
+        return np.dtype(np.float32 if dtype is None else dtype)
+
+    def emit(self, op: str, inputs: Sequence[str], outputs: list[str], name: str, attrs: Mapping[str, Any]) -> None:
+        onnx = onnx_module()
+        self.nodes.append(onnx.helper.make_node(op, list(inputs), outputs, name=name, **attrs))
+
+
+Rule = Callable[[Call], None]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Decorator: this function writes these operators."""
+
+    def note(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return note

@@ -1,0 +1,143 @@
+"""Operators that work element by element, and softmax, as ONNX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from weftplan.convert.library import onnx_module
+from weftplan.convert.onnx_out.call import RULES, Call, rule
+
+
+def _plain(names: Mapping[str, str]) -> None:
+    for ours, theirs in names.items():
+        RULES[ours] = lambda call, theirs=theirs: call.end(theirs, call.inputs)  # type: ignore[misc]
+
+
+_plain(
+    {
+        "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs",
+        "negative": "Neg", "floor": "Floor", "ceil": "Ceil", "sin": "Sin", "cos": "Cos", "tan": "Tan", "erf": "Erf",
+        "arcsin": "Asin", "arccos": "Acos", "arctan": "Atan", "sinh": "Sinh", "cosh": "Cosh",
+        "reciprocal": "Reciprocal", "softsign": "Softsign", "sign": "Sign", "_copy": "Identity",
+        "BlockGrad": "Identity", "MakeLoss": "Identity",
+        "make_loss": "Identity", "add_n": "Sum", "elemwise_add": "Add", "elemwise_sub": "Sub", "elemwise_mul": "Mul",
+        "elemwise_div": "Div", "broadcast_add": "Add", "broadcast_sub": "Sub", "broadcast_mul": "Mul",
+        "broadcast_div": "Div", "broadcast_power": "Pow", "_power": "Pow", "broadcast_maximum": "Max",
+        "broadcast_minimum": "Min", "_maximum": "Max", "_minimum": "Min",
+    }
+)  # fmt: skip
+
+
+@rule("Dropout", "LinearRegressionOutput", "MAERegressionOutput")
+def _first(call: Call) -> None:
+    call.end("Identity", call.inputs[:1])
+
+
+@rule("LogisticRegressionOutput")
+def _logistic(call: Call) -> None:
+    call.end("Sigmoid", call.inputs[:1])
+
+
+_SCALARS = {
+    "plus": "Add",
+    "minus": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "power": "Pow",
+    "maximum": "Max",
+    "minimum": "Min",
+}
+
+
+@rule(*(f"_{side}{word}_scalar" for word in _SCALARS for side in ("", "r")))
+def _scalar(call: Call) -> None:
+    assert call.node.op is not None
+    word = call.node.op.name.removeprefix("_").removesuffix("_scalar")
+    number = call.constant(call.params["scalar"], call.dtype())
+    pair = [call.inputs[0], number] if word in _SCALARS else [number, call.inputs[0]]
+    call.end(_SCALARS[word if word in _SCALARS else word[1:]], pair)
+
+
+for _word in ("plus", "mul", "maximum", "minimum"):
+    RULES.pop(f"_r{_word}_scalar")
+
+
+@rule("square")
+def _square(call: Call) -> None:
+    call.end("Mul", [call.inputs[0], call.inputs[0]])
+
+
+@rule("rsqrt")
+def _rsqrt(call: Call) -> None:
+    call.end("Reciprocal", [call.emit("Sqrt", call.inputs)])
+
+
+@rule("Activation")
+def _activation(call: Call) -> None:
+    names = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu": "Softplus", "softsign": "Softsign"}
+    call.end(names[call.params["act_type"]], call.inputs)
+
+
+@rule("LeakyReLU")
+def _leaky(call: Call) -> None:
+    kind, slope = call.params["act_type"], float(call.params["slope"])
+    if kind in ("leaky", "rrelu"):
+        alpha = slope if kind == "leaky" else (call.params["lower_bound"] + call.params["upper_bound"]) / 2
+        call.emit("LeakyRelu", call.inputs[:1], call.outputs[0], alpha=float(alpha))
+    elif kind == "elu":
+        call.end("Elu", call.inputs[:1], alpha=slope)
+    elif kind == "selu":
+        call.end("Selu", call.inputs[:1])
+    elif kind == "prelu":
+        shape = call.shape(1)
+        dims = (math.prod(shape), *(1,) * (len(call.shape()) - 2)) if len(shape) == 1 else shape
+        slopes = call.emit("Reshape", [call.inputs[1], call.constant(dims, np.int64)])
+        call.end("PRelu", [call.inputs[0], slopes])
+    else:
+        x, dtype = call.inputs[0], call.dtype()
+        inner = call.emit("Erf", [call.emit("Mul", [x, call.constant(math.sqrt(0.5), dtype)])])
+        half = call.emit("Mul", [x, call.constant(0.5, dtype)])
+        call.end("Mul", [half, call.emit("Add", [inner, call.constant(1, dtype)])])
+
+
+@rule("softmax", "log_softmax")
+def _softmax(call: Call) -> None:
+    assert call.node.op is not None
+    if len(call.inputs) > 1:
+        raise call.refuse("use_length has no counterpart")
+    data, heat = call.inputs[0], call.params["temperature"]
+    if heat not in (None, 1.0):
+        data = call.emit("Div", [data, call.constant(heat, call.dtype())])
+    call.end("Softmax" if call.node.op.name == "softmax" else "LogSoftmax", [data], axis=call.params["axis"])
+
+
+@rule("SoftmaxOutput", "SoftmaxActivation")
+def _softmax_output(call: Call) -> None:
+    shape, p = call.shape(), call.params
+    if p.get("multi_output") or p.get("mode") == "channel" or len(shape) == 2:
+        call.end("Softmax", call.inputs[:1], axis=1)
+    elif p.get("preserve_shape"):
+        call.end("Softmax", call.inputs[:1], axis=-1)
+    else:
+        flat = call.emit("Softmax", [call.emit("Flatten", call.inputs[:1], axis=1)], axis=1)
+        call.end("Reshape", [flat, call.constant(shape, np.int64)])
+
+
+@rule("clip")
+def _clip(call: Call) -> None:
+    bounds = [call.constant(call.params[key], call.dtype()) for key in ("a_min", "a_max")]
+    call.end("Clip", [call.inputs[0], *bounds])
+
+
+@rule("Cast")
+def _cast(call: Call) -> None:
+    kind = onnx_module().helper.np_dtype_to_tensor_dtype(np.dtype(call.params["dtype"]))
+    call.end("Cast", call.inputs, to=int(kind))
+
+
+@rule("hard_sigmoid")
+def _hard_sigmoid(call: Call) -> None:
+    call.end("HardSigmoid", call.inputs, alpha=call.params["alpha"], beta=call.params["beta"])
