@@ -278,3 +278,28 @@ def test_reshape(dynamic):
     smaller.forward(is_train=False, data=executor.arg_dict["data"][:5])
     executor.forward(is_train=False)
     np.testing.assert_allclose(smaller.outputs[0].asnumpy(), executor.outputs[0].asnumpy()[:5], rtol=1e-6)
+
+
+def test_calls_are_kept_for_memory_that_comes_again(dynamic):
+    """Steps that find the same addresses make no call anew, values follow the arguments all the same, and what is kept
+    stays below its limit."""
+    net, shapes = mx.sym.Variable("x"), {"x": (8, 8)}
+    for k in range(6):
+        net = mx.sym.tanh(mx.sym.FullyConnected(net, num_hidden=8, name=f"fc{k}"))
+    executor = mx.sym.MakeLoss(net).simple_bind(mx.cpu(), **shapes)
+    for turn in range(6):
+        for array in executor.arg_dict.values():
+            array[:] = 0.1 * (turn + 1)
+        executor.forward(is_train=True)
+        executor.backward()
+        got = executor.outputs[0].asnumpy()
+        want = np.full((8, 8), 0.1 * (turn + 1), "float32")
+        weight = np.float32(0.1 * (turn + 1))
+        for _ in range(6):
+            want = np.tanh(want @ np.full((8, 8), weight, "float32") + weight)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        mx.nd.waitall()
+        if turn == 3:
+            made = len(executor._memory._calls)
+    assert 0 < len(executor._memory._calls) <= 2 * made
+    assert executor._memory._remembered <= 4 << 20

@@ -31,6 +31,9 @@ from weftplan.ndarray.dynamic import DynamicChunk
 from weftplan.ndarray.pushing import push
 from weftplan.planner.memory_plan import PlannedGraph
 
+_MOST_REMEMBERED = 4 << 20
+"""Bytes of results, in all, whose calls an executor keeps."""
+
 
 class DynamicMemory(PlannedMemory):
     """Storages of a plan that hold memory only while they are needed; those of outputs always do."""
@@ -61,15 +64,37 @@ class DynamicMemory(PlannedMemory):
                 self.chunks.append(DynamicChunk(ctx, nbytes, names[number]))
         self.local: dict[bool, dict[int, list[DynamicChunk]]] = {True: {}, False: {}}
         """By is_train and node: what goes back when the step of that node is over."""
+        self.used: dict[int, list[Chunk]] = {}
+        """By node: every chunk that its call looks at."""
+        self._calls: dict[tuple[int, ...], tuple[Bind, list[Any]]] = {}
+        """By node and addresses: calls that were made before, with the bytes that they look at, which are therefore
+        still those; pools hand out the same again."""
+        self._remembered = 0
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
         """What makes a call that looks for memory only when it runs."""
         return lambda run: partial(self._call, nid, make, run)
 
     def _call(self, nid: int, make: Callable[[], Bind], run: RunState) -> None:
-        make()(run)()
+        raws = [chunk.raw for chunk in self.used.get(nid, ())]
+        key = (nid, *[chunk.address for chunk in self.used.get(nid, ())])
+        known = self._calls.get(key)
+        if known is not None:
+            bind = known[0]
+        else:
+            bind = make()
+            self._remember(key, raws, bind)
+        del raws, known
+        bind(run)()
         for chunk in self.local[run.is_train].get(nid, ()):
             chunk.drop()
+
+    def _remember(self, key: tuple[int, ...], raws: list[Any], bind: Bind) -> None:
+        """Keep a call of small results: its views keep their memory in the process, also when a pool gives it back."""
+        nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
+        if self._remembered + nbytes <= _MOST_REMEMBERED and not spilling.active():
+            self._remembered += nbytes
+            self._calls[key] = bind, raws
 
     def after(self, storage: int) -> list[Any]:
         """No storage lies where another one lay."""
@@ -91,6 +116,11 @@ class DynamicExecutor(Executor):
         if asynchronous or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
         outputs = super()._prepare()
+        self._memory.used = {
+            step.nid: _looked_at(self._memory, step)
+            for segment in (*self._forward_segments, *self._backward_segments)
+            for step in segment.steps
+        }
         self._memory.local = self._collector.settle(
             self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=not asynchronous
         )
@@ -120,13 +150,16 @@ def _chunks_of(memory: DynamicMemory) -> Callable[[Step], list[DynamicChunk]]:
     """What finds the chunks that a step uses; inputs of which it reads the shape alone are none."""
 
     def found(step: Step) -> list[DynamicChunk]:
-        workspace = memory.workspace(step.nid)
-        chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]
-        if workspace is not None:
-            chunks.append(workspace[0])
-        return [chunk for chunk in chunks if isinstance(chunk, DynamicChunk)]
+        return [chunk for chunk in _looked_at(memory, step) if isinstance(chunk, DynamicChunk)]
 
     return found
+
+
+def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
+    """The chunks that a step uses; inputs of which it reads the shape alone are none."""
+    workspace = memory.workspace(step.nid)
+    chunks = [array.chunk for array in (*step.inputs, *step.outputs) if array is not None]
+    return chunks if workspace is None else [*chunks, workspace[0]]
 
 
 def give_back(chunks: Iterable[DynamicChunk]) -> None:

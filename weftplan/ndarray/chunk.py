@@ -117,6 +117,11 @@ class Chunk:
         return self._raw
 
     @property
+    def address(self) -> int:
+        """Another number for other bytes, as long as somebody keeps :attr:`raw`."""
+        return id(self._raw)
+
+    @property
     def keeper(self) -> object:
         """What keeps the bytes that :attr:`raw` has now from going back to storage, even if the chunk moves."""
         return self._release

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weftplan.device.context import Context
 from weftplan.ndarray.spilling import SpillableChunk
+from weftplan.storage.recording import address_of
 
 
 class DynamicChunk(SpillableChunk):
@@ -12,7 +15,18 @@ class DynamicChunk(SpillableChunk):
     Only operations that declared the var use it, so no two threads take the memory at once.
     """
 
-    __slots__ = ()
+    __slots__ = ("_address",)
 
     def __init__(self, ctx: Context, nbytes: int, name: str) -> None:
+        self._address = 0
         super().__init__(ctx, nbytes, delay_alloc=True, name=name)
+
+    def _first_use(self) -> Any:
+        raw = super()._first_use()
+        self._address = address_of(raw) if self.nbytes else 0
+        return raw
+
+    @property
+    def address(self) -> int:
+        """Where the bytes lie: pools cut new arrays of the same bytes."""
+        return self._address

@@ -195,7 +195,10 @@ class SpillableChunk(Chunk):
 
 
 def _counted(raw: Any) -> Any:
-    """The same bytes as an array whose views refer to it, and not to what it is a view of."""
+    """The same bytes as an array whose views refer to it, and not to what it is a view of; where nothing may leave or
+    move, as they are."""
+    if not _homes and not _movable:
+        return raw
     if raw.__class__ is np.ndarray:
         return np.frombuffer(raw.data, np.uint8)
     return raw.__class__(raw.shape, raw.dtype, raw.data)
