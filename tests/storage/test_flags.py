@@ -128,13 +128,24 @@ def test_auto_growth_chunk_size_in_mb(built, kind):
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
-@pytest.mark.parametrize(("flag", "held"), [(0, [MIB, 2 * MIB]), (1, [2 * MIB])])
+@pytest.mark.parametrize(("flag", "held"), [(0, [20 * MIB, MIB, 2 * MIB]), (1, [20 * MIB, 2 * MIB])])
 @pytest.mark.shows("FLAGS_free_when_no_cache_hit")
 def test_free_when_no_cache_hit(built, kind, flag, held):
     """With it a chunk that nobody uses goes back before the pool grows."""
     resource, room = built(kind, "auto_growth", free_when_no_cache_hit=flag)
+    kept = resource.allocate(20 * MIB)
     resource.free(resource.allocate(MIB))
     resource.allocate(2 * MIB)
+    assert room.taken == held
+    resource.free(kept)
+
+
+@pytest.mark.parametrize(("compat", "held"), [("documents", [5 * MIB]), ("paddle", [4 * MIB, 5 * MIB])])
+def test_auto_growth_holds_little_more_than_was_ever_in_use(built, compat, held):
+    """A chunk that nobody uses goes back before the pool would hold a sixteenth more; Paddle's source keeps it."""
+    resource, room = built("gpu", "auto_growth", compat=compat)
+    resource.free(resource.allocate(4 * MIB))
+    resource.allocate(5 * MIB)
     assert room.taken == held
 
 

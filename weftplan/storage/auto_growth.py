@@ -21,6 +21,8 @@ class AutoGrowth(ChunkPool):
         unit: bytes to a multiple of which requests are rounded; default: the alignment of the device.
         release_idle: give chunks in which nothing is in use back before growing, too: less is held, and the device is
             asked more often.
+        spare: give them back before the pool would hold more than the most that was ever in use and this share of it;
+            None, Paddle's rule: only when the device refuses.
 
     >>> from weftplan.device import cpu, get
     >>> pool = AutoGrowth(get(cpu()), chunk=1 << 20, unit=256)
@@ -29,7 +31,15 @@ class AutoGrowth(ChunkPool):
     (1024, 1048576)
     """
 
-    def __init__(self, device: Device, *, chunk: int = 0, unit: int | None = None, release_idle: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        chunk: int = 0,
+        unit: int | None = None,
+        release_idle: bool = False,
+        spare: float | None = None,
+    ) -> None:
         unit = device.alignment if unit is None else unit
         if unit < 1 or chunk < 0:
             raise ConfigError(
@@ -38,6 +48,7 @@ class AutoGrowth(ChunkPool):
             )
         super().__init__(device, unit=unit)
         self.release_idle = release_idle
+        self.spare = spare
         self.chunk = max(up(chunk, unit), unit)
 
     def _take(self, nbytes: int) -> tuple[Any, Any, int]:
@@ -45,7 +56,7 @@ class AutoGrowth(ChunkPool):
         block = self._best_fit(size)
         if block is None:
             wanted = max(size, self.chunk)
-            if self.release_idle:
+            if self.release_idle or self._too_much(size, wanted):
                 self._release_all()
             try:
                 block = self._grow(wanted)
@@ -58,3 +69,10 @@ class AutoGrowth(ChunkPool):
         if block.size > size:
             block = self._split(block, size, high=True)
         return block, self._view(block, nbytes), size
+
+    def _too_much(self, size: int, wanted: int) -> bool:
+        """True when ``wanted`` bytes more, for ``size`` in use, are more than is to be held."""
+        if self.spare is None:
+            return False
+        most = max(self._peak_allocated, self._allocated + size)
+        return self._reserved + wanted > max(int(most * (1 + self.spare)), self.chunk)

@@ -7,6 +7,7 @@ documents say, ``paddle`` what the source of 2020 to 2025 does:
 * every block has a header of 64 bytes, which counts when a request is compared with the size of a chunk;
 * a chunk that the device refuses is an error;
 * ``cpu(i)`` has no pool; the share of page-locked memory is a cap, and a chunk the 256th part of it;
+* ``auto_growth`` keeps idle chunks until the device refuses;
 * ``init_allocated_mem`` acts with ``naive_best_fit`` alone.
 """
 
@@ -24,6 +25,8 @@ from weftplan.storage.naive_best_fit import HEADER, NaiveBestFit
 from weftplan.storage.raw import RawResource
 
 MIB = 1 << 20
+_SPARE = 1 / 16
+"""Share of the most that was ever in use that ``auto_growth`` may hold beyond it."""
 _GROWING = ("FLAGS_auto_growth_chunk_size_in_mb", "FLAGS_free_when_no_cache_hit")
 """What shapes ``auto_growth``."""
 _PADDLE_UNIT = {"cpu": 4096, "cpu_pinned": 65536, "gpu": 256, "sim": 256}
@@ -58,7 +61,8 @@ def build(device: Device, strategy: str) -> Resource:
         without_effect(device, _sizes(kind), "the strategy in force is auto_growth")
         unit = _PADDLE_UNIT[kind] if paddle else None
         release = config.process(_GROWING[1])
-        return AutoGrowth(device, chunk=config.process(_GROWING[0]) * MIB, unit=unit, release_idle=release)
+        chunk = config.process(_GROWING[0]) * MIB
+        return AutoGrowth(device, chunk=chunk, unit=unit, release_idle=release, spare=None if paddle else _SPARE)
     without_effect(device, _GROWING, f"the strategy in force is {strategy}")
     if kind == "cpu":
         share = int(config.process("FLAGS_fraction_of_cpu_memory_to_use") * device.memory_info()[1])
