@@ -347,3 +347,14 @@ def test_ranges_of_integers(dtype):
     assert mx.nd.arange(1.3, 6.6, 1.3, repeat=2, dtype=dtype).asnumpy().tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert mx.nd.arange(9, 1, -2.5, dtype=dtype).asnumpy().tolist() == [9, 7, 5, 3]
     assert mx.nd.arange(3, dtype=dtype).asnumpy().tolist() == [0, 1, 2]
+
+
+def test_khatri_rao():
+    """Each column of the result is the Kronecker product of the columns of the matrices."""
+    matrices = [np.random.RandomState(k).uniform(-1, 1, (k + 2, 3)).astype("f4") for k in range(3)]
+    made = mx.nd.khatri_rao(*map(mx.nd.array, matrices)).asnumpy()
+    for column in range(3):
+        expected = np.kron(np.kron(matrices[0][:, column], matrices[1][:, column]), matrices[2][:, column])
+        np.testing.assert_allclose(made[:, column], expected, rtol=1e-5)
+    with pytest.raises(ShapeError, match="expected equal sizes, got 3 and 2"):
+        mx.nd.khatri_rao(mx.nd.ones((2, 3)), mx.nd.ones((2, 2)))

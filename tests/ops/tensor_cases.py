@@ -149,6 +149,8 @@ CASES += [
     ("moments", [uniform(5, 3)], {"axes": (0,), "keepdims": True}),
     *((op, [uniform(3, 4, low=-0.9, high=2.5)], {}) for op in ("gamma", "gammaln")),
     ("digamma", [uniform(3, 4, low=0.3, high=5.5)], {}),
+    ("khatri_rao", [uniform(2, 3), uniform(4, 3), uniform(1, 3)], {}),
+    ("khatri_rao", [uniform(2, 3)], {}),
     ("digamma", [uniform(3, 4, low=-0.8, high=-0.2)], {}),
     ("fill_element_0index", [uniform(4, 3), uniform(4), np.array([0, 2, 7, -1])], {}),
     ("gamma", [uniform(3, 4, low=7.0, high=8.9)], {}),  # within the range of float16

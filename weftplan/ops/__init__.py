@@ -20,6 +20,7 @@ import weftplan.ops.gather_nd
 import weftplan.ops.grids
 import weftplan.ops.indexing
 import weftplan.ops.join
+import weftplan.ops.khatri_rao
 import weftplan.ops.linalg_diagonals
 import weftplan.ops.linalg_lq
 import weftplan.ops.linalg_lu
