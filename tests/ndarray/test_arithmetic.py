@@ -232,3 +232,17 @@ def test_quiet_calls_nest_and_run_beside_each_other():
     assert inner == [(1, 2, 3, "ignore")] * 8
     with pytest.raises(ZeroDivisionError):
         quietly(lambda a, b, out: a // b, 1, 0, None)
+
+
+@pytest.mark.parametrize("act", [lambda a, b: a + b, operator.iadd, lambda a, b: b * a])
+@pytest.mark.parametrize("power", [53, 1024])
+def test_integers_that_floats_hold_badly(act, power):
+    """One that a Python float holds is rounded; a larger one is refused at once, and the array stays as it was."""
+    a = nd.ones((3,), dtype="float64")
+    a.wait_to_read()
+    if power < 1000:
+        assert act(a, 2**power).asnumpy().tolist() == act(np.ones(3), float(2**power)).tolist()
+    else:
+        with pytest.raises(DTypeError, match="integer of 1025 bits is too large for an array of float64"):
+            act(a, 2**power)
+        assert a.asnumpy().tolist() == [1, 1, 1]

@@ -80,6 +80,8 @@ XOR = Binary("logical_xor", "logical_xor")
 
 _COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
 _NUMBERS = (int, float, bool, np.number, np.bool_)
+_EXACT = 1 << 53
+"""Integers of smaller size become floats without an error."""
 _kernels: dict[tuple[str, str, str], Kernel] = {}
 """(operator, dtype kind, "numpy" or another module) -> function of two operands and the output."""
 
@@ -122,7 +124,15 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     reads: tuple[Any, ...] = ()
     rhs_class = rhs.__class__
     operand: Any
-    if kind == "f" and (rhs_class is float or rhs_class is int):
+    if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
+        ready = lhs.ready
+        if ready is not None and chunk.context.device_type == "cpu":
+            # This cannot fail, so there is nothing to let go of then: the shortest way.
+            if due:
+                drain()
+            fn = partial(kernel_for(op, kind, np), ready, rhs, ready)
+            engine.get().push(fn, (), (chunk.var,), chunk.context, name=op.name)
+            return lhs
         operand = Value(rhs)
     else:
         other = _operand(op, lhs, rhs)
@@ -146,7 +156,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     kind = dtype.kind
     rhs_class = rhs.__class__
     other: Any
-    if kind == "f" and (rhs_class is float or rhs_class is int):
+    if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
         other, array = Value(float(rhs)), False
     else:
         other = _operand(op, lhs, rhs)
@@ -220,7 +230,10 @@ def scalar_as(dtype: np.dtype[Any], value: Any) -> Any:
     (1, 44, 1.0)
     """
     if dtype.kind == "f":
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise DTypeError(f"an integer of {value.bit_length()} bits is too large for an array of {dtype}") from error
     if dtype.kind == "b":
         return int(value)
     try:
