@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def draw() -> None:
     small = models.digits("resnet").plan(data=(64, 1, 8, 8))
     small.plot(DOCS / "images" / "memory-plan-resnet.svg", title="training a small residual network")
     screenshot(DOCS / "plans" / "resnet50.html", DOCS / "images" / "plan-page.png")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-m", "weftplan", "train", "--epochs", "2", "--report", folder],
+            check=True,
+            capture_output=True,
+        )
+        screenshot(Path(folder) / "lanes.html", DOCS / "images" / "lanes-page.png")
 
 
 def screenshot(page: Path, image: Path) -> None:

@@ -1,0 +1,42 @@
+"""The gallery: every example runs, says what it should, and has a line on the page of examples."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SAYS = {
+    "fit_a_budget.py": "bit for bit",
+    "leftover_model.py": "classes [",
+    "planner_in_100_lines.py": "this planner 3,156,480 bytes; weftplan's match_range 3,156,480",
+    "read_a_trace.py": "lanes.html: open it in a browser",
+    "stencil_with_tasks.py": "both gave the same bits",
+    "two_devices.py": "gave the same weights, bit for bit",
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends without an error, and prints its result."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("weftplan.planner.recompute.archive.MOST_PRICES", 100)
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    assert SAYS[name] in capsys.readouterr().out
+
+
+def test_every_example_is_in_the_gallery() -> None:
+    """The page names each file of the folder; each is tested here, or by a test of its own."""
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    files = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert {name for name in files if f"examples/{name}" not in page} == set()
+    assert set(SAYS) | {"engine_pipeline.py"} == files
+
+
+def test_the_planner_is_short() -> None:
+    """A planner in 100 lines has no more."""
+    assert len((ROOT / "examples" / "planner_in_100_lines.py").read_text().splitlines()) <= 100
