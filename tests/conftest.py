@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("weftplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,6 +20,18 @@ def pytest_collection(session):
 
 def pytest_collection_finish(session):
     """The tests themselves are no garbage: a test that collects garbage need not look through all the others."""
+    set_aside()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Nor through what the files before it keep: plans, networks, results that fixtures hold."""
+    if nextitem is None or nextitem.path != item.path:
+        set_aside()
+
+
+def set_aside():
+    """Let the collector forget whatever is alive."""
     gc.collect()
     gc.freeze()
-    gc.enable()

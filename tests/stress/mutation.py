@@ -1,0 +1,252 @@
+"""Do the tests notice a wrong core? ``python -m tests.stress.mutation engine|planner SEED COUNT [--tests TREE]``.
+
+Each mutant is the package with one small mistake in it: a comparison turned round, a number that is one too large, a
+condition negated, a statement left out. The tests of the area run on a copy of the tree with that mistake, up to the
+first failure. A mutant that no test fails for has *survived*: either the mistake changes nothing that anyone can see,
+or a test is missing. A mutant that hangs the tests counts as killed by time.
+
+The same SEED chooses the same mutants as long as their lines stand in the files, whatever changes around them, so two
+versions of the tests can be compared: ``--tests TREE`` takes the folder ``tests`` of another checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import contextlib
+import hashlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+AREAS = {
+    "engine": (
+        "core var operation combining execution waiting streams workers threaded naive bulk failure",
+        "tests/contract/test_engine_*.py tests/engine",
+    ),
+    "planner": (
+        "inplace match_range layout liveness graph reachability workspace strategies rewiring "
+        "passes/gradient passes/order passes/cse recompute/rewrite validation/replay",
+        "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
+        "tests/planner/recompute tests/planner/spill",
+    ),
+}
+"""For each area the modules that are mutated, and the tests that must notice."""
+
+MEMORY = 16 << 30
+"""The address space of a child: a mutant that never stops asking must not take the machine with it."""
+
+CHILD = """
+import os, sys, pytest
+code = int(pytest.main(sys.argv[1:]))
+sys.stdout.flush()
+os._exit(code)
+"""
+"""Ends at once: what a mutant has hung must not keep the process."""
+
+COMPARISONS = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+}
+SWAPPED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.BitOr: "&", ast.BitAnd: "|"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake: the text between two places of a file is replaced."""
+
+    path: str
+    line: int
+    start: int
+    end: int
+    text: str
+    name: str
+
+    def rank(self, seed: str) -> bytes:
+        """Where the mutant stands in the lottery of a seed."""
+        return hashlib.sha256(f"{seed} {self.path} {self.name}".encode()).digest()
+
+
+class Sites(ast.NodeVisitor):
+    """Collects the mutants of one file."""
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path, self.source, self.found = path, source, list[Mutant]()
+        self.starts = [0]
+        for row in source.encode().splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(row))
+        self.inside: list[str] = []
+        self.seen = collections.Counter[str]()
+
+    def add(self, node: ast.AST, text: str) -> None:
+        """A mutant that has ``text`` where ``node`` was."""
+        start = self.starts[node.lineno - 1] + node.col_offset
+        end = self.starts[node.end_lineno - 1] + node.end_col_offset
+        name = f"{'.'.join(self.inside)}: {ast.unparse(node)[:70]} -> {text[:70]}"
+        self.seen[name] += 1
+        if self.seen[name] > 1:
+            name += f" (number {self.seen[name]})"
+        self.found.append(Mutant(self.path, node.lineno, start, end, text, name))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        self.inside.append(node.name)
+        for part in node.body:
+            self.visit(part)
+        self.inside.pop()
+
+    visit_ClassDef = visit_FunctionDef
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """The wording of errors is no matter of this."""
+
+    visit_JoinedStr = visit_Import = visit_ImportFrom = visit_AnnAssign = visit_Assert = visit_Raise
+
+    def visit_If(self, node: ast.If) -> None:
+        if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            self.add(node.test, f"(not ({ast.unparse(node.test)}))")
+            self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if len(node.ops) == 1:
+            left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+            self.add(node, f"({left} {COMPARISONS[type(node.ops[0])]} {right})")
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        if type(node.op) in SWAPPED:
+            self.add(node, f"({ast.unparse(node.left)} {SWAPPED[type(node.op)]} {ast.unparse(node.right)})")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        word = " and " if isinstance(node.op, ast.Or) else " or "
+        self.add(node, "(" + word.join(f"({ast.unparse(value)})" for value in node.values) + ")")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if type(node.value) is int:
+            self.add(node, str(node.value + 1))
+        elif type(node.value) is bool:
+            self.add(node, str(not node.value))
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call):
+            self.add(node, "pass")
+            self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.add(node, "pass")
+        self.generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is not None and not isinstance(node.value, ast.Constant):
+            self.add(node, "return None")
+        self.generic_visit(node)
+
+
+def mutants(area: str) -> Iterator[Mutant]:
+    """Every mutant of an area."""
+    for name in AREAS[area][0].split():
+        path = f"weftplan/{area}/{name}.py"
+        if (ROOT / path).exists():  # a file that went away takes its mutants with it
+            source = (ROOT / path).read_text()
+            sites = Sites(path, source)
+            sites.visit(ast.parse(source))
+            yield from sites.found
+
+
+def run(tree: Path, tests: list[str], seconds: float) -> tuple[str, float]:
+    """What the tests say on a tree: killed (with the test), survived or killed by time; and how long it took."""
+    begun = time.monotonic()
+    command = [sys.executable, "-c", CHILD, "-q", "-x", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
+    env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.Popen(
+        [*command, *tests],
+        cwd=tree,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
+    )
+    try:
+        printed, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return "killed by time", time.monotonic() - begun
+    finally:  # what the tests started goes with them
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    failed = [line for line in printed.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if child.returncode == 0:
+        said = "survived"
+    else:
+        said = f"killed by {failed[0].split(' - ')[0].split()[1]}" if failed else "killed by a crash"
+    return said, time.monotonic() - begun
+
+
+def main() -> None:
+    """Print a line for each mutant and the sums at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("area", choices=AREAS)
+    parser.add_argument("seed")
+    parser.add_argument("count", type=int)
+    parser.add_argument("--only", type=Path, help="a file; mutants whose lines do not stand in it are left out")
+    parser.add_argument("--paths", help="the tests to run, with wildcards, instead of all that are meant for the area")
+    parser.add_argument("--seconds", type=float, help="time for a mutant; without it all tests run once to find out")
+    parser.add_argument("--tests", type=Path, default=ROOT, help="the checkout whose tests are judged")
+    given = parser.parse_args()
+    chosen = sorted(mutants(given.area), key=lambda mutant: mutant.rank(given.seed))[: given.count]
+    if given.only is not None:
+        lines = given.only.read_text()
+        chosen = [mutant for mutant in chosen if f"survived  {mutant.name}" in lines]
+    tally = collections.Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for item in given.tests.iterdir():
+            if item.name not in ("weftplan", ".venv", ".git"):
+                (shutil.copytree if item.is_dir() else shutil.copy2)(item, tree / item.name)
+        shutil.copytree(ROOT / "weftplan", tree / "weftplan", ignore=shutil.ignore_patterns("__pycache__"))
+        tests = [
+            str(p.relative_to(tree))
+            for t in (given.paths or AREAS[given.area][1]).split()
+            for p in sorted(tree.glob(t))
+        ]
+        limit = given.seconds
+        if limit is None:
+            said, usual = run(tree, tests, 1800)
+            print(f"without a mistake: {said}, {usual:.0f} s", flush=True)
+            if said != "survived":
+                raise SystemExit("the tests must pass before they can judge")
+            limit = 3 * usual + 60
+        for mutant in chosen:
+            target = tree / mutant.path
+            source = (ROOT / mutant.path).read_bytes()
+            target.write_bytes(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
+            said, took = run(tree, tests, limit)
+            target.write_bytes(source)
+            tally[said if not said.startswith("killed by ") or said == "killed by time" else "killed"] += 1
+            print(f"{took:5.0f} s  {mutant.path}:{mutant.line} {said}  {mutant.name}", flush=True)
+    print(", ".join(f"{count} {word}" for word, count in tally.items()), f"of {len(chosen)} mutants")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The mutants are programs, differ from what they were made of, and stay the same while their lines do."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.stress import mutation
+
+pytestmark = pytest.mark.stress
+
+
+@pytest.mark.parametrize("area", mutation.AREAS)
+def test_mutants_are_programs_with_one_mistake(area: str) -> None:
+    """No two have one name; each that is looked at parses, and says something else than the file."""
+    found = list(mutation.mutants(area))
+    assert len(found) > 500
+    assert len({(mutant.path, mutant.name) for mutant in found}) == len(found)
+    for mutant in found[::20]:
+        source = (mutation.ROOT / mutant.path).read_bytes()
+        made = source[: mutant.start] + mutant.text.encode() + source[mutant.end :]
+        assert ast.dump(ast.parse(made)) != ast.dump(ast.parse(source)), mutant.name
+
+
+def test_a_seed_chooses_by_name_and_not_by_line() -> None:
+    """A line more above a function changes no mutant's place in the lottery."""
+    source = "def f(a, b):\n    return a < b + 1\n"
+    before, after = (mutation.Sites("f.py", text) for text in (source, "x = 1\n" + source))
+    for sites in (before, after):
+        sites.visit(ast.parse(sites.source))
+    ranks = [{mutant.name: mutant.rank("1") for mutant in sites.found} for sites in (before, after)]
+    assert len(ranks[0]) == 4
+    assert ranks[0].items() <= ranks[1].items()
