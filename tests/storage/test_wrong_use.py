@@ -71,11 +71,20 @@ def test_a_write_outside_of_an_allocation_is_caught_by_its_free(side):
     guard.check()
 
 
-@pytest.mark.shows("WEFTPLAN_STORAGE_GUARD")
-def test_a_guard_lets_correct_programs_alone(monkeypatch):
-    """Arrays and a training step in guard mode: same values, figures without the margins, nothing found."""
+@pytest.fixture
+def guarded(monkeypatch):
+    """Guard mode for what is built here; later tests of the process build without it."""
     monkeypatch.setenv("WEFTPLAN_STORAGE_GUARD", "1")
     config._reset_for_tests()
+    yield
+    monkeypatch.undo()
+    config._reset_for_tests()
+
+
+@pytest.mark.shows("WEFTPLAN_STORAGE_GUARD")
+@pytest.mark.usefixtures("guarded")
+def test_a_guard_lets_correct_programs_alone():
+    """Arrays and a training step in guard mode: same values, figures without the margins, nothing found."""
     ctx = mx.cpu(32)
     x = mx.nd.array(np.arange(5000, dtype="float32"), ctx=ctx)
     pool = storage.get(ctx)
