@@ -99,6 +99,7 @@ def test_a_guard_lets_correct_programs_alone():
     del x, executor
     gc.collect()
     mx.nd.waitall()
+    config._reset_for_tests()
 
 
 def test_a_write_past_the_end_of_an_array_is_told_with_its_function():

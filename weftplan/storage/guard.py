@@ -117,6 +117,8 @@ class _Margins(Adaptor):
 def damage(allocation: Allocation) -> GuardError | None:
     """The error of an allocation whose margins have changed."""
     found = []
+    if not allocation.context.is_host:  # whichever stream has written, it has done so before the look
+        device.get(allocation.context).synchronize()
     for margin, where in zip(_margins(allocation), ("before the start", "past the end"), strict=False):
         if changed := int((margin != FILL).sum()):
             found.append(f"{changed} bytes {where}")
