@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from weftplan.training import mod as module
     from weftplan.training import monitor as mon
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AttrScope", "Context", "MXNetError", "__version__", "callback", "config", "context", "cpu",
     "cpu_pinned", "current_context", "engine", "executor", "gpu", "init", "initializer", "io", "kv", "kvstore",
