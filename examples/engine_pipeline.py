@@ -72,7 +72,7 @@ def make_files(folder):
 
 def timed(kind, paths, weights):
     """Seconds and scores of one run on a fresh engine, after one to warm up."""
-    made = engine.create(kind)
+    made = engine.create(kind, task_workers=1)  # one thread for each lane
     with engine.using(made):
         pipeline(paths[:2], weights)
         start = time.perf_counter()
@@ -138,6 +138,7 @@ def main():
             f"{serial / overlapped:.2f} times as fast, same bits"
         )
         if trace is not None:
+            engine.set_engine(engine.create(task_workers=1))
             pipeline(paths[:2], weights)
             profiler.set_config(filename=trace)
             profiler.set_state("run")

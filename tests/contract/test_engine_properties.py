@@ -25,6 +25,7 @@ def of_cpu(index):
         FnProperty.CPU_PRIORITIZED: "weftplan priority 0",
         FnProperty.ASYNC: MAIN,
         FnProperty.DELETE_VAR: MAIN,
+        FnProperty.TASK: f"weftplan cpu({index}) task 0",
     }
 
 

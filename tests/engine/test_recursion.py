@@ -143,7 +143,7 @@ combining.PATIENCE_S = waiting.PATIENCE_S = 0.02
 eng = engine.create(sys.argv[1], cpu_workers=1)
 question = {"statistics": eng.statistics, "wait_for_all": eng.wait_for_all, "stop": eng.stop, "dump": eng.dump}
 if sys.argv[2] == "wait_for_var":
-    ask = lambda: eng._block(var)
+    ask = lambda: eng._block(var, None)
 else:
     ask = question[sys.argv[2]]
 

@@ -75,7 +75,7 @@ def facts(plan: MemoryPlan) -> list[tuple[str, int]]:
     >>> from weftplan import symbol as sym
     >>> plan = sym.exp(sym.Variable("x")).plan({"x": (1000,)}, train=False)
     >>> [name for name, nbytes in facts(plan)][:2]
-    ['planned peak', 'lower bound of these buffers in this order']
+    ['planned peak', 'lower bound']
     """
     rows = [
         ("planned peak", plan.peak),

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops import registry
+from weftplan.symbol.distributions import FUNCTIONS
 from weftplan.symbol.functions import function
-from weftplan.symbol.random import FUNCTIONS
 from weftplan.symbol.symbol import Symbol
 
 
