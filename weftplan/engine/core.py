@@ -1,4 +1,4 @@
-"""The engine as its users see it: vars, pushes, bulk, life, statistics."""
+"""The engine as its users see it: one class with all public verbs, hence long; ``push`` calls nothing to check vars."""
 
 from __future__ import annotations
 
