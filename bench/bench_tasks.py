@@ -67,7 +67,12 @@ def cost(pool, count):
 
 def independent(pool, count):
     """Candidate -> function that runs ``count`` tasks of 50 microseconds."""
-    x = np.random.default_rng(0).random(5200).astype(np.float32)
+    x = np.random.default_rng(0).random(20_000).astype(np.float32)
+    out = np.empty_like(x)
+    start = time.perf_counter()
+    for _ in range(200):
+        some(x, out)
+    x = x[: int(x.size * 50e-6 * 200 / (time.perf_counter() - start))]
     outs = [np.empty_like(x) for _ in range(count)]
 
     def loop():
