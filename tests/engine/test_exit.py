@@ -34,10 +34,11 @@ def test_an_operation_that_never_ends(kind):
     """The end waits for it as for any other, and now and then names the engine and, in debug mode, the operation; with
     Ctrl-C the process ends."""
     text = """
-        import threading
+        import signal, threading
         from weftplan import engine
         from weftplan.engine import factory
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
         factory.EXIT_PATIENCE_S = 0.3
         eng, begun = engine.get(), threading.Event()
         eng.push(lambda: (begun.set(), threading.Event().wait()), (), [eng.new_variable()], name="endless")
@@ -89,6 +90,7 @@ def test_ctrl_c_during_the_end(kind):
         import numpy as np
         from weftplan import engine
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         a = np.zeros(2)
         def first(out):
             while not factory._ending:

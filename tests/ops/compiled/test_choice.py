@@ -220,6 +220,7 @@ def test_interrupts_while_compiling_and_running():
 import os, signal, sys, threading, time
 import numpy as np, weftplan as mx
 from weftplan.planner import PlanOptions
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
 def once():
     net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=8, no_bias=True, name="c")
     ex = net.simple_bind(mx.cpu(), data=(2, 3, 16, 16), plan_options=PlanOptions(kernels="native"))
