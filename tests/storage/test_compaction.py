@@ -42,7 +42,7 @@ def scattered(ctx):
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("ctx", [mx.cpu(80), mx.sim(80)], ids=str)
+@pytest.mark.parametrize("ctx", [mx.cpu(9180), mx.sim(80)], ids=str)
 def test_compaction_makes_one_block_of_what_is_free(ctx, maker):
     """Half of the pool is free in eight places; after compaction one array takes all of it. Values stay, the bytes
     moved are told, and a second time nothing moves."""
@@ -67,7 +67,7 @@ def test_compaction_makes_one_block_of_what_is_free(ctx, maker):
 @pytest.mark.shows("WEFTPLAN_STORAGE_COMPACT")
 def test_it_is_a_rung_of_the_ladder(monkeypatch, setting, fits):
     """A request that the free bytes could serve if they lay together is served where arrays may move."""
-    ctx = mx.cpu(81)
+    ctx = mx.cpu(9181)
     config._reset_for_tests()
     monkeypatch.setenv("WEFTPLAN_STORAGE_COMPACT", setting)
     monkeypatch.setattr("weftplan.ndarray.chunk.ArrayChunk", spilling._first)
@@ -88,7 +88,7 @@ def test_it_is_a_rung_of_the_ladder(monkeypatch, setting, fits):
 
 def test_memory_that_somebody_looks_at_does_not_move():
     """An array that was exported stays at its address; the others move around it."""
-    ctx = mx.cpu(82)
+    ctx = mx.cpu(9182)
     with spilling.using("", movable=True), storage.using(MAKERS["growth"](limited(ctx, 16))):
         held = scattered(ctx)
         views = [np.from_dlpack(x) for x in held[:2]]
@@ -105,7 +105,7 @@ def test_memory_that_somebody_looks_at_does_not_move():
 @pytest.mark.parametrize("maker", [NaivePool, lambda place: GuardResource(AutoGrowth(place))])
 def test_where_nothing_can_move_nothing_does(maker):
     """Pools of whole blocks, and guards, whose margins would stay behind."""
-    ctx = mx.cpu(83)
+    ctx = mx.cpu(9183)
     with spilling.using("", movable=True), storage.using(maker(device.get(ctx))):
         held = scattered(ctx)
         assert storage.compact(ctx) == 0

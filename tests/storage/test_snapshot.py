@@ -70,7 +70,7 @@ def check_viewer(found):
 def test_a_snapshot_shows_every_byte_of_a_pool(maker, recording, tmp_path):
     """Blocks fill the segments, live ones have their names and sizes, events repeat what was done; the file is a pickle
     of just that."""
-    ctx = mx.cpu(40)
+    ctx = mx.cpu(9140)
     with storage.using(MAKERS[maker](Room(context=ctx))) as pool:
         held = [pool.allocate(n, name=f"array at train.py:{n}") for n in (1000, 5000, 300_000, 0, 2_000_000)]
         pool.free(held.pop(1))
@@ -108,7 +108,7 @@ def test_the_check_of_the_viewer_refuses_a_gap():
 
 def test_a_refusal_is_in_the_record(recording):
     """A request that fails is an event of its own, with what was asked and what the device had."""
-    ctx = mx.cpu(41)
+    ctx = mx.cpu(9141)
     with storage.using(NaivePool(Room(MIB, context=ctx))) as pool:
         with pytest.raises(OutOfMemoryError):
             pool.allocate(MIB + 1)
@@ -120,7 +120,7 @@ def test_a_refusal_is_in_the_record(recording):
 def test_nothing_is_recorded_before_and_after(recording):
     """Recording begins with its call and ends with the other one, the ring forgets what is oldest, and a bad size is
     refused."""
-    pool = NaivePool(device.get(mx.cpu(42)))
+    pool = NaivePool(device.get(mx.cpu(9142)))
     pool.free(pool.allocate(100))
     assert [event.action for event in recorded()] == ["segment_alloc", "alloc", "free"]
     storage.record(events=2)
@@ -150,7 +150,7 @@ def test_bytes_over_time_end_with_the_figures_of_now(recording):
 
 def test_the_page_is_whole_and_names_who_asked(recording, tmp_path):
     """One file without addresses of others, whose data are the snapshot's; arrays have their function and line."""
-    ctx = mx.cpu(43)
+    ctx = mx.cpu(9143)
     with storage.using(NaivePool(device.get(ctx))):
         x = mx.nd.zeros((100, 100), ctx=ctx)
         x.wait_to_read()
@@ -158,7 +158,7 @@ def test_the_page_is_whole_and_names_who_asked(recording, tmp_path):
         assert (tmp_path / "memory.html").read_text() == text
         assert not re.search(r"https?://|src=|@DATA@|@SETTINGS@", text)
         data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S)[1])
-        mine = next(one for one in data["devices"] if one["name"] == "cpu(43)")
+        mine = next(one for one in data["devices"] if one["name"] == "cpu(9143)")
         assert any("zeros at" in name and "test_snapshot.py" in name for name, _, _ in mine["holders"])
         assert mine["timeline"]
         del x

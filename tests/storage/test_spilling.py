@@ -45,7 +45,7 @@ def many(ctx, count):
 @pytest.mark.parametrize(
     ("ctx", "homes"),
     [
-        (mx.cpu(60), "file:/any:32MB"),
+        (mx.cpu(9160), "file:/any:32MB"),
         (mx.sim(60), "host:32MB"),
         (mx.sim(61), "file:/any"),
         (mx.sim(62), "peer"),
@@ -80,7 +80,7 @@ def test_four_times_what_fits_keeps_its_values(ctx, homes, folder):
 
 def test_who_was_used_last_stays(folder):
     """Of three arrays and room for two the one goes that nobody has looked at for longest."""
-    ctx = mx.cpu(65)
+    ctx = mx.cpu(9165)
     with spilling.using("file:/any"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         a, b = many(ctx, 2)
         a.asnumpy()
@@ -94,7 +94,7 @@ def test_who_was_used_last_stays(folder):
 
 def test_memory_that_somebody_looks_at_stays(folder):
     """A NumPy array on the memory, and a part of it that another array uses, keep it where it is."""
-    ctx = mx.cpu(66)
+    ctx = mx.cpu(9166)
     with spilling.using("file:/any"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         a, b = many(ctx, 2)
         view = np.from_dlpack(a)
@@ -116,7 +116,7 @@ def test_memory_that_somebody_looks_at_stays(folder):
 
 def test_no_room_in_any_home_is_part_of_the_report(folder, monkeypatch):
     """The error says why nothing could be sent elsewhere; what was in memory is as it was, and dropping makes room."""
-    ctx = mx.cpu(67)
+    ctx = mx.cpu(9167)
 
     def full(*_):
         raise OutOfMemoryError("No space left on device")
@@ -158,7 +158,7 @@ def test_the_limit_of_a_home_is_kept():
 
 def test_threads_that_share_little_memory_see_their_own_values(folder):
     """Eight threads work on arrays that together need four times what there is: every value is right at every look."""
-    ctx, wrong = mx.cpu(69), []
+    ctx, wrong = mx.cpu(9169), []
 
     def work(number):
         rng = np.random.RandomState(number)
@@ -219,7 +219,7 @@ def test_training_in_half_the_memory_has_the_same_bits(kind, folder, monkeypatch
 @pytest.mark.shows("WEFTPLAN_SPILL")
 def test_the_variable_turns_it_on(monkeypatch, folder):
     """With a list of homes arrays go there when memory runs out; ``true`` leaves them where they are."""
-    ctx = mx.cpu(72)
+    ctx = mx.cpu(9172)
     before = spilling._homes
     for text, away in (("true", False), ("file:/any:1MB", True)):
         config._reset_for_tests()
