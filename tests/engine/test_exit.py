@@ -63,11 +63,15 @@ def test_what_was_pushed_and_submitted_runs(kind):
     """Operations of the user's and tasks, of every engine of the process, with those of arrays that they read."""
     code, out, err = script(
         """
-        import time
+        import time, weakref
         import numpy as np
         import weftplan as mx
         from weftplan import engine
 
+        class Gone:
+            pass
+
+        proxy = weakref.proxy(Gone())  # asking it for its class raises
         a, b, x = np.zeros(2), np.zeros(2), mx.nd.zeros((2,))
         other = engine.create("ThreadedEngine")
         other.push(lambda: (time.sleep(0.3), print("pushed", flush=True)), (), [other.new_variable()])

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -13,6 +14,7 @@ import pytest
 import weftplan as mx
 from weftplan import engine
 from weftplan.errors import EngineError, WaitInWorkerError
+from weftplan.tasks.handle import _in_turn
 
 
 @pytest.fixture
@@ -202,6 +204,20 @@ def test_as_completed(crowd):
     late.result()
     with pytest.raises(EngineError, match="got int"):
         engine.as_completed([3])
+
+
+def test_as_completed_on_every_engine(driver):
+    """Also where nobody but the waiting thread runs operations."""
+    tasks = [engine.submit(pow, 2, n) for n in range(5)]
+    assert sorted(task.result() for task in engine.as_completed(tasks)) == [1, 2, 4, 8, 16]
+
+
+def test_a_task_that_is_told_twice_comes_once(crowd):
+    """After an interrupt the region may tell again."""
+    ended, tasks = queue.SimpleQueue(), [engine.submit(pow, 2, n) for n in range(2)]
+    for task in (tasks[0], tasks[0], tasks[1]):
+        ended.put(task)
+    assert list(_in_turn(dict.fromkeys(tasks), ended, None)) == tasks
 
 
 def test_map(driver):

@@ -194,12 +194,7 @@ class Engine(Waiting):
         if ctx is not None and type(ctx) is Context and ctx.device_type == "cpu" and not ctx.device_id:
             ctx = None
         frame = sys._getframe(1)
-        if (
-            ctx is None
-            and not priority
-            and (prop is NORMAL or prop is TASK)
-            and (not self._unusual or (self._unusual == 1 and prop is NORMAL))
-        ):
+        if ctx is None and not priority and self._unusual < (2 if prop is NORMAL else 1 if prop is TASK else 0):
             code: CodeType | None = frame.f_code
             lasti = frame.f_lasti
             kind = OprBlock if prop is NORMAL else TaskBlock

@@ -55,8 +55,9 @@ def users_pending() -> bool:
     Nobody counts that, since it would cost every operation something; the interpreter knows which operations there are,
     and one that is over is gone. For the end of the process only: looking takes a tenth of a second in a large one.
     """
+    # Not `isinstance`, which asks the object: anybody's proxies are among them, dead ones too.
     return any(
-        isinstance(thing, OprBlock) and not thing.own and not isinstance(thing, Waiter) for thing in gc.get_objects()
+        issubclass(type(thing), OprBlock) and type(thing) is not Waiter and not thing.own for thing in gc.get_objects()
     )
 
 

@@ -28,7 +28,7 @@ _giving_up = free_in_children(Lock())
 
 
 def others_first(engine: Core, patience_s: float) -> Iterator[None]:
-    """Core whenever another operation has ended, at most as often as operations are pending now.
+    """Yields whenever another operation has ended, at most as often as operations are pending now.
 
     Outside of operations it ends when ``patience_s`` were not enough: what is pending may wait for this very thread.
     """

@@ -7,6 +7,7 @@ methods. A task that nobody has begun is claimed by taking the one item of ``_cl
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -176,22 +177,28 @@ def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterato
     for task in waiting:
         if type(task) is not Task:
             raise EngineError(f"as_completed: expected what engine.submit() returned, got {type(task).__name__}")
-    for task in waiting:
-        _tell(task, ended)
-    return _in_turn(len(waiting), ended, None if timeout is None else time.monotonic() + timeout)
+    for engine in dict.fromkeys(task.var.engine for task in waiting):
+        engine._forbid_wait("as_completed")
+        if engine._bulking:
+            engine._flush_bulk()
+    for task in waiting:  # inside the region a put is one step and blocks nobody
+        task.var.engine._admit(Waiter(functools.partial(ended.put, task), (task.var,), ()))
+    return _in_turn(waiting, ended, None if timeout is None else time.monotonic() + timeout)
 
 
-def _tell(task: Task, ended: queue.SimpleQueue[Task]) -> None:
-    """Put ``task`` into ``ended`` when it is over, inside the region: a queue's put is one step and blocks nobody."""
-    task.var.engine._admit(Waiter(lambda: ended.put(task), (task.var,), ()))
-
-
-def _in_turn(count: int, ended: queue.SimpleQueue[Task], end: float | None) -> Iterator[Task]:
-    for left in range(count, 0, -1):
+def _in_turn(waiting: dict[Task, None], ended: queue.SimpleQueue[Task], end: float | None) -> Iterator[Task]:
+    count = len(waiting)
+    while waiting:
+        if ended.empty():
+            for engine in dict.fromkeys(task.var.engine for task in waiting):
+                engine._before_wait()  # where nobody else would run them
         try:
-            yield ended.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+            task = ended.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
         except queue.Empty:
-            raise TimeoutError(f"{left} of {count} tasks were not over in time") from None
+            raise TimeoutError(f"{len(waiting)} of {count} tasks were not over in time") from None
+        if task in waiting:  # else it was told twice, around an interrupt
+            del waiting[task]
+            yield task
 
 
 def results(tasks: list[Task], timeout: float | None) -> Iterator[Any]:
