@@ -149,5 +149,9 @@ class WorkerLostError(KVStoreError):
     """A process that shares a distributed kvstore died, or cannot be reached any more."""
 
 
+class NotResumableError(MXNetError, NotImplementedError):
+    """An iterator cannot say where it stands, so that nobody can go on from there."""
+
+
 class NotImplementedForSymbol(MXNetError, NotImplementedError):
     """An NDArray-only method was called on a Symbol."""

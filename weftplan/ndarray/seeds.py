@@ -1,9 +1,13 @@
 """Keys of random draws: who draws what depends on the seed and the order of the calls alone.
 
-Each context has a stream of keys (seed, counter); a key is taken on the calling thread.
+Each context has a stream of keys (seed, counter); a key is taken on the calling thread. A thread whose draws come at no
+certain time between those of others has a sequence of its own: :class:`Draws`.
 """
 
 from __future__ import annotations
+
+import threading
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,7 +42,12 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
 
 
 def next_key(ctx: Context) -> tuple[int, int]:
-    """(seed, counter) of the next draw on ``ctx``; the counter stays below 2**32 draws per seed."""
+    """(seed, counter) of the next draw on ``ctx``; the counter stays below 2**32 draws per seed.
+
+    Within ``with Draws(…):`` the key is of that sequence.
+    """
+    if _here.draws is not None:
+        return _here.draws.next_key(ctx)
     with _lock:
         stream = _streams.get(ctx)
         if stream is None:
@@ -55,3 +64,59 @@ def _mixed(number: int, ctx: Context) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return (value ^ (value >> 31)) >> 1
+
+
+class Draws:
+    """A sequence of keys of its own: ``with draws:`` gives this thread the next ones, whatever others draw.
+
+    Args:
+        seed, counter: a key, such as :func:`next_key` gives; another one means other draws.
+        drawn: keys that were taken already.
+
+    >>> from weftplan.device.context import cpu
+    >>> with Draws(7, 0) as draws:
+    ...     first = next_key(cpu())
+    >>> with Draws(7, 0):
+    ...     assert next_key(cpu()) == first
+    >>> draws.state()
+    [7, 0, 1]
+    """
+
+    def __init__(self, seed: int, counter: int, drawn: int = 0) -> None:
+        self._start = (seed, counter)
+        self._drawn = drawn
+
+    def next_key(self, ctx: Context) -> tuple[int, int]:
+        """The next key, for a draw on ``ctx``."""
+        seed, counter = self._start
+        drawn, self._drawn = self._drawn, self._drawn + 1
+        return _mixed(seed ^ counter * 0x9E3779B97F4A7C15, ctx), drawn
+
+    def state(self) -> list[int]:
+        """What :meth:`of` makes the rest of the sequence of."""
+        return [*self._start, self._drawn]
+
+    @classmethod
+    def of(cls, state: Any) -> Self:
+        """The rest of a sequence.
+
+        Raises:
+            ParameterError: ``state`` is none.
+        """
+        if not isinstance(state, (list, tuple)) or len(state) != 3 or any(type(part) is not int for part in state):
+            raise ParameterError(f"the state of draws must be three whole numbers, got {state!r:.80}")
+        return cls(*state)
+
+    def __enter__(self) -> Self:
+        self._outer, _here.draws = _here.draws, self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _here.draws = self._outer
+
+
+class _Here(threading.local):
+    draws: Draws | None = None
+
+
+_here = _Here()

@@ -7,7 +7,7 @@ an iterator.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy as np
 from weftplan.device.context import cpu
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array, random
-from weftplan.training.io import DataBatch, DataDesc, DataIter
+from weftplan.training.io import DataBatch, DataDesc, DataIter, generator
+from weftplan.training.iterator_state import State, key_in, make_state, read_state, whole_in
 
 Sentences = Iterable[Sequence[Any]]
 
@@ -111,6 +112,7 @@ class BucketSentenceIter(DataIter):
         self.provide_data = [self._desc(data_name, self.default_bucket_key)]
         self.provide_label = [self._desc(label_name, self.default_bucket_key)]
         self.idx: list[tuple[int, int]] = []
+        self._facts = {"batch_size": batch_size, "rows": [list(rows.shape) for rows in self.data]}
         self.reset()
 
     def _desc(self, name: str, length: int) -> DataDesc:
@@ -118,24 +120,36 @@ class BucketSentenceIter(DataIter):
         return DataDesc(name, shape, self.dtype, self.layout)
 
     def reset(self) -> None:
-        seed, counter = random.next_key(cpu())
-        generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
-        self.curr_idx = 0
-        for rows in self.data:
-            generator.shuffle(rows)
+        self._begin(random.next_key(cpu()))
+
+    def _begin(self, key: tuple[int, int]) -> None:
+        chance = generator(key)
+        self._key, self.curr_idx = key, 0
+        self._orders = [np.arange(len(rows)) for rows in self.data]
+        for order in self._orders:
+            chance.shuffle(order)
         self.idx = [
             (bucket, start)
             for bucket, rows in enumerate(self.data)
             for start in range(0, len(rows) - self.batch_size + 1, self.batch_size)
         ]
-        generator.shuffle(self.idx)
+        chance.shuffle(self.idx)
+
+    def state(self) -> State:
+        return make_state(self, self._facts, key=list(self._key), batch=self.curr_idx)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        key, batch = read_state(self, state, self._facts, "key", "batch")
+        drawn, place = key_in(self, key), whole_in(self, "batch", batch, len(self.idx))
+        self._begin(drawn)
+        self.curr_idx = place
 
     def next(self) -> DataBatch:
         if self.curr_idx == len(self.idx):
             raise StopIteration
         bucket, start = self.idx[self.curr_idx]
         self.curr_idx += 1
-        rows = self.data[bucket][start : start + self.batch_size]
+        rows = self.data[bucket][self._orders[bucket][start : start + self.batch_size]]
         labels = np.full_like(rows, self.invalid_label)
         labels[:, :-1] = rows[:, 1:]
         length = self.buckets[bucket]

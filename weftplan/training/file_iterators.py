@@ -1,7 +1,6 @@
-"""Iterators over files, and around other iterators: CSVIter, MNISTIter, ResizeIter, PrefetchingIter.
+"""Iterators over files, and one around another iterator: CSVIter, MNISTIter, ResizeIter.
 
-An iterator is used by one thread. ``PrefetchingIter`` owns threads of its own, which read one batch ahead and end
-with the iterator.
+An iterator is used by one thread.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import gzip
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ import numpy as np
 
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
-from weftplan.training.io import DataBatch, DataDesc, DataIter, Host
+from weftplan.training.io import DataBatch, DataDesc, DataIter, Host, generator
+from weftplan.training.iterator_state import State, make_state, read_state, whole_in
 
 File = str | os.PathLike[str]
 
@@ -39,6 +38,17 @@ class _Rows(DataIter):
         self._order = np.arange(len(data))
         self._cursor = 0
         self._batch: DataBatch | None = None
+        self._facts: dict[str, Any] = {
+            "samples": len(data), "batch_size": batch_size, "shapes": [list(data.shape[1:]), list(label.shape[1:])],
+        }  # fmt: skip
+
+    def state(self) -> State:
+        return make_state(self, self._facts, cursor=self._cursor)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        (cursor,) = read_state(self, state, self._facts, "cursor")
+        self._cursor = whole_in(self, "cursor", cursor, len(self._data) + self.batch_size)
+        self._batch = None
 
     def _take(self, rows: Host, pad: int) -> None:
         self._batch = DataBatch(
@@ -109,12 +119,22 @@ class CSVIter(_Rows):
             label = _table(label_csv, shape, np.dtype(dtype))
         super().__init__(data, label, batch_size, data_name, label_name)
         self.round_batch = round_batch
+        self._facts["round_batch"] = bool(round_batch)
         self._used = 0
-        """Samples of this epoch that filled up the last batch of the one before."""
+        """Samples of the next epoch that filled up the last batch of this one."""
 
     def reset(self) -> None:
         self._cursor = self._used
         self._used = 0
+
+    def state(self) -> State:
+        return {**super().state(), "used": self._used}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        (used,) = read_state(self, state, self._facts, "used")
+        whole_in(self, "used", used, len(self._data))
+        super().set_state(state)
+        self._used = used
 
     def iter_next(self) -> bool:
         count, start = len(self._data), self._cursor
@@ -173,7 +193,8 @@ class MNISTIter(_Rows):
         images = images.reshape(len(images), -1) if flat else images[:, None]
         super().__init__(images, _idx(label, 1).astype(np.float32), batch_size, data_name, label_name)
         if shuffle:
-            np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), 0])).shuffle(self._order)
+            generator((seed, 0)).shuffle(self._order)
+        self._facts["seed"] = int(seed) if shuffle else None
 
     def reset(self) -> None:
         self._cursor = 0
@@ -229,6 +250,15 @@ class ResizeIter(DataIter):
         if self.reset_internal:
             self.data_iter.reset()
 
+    def state(self) -> State:
+        return make_state(self, {"size": self.size}, cur=self.cur, of_inner=self.data_iter.state())
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        cur, inner = read_state(self, state, {"size": self.size}, "cur", "of_inner")
+        whole_in(self, "cur", cur, self.size)
+        self.data_iter.set_state(inner)
+        self.cur, self.current_batch = cur, None
+
     def iter_next(self) -> bool:
         if self.cur == self.size:
             return False
@@ -245,84 +275,3 @@ class ResizeIter(DataIter):
             raise StopIteration
         assert self.current_batch is not None
         return self.current_batch
-
-
-class PrefetchingIter(DataIter):
-    """One or several iterators whose next batches are made by threads while this one is used.
-
-    Args:
-        iters: iterators; their data and labels stand behind each other in a batch.
-        rename_data, rename_label: for each iterator other names: a dictionary from old to new.
-    """
-
-    def __init__(
-        self,
-        iters: DataIter | Sequence[DataIter],
-        rename_data: Sequence[Mapping[str, str]] | None = None,
-        rename_label: Sequence[Mapping[str, str]] | None = None,
-    ) -> None:
-        self.iters = [iters] if isinstance(iters, DataIter) else list(iters)
-        if not self.iters:
-            raise ParameterError("PrefetchingIter needs at least one iterator")
-        super().__init__(self.iters[0].batch_size)
-        self.provide_data = self._descs(lambda it: it.provide_data, rename_data)
-        self.provide_label = self._descs(lambda it: it.provide_label, rename_label)
-        self._threads = ThreadPoolExecutor(len(self.iters), thread_name_prefix="weftplan-prefetch")
-        self.current_batch: DataBatch | None = None
-        self._coming: list[Future[DataBatch | None]] = []
-        self._ask()
-
-    def _descs(self, of: Callable[[DataIter], Any], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:
-        renamed = names or [{}] * len(self.iters)
-        return [
-            DataDesc(
-                new.get(desc[0], desc[0]), desc[1], *((desc.dtype, desc.layout) if isinstance(desc, DataDesc) else ())
-            )
-            for it, new in zip(self.iters, renamed, strict=True)
-            for desc in of(it)
-        ]
-
-    def _ask(self) -> None:
-        self._coming = [self._threads.submit(_next_or_none, it) for it in self.iters]
-
-    def reset(self) -> None:
-        for future in self._coming:
-            future.result()
-        for it in self.iters:
-            it.reset()
-        self._ask()
-
-    def iter_next(self) -> bool:
-        batches = [future.result() for future in self._coming]
-        found = [batch for batch in batches if batch is not None]
-        if len(found) < len(batches):
-            if found:
-                raise ShapeError("PrefetchingIter: the iterators have different numbers of batches")
-            return False
-        self.current_batch = DataBatch(
-            [a for batch in found for a in batch.data],
-            [a for batch in found for a in batch.label],
-            found[0].pad,
-            found[0].index,
-            provide_data=self.provide_data,
-            provide_label=self.provide_label,
-        )
-        self._ask()
-        return True
-
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        assert self.current_batch is not None
-        return self.current_batch
-
-    def __del__(self) -> None:
-        if hasattr(self, "_threads"):
-            self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _next_or_none(iterator: DataIter) -> DataBatch | None:
-    try:
-        return iterator.next()
-    except StopIteration:
-        return None

@@ -14,6 +14,7 @@ import numpy as np
 from weftplan.device.context import cpu
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
+from weftplan.training.iterator_state import State, key_in, make_state, not_resumable, numbers_in, read_state, whole_in
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
@@ -108,7 +109,10 @@ class _Settable:
 
 
 class DataIter:
-    """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next."""
+    """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next.
+
+    An iterator that a long run can be resumed with also has :meth:`state` and :meth:`set_state`.
+    """
 
     def __init__(self, batch_size: int = 0) -> None:
         self.batch_size = batch_size
@@ -148,6 +152,31 @@ class DataIter:
     def getindex(self) -> Host | None:
         """Numbers of the samples of the current batch, if they are known."""
         return None
+
+    def state(self) -> State:
+        """Where the iterator stands: after which batch of which epoch, in which order.
+
+        :meth:`set_state` of an iterator that was made in the same way, in this process or another, then gives the
+        batches that would come here from now on, bit for bit, to the end of the epoch. The orders of later epochs are
+        drawn from ``mx.random``, whose own state is not part of this one. What reads ahead says where its user stands.
+
+        The values are plain: None, booleans, numbers, text, and lists and dictionaries of these, so that JSON holds
+        them. Call it on the thread that uses the iterator.
+
+        Raises:
+            NotResumableError: the iterator does not know; an iterator of one's own does not, unless it replaces both
+                methods.
+        """
+        raise not_resumable(self)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go to where :meth:`state` was taken; nothing is drawn from ``mx.random``.
+
+        Raises:
+            ParameterError: the state is of another iterator; the message lists the differences, and nothing changes.
+            NotResumableError: as :meth:`state`.
+        """
+        raise not_resumable(self)
 
     def __iter__(self) -> Iterator[DataBatch]:
         return self
@@ -205,8 +234,20 @@ class NDArrayIter(DataIter):
             )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
-        self._order = np.arange(self.num_data)
+        self._facts = {
+            "samples": self.num_data,
+            "batch_size": int(batch_size),
+            "shuffle": bool(shuffle),
+            "last_batch_handle": last_batch_handle,
+            "shapes": {name: list(values.shape[1:]) for name, values in (*self.data, *self.label)},
+        }
+        self._key: tuple[int, int] | None = None
+        """What the order of this epoch was drawn with, where it is random."""
+        self._brought = np.empty(0, np.int64)
+        """Samples of the epoch before with which this one begins."""
         self._carried = np.empty(0, np.int64)
+        """Samples of this epoch with which the next one begins."""
+        self._order = np.arange(self.num_data)
         self._cursor = 0
         self._batch: DataBatch | None = None
         self.reset()
@@ -220,14 +261,35 @@ class NDArrayIter(DataIter):
         return [DataDesc(n, (self.batch_size, *v.shape[1:]), v.dtype) for n, v in self.label]
 
     def reset(self) -> None:
+        self._begin(random.next_key(cpu()) if self.shuffle else None, self._carried)
+
+    def _begin(self, key: tuple[int, int] | None, brought: Host) -> None:
         order = np.arange(self.num_data)
-        if self.shuffle:
-            seed, counter = random.next_key(cpu())
-            mask = 2**64 - 1
-            np.random.Generator(np.random.Philox(key=[seed & mask, counter & mask])).shuffle(order)
-        self._order = np.concatenate([self._carried, order])
+        if key is not None:
+            generator(key).shuffle(order)
+        self._key, self._brought = key, brought
+        self._order = np.concatenate([brought, order])
         self._carried = np.empty(0, np.int64)
         self._cursor = 0
+
+    def state(self) -> State:
+        return make_state(
+            self,
+            self._facts,
+            key=None if self._key is None else list(self._key),
+            brought=self._brought.tolist(),
+            carried=self._carried.tolist(),
+            cursor=self._cursor,
+        )
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        key, *parts, cursor = read_state(self, state, self._facts, "key", "brought", "carried", "cursor")
+        brought, carried = (np.asarray(numbers_in(self, "samples", part, self.num_data), np.int64) for part in parts)
+        whole_in(self, "cursor", cursor, len(brought) + self.num_data + self.batch_size)
+        drawn = key_in(self, key) if self.shuffle else None
+        self._begin(drawn, brought)
+        self._carried, self._cursor = carried, cursor
+        self._batch = None
 
     @property
     def idx(self) -> Host:
@@ -285,6 +347,12 @@ class NDArrayIter(DataIter):
         if self._batch is None:
             raise MXNetError("NDArrayIter: there is no batch yet; call next() or iter_next() first")
         return self._batch
+
+
+def generator(key: tuple[int, int]) -> np.random.Generator:
+    """A generator that depends on the key of a draw alone."""
+    mask = 2**64 - 1
+    return np.random.Generator(np.random.Philox(key=[key[0] & mask, key[1] & mask]))
 
 
 def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.training.io import DataBatch, DataDesc, DataIter
+from weftplan.training.iterator_state import State, make_state, read_state
 
 
 class PartOfBatchIter(DataIter):
@@ -49,6 +53,15 @@ class PartOfBatchIter(DataIter):
 
     def reset(self) -> None:
         self._source.reset()
+
+    def state(self) -> State:
+        """As :meth:`DataIter.state <weftplan.training.io.DataIter.state>`; the same for every worker, and for any
+        number of them."""
+        return make_state(self, {}, source=self._source.state())
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        (source,) = read_state(self, state, {}, "source")
+        self._source.set_state(source)
 
     def next(self) -> DataBatch:
         batch = self._source.next()

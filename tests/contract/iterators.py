@@ -1,0 +1,69 @@
+"""Every data iterator of the package, made anew for one test: the list that the contract of iterators runs over."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import weftplan as mx
+from weftplan.training.parts import PartOfBatchIter
+
+ROWS = np.arange(22, dtype="float32").reshape(11, 2)
+LABELS = np.arange(11, dtype="float32")
+
+
+def arrays(**settings: Any) -> mx.io.DataIter:
+    """Eleven rows in batches of four."""
+    return mx.io.NDArrayIter(ROWS, LABELS, batch_size=4, **settings)
+
+
+def table(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """The rows from a text file."""
+    path = folder / "rows.csv"
+    np.savetxt(path, ROWS, delimiter=",")
+    return mx.io.CSVIter(path, (2,), batch_size=4, **settings)
+
+
+def images(folder: Path) -> mx.io.DataIter:
+    """Eleven images of 2x2 pixels, as MNIST's files, in a random order that stays."""
+    pixels, labels = np.arange(44, dtype="u1").reshape(11, 2, 2), np.arange(11, dtype="u1")
+    for name, values in (("im", pixels), ("lb", labels)):
+        head = struct.pack(f">I{values.ndim}I", 0x800 | values.ndim, *values.shape)
+        (folder / name).write_bytes(head + values.tobytes())
+    return mx.io.MNISTIter(folder / "im", folder / "lb", batch_size=4, seed=3)
+
+
+def sentences(folder: Path) -> mx.io.DataIter:
+    """Sentences of two lengths."""
+    return mx.rnn.BucketSentenceIter([[i] * (2 + i % 2) for i in range(12)], 2)
+
+
+def sides(folder: Path) -> mx.io.DataIter:
+    """Two iterators side by side, one of them in a random order."""
+    other = mx.io.NDArrayIter({"more": ROWS}, {"more_label": LABELS}, batch_size=4, shuffle=True)
+    return mx.io.PrefetchingIter([arrays(), other], depth=2)
+
+
+ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {
+    "arrays": lambda folder: arrays(),
+    "arrays shuffled": lambda folder: arrays(shuffle=True),
+    "arrays discard": lambda folder: arrays(shuffle=True, last_batch_handle="discard"),
+    "arrays roll over": lambda folder: arrays(shuffle=True, last_batch_handle="roll_over"),
+    "table": table,
+    "table starting over": lambda folder: table(folder, round_batch=False),
+    "images": images,
+    "sentences": sentences,
+    "resized": lambda folder: mx.io.ResizeIter(arrays(), 5),
+    "resized going on": lambda folder: mx.io.ResizeIter(arrays(), 2, reset_internal=False),
+    "part": lambda folder: PartOfBatchIter(arrays(shuffle=True), rank=1, num_workers=2),
+    "ahead": lambda folder: mx.io.PrefetchingIter(arrays(shuffle=True)),
+    "ahead by three": lambda folder: mx.io.PrefetchingIter(
+        arrays(shuffle=True, last_batch_handle="roll_over"), depth=3
+    ),
+    "ahead of sentences": lambda folder: mx.io.PrefetchingIter(sentences(folder), depth=2),
+    "side by side": sides,
+}

@@ -1,0 +1,195 @@
+"""What every data iterator does: epochs, ends, and states from which another one goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+import weftplan as mx
+from tests.contract.iterators import ITERATORS, arrays
+from weftplan.errors import MXNetError, NotResumableError, ParameterError
+
+Seen = list[tuple[Any, ...]]
+
+
+def facts(batch: mx.io.DataBatch) -> tuple[Any, ...]:
+    """All that a batch says, as plain values."""
+    index = None if batch.index is None else batch.index.tolist()
+    return ([a.tolist() for a in batch.data], [a.tolist() for a in batch.label], batch.pad, index, batch.bucket_key)
+
+
+def rest(it: mx.io.DataIter, most: int | None = None) -> Seen:
+    """The batches until the end of the epoch, or so many."""
+    found: Seen = []
+    while most is None or len(found) < most:
+        try:
+            found.append(facts(it.next()))
+        except StopIteration:
+            break
+    return found
+
+
+@pytest.fixture(params=ITERATORS, ids=lambda name: name.replace(" ", "_"))
+def make(request, tmp_path):
+    """Makes equal iterators; those that can be closed are, at the end."""
+    with contextlib.ExitStack() as made:
+
+        def fresh() -> mx.io.DataIter:
+            it = ITERATORS[request.param](tmp_path)
+            if hasattr(it, "close"):
+                made.callback(it.close)
+            return it
+
+        yield fresh
+
+
+def test_an_epoch(make):
+    """Batches have the shapes and dtypes that the iterator promises, or that they say themselves; an end stays."""
+    mx.random.seed(1)
+    it = make()
+    for _ in range(3):
+        count = 0
+        for batch in it:
+            count += 1
+            for descs, found in (
+                (batch.provide_data or it.provide_data, batch.data),
+                (batch.provide_label or it.provide_label, batch.label),
+            ):
+                assert [(d.shape, d.dtype) for d in descs] == [(a.shape, a.dtype) for a in found]
+            assert 0 <= batch.pad < it.batch_size
+        assert count
+        assert rest(it) == []
+        it.reset()
+
+
+def test_the_seed_decides(make):
+    """Equal iterators give equal epochs under equal seeds."""
+    runs = []
+    for _ in range(2):
+        mx.random.seed(5)
+        it = make()
+        epochs = [rest(it)]
+        it.reset()
+        runs.append([*epochs, rest(it)])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_another_one_goes_on(make, epoch):
+    """From every place of an epoch a new iterator with the state gives what would come, and the next epoch, too; the
+    state is plain, looking changes nothing, and going there draws nothing."""
+    mx.random.seed(7)
+    it = make()
+    for _ in range(epoch):
+        rest(it)
+        it.reset()
+    states, batches = [it.state()], []
+    while found := rest(it, 1):
+        batches += found
+        states.append(it.state())
+    mx.random.seed(8)
+    it.reset()
+    following = rest(it)
+    for place, state in enumerate(states):
+        mx.random.seed(99)
+        other = make()
+        rest(other, place % 2)
+        key = mx.random.next_key(mx.cpu())
+        other.set_state(json.loads(json.dumps(state)))
+        assert mx.random.next_key(mx.cpu()) == (key[0], key[1] + 1)
+        assert other.state() == state
+        assert rest(other) == batches[place:]
+        mx.random.seed(8)
+        other.reset()
+        assert rest(other) == following
+
+
+def test_states_of_others_are_refused(make):
+    """A state of another class, of other settings or of no form is refused, and the iterator stays where it is."""
+    mx.random.seed(3)
+    it, twin = make(), None
+    mx.random.seed(3)
+    twin = make()
+    assert rest(it, 1) == rest(twin, 1)
+    own = it.state()
+
+    def changed(value: Any) -> Any:
+        """The state with one fact, deep down, that is not the iterator's."""
+        if value.get("of"):
+            name = next(iter(value["of"]))
+            return {**value, "of": {**value["of"], name: [value["of"][name], 17]}}
+        (inner,) = [name for name in value if name not in ("iterator", "of")]
+        held = value[inner]
+        if isinstance(held, dict):
+            return {**value, inner: changed(held)}
+        return {**value, inner: [*held[:-1], {**held[-1], "source": changed(held[-1]["source"])}]}
+
+    for bad in (
+        None,
+        {},
+        [],
+        {**own, "iterator": "Other"},
+        changed(own),
+        {"iterator": own["iterator"], "of": own["of"]},
+    ):
+        with pytest.raises(ParameterError, match="set_state"):
+            it.set_state(bad)
+        assert it.state() == own
+    assert rest(it) == rest(twin)
+
+
+def test_differences_are_listed():
+    """The message says what was and what is, for every fact that differs."""
+    state = arrays(shuffle=True).state()
+    with pytest.raises(
+        ParameterError, match=r"shuffle: True then, False now; last_batch_handle: 'pad' then, 'discard'"
+    ):
+        arrays(last_batch_handle="discard").set_state(state)
+    for wrong in ({"cursor": 99}, {"cursor": -1}, {"cursor": 1.0}, {"key": [1]}, {"carried": [11]}, {"brought": None}):
+        with pytest.raises(ParameterError, match=r"NDArrayIter\.set_state"):
+            arrays(shuffle=True).set_state({**state, **wrong})
+
+
+class Plain(mx.io.DataIter):
+    """One's own iterator, without states: it fails at the third batch."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.provide_data, self.provide_label = [("data", (1,))], []
+        self.reset()
+
+    def reset(self) -> None:
+        self.at = 0
+
+    def next(self) -> mx.io.DataBatch:
+        self.at += 1
+        if self.at == 3:
+            raise ValueError("the third cannot be read")
+        if self.at > 5:
+            raise StopIteration
+        return mx.io.DataBatch([mx.nd.full((1,), self.at)])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_ones_own_iterator(depth):
+    """One without states says so, ahead or not; its error comes in the place of its batch, and the others follow."""
+    plain = Plain()
+    it = mx.io.PrefetchingIter(plain, depth=depth) if depth else plain
+    for use in (it.state, lambda: it.set_state({}) if depth == 0 else it.state()):
+        with pytest.raises(NotResumableError, match="Plain cannot be resumed"):
+            use()
+    for _ in range(2):
+        assert [float(it.next().data[0].asscalar()) for _ in range(2)] == [1, 2]
+        with pytest.raises(ValueError, match="third"):
+            it.next()
+        assert [float(it.next().data[0].asscalar()) for _ in range(2)] == [4, 5]
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                it.next()
+        it.reset()
+    if depth:
+        it.close()
+    assert issubclass(NotResumableError, MXNetError)
