@@ -1,10 +1,14 @@
 """From plain arrays to vars: which var orders access to the memory under an array.
 
-Arrays are known by their *owner*, the object at the end of the chain ``array.base``: all views of one buffer share one
-var, so a slice and the whole never run into each other (and two disjoint slices are ordered too, unless the array was
-divided into tiles, which have vars of their own: ``tiles.py``). An entry lasts as
-long as an array over that owner; no array is kept alive by it. Memory that is reached through unrelated owners (the
-same DLPack tensor imported twice, a pointer) is not recognised as the same: give such operations a common var.
+Arrays are known by their *owner*, the object at the end of the chain ``array.base``. A buffer that tasks use as a
+whole has one var. Slices that tasks write get vars of their own (``parts.py``), and so do the tiles of an array that
+was divided (``tiles.py``); a view has the vars of all that it touches, so a slice and the whole never run into each
+other. Whoever asks for *the* var of an array gets one, and from then on the buffer is ordered as a whole. An entry
+lasts as long as an array over that owner; no array is kept alive by it. Memory that is reached through unrelated owners
+(the same DLPack tensor imported twice, a pointer) is not recognised as the same: give such operations a common var.
+
+Between looking for vars and pushing on them a buffer must not be cut, or two tasks would not see each other. A task is
+therefore *in flight* meanwhile, and whoever would cut while others are in flight leaves it, which is always right.
 
 Lock rank: the registry's lock is above the engine's (nothing is pushed under it). Weak-reference callbacks run
 anywhere, inside this lock too, so they only append to a deque, which the next look-up empties. The interpreter runs
@@ -14,6 +18,8 @@ of its old entry in the deque.
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -24,11 +30,13 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.factory import get
+from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.tasks.handle import Task
-from weftplan.tasks.tiles import Grid, Tiles
+from weftplan.tasks.parts import Parts
+from weftplan.tasks.tiles import Grid, Tiles, address, bounds
 
 
 def is_array(thing: Any) -> bool:
@@ -67,6 +75,8 @@ def context_of(thing: Any) -> Context | None:
 def var_of(array: Any, engine: Engine | None = None) -> Var:
     """The var that orders access to the memory of ``array`` on ``engine`` (default: the process-wide one).
 
+    From then on tasks on slices of its buffer are ordered with each other, as tasks on the whole buffer are.
+
     Args:
         array: a NumPy or CuPy array, a row of a structured one, an NDArray, or a var, which stands for itself.
 
@@ -78,7 +88,10 @@ def var_of(array: Any, engine: Engine | None = None) -> Var:
     >>> var_of(whole[1:]) is var_of(whole.T), var_of(whole) is var_of(whole.copy())
     (True, False)
     """
-    found = vars_of(array, engine if engine is not None else get())
+    engine = engine if engine is not None else get()
+    if _is_row(array):
+        array = array.base
+    found = _registry.whole(array, engine) if isinstance(array, np.ndarray) else vars_of(array, engine)
     if len(found) != 1:
         raise EngineError(
             f"an array of shape {array.shape} was divided into tiles and touches {len(found)} of them: it has no "
@@ -98,6 +111,24 @@ def vars_of(array: Any, engine: Engine) -> list[Var]:
     if not is_array(array):
         raise EngineError(f"expected a NumPy or CuPy array, an NDArray or an engine var, got {type(array).__name__}")
     return _registry.vars_of(array.base if _is_row(array) else array, engine)
+
+
+def vars_for(
+    read: Sequence[Any], written: Sequence[Any], engine: Engine, flight: object
+) -> tuple[list[Var], list[Var]]:
+    """The vars that a task reads and writes which is about to be pushed; slices that it writes get vars of their own.
+
+    ``flight`` stands for the task: whoever calls this takes it out of :data:`in_flight` when the task has been pushed.
+    """
+    in_flight.add(flight)
+    for array in written:
+        # What runs at once gains nothing, and in debug mode an array is writable or read-only as a whole.
+        if type(array) is np.ndarray and array.base is not None and not engine._inline and not engine._debug:
+            _registry.cut(array, engine)
+    return (
+        [var for array in read for var in vars_of(array, engine)],
+        [var for array in written for var in vars_of(array, engine)],
+    )
 
 
 def tiles(array: Any, tile: int | Sequence[int]) -> Tiles:
@@ -137,14 +168,30 @@ def _nothing() -> None:
 
 
 class _Entry:
-    """One owner: its var, its tiles, and weak references to the arrays through which it is known, by their ids."""
+    """One owner: its vars, and weak references to the arrays through which it is known, by their ids."""
 
-    __slots__ = ("anchors", "grid", "var")
+    __slots__ = ("anchors", "grid", "parts", "var", "whole")
 
     def __init__(self, var: Var) -> None:
         self.var = var
+        """Of all bytes that are in no tile; also that of the first part."""
         self.grid: Grid | None = None
+        self.parts: Parts | None = None
+        self.whole = False
+        """Somebody has ``var``: it is to order every access."""
         self.anchors: dict[int, weakref.ref[Any]] = {}
+
+    def vars(self) -> list[Var]:
+        """All of them."""
+        found = [self.var, *(self.grid.vars if self.grid is not None else ())]
+        return found if self.parts is None else list(dict.fromkeys((*found, *self.parts.vars)))
+
+    def move(self, engine: Engine) -> None:
+        """New vars, of another engine; the old ones are idle."""
+        self.var = engine.new_variable()
+        self.parts = None
+        if self.grid is not None:
+            self.grid.move(engine)
 
 
 class _Registry:
@@ -160,17 +207,59 @@ class _Registry:
     def vars_of(self, array: Any, engine: Engine) -> list[Var]:
         with self._lock:
             entry = self._entry(array, engine)
-            if entry.grid is None:
-                return [entry.var]
-            touched, beyond = entry.grid.touched(array)
-            return [*touched, entry.var] if beyond or not touched else touched
+            return _vars_in(entry, array)
+
+    def whole(self, array: Any, engine: Engine) -> list[Var]:
+        """The one var that orders every access to the buffer from now on; or those of the tiles of ``array``."""
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            with self._lock:
+                entry = self._entry(array, engine)
+                if entry.grid is not None:
+                    return _vars_in(entry, array)
+                if entry.parts is None or entry.whole:
+                    entry.whole = True
+                    return [entry.var]
+                if not in_flight or time.monotonic() > end:  # else a task could miss the new var
+                    var = engine.new_variable()
+                    fence = _fence(engine, [var, *entry.parts.vars])
+                    entry.var, entry.whole = var, True
+                    break
+            time.sleep(0)
+        engine._admitted(fence)
+        return [var]
+
+    def cut(self, array: Any, engine: Engine) -> None:
+        """Give a slice that a task is about to write vars of its own, if that can be done now.
+
+        The fences are carried out with the push that follows, at the latest.
+        """
+        with self._lock:
+            entry = self._entry(array, engine)
+            if entry.grid is not None or entry.whole or len(in_flight) > 1 or not array.size:
+                return
+            if array.nbytes >= _roots(array)[0].nbytes:
+                return
+            parts = entry.parts
+            if parts is None:
+                parts = Parts([0], [entry.var])
+
+            def idle(var: Var) -> bool:
+                # In this order: what has been asked for is carried out first, and seen on the var then.
+                return not engine._requests and var.write is None and not var.readers
+
+            after, fences = parts.cut(*bounds(array), engine.new_variable, idle)
+            for group in fences:
+                _fence(engine, group)
+            if after is not parts:
+                entry.parts = after
 
     def divide(self, array: Any, grid: Grid, engine: Engine) -> list[Var]:
         """Give the owner of ``array`` a grid; returns the vars that ordered it before."""
         with self._lock:
             entry = self._entry(array, engine)
-            before = [entry.var, *(entry.grid.vars if entry.grid is not None else ())]
-            entry.grid = grid
+            before = entry.vars()
+            entry.grid, entry.parts = grid, None
             return before
 
     def _entry(self, array: Any, engine: Engine) -> _Entry:
@@ -182,15 +271,13 @@ class _Registry:
         if entry is None:
             entry = self._entries[key] = _Entry(engine.new_variable())
         elif entry.var.engine is not engine:
-            for var in (entry.var, *(entry.grid.vars if entry.grid is not None else ())):
+            for var in entry.vars():
                 if var.state != "IDLE":
                     raise EngineError(
                         f"an array of shape {getattr(array, 'shape', '?')} is still used by operations on "
                         f"{var.engine!r}, and was given to {engine!r}; wait for the first engine before"
                     )
-            entry.var = engine.new_variable()
-            if entry.grid is not None:
-                entry.grid.move(engine)
+            entry.move(engine)
         if known not in entry.anchors:
             dead = self._dead
             entry.anchors[known] = weakref.ref(anchor, lambda _: dead.append((key, known)))
@@ -212,6 +299,31 @@ class _Registry:
         with self._lock:
             self._bury()
             return len(self._entries)
+
+
+def _vars_in(entry: _Entry, array: Any) -> list[Var]:
+    """Those of ``array``; the registry's lock is held."""
+    if entry.grid is not None:
+        touched, beyond = entry.grid.touched(array)
+        return [*touched, entry.var] if beyond or not touched else touched
+    if entry.parts is None:
+        return [entry.var]
+    if array.size:
+        low, high = bounds(array)
+    else:
+        low = high = address(array)
+    found = entry.parts.touched(low, high)
+    return [*found, entry.var] if entry.whole else list(found)
+
+
+def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:
+    """Ask for an operation that writes ``variables``; the next push carries it out. Runs no code of anybody's."""
+    fence = DetailedBlock(_nothing, (), searchable(tuple(variables)), "parts", None, None, FnProperty.TASK)
+    fence.own = True
+    if engine._tracer is not None:
+        fence.push_ns = time.perf_counter_ns()
+    engine._requests.append(fence)
+    return fence
 
 
 def _roots(array: Any) -> tuple[Any, Any]:
@@ -239,5 +351,11 @@ def _roots(array: Any) -> tuple[Any, Any]:
         owner = below
 
 
+in_flight: set[object] = set()
+"""Stands for each task whose vars have been looked for and that has not been pushed yet; added and removed in one step
+each, without the lock."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=in_flight.clear)
+_PATIENCE_S = 0.1
 _registry = _Registry()
 _CPU0 = Context("cpu", 0)

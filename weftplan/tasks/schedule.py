@@ -34,7 +34,7 @@ from weftplan.engine.factory import get
 from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
-from weftplan.tasks.arrays import context_of, is_array, is_ndarray, var_of, vars_of
+from weftplan.tasks.arrays import context_of, in_flight, is_array, is_ndarray, var_of, vars_for, vars_of
 from weftplan.tasks.handle import Task, results
 from weftplan.undeclared import read_only
 
@@ -289,27 +289,28 @@ def _schedule(
     if type(fn) is not np.ufunc:
         check_runs(fn, label)
     work = fn
-    const_vars: list[Var] = []
-    mutable_vars: list[Var] = []
-    if read or written:
-        try:
-            write_vars = [var for array in written for var in vars_of(array, engine)]
-            read_vars = [var for array in read for var in vars_of(array, engine)]
-        except EngineError as error:
-            raise EngineError(f"task {label!r}: {error}") from error
-        const_vars, mutable_vars = dedupe(read_vars, write_vars)
-        if engine._debug:
-            changing = frozenset(mutable_vars)
-            work = functools.partial(_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
-        if any(type(array) is not np.ndarray for array in (*written, *read)):
-            if ctx is None:
-                ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
-            if not engine._debug and any(is_ndarray(array) for array in (*read, *written)):
-                work = functools.partial(_opened, fn, None)
+    reads: Sequence[Var] = ()
+    writes: Sequence[Var] = ()
     var = engine.new_variable()
-    mutable_vars.append(var)
-    made = Task(var, work, args, kwargs, out, label)
-    engine.push(made, tuple(const_vars), tuple(mutable_vars), ctx, prop=prop, priority=priority, name=label)
+    try:
+        if read or written:
+            try:
+                read_vars, write_vars = vars_for(read, written, engine, var)
+            except EngineError as error:
+                raise EngineError(f"task {label!r}: {error}") from error
+            reads, writes = dedupe(read_vars, write_vars)
+            if engine._debug:
+                changing = frozenset(writes)
+                work = functools.partial(_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
+            if any(type(array) is not np.ndarray for array in (*written, *read)):
+                if ctx is None:
+                    ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
+                if not engine._debug and any(is_ndarray(array) for array in (*read, *written)):
+                    work = functools.partial(_opened, fn, None)
+        made = Task(var, work, args, kwargs, out, label)
+        engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
+    finally:
+        in_flight.discard(var)
     return made
 
 

@@ -1,0 +1,91 @@
+"""Parts of a buffer: ranges of bytes with a var each, so that tasks on disjoint slices run side by side.
+
+A buffer begins with one var. A task that *writes* a slice of it cuts the ranges at both ends of the slice; a task takes
+the vars of all ranges that its bytes touch. Reads cut nothing, since reads of one range never wait for each other. A
+view counts from its first byte to its last, so two slices conflict when these spans overlap: rows of an array are
+disjoint, columns are not (``tiles.py`` has those).
+
+A cut leaves the var with the bytes before it, and what was pushed on that var concerns the bytes behind it, too. So
+where something may be pending, the cut names a *fence*: an operation that writes the old var and the new ones. Taking
+the var of a wider range is always right, so a cut may be left out whenever it is not convenient: at a var that holds a
+failure, which a fence would heal, and where a buffer has too many parts that are in use.
+
+Nothing here is locked or changed in place: the registry in ``arrays.py`` holds its lock, and stores the result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+
+from weftplan.engine.var import Var
+
+MOST_PARTS = 256
+"""Of one buffer. A task on the whole buffer takes the vars of all of them."""
+
+
+class Parts:
+    """The ranges of a buffer.
+
+    Invariant: ``vars[i]`` orders the bytes from ``starts[i]`` up to ``starts[i + 1]``, the last one all that follow;
+    ``starts`` rises from 0, the lowest address.
+    """
+
+    __slots__ = ("starts", "vars")
+
+    def __init__(self, starts: Sequence[int], variables: Sequence[Var]) -> None:
+        self.starts = starts
+        self.vars = variables
+
+    def touched(self, low: int, high: int) -> Sequence[Var]:
+        """The vars of the bytes from ``low`` up to ``high``; at least one."""
+        first = bisect_right(self.starts, low) - 1
+        return self.vars[first : max(bisect_left(self.starts, high), first + 1)]
+
+    def cut(
+        self, low: int, high: int, new: Callable[[], Var], idle: Callable[[Var], bool]
+    ) -> tuple[Parts, list[list[Var]]]:
+        """Parts in which ``low`` and ``high`` are borders, and the fences that this needs; itself where it cannot be.
+
+        Args:
+            low, high: addresses.
+            new: makes a var.
+            idle: whether nothing is pending on a var.
+        """
+        ends = [end for end in (low, high) if self.starts[bisect_right(self.starts, end) - 1] != end]
+        if not ends:
+            return self, []
+        base = self if len(self.vars) + len(ends) <= MOST_PARTS else self._merged(idle)
+        if len(base.vars) + len(ends) > MOST_PARTS:
+            return self, []
+        starts, variables = list(base.starts), list(base.vars)
+        cut: dict[Var, list[Var]] = {}
+        for end in ends:
+            place = bisect_right(starts, end)
+            if starts[place - 1] == end:
+                continue
+            before = variables[place - 1]
+            if before.failure is not None:
+                return self, []
+            behind = new()
+            starts.insert(place, end)
+            variables.insert(place, behind)
+            group = next((group for group in cut.values() if before in group), None)
+            if group is None:
+                cut[before] = [before, behind]
+            else:
+                group.append(behind)
+        return Parts(starts, variables), [group for var, group in cut.items() if not idle(var)]
+
+    def _merged(self, idle: Callable[[Var], bool]) -> Parts:
+        """The same with neighbours joined that nobody uses."""
+        starts: list[int] = []
+        variables: list[Var] = []
+        joins = False
+        for start, var in zip(self.starts, self.vars, strict=True):
+            free = var.failure is None and idle(var)
+            if not (free and joins):
+                starts.append(start)
+                variables.append(var)
+            joins = free
+        return Parts(starts, variables)
