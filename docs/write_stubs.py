@@ -1,17 +1,26 @@
 """Write the stubs of ``mx.sym`` and ``mx.nd``, which type checkers and editors read, from the registry of operators.
 
 python docs/write_stubs.py            # writes weftplan/symbol/registered.pyi and weftplan/ndarray/registered.pyi
+
+Each holds the operators as functions, those that are methods as a class ``Methods``, and the namespaces ``contrib``,
+``linalg`` and, for symbols, ``random``.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from pathlib import Path
 
 import weftplan
 from weftplan import ndarray, symbol
-from weftplan.ndarray.operators import EXTRA
+from weftplan.ndarray.array import OPERATOR_METHODS, NDArray
+from weftplan.ndarray.operators import EXTRA, NAMESPACES
 from weftplan.ops import registry
-from weftplan.ops.signatures import stub
+from weftplan.ops.signatures import stub, written
+from weftplan.symbol import namespaces
+from weftplan.symbol.distributions import FUNCTIONS
+from weftplan.symbol.symbol import Symbol
 
 PACKAGE = Path(weftplan.__file__).parent
 HEAD = '''"""{name}: one function for every operator. Written by docs/write_stubs.py; do not edit."""
@@ -23,20 +32,65 @@ from typing import Any, Literal
 import numpy as np
 
 from {module} import {array}
+
+Numbers = float | {array}
 '''
+OF_SYMBOLS = ("name", "attr")
+
+
+def _class(name: str, lines: Iterable[str], *, static: bool) -> list[str]:
+    """A class with these functions; ``static`` makes it a namespace."""
+    before = ["    @staticmethod"] if static else []
+    return ["", f"class {name}:", *([] if static else ["    __slots__ = ()"])] + [
+        line for text in lines for line in (*before, f"    {text}")
+    ]
+
+
+def _operators(prefixes: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
+    """Short name -> registered name of the operators of a namespace; the first prefix wins."""
+    found: dict[str, str] = {}
+    for prefix in prefixes:
+        for name in registry.names():
+            short = name.removeprefix(prefix)
+            if name.startswith(prefix) and short.isidentifier() and short not in without:
+                found.setdefault(short, name)
+    return dict(sorted(found.items()))
+
+
+def _namespace(
+    name: str, prefixes: Iterable[str], array: str, extra: tuple[str, ...], more: Iterable[str]
+) -> list[str]:
+    """A class of static functions, and the name that stands for it."""
+    operators = _operators(prefixes, without=FUNCTIONS if more else ())
+    lines = [*more, *(stub(short, registry.get(full), array, extra) for short, full in operators.items())]
+    return [*_class(f"_{name.capitalize()}", lines, static=True), f"{name}: _{name.capitalize()}"]
 
 
 def stubs() -> dict[Path, str]:
     """The text of every stub file."""
     found = {}
-    for name, package, module, array, extra in (
-        ("mx.sym", symbol, "weftplan.symbol.symbol", "Symbol", ("name", "attr")),
-        ("mx.nd", ndarray, "weftplan.ndarray.array", "NDArray", EXTRA),
-    ):
+    own = {*dir(object), *(name for kind in Symbol.__mro__ for name in vars(kind))}
+    drawn = [written(name, inspect.signature(function)).replace("'", "") for name, function in FUNCTIONS.items()]
+    for name, package, kind, extra, methods, spaces in (
+        (
+            "mx.sym", symbol, Symbol, OF_SYMBOLS, [n for n in sorted(registry.names()) if n not in own],
+            {name: (getattr(namespaces, name)._prefixes, drawn * (name == "random"))
+             for name in ("contrib", "linalg", "random")},
+        ),
+        (
+            "mx.nd", ndarray, NDArray, EXTRA, sorted(OPERATOR_METHODS),
+            {name: (NAMESPACES[name]._prefixes, []) for name in ("contrib", "linalg")},
+        ),
+    ):  # fmt: skip
+        array = kind.__name__
         names = [n for n in sorted(registry.names()) if not n.startswith("_") and n not in package.__all__]
-        head = HEAD.format(name=name, module=module, array=array)
-        lines = [stub(n, registry.get(n), array, extra) for n in names if n.isidentifier()]
-        found[Path(package.__file__).with_name("registered.pyi")] = head + "\n" + "\n".join(lines) + "\n"
+        lines = [HEAD.format(name=name, module=kind.__module__, array=array)]
+        lines += [stub(n, registry.get(n), array, extra) for n in names if n.isidentifier()]
+        for space, (prefixes, more) in spaces.items():
+            lines += _namespace(space, prefixes, array, extra, more)
+        public = [n for n in methods if n.isidentifier() and not n.startswith("_")]
+        lines += _class("Methods", (stub(n, registry.get(n), array, extra, method=True) for n in public), static=False)
+        found[Path(package.__file__).with_name("registered.pyi")] = "\n".join(lines) + "\n"
     return found
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from weftplan.ndarray import NDArray
 
 Arrays = NDArray | list[NDArray] | list[list[NDArray]]
+Keys = int | str | Sequence[int] | Sequence[str]
+Values = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
+"""One array for a key, or one for each device; for several keys one of these for each."""
 
 
 class KVStoreBase:
@@ -29,23 +33,23 @@ class KVStoreBase:
         """The function :func:`register`, where MXNet has it."""
         return register(klass)
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: Keys, value: Values) -> None:
         """Store a copy of each value under its key, once."""
         raise NotImplementedError
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """Sum the values of each key and hand the sum to the updater, or store it when there is none."""
         raise NotImplementedError
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+    def pull(self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``."""
         raise NotImplementedError
 
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Give every ``out`` the initial value of ``key``."""
         raise NotImplementedError
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Sum the values of ``key`` and write the result to every ``out`` (to every value when ``out`` is None)."""
         raise NotImplementedError
 

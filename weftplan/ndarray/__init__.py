@@ -56,8 +56,9 @@ if TYPE_CHECKING:
     from weftplan.ndarray import row_sparse as sparse  # noqa: F401 - made at first use
     from weftplan.ndarray.operators import NAMESPACES
     from weftplan.ndarray.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
+    from weftplan.ndarray.registered import contrib, linalg  # noqa: F401
 
-    contrib = linalg = op = _internal = NAMESPACES["op"]
+    op = _internal = NAMESPACES["op"]
 
 __all__ = [
     "Chunk",

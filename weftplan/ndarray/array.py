@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,11 @@ from weftplan.ndarray.copying import copy_into, is_device
 from weftplan.ndarray.export import export
 from weftplan.ops import registry
 from weftplan.ops.reshape_codes import reshaped
+
+if TYPE_CHECKING:
+    from weftplan.ndarray.registered import Methods
+else:
+    Methods = object
 
 
 class Verbs:
@@ -52,7 +57,7 @@ OPERATOR_METHODS = frozenset(
 """Operators that are methods too: ``x.sum(axis=1)`` is ``nd.sum(x, axis=1)``."""
 
 
-class NDArray(NDArrayBase):
+class NDArray(NDArrayBase, Methods):
     """A contiguous array in a chunk.
 
     Args:
@@ -197,11 +202,14 @@ class NDArray(NDArrayBase):
 
     # -- operators ------------------------------------------------------------------------------------------------
 
-    def __getattr__(self, name: str) -> Any:
+    def _attribute(self, name: str) -> Any:
         hint = ""
         if name in ("attach_grad", "grad", "backward"):
             hint = ": autograd on arrays is absent on purpose; bind a symbol and call executor.backward()"
         raise AttributeError(f"NDArray has no attribute {name!r}{hint}")
+
+    if not TYPE_CHECKING:  # for a type checker a method that is not there is an error
+        __getattr__ = _attribute
 
     def _operator(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return verbs.call(name, (self, *args), kwargs)

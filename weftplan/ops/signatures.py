@@ -113,12 +113,27 @@ def _open(hint: str) -> str:
     return f"{hint} | str" if hint.startswith("Literal[") else hint
 
 
-def stub(name: str, op: Op, array: str, extra: Sequence[str]) -> str:
-    """One line of a stub file: the definition of the function."""
+def stub(name: str, op: Op, array: str, extra: Sequence[str], *, method: bool = False) -> str:
+    """One line of a stub file: the definition of the function, or of the method, whose array is the first input."""
     found = signature(op, array, extra)
+    return written(name, found.replace(parameters=_of_method(found) if method else list(found.parameters.values())))
+
+
+def written(name: str, found: inspect.Signature) -> str:
+    """One line of a stub file for a signature."""
     plain = [
         p.replace(default=... if p.default is not p.empty else p.empty, annotation=Hint(_open(str(p.annotation))))
+        if p.annotation is not p.empty
+        else p
         for p in found.parameters.values()
     ]
     shown = str(found.replace(parameters=plain)).replace("Ellipsis", "...")
     return f"def {name}{shown}: ..."
+
+
+def _of_method(found: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters of a method: ``self`` stands for the first input, or comes before any number of them."""
+    kept = list(found.parameters.values())
+    if kept and kept[0].kind is not _ANY_NUMBER:
+        kept = kept[1:]
+    return [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *kept]

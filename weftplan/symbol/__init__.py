@@ -24,7 +24,6 @@ from weftplan.symbol.creation import (
 )
 from weftplan.symbol.functions import function
 from weftplan.symbol.name import NameManager, Prefix
-from weftplan.symbol.namespaces import contrib, linalg, random
 from weftplan.symbol.namespaces import internal as _internal  # noqa: F401 - MXNet's name
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Group, Symbol, load, load_json
@@ -33,6 +32,9 @@ from weftplan.symbol.variable import Variable
 
 if TYPE_CHECKING:
     from weftplan.symbol.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
+    from weftplan.symbol.registered import contrib, linalg, random
+else:
+    from weftplan.symbol.namespaces import contrib, linalg, random
 
 var = Variable
 pow = power

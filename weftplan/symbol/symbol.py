@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import FormatError, NotImplementedForSymbol, ParameterError, did_you_mean, listed
 from weftplan.files import replacing
@@ -24,12 +24,17 @@ from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import copy_graph, split_variables, topological_order
 from weftplan.symbol.verbs import Verbs
 
+if TYPE_CHECKING:
+    from weftplan.symbol.registered import Methods
+else:
+    Methods = object
+
 _NDARRAY_ONLY = frozenset(
     {"wait_to_read", "wait_to_write", "asnumpy", "asscalar", "copy", "as_in_context", "detach", "backward"}
 )
 
 
-class Symbol(Inference, Arithmetic, Verbs):
+class Symbol(Inference, Arithmetic, Verbs, Methods):
     """One or several outputs of a graph, to be composed, inspected, saved, planned and bound.
 
     Symbols never change; the nodes behind them are shared.
@@ -210,13 +215,16 @@ class Symbol(Inference, Arithmetic, Verbs):
 
     # --------------------------------------------------------------------------------------------------- operators
 
-    def __getattr__(self, name: str) -> Any:
+    def _attribute(self, name: str) -> Any:
         """Every registered operator is a method: ``x.reshape(shape=(2, 3))``."""
         if name in _NDARRAY_ONLY:
             return _not_for_symbols(name)
         if not name.startswith("__") and registry.contains(name):
             return partial(hook("function", "weftplan.symbol.functions")(name), self)
         raise AttributeError(f"Symbol has no attribute {name!r}, and no operator is called so")
+
+    if not TYPE_CHECKING:  # for a type checker a method that no operator has is an error
+        __getattr__ = _attribute
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *_NDARRAY_ONLY, *(n for n in registry.names() if not n.startswith("_"))})
