@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +28,7 @@ from weftplan.planner.batch import batch_size, largest_fitting
 from weftplan.planner.estimate import parameters_only
 from weftplan.planner.explain import amount
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
+from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.training import optimizer as optimizers
 
 INTERRUPTED = 130
@@ -61,9 +64,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
 )
-@click.option(
-    "--batch", type=click.IntRange(min=1), help="The batch size. A built-in network has 32 unless you say otherwise."
-)
+@click.option("--batch", type=click.IntRange(min=1), help="The batch size. The default of built-in networks is 32.")
 @click.option(
     "--train/--inference",
     default=True,
@@ -75,7 +76,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "--optimizer",
     metavar="NAME",
     shell_complete=_starting(_optimizers),
-    help="Count what this optimizer keeps: sgd, momentum, adam, …",
+    help="Count the states that this optimizer keeps: sgd, momentum, adam, …",
 )
 @click.option(
     "--dtype",
@@ -90,7 +91,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "contexts",
     metavar="DEVICES",
     callback=_contexts,
-    help="Where it runs: gpu0, sim0, or several such as gpu0,gpu1, over which the batch is split.",
+    help="The device: gpu0, sim0, or several such as gpu0,gpu1, over which the batch is split.",
 )
 @click.option(
     "--kvstore", type=click.Choice(("local", "device")), default="local", help="How several devices exchange gradients."
@@ -106,8 +107,8 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--recompute",
     type=click.Choice([*RECOMPUTE, "budget"]),
-    help="What the backward part computes again instead of keeping it. With --budget the default is budget: as little "
-    "as makes everything fit.",
+    help="What the backward part computes again instead of keeping it. With --budget the default is budget, which "
+    "computes no more again than fitting takes.",
 )
 @click.option(
     "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's own figure does."
@@ -120,9 +121,13 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole plan as JSON.")
 @click.option("--json", "want_json", is_flag=True, help="Print the figures as JSON.")
-@click.option("--kernels", "want_kernels", is_flag=True, help="Print which kernel computes each node, and why.")
+@click.option(
+    "--kernels", "want_kernels", is_flag=True, help="Print which kernel computes each node, and why it was chosen."
+)
 @click.option("--compare", "want_compare", is_flag=True, help="Print strategies, policies and budgets side by side.")
-@click.option("--curve", "want_curve", is_flag=True, help="Draw how much memory a plan needs for how much time.")
+@click.option(
+    "--curve", "want_curve", is_flag=True, help="Draw how much memory the plan needs when a step may take longer."
+)
 def command(
     model: str,
     shape_texts: tuple[str, ...],
@@ -184,7 +189,8 @@ def command(
     as_needed = budget is not None and recompute in (None, "budget") and train
     facts: dict[str, Any] = {"model": network.name, "train": train}
     width = output_width()
-    with Progress(f"planning {network.name}") as progress, _advice(network, shapes):
+    doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
+    with Progress(doing) as progress, _advice(network, shapes), _best_so_far(as_needed) as stopped:
         if batch_max:
             assert limit is not None
             found, chosen_plan = _largest(make, limit, progress, recompute=recompute == "budget" and train)
@@ -204,7 +210,7 @@ def command(
         click.echo("\n".join(lines))
     again = partial(plan, network.symbol, network.shapes(given, facts.get("batch_max", batch)), **chosen)
     several: dict[str, list[Row]] = {}
-    interrupted = False
+    interrupted = stopped()
     for name, wanted, rows, shown in (
         ("compare", want_compare, partial(compare, again, train=train), plan_output.compared),
         ("curve", want_curve, partial(curve, again), plan_output.drawn),
@@ -219,6 +225,37 @@ def command(
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
+    """Where ``can_stop``, the first Ctrl-C ends a search with what it has found; the second is an interrupt.
+
+    Gives a function that says, after the block, whether that has happened.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if not can_stop or before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    found = [False]
+
+    def on_signal(number: int, frame: Any) -> None:
+        stop()
+        signal.signal(signal.SIGINT, before)
+
+    with stoppable():
+        signal.signal(signal.SIGINT, on_signal)
+        try:
+            yield lambda: found[0]
+        except BudgetError as error:
+            if not asked():
+                raise
+            raise BudgetError(
+                f"{error} (interrupted; a longer search may find less)", smallest=error.smallest
+            ) from None
+        finally:
+            signal.signal(signal.SIGINT, before)
+            found[0] = asked()
 
 
 @contextmanager

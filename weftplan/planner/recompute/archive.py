@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from weftplan.planner.graph import IntArray
 from weftplan.planner.recompute.tape import Price, Tape
+from weftplan.planner.stopping import asked
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Archive:
         return known
 
     def _remember(self, price: Price) -> None:
-        self.left -= 1
+        self.left = 0 if asked() else self.left - 1
         self.idle += 1
         self.known[frozenset(price.twins)] = price
         # `stairs` holds (seconds, peak) of the curve so far: seconds rise, peaks fall.

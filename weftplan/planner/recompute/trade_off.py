@@ -20,6 +20,7 @@ from weftplan.planner.recompute.improve import deepen, improve
 from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.segments import measure, rooms, segments
 from weftplan.planner.recompute.tape import Tape
+from weftplan.planner.stopping import asked
 
 EXHAUSTIVE = 12
 """So few nodes that may be repeated are tried in all combinations."""
@@ -45,7 +46,7 @@ def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Point]:
         return archive.frontier()
     seed(archive)
     # Seeds come on top: they are few, and the only choices that reach the far end of a deep graph.
-    archive.left = archive.allowance
+    archive.left = 0 if asked() else archive.allowance
     reserve = archive.left * 3 // 4 if len(can) <= SMALL else 0
     limit = float("inf") if most_seconds is None else most_seconds
     ladder = Ladder(archive)
@@ -75,6 +76,8 @@ def seed(archive: Archive) -> None:
     ]
     for light in (frozenset[int](), *cheap):
         archive.price(light)
+        if asked():
+            return
         for room in rooms(cuts, SEEDS):
             chosen = segments(cuts, room, light=light)
             if chosen:

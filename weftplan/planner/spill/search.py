@@ -23,6 +23,7 @@ from weftplan.planner.graph import IntArray
 from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.spill.link import PCIE, Idle, Link, StepTimes, timetable
 from weftplan.planner.spill.rewrite import Spill, can_spill
+from weftplan.planner.stopping import asked
 
 SMALLEST = 4096
 """Results below so many bytes stay: their copies cost more time than they free memory."""
@@ -105,7 +106,7 @@ class Search:
         state, live = self._measured(chosen)
         result = [state]
         left = SENDS * sum(map(len, self._idle))
-        while left > 0:
+        while left > 0 and not asked():
             target = int(result[-1].peak * RUNG)
             sent = 0
             while sent < left and self._peak(live) > target and self._send(chosen, live, target):

@@ -1,0 +1,78 @@
+"""Ctrl-C while ``weftplan plan --budget`` searches: the best that was found so far, and exit code 130."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from click.testing import CliRunner
+
+from weftplan import models
+from weftplan.cli import main
+from weftplan.planner import stopping
+from weftplan.planner.recompute.archive import Archive
+
+NETWORK = ["plan", "resnet18", "--batch", "2"]
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C at the given price of the search; the list holds how many prices there were."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    prices: list[int] = []
+    remember = Archive._remember
+
+    def install(*presses: int) -> list[int]:
+        def press(self, price):
+            remember(self, price)
+            prices.append(1)
+            if len(prices) in presses:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Archive, "_remember", press)
+        return prices
+
+    yield install
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_best_so_far_is_printed(ctrl_c) -> None:
+    """A plan that fits was found before: it is printed, as JSON too, and nothing is searched any more."""
+    budget = int(models.get("resnet18").plan(models.input_shapes("resnet18", 2), optimizer="sgd").total * 0.97)
+    prices = ctrl_c(80)
+    done = CliRunner().invoke(main, [*NETWORK, "--optimizer", "sgd", "--budget", str(budget), "--json"])
+    assert done.exit_code == 130, done.output
+    assert "interrupted: what was found until then is printed above" in done.stderr
+    assert json.loads(done.stdout)["total"] <= budget
+    assert len(prices) < 90
+    assert not stopping.asked()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_nothing_that_fits_was_found(ctrl_c) -> None:
+    """The error says that the search was interrupted."""
+    ctrl_c(1)
+    done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
+    assert done.exit_code == 1
+    assert "interrupted; a longer search may find less" in done.output
+
+
+def test_the_second_ctrl_c_is_an_interrupt(ctrl_c) -> None:
+    """Whoever presses again does not want to wait for the end of what is going on."""
+    ctrl_c(5, 6)
+    done = CliRunner().invoke(main, [*NETWORK, "--budget", "120MB"])
+    assert done.exit_code == 1
+    assert "Aborted!" in done.output
+
+
+def test_stopping_outside_of_a_block_stops_nothing() -> None:
+    """Whoever did not ask for it gets the whole search, and an inner block leaves the outer one alone."""
+    stopping.stop()
+    assert not stopping.asked()
+    with stopping.stoppable():
+        with stopping.stoppable():
+            assert not stopping.asked()
+        stopping.stop()
+        assert stopping.asked()
+    assert not stopping.asked()
