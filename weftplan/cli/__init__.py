@@ -22,7 +22,7 @@ _COMMANDS = {
     "plan": "Plan the memory of a network without running it.",
     "inspect": "Look into a model file: layers, parameters, sizes, what is missing.",
     "run": "Run a model on arrays or an image.",
-    "convert": "Write a model as ONNX, its parameters as safetensors, and back.",
+    "convert": "Convert models to and from ONNX, and parameters to safetensors.",
     "launch": "Start the processes of a distributed kvstore.",
     "pack": "Place buffers with lifetimes at offsets in one slab.",
     "doctor": "Show what is installed and how everything is set.",

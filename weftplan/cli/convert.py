@@ -26,18 +26,25 @@ TOLERANCE = 1e-4
 @click.argument("model")
 @click.argument("params")
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="Shape of an input, for ONNX.")
+@click.option(
+    "--shape",
+    "shape_texts",
+    multiple=True,
+    metavar="NAME=DIMS",
+    help="The shape of an input, which ONNX needs. Repeat it for others.",
+)
 @click.option("--no-check", is_flag=True, help="Write an ONNX model without running it first.")
 def command(model: str, params: str, target: Path, shape_texts: tuple[str, ...], no_check: bool) -> None:
     """Write the model MODEL with the parameters PARAMS to TARGET, whose name says the format.
 
     \b
-    x.onnx           ONNX, for inputs of the shapes given; run by onnxruntime on random inputs first
+    x.onnx           the model as ONNX, for inputs of the given shapes
     x.safetensors    the parameters alone
     x.params         the parameters, as MXNet stores them
     x-symbol.json    the network alone, as MXNet 1.9.1 writes it
 
-    MODEL may be an ONNX file; PARAMS is then a dash.
+    An ONNX model is written when onnxruntime has computed the same from random inputs. MODEL may be an ONNX file, too;
+    PARAMS is a dash then.
     """
     loaded = load_model(model, params)
     assert loaded.args is not None

@@ -18,7 +18,7 @@ from weftplan.cli.diagnosis import diagnose
 @click.option("--markdown", is_flag=True, help="Print the table of variables as docs/environment.md has it.")
 @click.option("--all", "every", is_flag=True, help="Show every variable, not only those that are set or wrong.")
 def command(*, as_json: bool, markdown: bool, every: bool) -> None:
-    """Show what is installed, who has how many threads, and which variables are set or wrong, with their effect.
+    """Show what is installed, how many threads each part has, and which variables are set or wrong, with their effect.
 
     The exit code is 1 when a variable has an illegal value.
     """

@@ -23,8 +23,12 @@ WIDTH = 160
 @click.command("inspect", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("params", required=False)
-@click.option("--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="Shape of an input; repeat for more.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page.")
+@click.option(
+    "--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
+)
+@click.option(
+    "--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to read in a browser."
+)
 @click.option("--json", "want_json", is_flag=True, help="Print what was found as JSON.")
 def command(
     model: str, params: str | None, shape_texts: tuple[str, ...], html_path: Path | None, want_json: bool

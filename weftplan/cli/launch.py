@@ -18,11 +18,11 @@ from weftplan.kvstore.distributed.mpi import environment
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Start the processes of a distributed kvstore.",
 )
-@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, help="Number of processes.")
+@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, help="The number of processes.")
 @click.option(
     "--hostfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with one host a line, as mpiexec reads it. Without it all processes run on this machine.",
+    help="A file with one host on each line, as mpiexec reads it. Without it all processes run on this machine.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -35,7 +35,7 @@ def command(workers: int, hostfile: Path | None, dry_run: bool, program: tuple[s
         weftplan launch -n 4 train.py --epochs 3
         weftplan launch -n 4 weftplan train --kvstore dist_sync
 
-    More processes than cores are allowed. When a process dies the others go on: what they do then is theirs to decide
+    More processes than cores are allowed. When a process dies, the others go on. What they do then is theirs to decide
     (docs/distributed.md).
     """
     arguments = mpiexec_command(workers, hostfile, program)

@@ -20,19 +20,31 @@ from weftplan.planner.packing.csv_file import read_csv
 
 @click.command("pack")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--capacity", type=click.IntRange(min=1), help="Bytes of the slab; exit code 1 if more are needed.")
-@click.option("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Of all offsets.")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds; then the best so far.")
+@click.option("--capacity", type=click.IntRange(min=1), help="The most bytes that the slab may have.")
+@click.option(
+    "--alignment",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Make every offset a multiple of this many bytes.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop after so many seconds, with the best packing found until then.",
+)
 @click.option(
     "--effort",
     type=click.Choice(["fast", "normal", "max"]),
     default="normal",
     show_default=True,
-    help="How long to search where the bound is not met.",
+    help="How long to search when the lower bound is not reached.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the packing as one JSON object.")
 @click.option(
-    "--output", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File for id,offset rows."
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write rows of id,offset into this file.",
 )
 def command(
     file: Path,
@@ -46,8 +58,9 @@ def command(
 ) -> None:
     """Place the buffers of FILE at offsets in one slab of little memory.
 
-    FILE has the columns id,lower,upper,size: lifetimes are half-open, sizes in bytes. The result is checked by
-    code that the packer does not share. Exit code 1: FILE is malformed, or the packing does not fit --capacity.
+    FILE has the columns id,lower,upper,size. Lifetimes are half-open and sizes are in bytes. The result is checked by
+    code that the packer does not share. The exit code is 1 when FILE is malformed or the packing does not fit
+    --capacity.
     """
     try:
         names, lower, upper, size = read_csv(file)

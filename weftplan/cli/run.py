@@ -51,16 +51,36 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     multiple=True,
     required=True,
     metavar="[NAME=]FILE",
-    help="An array (.npy), arrays by name (.npz) or an image; repeat for more inputs.",
+    help="An array (.npy), arrays by name (.npz) or an image. Repeat it for other inputs.",
 )
-@click.option("--mean", callback=_numbers, metavar="NUMBERS", help="Subtracted from the pixels, which are 0 to 255.")
-@click.option("--std", callback=_numbers, metavar="NUMBERS", help="The pixels are divided by it, after the mean.")
-@click.option("--resize", callback=_size, metavar="SIDE|HxW", help="Size of the image that the network gets.")
-@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Classes printed per sample.")
 @click.option(
-    "--labels", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Names of classes, one a line."
+    "--mean",
+    callback=_numbers,
+    metavar="NUMBERS",
+    help="Subtract these numbers from the pixels, which go from 0 to 255.",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs (.npz).")
+@click.option(
+    "--std",
+    callback=_numbers,
+    metavar="NUMBERS",
+    help="Divide the pixels by these numbers, after the mean is subtracted.",
+)
+@click.option("--resize", callback=_size, metavar="SIDE|HxW", help="Resize the image to this size for the network.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="The number of classes to print for each sample.",
+)
+@click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with the names of the classes, one on each line.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs into this file (.npz)."
+)
 def command(
     model: str,
     params: str | None,

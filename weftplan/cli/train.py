@@ -64,15 +64,23 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
 
 
 @click.command("train")
-@click.option("--network", type=click.Choice(NETWORKS), default="lenet", show_default=True, help="Network to train.")
+@click.option(
+    "--network", type=click.Choice(NETWORKS), default="lenet", show_default=True, help="The network to train."
+)
 @click.option(
     "--devices",
     default="2",
     show_default=True,
     callback=_devices,
-    help="How many CPU contexts, or a list: gpu(0),gpu(1) or, simulated, sim(0),sim(1).",
+    help="The number of CPU contexts, or a list of devices such as gpu0,gpu1 or, simulated, sim0,sim1.",
 )
-@click.option("--engine", "kind", type=click.Choice(ENGINES), default=None, help="Default: MXNET_ENGINE_TYPE.")
+@click.option(
+    "--engine",
+    "kind",
+    type=click.Choice(ENGINES),
+    default=None,
+    help="The engine. Without this option MXNET_ENGINE_TYPE decides.",
+)
 @click.option(
     "--kvstore",
     default="device",
@@ -81,38 +89,46 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     help="Where gradients are summed: on the host, on a device, over the processes of `weftplan launch`, or nowhere "
     "(one device).",
 )
-@click.option("--epochs", default=25, show_default=True, type=click.IntRange(min=1), help="Passes over the images.")
+@click.option(
+    "--epochs", default=25, show_default=True, type=click.IntRange(min=1), help="The number of passes over the images."
+)
 @click.option(
     "--batch-size",
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Images a step, over all devices and processes.",
+    help="The number of images in a step, over all devices and processes.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(min=0, max=2**32 - 1),
-    help="Of weights and order; same seed, same bits.",
+    help="The seed of the weights and of the order of images. The same seed gives the same bits.",
 )
 @click.option(
-    "--lr", default=0.05, show_default=True, type=click.FloatRange(min=0, min_open=True), help="Learning rate of SGD."
+    "--lr",
+    default=0.05,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="The learning rate of SGD.",
 )
 @click.option(
-    "--budget", metavar="BYTES", help="Keep the memory of training within this: 2MB, 512KiB, or 80% of the memory."
+    "--budget",
+    metavar="BYTES",
+    help="Keep the memory of training within this limit: 2MB, 512KiB, or 80% of the memory.",
 )
 @click.option(
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
     callback=_writable_folder,
-    help="Write the plan, the curve of the loss and what ran when into this folder, with an index.",
+    help="Write a report into this folder: the plan, the curve of the loss, what ran when, and an index.",
 )
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
     callback=_writable_prefix,
-    help="Prefix of the checkpoint [after Ctrl-C: digits-<network>].",
+    help="Save a checkpoint under this prefix. After Ctrl-C the default is digits-<network>.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object and nothing else.")
 def command(
@@ -131,8 +147,8 @@ def command(
 ) -> None:
     """Train a network on 1,797 real handwritten digits (8x8), over several devices.
 
-    The threaded engine schedules it, its memory is planned before the run, its gradients go through the kvstore.
-    Ctrl-C stops between two batches and saves a checkpoint.
+    The engine schedules the training, its memory is planned before the run, and its gradients go through the kvstore.
+    Ctrl-C stops it between two batches and saves a checkpoint.
     """
     if kvstore == "none" and len(devices) > 1:
         raise click.UsageError(
