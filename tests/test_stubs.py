@@ -113,6 +113,21 @@ mx.sym.Pooling(net, pool_type=7)
 mx.nd.nonsense
 mx.nonsense
 print(plan.peek)
+net.reshape(shape=(2, 3)).tanh().sum(axis=1)
+net.tanhh()
+net.sum(axes=1)
+mx.nd.ones((2,)).relu().asnumpy()
+mx.nd.ones((2,)).rellu()
+mx.nd.ones((2,)).sum(axes=1)
+mx.sym.linalg.gemm2(net, net, transpose_a=True)
+mx.sym.linalg.gemm3(net, net)
+mx.nd.linalg.potrf(mx.nd.ones((2, 2)))
+mx.sym.contrib.box_nms(net, overlap_tresh=0.5)
+mx.sym.random.uniform(low=0, high=1, shape=(2,))
+mx.sym.random.unifrom(low=0)
+kv.push("w", 3)
+kv.pull(2.5, out=mx.nd.ones((2,)))
+kv.push(["a", "b"], [[mx.nd.ones((2,))], [mx.nd.ones((2,))]])
 """
 
 
@@ -134,9 +149,11 @@ def test_a_type_checker_finds_what_is_misspelt(tmp_path: Path) -> None:
         told.setdefault(int(line.split(":")[0]), line)
     assert "weftplan.planner.memory_plan.MemoryPlan" in told[6], done.stdout + done.stderr
     assert "weftplan.executor.executor.Executor" in told[7]
-    assert sorted(told) == [6, 7, 11, 12, 13, 14, 15, 16], done.stdout
+    assert sorted(told) == [6, 7, 11, 12, 13, 14, 15, 16, 18, 19, 21, 22, 24, 26, 28, 29, 30], done.stdout
     assert 'Module has no attribute "FullyConected"' in told[11]
     assert 'Unexpected keyword argument "num_hiden"' in told[12]
+    assert '"Symbol" has no attribute "tanhh"' in told[18]
+    assert 'Unexpected keyword argument "axes"' in told[22]
 
 
 NAMESPACES = (
