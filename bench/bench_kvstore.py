@@ -1,10 +1,16 @@
 """Question: how fast does a store of one process exchange gradients, beside plain NumPy and MXNet 1.9.1?
 
-One float32 key on 4 CPU contexts. GB/s of what the work must touch at least: a push reads 4 arrays and writes one, a
+First the sum of n arrays alone, against the bandwidth with which the same machine copies (the better of ``np.copyto`` on
+one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. The ways take turns, and
+each way's median is taken.
+
+Then one float32 key on 4 CPU contexts. GB/s of what the work must touch at least: a push reads 4 arrays and writes one, a
 pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on one thread.
 Every framework runs in a process of its own, in turn; medians over the rounds.
 
-    python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device]
+    python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only sums|store|small]
+
+Last a key of 10 elements: microseconds until the call returns, and until its work is done.
 """
 
 import argparse
@@ -15,13 +21,17 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 import blas_setting
 import numpy as np
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers")
 CONTEXTS = 4
-REPEAT = {10_000: 300, 1_000_000: 40, 10_000_000: 8}
+REPEAT = {10: 2000, 10_000: 300, 1_000_000: 40, 10_000_000: 8}
+SMALL = 10
+SUMS = (2, 4, 8, 16)
+SUM_ELEMENTS = 1 << 24
 STEPS = ("push", "pull", "push+pull")
 
 
@@ -66,23 +76,99 @@ def plain(elements):
     return result
 
 
+def sums(rounds):
+    """Print how fast n arrays of 64 MB are summed."""
+    from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
+
+    threads, nbytes = os.cpu_count() or 1, 4 * SUM_ELEMENTS
+    arrays = [np.full(SUM_ELEMENTS, i + 1.0, np.float32) for i in range(max(SUMS))]
+    out = np.zeros(SUM_ELEMENTS, np.float32)
+    sharing = {"threads": threads, "bound": 1}
+    add = partial(reduce_arrays, **sharing)
+
+    def chain(count):
+        np.add(arrays[0], arrays[1], out=out)
+        for array in arrays[2:count]:
+            np.add(out, array, out=out)
+
+    print(f"sum of n float32 arrays of {nbytes >> 20} MB, {threads} threads, {rounds} rounds: GB/s (part of copy)\n")
+    print(
+        "| n | copy | np.add chain | NumPy in blocks | compiled, left to right | compiled, local order | chain / compiled |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for count in SUMS:
+        ways = {
+            "copy": partial(np.copyto, out, arrays[0]),
+            "copy on all": partial(spread_array, arrays[0], [out], **sharing),
+            "chain": partial(chain, count),
+            "blocks": partial(add, arrays[:count], out, block_sum=sum_sequential_block, compiled=False),
+            "sequential": partial(add, arrays[:count], out, block_sum=sum_sequential_block),
+            "grouped": partial(add, arrays[:count], out, block_sum=sum_grouped_block),
+        }
+        times = {name: [] for name in ways}
+        for _ in range(rounds + 1):
+            for name, work in ways.items():
+                start = time.perf_counter()
+                work()
+                times[name].append(time.perf_counter() - start)
+        if not (out == count * (count + 1) / 2).all():
+            raise SystemExit(f"the sum of {count} arrays is wrong")
+        median = {name: statistics.median(found[1:]) for name, found in times.items()}
+        copy = 2 * nbytes / min(median["copy"], median["copy on all"]) / 1e9
+        cells = [f"{copy:.1f}"]
+        for name in ("chain", "blocks", "sequential", "grouped"):
+            speed = (count + 1) * nbytes / median[name] / 1e9
+            cells.append(f"{speed:.1f} ({100 * speed / copy:.0f} %)")
+        print(f"| {count} | " + " | ".join(cells) + f" | {median['chain'] / median['sequential']:.2f} |", flush=True)
+    print()
+
+
+def small(runs, rounds):
+    """Print what a push and a pull of a small key take."""
+    print(
+        f"a key of {SMALL} elements, {CONTEXTS} contexts, {rounds} rounds; microseconds until the call returns / done\n"
+    )
+    print("| | push | pull |\n|---|---|---|")
+    times = {name: [] for name in runs if name != "NumPy, 1 thread"}
+    for _ in range(rounds):
+        for name, found in times.items():
+            found.append(runs[name](SMALL))
+    for name, found in times.items():
+        cells = []
+        for step in ("push", "pull"):
+            called, done = (1e6 * statistics.median(one[key] for one in found) for key in (f"{step} called", step))
+            cells.append(f"{called:.1f} / {done:.1f}")
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", choices=("device", "local"), default="device")
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
+    parser.add_argument("--only", choices=("sums", "store", "small"))
     args = parser.parse_args()
     runs = {"weftplan": lambda n: peer(sys.executable, "weftplan", args.store, n), "NumPy, 1 thread": plain}
     if args.mxnet_python:
         runs["MXNet 1.9.1"] = lambda n: peer(args.mxnet_python, "mxnet", args.store, n)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(blas_setting.describe())
-    print(f"store {args.store!r}, {CONTEXTS} contexts, {args.rounds} rounds; GB/s (microseconds)\n")
+    if args.only in (None, "sums"):
+        sums(3 * args.rounds)
+    if args.only in (None, "store"):
+        exchange(runs, args.store, args.rounds)
+    if args.only in (None, "small"):
+        small(runs, args.rounds)
+
+
+def exchange(runs, store, rounds):
+    """Print how fast one key is exchanged."""
+    print(f"store {store!r}, {CONTEXTS} contexts, {rounds} rounds; GB/s (microseconds)\n")
     print("| elements | | " + " | ".join(STEPS) + " |\n|---|---|" + "---|" * len(STEPS))
-    for elements in REPEAT:
+    for elements in list(REPEAT)[1:]:
         times = {name: [] for name in runs}
-        for _ in range(args.rounds):
+        for _ in range(rounds):
             for name, run in runs.items():
                 times[name].append(run(elements))
         for name, results in times.items():
@@ -92,6 +178,8 @@ def main():
                 arrays = (CONTEXTS + 1) * (2 if step == "push+pull" else 1)
                 cells.append(f"{arrays * 4 * elements / seconds / 1e9:.1f} ({seconds * 1e6:,.0f})")
             print(f"| {elements:,} | {name} | " + " | ".join(cells) + " |", flush=True)
+    print()
 
 
-main()
+if __name__ == "__main__":
+    main()

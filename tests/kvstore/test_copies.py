@@ -9,9 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.kvstore.copies import TOGETHER
-
-SMALL, LARGE = TOGETHER // 4, TOGETHER // 4 + 1
+from weftplan.kvstore import reduce
 
 
 @pytest.fixture
@@ -31,19 +29,42 @@ def operations(eng, call):
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
-@pytest.mark.parametrize(("size", "pulls"), [(1, 1), (SMALL, 1), (LARGE, 3)])
-def test_operations(eng, kind, size, pulls):
-    """A sum goes straight into the stored value; small arrays are filled together, large ones by a thread each."""
+@pytest.mark.parametrize("size", [1, 1 << 16, (1 << 16) + 1, 1 << 20])
+def test_operations(eng, kind, size):
+    """A push is one operation, which sums straight into the stored value, and so is a pull, which fills all arrays."""
     kv = mx.kv.create(kind)
     kv.init("w", mx.nd.zeros((size,)))
     gradients = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(3)]
     outs = [mx.nd.zeros((size,), ctx=mx.cpu(i)) for i in range(3)]
     eng.wait_for_all()
     assert operations(eng, lambda: kv.push("w", gradients)) == 1
-    assert operations(eng, lambda: kv.pull("w", outs)) == pulls
+    assert operations(eng, lambda: kv.pull("w", outs)) == 1
     for out in outs:
         np.testing.assert_array_equal(out.asnumpy(), 6)
     assert kv.statistics()["merged_bytes"] == 0
+
+
+@pytest.mark.parametrize(("size", "helpers"), [((1 << 20) - 1, 0), (1 << 20, 2)])
+def test_large_arrays_are_shared_between_threads(eng, monkeypatch, size, helpers):
+    """From MXNET_KVSTORE_BIGARRAY_BOUND elements on, MXNET_KVSTORE_REDUCTION_NTHREADS threads sum and copy."""
+    monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", str(1 << 20))
+    monkeypatch.setenv("MXNET_KVSTORE_REDUCTION_NTHREADS", "3")
+    asked = []
+
+    class Pool:
+        def submit(self, task):
+            asked.append(task)
+
+    monkeypatch.setattr(reduce, "_pool", lambda threads: Pool())
+    kv = mx.kv.create("local")
+    kv.init("w", mx.nd.zeros((size,)))
+    arrays = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(2)]
+    kv.push("w", arrays)
+    eng.wait_for_all()
+    assert len(asked) == helpers
+    kv.pull("w", arrays)
+    assert [array.asnumpy()[-1] for array in arrays] == [3, 3]
+    assert len(asked) == 2 * helpers
 
 
 def test_an_updater_gets_a_sum_of_its_own():

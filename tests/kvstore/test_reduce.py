@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weftplan.kvstore import reduce
-from weftplan.kvstore.reduce import reduce_arrays, sum_grouped_block, sum_sequential_block
+from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
 
 
 def sources(count: int, size: int, dtype: str = "float32") -> list[np.ndarray]:
@@ -167,3 +167,28 @@ def test_half_precision_is_summed_in_float32(dtype):
     assert out.astype(np.float32).tolist() == [big + 16] * 5
     reduce_arrays(sources, sources[0], block_sum=sum_sequential_block, threads=1, bound=10)
     assert sources[0].astype(np.float32).tolist() == [big + 16] * 5
+
+
+@pytest.mark.parametrize("block_sum", [sum_grouped_block, sum_sequential_block])
+def test_compiled_loops_change_no_bit(block_sum, monkeypatch):
+    """Whether llvmlite is installed, and how many threads there are, nobody can tell from a sum."""
+    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
+    xs, found = sources(7, 70_001), []
+    for compiled, threads in ((True, 1), (True, 3), (False, 1)):
+        out = np.full_like(xs[0], np.nan)
+        reduce_arrays(xs, out, block_sum=block_sum, threads=threads, bound=1, compiled=compiled)
+        found.append(out.tobytes())
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_one_array_to_several(dtype, compiled, monkeypatch):
+    """Every target is filled, by one thread or more."""
+    monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 10)
+    source = sources(1, 5003, dtype)[0]
+    for threads in (1, 3):
+        targets = [np.zeros_like(source) for _ in range(3)]
+        spread_array(source, targets, threads=threads, bound=1, compiled=compiled)
+        for target in targets:
+            np.testing.assert_array_equal(target, source)

@@ -11,6 +11,7 @@ from typing import Any
 from tests.standin_cupy import names
 from tests.standin_cupy.array import ndarray
 from tests.standin_cupy.functions import Namespace
+from tests.standin_cupy.kernels import ElementwiseKernel
 from tests.standin_cupy.meter import meter
 from tests.standin_cupy.runtime import (
     DEVICES,
@@ -58,6 +59,7 @@ def _module() -> types.ModuleType:
     cupy = Namespace()
     cupy.__version__ = names.VERSION
     cupy.ndarray = ndarray
+    cupy.ElementwiseKernel = ElementwiseKernel
     cupy.get_default_memory_pool = lambda: default_pool
     runtime = types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,

@@ -6,7 +6,7 @@ push may call them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,8 @@ from weftplan.ndarray import NDArray
 HOST = ("cpu", "cpu_pinned")
 """Device types whose memory every CPU thread can read and write."""
 
-TOGETHER = 1 << 18
-"""Bytes: host arrays of at most that many are filled one after the other by one operation. To wake a thread for each
-takes longer than the copies do."""
+Spread = Callable[[Any, Sequence[Any]], None]
+"""Called with a raw array of the host and those that are to become like it."""
 
 
 def copy(source: NDArray, target: NDArray, priority: int) -> None:
@@ -28,34 +27,46 @@ def copy(source: NDArray, target: NDArray, priority: int) -> None:
     if source.context.device_type not in HOST or target.context.device_type not in HOST:
         source.copyto(target, priority=priority)
         return
-    _push(source, (target,), target, priority)
+    get_engine().push(
+        partial(_fill_one, source, target),
+        (source.var,),
+        (target.var,),
+        target.context,
+        priority=priority,
+        name="KVStoreCopy",
+    )
 
 
-def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int) -> None:
+def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int, spread: Spread) -> None:
     """``target[...] = source`` for every target.
 
-    Small ones on the host share an operation, and with it their fate: should one of them have failed by the time it
-    runs, and nobody have been told, all of them have.
+    Those on the host share an operation, because to wake a thread for each takes longer than small copies do, and large
+    ones then read the source once. They share its fate with it: should one of them have failed by the time it runs, and
+    nobody have been told, all of them have.
     """
     together: list[NDArray] = []
     apart: list[NDArray] = []
-    small = source.nbytes <= TOGETHER and source.context.device_type in HOST
+    taken = {id(source.var)}  # parts of one chunk may overlap
+    on_host = source.context.device_type in HOST
     for target in targets:
-        joins = small and target.context.device_type in HOST and target.var.failure is None
-        (together if joins and target.var is not source.var else apart).append(target)
+        var = target.var
+        if on_host and target.context.device_type in HOST and id(var) not in taken and var.failure is None:
+            together.append(target)
+            taken.add(id(var))
+        else:
+            apart.append(target)
     if together:
-        _push(source, together, source if len(together) > 1 else together[0], priority)
+        where = source if len(together) > 1 else together[0]
+        fill = partial(_fill, source, together, spread)
+        writes = tuple(target.var for target in together)
+        get_engine().push(fill, (source.var,), writes, where.context, priority=priority, name="KVStoreCopy")
     for target in apart:
         copy(source, target, priority)
 
 
-def _push(source: NDArray, targets: Sequence[NDArray], where: NDArray, priority: int) -> None:
-    writes = tuple(dict.fromkeys(target.var for target in targets))
-    fill = partial(_fill, source, targets)
-    get_engine().push(fill, (source.var,), writes, where.context, priority=priority, name="KVStoreCopy")
+def _fill(source: NDArray, targets: Sequence[NDArray], spread: Spread) -> None:
+    spread(source.raw(), [target.raw() for target in targets])
 
 
-def _fill(source: Any, targets: Sequence[Any]) -> None:
-    values = source.raw()
-    for target in targets:
-        target.raw()[...] = values
+def _fill_one(source: NDArray, target: NDArray) -> None:
+    target.raw()[...] = source.raw()

@@ -13,11 +13,13 @@ change what is pulled.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from weftplan import config
 from weftplan.device.context import Context, cpu
@@ -27,14 +29,18 @@ from weftplan.errors import FormatError, KVStoreError
 from weftplan.files import replacing
 from weftplan.kvstore.base import KVStoreBase
 from weftplan.kvstore.copies import HOST, copy, copy_to_all
+from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
-from weftplan.kvstore.reduce import BlockSum, reduce_arrays, sum_grouped_block
+from weftplan.kvstore.reduce import BlockSum, reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
 from weftplan.kvstore.rows import copy_rows, with_rows
 from weftplan.kvstore.updater import Updater
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import push as launch
+
+SMALL = 1 << 18
+"""Bytes: the sum of at most that many is an ordinary operation."""
 
 UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 
@@ -63,8 +69,14 @@ class KVStoreLocal(KVStoreBase):
         self._updater: UpdaterFunction | None = None
         self._turn = free_in_children(ReentrantLock())
         """Held by whoever changes the above; re-entrant because an updater may use the store."""
-        self._threads = int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS"))
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
+        sharing: dict[str, Any] = {
+            "threads": int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS")),
+            "bound": self._bound,
+            "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",
+        }
+        self._add: Callable[..., None] = partial(reduce_arrays, block_sum=self._block_sum, **sharing)
+        self._spread = partial(spread_array, **sharing)
 
     # -- data -----------------------------------------------------------------------------------------------------
 
@@ -141,7 +153,7 @@ class KVStoreLocal(KVStoreBase):
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         for k, arrays in groups:
-            copy_to_all(self._stored[k], arrays, priority)
+            copy_to_all(self._stored[k], arrays, priority, self._spread)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.
@@ -336,19 +348,19 @@ class KVStoreLocal(KVStoreBase):
 
     def _sum(self, sources: list[NDArray], target: NDArray, priority: int) -> None:
         """``target[...] = sum of sources``, all of them on the host."""
-        block_sum, threads, bound = self._block_sum, self._threads, self._bound
+        add = self._add
 
         def reduce() -> None:
-            reduce_arrays(
-                [source.raw() for source in sources], target.raw(), block_sum=block_sum, threads=threads, bound=bound
-            )
+            add([source.raw() for source in sources], target.raw())
 
+        # What is over before a worker is awake needs no worker of its own, and a wait may do it.
+        small = target.nbytes <= SMALL and not priority
         get_engine().push(
             reduce,
             tuple(dict.fromkeys(source.var for source in sources)),
             (target.var,),
             target.context,
-            prop=FnProperty.CPU_PRIORITIZED,
+            prop=FnProperty.NORMAL if small else FnProperty.CPU_PRIORITIZED,
             priority=priority,
             name="KVStoreReduce",
         )
@@ -380,13 +392,14 @@ def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
 
 
 def _sum_on_device(sources: list[NDArray], out: NDArray, priority: int) -> None:
-    """Left-to-right sum by array operations on the device of ``out``."""
+    """Left-to-right sum on the device of ``out``, half precision in float32 and rounded once."""
 
     def add_all() -> None:
         total = out.raw()
-        total[...] = sources[0].raw()
-        for source in sources[1:]:
-            quietly(operator.iadd, total, source.raw())
+        if isinstance(total, np.ndarray):  # a simulated device
+            quietly(sum_sequential_block, [source.raw() for source in sources], total, total)
+        else:
+            sum_in_one_launch([source.raw() for source in sources], total)
 
     launch(
         add_all,

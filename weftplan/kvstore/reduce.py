@@ -7,8 +7,9 @@ element is summed by the same sequence of additions. Two orders exist, as in MXN
   ``acc = acc + (((x[i] + x[i+1]) + x[i+2]) + x[i+3])`` with the terms there are;
 * :func:`sum_sequential` (store ``device``): left to right, half precision in float32 and rounded once.
 
-Both work in blocks that stay in a core's cache, so that every source is read from memory once and the result written
-once; equal shares of the blocks go to the threads of a pool of this module's own. The pool is not the engine's: its
+Both read every source from memory once and write the result once: a compiled loop (:mod:`weftplan.ops.compiled.sums`)
+for large arrays of float32 and float64 where llvmlite is installed, else NumPy in blocks that stay in a core's cache.
+Ranges of the blocks go to the threads of a pool of this module's own. The pool is not the engine's: its
 threads only ever run the leaf function below, so they cannot wait for anything.
 """
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.errstate import quietly
+from weftplan.ops.compiled.sums import compiled_spread, compiled_sum
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one block of one array: a few such blocks fit a core's second-level cache."""
@@ -70,7 +72,13 @@ def sum_sequential_block(sources: Sequence[Array], out: Array, scratch: Array) -
 
 
 def reduce_arrays(
-    sources: Sequence[Array], out: Array, *, block_sum: BlockSum = sum_grouped_block, threads: int, bound: int
+    sources: Sequence[Array],
+    out: Array,
+    *,
+    block_sum: BlockSum = sum_grouped_block,
+    threads: int,
+    bound: int,
+    compiled: bool = True,
 ) -> None:
     """``out[...] = sum of sources``, all of one shape and dtype, contiguous.
 
@@ -80,29 +88,67 @@ def reduce_arrays(
         block_sum: order of additions.
         threads: at most this many threads take part (the calling one included).
         bound: arrays of fewer elements are summed on the calling thread alone.
+        compiled: large arrays may be summed by a compiled loop, which has the same bits.
     """
     flat_out = out.reshape(-1)
     flats = [source.reshape(-1) for source in sources]
-    size = flat_out.size
-    if size == 0:
+    if flat_out.size == 0:
         return
     block = max(1, BLOCK_BYTES // flat_out.itemsize)
-    if threads <= 1 or size < bound:
-        _sum_range(flats, flat_out, 0, size, block, block_sum)
+    work = None
+    if compiled and block_sum in _COMPILED and flat_out.nbytes > BLOCK_BYTES:
+        work = compiled_sum(flats, flat_out, grouped=_COMPILED[block_sum])
+    if work is None:
+
+        def work(lo: int, hi: int) -> None:
+            _sum_range(flats, flat_out, lo, hi, block, block_sum)
+
+    _share(work, flat_out.size, block, threads if flat_out.size >= bound else 1)
+
+
+_COMPILED: dict[BlockSum, bool] = {sum_grouped_block: True, sum_sequential_block: False}
+"""The orders that compiled loops know, and whether they put terms in brackets."""
+
+
+def spread_array(source: Array, targets: Sequence[Array], *, threads: int, bound: int, compiled: bool = True) -> None:
+    """``target[...] = source`` for every target; all contiguous, of one shape and dtype, none sharing memory.
+
+    A compiled loop reads ``source`` once for all of them. ``threads``, ``bound`` and ``compiled`` are as for
+    :func:`reduce_arrays`.
+    """
+    if source.size == 0 or not targets:
         return
+    flat = source.reshape(-1)
+    flats = [target.reshape(-1) for target in targets]
+    work = compiled_spread(flat, flats) if compiled and flat.nbytes > BLOCK_BYTES else None
+    if work is None:
+
+        def work(lo: int, hi: int) -> None:
+            for one in flats:
+                one[lo:hi] = flat[lo:hi]
+
+    _share(work, flat.size, max(1, BLOCK_BYTES // flat.itemsize), threads if flat.size >= bound else 1)
+
+
+def _share(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
+    """``work(lo, hi)`` for ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads."""
     blocks = -(-size // block)
     workers = min(threads, blocks)
-    per_worker = -(-blocks // workers) * block
-    job = _Job(
-        lambda lo, hi: _sum_range(flats, flat_out, lo, hi, block, block_sum),
-        [(start, min(start + per_worker, size)) for start in range(0, size, per_worker)],
-    )
+    if workers <= 1:
+        work(0, size)
+        return
+    step = -(-blocks // (workers * _TURNS)) * block
+    job = _Job(work, [(start, min(start + step, size)) for start in range(0, size, step)])
     # Without a thread to be had (the interpreter is ending, or the system's limit is reached) this one does all.
     with contextlib.suppress(RuntimeError):
         pool = _pool(threads)
         for _ in range(workers - 1):
             pool.submit(job.help)
     job.finish()
+
+
+_TURNS = 4
+"""Ranges for each thread: one that other work holds up leaves its later ones to the rest."""
 
 
 class _Job:

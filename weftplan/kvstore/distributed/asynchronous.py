@@ -80,7 +80,7 @@ class KVStoreDistAsync(KVStoreDist):
             for k, arrays in groups:
                 stored = self._stored[k]
                 self._ask(k, Verb.PULL, stored, (), priority, None)
-                copy_to_all(stored, arrays, priority)
+                copy_to_all(stored, arrays, priority, self._spread)
 
     def _ask(
         self, key: Key, verb: Verb, values: NDArray, reads: tuple[Var, ...], priority: int, rate: float | None

@@ -23,7 +23,7 @@ import numpy as np
 
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.wire import INLINE, SIZE, Kind, Message, clip, decode, digest
-from weftplan.kvstore.reduce import Array, reduce_arrays, sum_sequential_block
+from weftplan.kvstore.reduce import Array
 
 log = logging.getLogger("weftplan")
 
@@ -44,13 +44,15 @@ class Group:
         members: their ranks in the job, ascending; positions in this list are MPI's ranks of the communicator.
         sequence: exchanges completed so far.
         timeout_s: seconds of waiting after which a process counts as lost.
+
+    ``add(shares, total)`` makes ``total`` the sum of arrays from left to right.
     """
 
-    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float, threads: int, bound: int) -> None:
+    def __init__(self, mpi: Any, comm: Any, *, stall_s: float, timeout_s: float, add: Callable[..., None]) -> None:
         self._mpi = mpi
         self._comm = comm
         self._stall_s, self.timeout_s = stall_s, timeout_s
-        self._threads, self._bound = threads, bound
+        self._add = add
         self._scratch = np.empty(0, np.uint8)
         self.members: list[int] = list(range(comm.size))
         self.sequence = 0
@@ -241,9 +243,6 @@ class Group:
             description,
         )
         mine[...] = rows[me]
-
-    def _add(self, shares: Sequence[Array], total: Array) -> None:
-        reduce_arrays(shares, total, block_sum=sum_sequential_block, threads=self._threads, bound=self._bound)
 
     def _move(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], what: str) -> None:
         """Send and receive data, all at once."""

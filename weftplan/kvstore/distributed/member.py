@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from weftplan import config
@@ -17,7 +18,7 @@ from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Sequencer, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
-from weftplan.kvstore.reduce import Array
+from weftplan.kvstore.reduce import Array, sum_sequential_block
 from weftplan.ndarray import NDArray, empty
 
 _EXIT_S = 30.0
@@ -36,8 +37,7 @@ class KVStoreDist(KVStoreLocal):
             library.COMM_WORLD.Dup(),
             stall_s=float(config.get("WEFTPLAN_KVSTORE_STALL")),
             timeout_s=float(config.get("WEFTPLAN_KVSTORE_TIMEOUT")),
-            threads=self._threads,
-            bound=self._bound,
+            add=partial(self._add, block_sum=sum_sequential_block),
         )
         self._sequencer = Sequencer(self._group, name)
         self._wire: dict[Key, NDArray] = {}

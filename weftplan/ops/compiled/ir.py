@@ -136,6 +136,15 @@ class Function:
         """A vector to any address."""
         self.emit(f"store {self.vector} {value}, ptr {pointer}, align {self.size}")
 
+    def store_past(self, value: str, pointer: str) -> None:
+        """A vector to an address that its size divides, past the caches; :meth:`fence` must follow."""
+        size = self.lanes * self.size
+        self.emit(f"store {self.vector} {value}, ptr {pointer}, align {size}, !nontemporal !2")
+
+    def fence(self) -> None:
+        """What was stored before, past the caches too, can be seen by whoever is told afterwards."""
+        self.emit("fence seq_cst")
+
     def store_first(self, value: str, pointer: str, count: int) -> None:
         """The first ``count`` elements of a vector."""
         if count == self.lanes:
@@ -321,6 +330,6 @@ def module(functions: Sequence[Function], register_bits: int) -> str:
         "declare i64 @llvm.smax.i64(i64, i64)",
         f'attributes #0 = {{ nounwind "prefer-vector-width"="{register_bits}" '
         f'"min-legal-vector-width"="{register_bits}" "no-builtins" }}',
-        '!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}',
+        '!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}\n!2 = !{i32 1}',
     ]
     return "\n".join([*(one.text() for one in functions), *declared]) + "\n"

@@ -1,0 +1,97 @@
+"""Compiled sums and copies: NumPy's bits, for any number of arrays, any range, and results past the caches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weftplan.ops.compiled import sums
+from weftplan.ops.compiled.target import host
+
+pytestmark = pytest.mark.skipif(isinstance(host(), str), reason=str(host()))
+
+
+def arrays(count: int, size: int, dtype: str) -> list[np.ndarray]:
+    """Arrays whose sum depends on the order, with infinities and a NaN among them; each begins on a line."""
+    rng = np.random.default_rng(count * 100 + size)
+    made = []
+    for _ in range(count):
+        room = np.empty(size + 64, dtype)
+        begin = -room.ctypes.data % 64 // room.itemsize
+        room[begin : begin + size] = rng.standard_normal(size) * 10.0 ** rng.integers(-4, 5, size)
+        made.append(room[begin : begin + size])
+    made[0][size // 2], made[-1][size // 3], made[0][0] = np.inf, -np.inf, np.nan
+    return made
+
+
+def added(xs: list[np.ndarray], *, grouped: bool) -> np.ndarray:
+    """The same by NumPy."""
+    total = xs[0].copy()
+    step = 4 if grouped else 1
+    for first in range(1, len(xs), step):
+        bracket = xs[first]
+        for term in xs[first + 1 : first + step]:
+            bracket = bracket + term
+        total = total + bracket
+    return total
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("count", "grouped"), [(2, True), (6, True), (6, False), (32, False)])
+def test_sums_have_numpys_bits(monkeypatch, count, grouped, dtype, past):
+    """In both orders, in two ranges, with elements behind the last whole line; nothing else is written."""
+    if past:
+        monkeypatch.setattr(sums, "PAST", 0)
+    size = 1003
+    xs = arrays(count, size, dtype)
+    out = arrays(1, size + 16, dtype)[0]
+    behind = out[size:].copy()
+    work = sums.compiled_sum(xs, out[:size], grouped=grouped)
+    with np.errstate(all="ignore"):
+        work(512, size)
+        work(0, 512)
+        np.testing.assert_array_equal(out[:size], added(xs, grouped=grouped))
+    np.testing.assert_array_equal(out[size:], behind)
+
+
+def test_a_sum_into_its_first_source(monkeypatch):
+    """Is made line by line, and never past the caches."""
+    monkeypatch.setattr(sums, "PAST", 0)
+    xs = arrays(3, 777, "float32")
+    with np.errstate(all="ignore"):
+        want = added(xs, grouped=False)
+    sums.compiled_sum(xs, xs[0], grouped=False)(0, 777)
+    np.testing.assert_array_equal(xs[0], want)
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("count", [1, 4])
+def test_copies_to_several(monkeypatch, count, past):
+    """Every target gets every element of the range, and nothing behind it."""
+    if past:
+        monkeypatch.setattr(sums, "PAST", 0)
+    source = arrays(1, 333, "float32")[0]
+    rooms = arrays(count, 333 + 16, "float32")
+    before = [room.copy() for room in rooms]
+    sums.compiled_spread(source, [room[:333] for room in rooms])(0, 333)
+    for room, old in zip(rooms, before, strict=True):
+        np.testing.assert_array_equal(room[:333], source)
+        np.testing.assert_array_equal(room[333:], old[333:])
+
+
+def test_results_that_do_not_begin_on_a_line(monkeypatch):
+    """Are not written past the caches, which would fault."""
+    monkeypatch.setattr(sums, "PAST", 0)
+    xs = arrays(3, 100, "float32")
+    out = arrays(1, 101, "float32")[0][1:]
+    sums.compiled_sum(xs, out, grouped=False)(0, 100)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(out, added(xs, grouped=False))
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(1, "float32"), (33, "float32"), (3, "int32"), (3, "float16")])
+def test_what_is_left_to_numpy(count, dtype):
+    """One array, very many, and other dtypes have no compiled sum."""
+    xs = [np.zeros(10, dtype) for _ in range(count)]
+    assert sums.compiled_sum(xs, np.zeros(10, dtype), grouped=False) is None

@@ -1,0 +1,46 @@
+"""``cupy.ElementwiseKernel`` of the stand-in: one launch.
+
+An operation that is one assignment of plain arithmetic is run as Python on NumPy arrays, which reads the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tests.standin_cupy.array import ndarray, run
+from tests.standin_cupy.meter import meter
+
+
+class ElementwiseKernel:
+    """Parameters of one type ``T``, one output, arrays of one shape."""
+
+    def __init__(self, in_params: str, out_params: str, operation: str, name: str = "kernel") -> None:
+        self.names = [word.split()[1] for word in in_params.split(",")]
+        if any(word.split()[0] != "T" for word in (*in_params.split(","), out_params)):
+            raise NotImplementedError(f"the stand-in knows parameters of one type T, got {in_params} -> {out_params}")
+        found = re.fullmatch(rf"{out_params.split()[1]} = ([\w\s+*()-]+);?", operation)
+        if found is None:
+            raise NotImplementedError(f"the stand-in knows one assignment to the output, got {operation!r}")
+        self.nin, self.nargs = len(self.names), len(self.names) + 1
+        self.name, self._code = name, compile(found[1], name, "eval")
+
+    def __call__(self, *args: Any) -> ndarray:
+        if len(args) != self.nargs:
+            raise TypeError(f"Wrong number of arguments for {self.name!r}: it has {self.nargs}, got {len(args)}")
+        for given in args:
+            if not isinstance(given, ndarray):
+                raise TypeError(f"Unsupported type {type(given)}")
+        *sources, out = args
+        if len({given.dtype for given in args}) > 1:
+            raise TypeError(f"Type is mismatched: {self.name} has one type T, got {[str(a.dtype) for a in args]}")
+        if len({given.shape for given in args}) > 1:
+            raise ValueError("Out shape is mismatched")
+        run(self.name, sources, [out])
+        if not meter.dry:
+            with np.errstate(all="ignore"):
+                values = {name: given.host for name, given in zip(self.names, sources, strict=True)}
+                out.host[...] = eval(self._code, {"float": lambda x: x.astype(np.float32)}, values)
+        return out

@@ -1,0 +1,31 @@
+"""The sum of several arrays of one GPU, in one launch; called while the device and its stream are current."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan import device
+
+
+def sum_in_one_launch(sources: Sequence[Any], out: Any) -> None:
+    """``out[...]`` = the sum from left to right; half precision is added in float32 and rounded once.
+
+    Args:
+        sources: arrays of CuPy of one shape and dtype, on the device of ``out``.
+        out: another one, or ``sources[0]`` itself.
+    """
+    xp = device.get(device.gpu(out.device.id)).xp
+    halves = out.dtype.itemsize == 2 and out.dtype.kind not in "iu"
+    _kernel(xp, len(sources), halves)(*sources, out)
+
+
+@functools.lru_cache(maxsize=64)
+def _kernel(xp: Any, count: int, halves: bool) -> Any:
+    """Each element is read once and written once; ``y`` is assigned the last, so it may be ``x0``."""
+    names = [f"x{i}" for i in range(count)]
+    terms = [f"float({name})" if halves else name for name in names]
+    return xp.ElementwiseKernel(
+        ", ".join(f"T {name}" for name in names), "T y", f"y = {' + '.join(terms)}", f"weftplan_sum_{count}"
+    )

@@ -1,0 +1,149 @@
+"""Sums of several arrays, and copies of one to several, as compiled loops: each byte is read once and written once.
+
+An element's additions are those of the order that is asked for, so bits are NumPy's. Results too large for the caches
+are written past them, which saves the memory one read of what is overwritten anyway. Any thread may call; nothing is
+kept but the functions. A kernel is compiled for one number of arrays, when that is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.compiled.ir import Function
+from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.target import host
+
+MOST = 32
+"""Arrays of a loop at most: each takes a register for its address and a stream of the processor's prefetching."""
+
+LINE = 64
+"""Bytes of a step: a line of the cache."""
+
+PAST = 1 << 24
+"""Bytes: results of at least that many are written past the caches."""
+
+_SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Work = Callable[[int, int], None]
+"""Called with the first element and the one behind the last."""
+
+
+def compiled_sum(sources: Sequence[Array], out: Array, *, grouped: bool) -> Work | None:
+    """What makes ``out[first:last]`` the sum of the sources; None where there is no compiled kernel for it.
+
+    Args:
+        sources: contiguous arrays of one dimension, one size and one dtype.
+        out: another one, or ``sources[0]`` itself, and no other source.
+        grouped: ``x0 + (((x1 + x2) + x3) + x4) + …``, four in each bracket; else from left to right.
+    """
+    scalar = _SCALARS.get(out.dtype)
+    if scalar is None or not 2 <= len(sources) <= MOST or isinstance(host(), str):
+        return None
+    count = len(sources)
+    name = f"sum-{'grouped' if grouped else 'sequential'}-{count}-{scalar}"
+    entries = library(
+        name,
+        lambda target: [_sum(scalar, count, grouped=grouped, past=past) for past in (False, True)],
+        ("sum", "sum_past"),
+    )
+    past = _goes_past([out]) and not any(np.may_share_memory(source, out) for source in sources)
+    return _work(entries["sum_past" if past else "sum"], [out, *sources], out.itemsize)
+
+
+def compiled_spread(source: Array, targets: Sequence[Array]) -> Work | None:
+    """What copies ``source[first:last]`` to every target; None where there is no compiled kernel for it.
+
+    Args:
+        source: a contiguous array of one dimension.
+        targets: arrays like it, none of which shares memory with it or another one.
+    """
+    if source.dtype not in _SCALARS or not 1 <= len(targets) <= MOST or isinstance(host(), str):
+        return None
+    scalar, count = _SCALARS[source.dtype], len(targets)
+    entries = library(
+        f"spread-{count}-{scalar}",
+        lambda target: [_spread(scalar, count, past=past) for past in (False, True)],
+        ("spread", "spread_past"),
+    )
+    entry = entries["spread_past" if _goes_past(targets) else "spread"]
+    return _work(entry, [source, *targets], source.itemsize)
+
+
+def _goes_past(results: Sequence[Array]) -> bool:
+    """True when results are large enough for that, and lie on borders of lines."""
+    return sum(result.nbytes for result in results) >= PAST and all(_address(r) % LINE == 0 for r in results)
+
+
+def _work(entry: Entry, arrays: Sequence[Array], itemsize: int) -> Work:
+    words = np.array([0, 0, *map(_address, arrays)], np.int64)
+
+    def work(first: int, last: int) -> None:
+        # Ranges begin on borders of lines, or stores past the caches would fault.
+        assert first * itemsize % LINE == 0, first
+        own = words.copy()
+        own[:2] = first * itemsize, last * itemsize
+        entry(_address(own))
+
+    return work
+
+
+def _address(array: Array) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def _sum(scalar: str, count: int, *, grouped: bool, past: bool) -> Function:
+    f, first, last = _begin("sum_past" if past else "sum", scalar)
+    out, *sources = (f.pointer("%words", 2 + i) for i in range(count + 1))
+
+    def total(load: Callable[[str], str]) -> str:
+        terms = iter(sources)
+        found = load(next(terms))
+        rest = list(terms)
+        for start in range(0, len(rest), 4 if grouped else 1):
+            share, *more = rest[start : start + (4 if grouped else 1)]
+            bracket = load(share)
+            for term in more:
+                bracket = f.binary("fadd", bracket, load(term))
+            found = f.binary("fadd", found, bracket)
+        return found
+
+    _each_line(f, first, last, total, [out], past=past)
+    return f
+
+
+def _spread(scalar: str, count: int, *, past: bool) -> Function:
+    f, first, last = _begin("spread_past" if past else "spread", scalar)
+    source, *targets = (f.pointer("%words", 2 + i) for i in range(count + 1))
+    _each_line(f, first, last, lambda load: load(source), targets, past=past)
+    return f
+
+
+def _begin(name: str, scalar: str) -> tuple[Function, str, str]:
+    """A function of (first byte, byte behind the last, addresses…)."""
+    f = Function(name, (("ptr", "words"),), scalar, LINE // (4 if scalar == "float" else 8))
+    return f, f.word("%words", 0), f.word("%words", 1)
+
+
+def _each_line(
+    f: Function, first: str, last: str, value: Callable[[Callable[[str], str]], str], outs: Sequence[str], *, past: bool
+) -> None:
+    """Store ``value`` of every line to all ``outs``; what is left at the end goes through a mask."""
+    length = f.sub(last, first)
+    whole = f.add(first, f.value(f"and i64 {length}, {-LINE}"))
+    with f.loop(first, whole, LINE) as offset:
+        found = value(lambda pointer: f.load(f.at(pointer, offset)))
+        for out in outs:
+            (f.store_past if past else f.store)(found, f.at(out, offset))
+    left = f.value(f"sdiv exact i64 {f.sub(last, whole)}, {f.size}")
+    with f.when(f.compare("sgt", left, 0)):
+        mask = f.mask_below(left)
+        found = value(lambda pointer: f.load_masked(f.at(pointer, whole), mask))
+        for out in outs:
+            f.store_masked(found, f.at(out, whole), mask)
+    if past:
+        f.fence()
