@@ -1,11 +1,11 @@
 """Question: how fast does a store of one process exchange gradients, beside plain NumPy and MXNet 1.9.1?
 
-First the sum of n arrays alone, against the bandwidth with which the same machine copies (the better of ``np.copyto`` on
-one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. The ways take turns, and
-each way's median is taken.
+First the sum of n arrays alone, against the bandwidth with which the same machine copies (the better of ``np.copyto``
+on one thread and a copy on all) and against a chain of ``np.add``; useful bytes, (n + 1) arrays. The ways take turns,
+and each way's median is taken.
 
-Then one float32 key on 4 CPU contexts. GB/s of what the work must touch at least: a push reads 4 arrays and writes one, a
-pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on one thread.
+Then one float32 key on 4 CPU contexts. GB/s of what the work must touch at least: a push reads 4 arrays and writes one,
+a pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on one thread.
 Every framework runs in a process of its own, in turn; medians over the rounds.
 
     python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only sums|store|small]
@@ -92,9 +92,7 @@ def sums(rounds):
             np.add(out, array, out=out)
 
     print(f"sum of n float32 arrays of {nbytes >> 20} MB, {threads} threads, {rounds} rounds: GB/s (part of copy)\n")
-    print(
-        "| n | copy | np.add chain | NumPy in blocks | compiled, left to right | compiled, local order | chain / compiled |"
-    )
+    print("| n | copy | np.add chain | NumPy in blocks | left to right | local order | chain / left to right |")
     print("|---|---|---|---|---|---|---|")
     for count in SUMS:
         ways = {

@@ -95,6 +95,9 @@ def reduce_arrays(
     if flat_out.size == 0:
         return
     block = max(1, BLOCK_BYTES // flat_out.itemsize)
+    if flat_out.size <= block and (threads <= 1 or flat_out.size < bound):
+        _sum_range(flats, flat_out, 0, flat_out.size, block, block_sum)
+        return
     work = None
     if compiled and block_sum in _COMPILED and flat_out.nbytes > BLOCK_BYTES:
         work = compiled_sum(flats, flat_out, grouped=_COMPILED[block_sum])
@@ -117,6 +120,10 @@ def spread_array(source: Array, targets: Sequence[Array], *, threads: int, bound
     :func:`reduce_arrays`.
     """
     if source.size == 0 or not targets:
+        return
+    if source.nbytes <= BLOCK_BYTES and (threads <= 1 or source.size < bound):
+        for target in targets:
+            target[...] = source
         return
     flat = source.reshape(-1)
     flats = [target.reshape(-1) for target in targets]
@@ -197,10 +204,13 @@ class _Job:
 
 
 def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum) -> None:
+    # A sum that overflows is inf, and no warning: what a user sees of it must not depend on the thread that sums.
     scratch = np.empty(min(block, stop - start), out.dtype) if len(sources) > 2 else out
+    if stop - start <= block and start == 0 and stop == out.size:
+        quietly(block_sum, sources, out, scratch)
+        return
     for lo in range(start, stop, block):
         hi = min(lo + block, stop)
-        # A sum that overflows is inf, and no warning: what a user sees of it must not depend on the thread that sums.
         quietly(block_sum, [source[lo:hi] for source in sources], out[lo:hi], scratch[: hi - lo])
 
 
