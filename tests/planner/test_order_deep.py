@@ -8,7 +8,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.planner import PlanOptions, plan_symbol
-from weftplan.planner.passes.order_deep import deepest_first
+from weftplan.planner.order_deep import deepest_first
 
 
 def recurrent(steps):

@@ -252,17 +252,17 @@ def test_reuse_along_a_chain_adds_none() -> None:
 
 def test_edges_are_those_of_the_graph() -> None:
     """Inception, training: after adding the edges every user of a block comes before the next one's first writer."""
-    from weftplan.planner import pipeline
+    from weftplan.planner import drafts
 
     caught: list[Draft] = []
-    original = pipeline.plan_graph
+    original = drafts.plan_graph
 
     def spy(*args: Any) -> Draft:
         caught.append(original(*args))
         return caught[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "plan_graph", spy)
+        patch.setattr(drafts, "plan_graph", spy)
         plan_symbol(
             models.get("inception_v3"),
             models.input_shapes("inception_v3", 2),

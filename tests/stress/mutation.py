@@ -36,7 +36,7 @@ AREAS = {
     ),
     "planner": (
         "inplace match_range layout liveness graph reachability workspace strategies rewiring "
-        "passes/gradient passes/order passes/cse recompute/rewrite validation/replay",
+        "order symbolic/gradient symbolic/cse symbolic/realise recompute/rewrite validation/replay",
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",
     ),

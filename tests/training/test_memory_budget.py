@@ -10,7 +10,7 @@ import pytest
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import BindError, BudgetError, PlanError
-from weftplan.planner.estimate import OPTIONS, plan
+from weftplan.planner.symbolic.estimate import OPTIONS, plan
 
 BATCH = 9
 SHAPES = {"data": (BATCH, 1, 8, 8), "softmax_label": (BATCH,)}

@@ -25,10 +25,10 @@ from weftplan.errors import BudgetError, PlanError, ShapeError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.amounts import bytes_of
 from weftplan.planner.batch import batch_size, largest_fitting
-from weftplan.planner.estimate import parameters_only
 from weftplan.planner.explain import amount
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
+from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.training import optimizer as optimizers
 
 INTERRUPTED = 130

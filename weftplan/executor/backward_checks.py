@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from weftplan.executor.schedule import Step
-from weftplan.planner.memory_plan import PlannedGraph
-from weftplan.planner.spill import MARK as SPILL_MARK
+from weftplan.planner import PlannedGraph
+from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
 
 _Range = tuple[int, int, int]
 """(slab, first byte, byte behind the last)."""

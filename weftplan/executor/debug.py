@@ -5,7 +5,7 @@ It reads a planned graph, keeps nothing, and may be called from any thread.
 
 from __future__ import annotations
 
-from weftplan.planner.memory_plan import PlannedGraph
+from weftplan.planner import PlannedGraph
 
 
 def debug_str(planned: PlannedGraph) -> str:

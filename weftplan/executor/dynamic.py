@@ -29,7 +29,7 @@ from weftplan.ndarray import NDArray, spilling
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.dynamic import DynamicChunk
 from weftplan.ndarray.pushing import push
-from weftplan.planner.memory_plan import PlannedGraph
+from weftplan.planner import PlannedGraph
 
 _MOST_REMEMBERED = 4 << 20
 """Bytes of results, in all, whose calls an executor keeps."""

@@ -23,7 +23,7 @@ from weftplan.executor.schedule import Step, StepBuilder, crossings
 from weftplan.executor.segments import Segment, bulk_limits, make_segments
 from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.chunk import MovableChunk, nothing
-from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
+from weftplan.planner import MemoryPlan, PlannedGraph
 from weftplan.symbol import Symbol
 from weftplan.symbol.traversal import copy_graph
 

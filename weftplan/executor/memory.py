@@ -11,8 +11,8 @@ from weftplan.device.context import Context
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
+from weftplan.planner import PlannedGraph
 from weftplan.planner.buffers import alignment_of
-from weftplan.planner.memory_plan import PlannedGraph
 
 _WIDEST = 8
 """Bytes of the widest element."""

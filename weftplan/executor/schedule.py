@@ -25,8 +25,8 @@ from weftplan.ndarray.copying import device_end, route
 from weftplan.ops import grain
 from weftplan.ops.node_call import NodeCall
 from weftplan.ops.schema import Kernel, Op, Req, Shape, aligned
-from weftplan.planner.memory_plan import PlannedGraph
-from weftplan.planner.spill import MARK as SPILL_MARK
+from weftplan.planner import PlannedGraph
+from weftplan.planner.symbolic.realise import MARK as SPILL_MARK
 from weftplan.symbol.node import Node
 
 

@@ -1,4 +1,4 @@
-"""Graph in, memory plan out: pure functions on symbols, no arrays, no threads.
+"""Graph in, memory plan out: pure functions, no arrays, no threads.
 
 The README beside this file has the vocabulary, the invariants and an order of reading. Importing the package gives
 symbols their method ``plan``. Every function may be called from any thread.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from weftplan.planner.budget import plan_within
 from weftplan.planner.buffer_table import Bar
-from weftplan.planner.estimate import plan
-from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.inplace import Kind
-from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing import Packing, pack
-from weftplan.planner.pipeline import SizedGraph, plan_symbol, size_symbol
+from weftplan.planner.symbolic.estimate import plan
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.pipeline import SizedGraph, plan_symbol, size_symbol
+from weftplan.planner.symbolic.planned_graph import PlannedGraph
 from weftplan.planner.validation import validate
 from weftplan.symbol.hooks import set_planner
 

@@ -7,19 +7,22 @@ of so many bytes, which arguments, gradients and states share; the difference is
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from weftplan.errors import BudgetError
-from weftplan.planner.memory_plan import PlannedGraph
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.planned_steps import PlannedSteps
+
+Planned = TypeVar("Planned", bound=PlannedSteps)
 
 
 def plan_within(
-    make: Callable[[PlanOptions], PlannedGraph],
+    make: Callable[[PlanOptions], Planned],
     options: PlanOptions,
     budget: int,
     *,
-    besides: Callable[[PlannedGraph], int] = lambda planned: 0,
-) -> PlannedGraph:
+    besides: Callable[[Planned], int] = lambda planned: 0,
+) -> Planned:
     """The plan of least modelled time whose total, less what waits on the host, is at most ``budget`` bytes.
 
     Args:

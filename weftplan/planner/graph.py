@@ -1,119 +1,152 @@
-"""A graph as flat integer arrays: one row per node, one id per entry.
+"""The graph that the planner's core plans: nodes and entries as numbers, and what each node does to memory.
 
-Nodes are numbered by depth-first post-order from the heads (MXNet's order: for each node first its inputs, then its
-control dependencies), so every node comes after what it needs. Entry ``k`` of node ``n`` has the id
-``row_ptr[n] + k``; hidden outputs have ids too, a variable has one entry.
-
-Nothing here recurses: chains of 10^6 nodes are ordinary input.
+Nodes are numbered so that every one comes after what it needs. Entry ``k`` of node ``n`` has the id ``row_ptr[n] + k``;
+a variable, which holds what the caller gives, has one entry. The graph knows neither symbols nor operators: a front end
+such as :mod:`weftplan.planner.symbolic` says in one :class:`Work` per node what it may do. Graphs are not changed once
+they are made, so any thread may read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.errors import PlanError
-from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import depth_first_order, split_variables
+from weftplan.ops.schema import InplacePair
 
 IntArray = NDArray[np.int64]
 
 
-class IndexedGraph:
-    """The nodes reachable from ``entries``, numbered; a snapshot that later changes of the nodes do not touch.
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Work:
+    """What a node does, as far as memory is concerned. Nodes of one kind may share one object.
 
-    The same facts exist twice: as lists (``inputs``, ``controls``), which Python loops read fastest, and as NumPy
-    arrays in compressed-row form (``input_ptr``/``input_entries``) for whole-graph arithmetic.
+    Attributes:
+        label: what reports call it, and what lists of names in the options mean.
+        ignored: inputs of which only the shape matters.
+        inplace: outputs that may be computed over inputs, in the order in which they are tried.
+        writes: inputs that it changes, which must be variables.
+        is_sum: it adds its second input to its first, so that whoever makes the second may do that in its place.
+        only_overwrites: it cannot add to a destination (a copy between devices).
+        may_repeat: it gives the same result when it runs a second time, and a graph may then do without the first.
+        asked_twice: the caller wants it to be repeated, whatever the options say.
+        rules: values of ``PlanOptions.recompute`` whose fixed rule repeats it.
+    """
 
-    Raises:
-        PlanError: the graph has a cycle, an entry names an output that its node lacks, or a variable has inputs.
+    label: str
+    ignored: tuple[int, ...] = ()
+    inplace: tuple[InplacePair, ...] = ()
+    writes: tuple[int, ...] = ()
+    is_sum: bool = False
+    only_overwrites: bool = False
+    may_repeat: bool = True
+    asked_twice: bool = False
+    rules: frozenset[str] = frozenset(("mxnet", "echo"))
+
+
+VARIABLE = Work(label="variable", may_repeat=False, rules=frozenset())
+"""The work of a node that holds what the caller gives."""
+
+
+class Graph:
+    """Nodes in numbers.
+
+    Args:
+        names: of the nodes.
+        works: what each node does.
+        inputs: entries that each node reads.
+        controls: nodes that each node must follow although it reads nothing of them.
+        counts: how many outputs each node has; 1 for a variable.
+        outputs: entries that the caller gets.
+        origin: for a rewritten graph the node of the front end's graph that each node is, or runs again; -1 for a node
+            that the rewrite added.
+        again: nodes that run a second time what their origin is.
+        base: for a rewritten graph the front end's.
     """
 
     __slots__ = (
+        "again",
+        "base",
         "controls",
         "entry_node",
-        "input_entries",
-        "input_ptr",
         "inputs",
         "is_variable",
-        "nid",
-        "nodes",
+        "names",
+        "origin",
         "outputs",
         "row",
         "row_ptr",
+        "works",
     )
 
-    nodes: list[Node]
-    nid: dict[Node, int]
+    names: Sequence[str]
+    works: Sequence[Work]
     inputs: list[list[int]]
-    """Entry ids that each node reads, in input order."""
     controls: list[list[int]]
-    """Node ids that each node must follow (one shared empty list where there are none)."""
     row: list[int]
-    """``row_ptr`` as a list."""
+    """First entry of each node, and behind them the number of entries."""
     row_ptr: IntArray
-    input_ptr: IntArray
-    input_entries: IntArray
+    """:attr:`row` as an array."""
     entry_node: IntArray
     """Node id that makes each entry."""
     is_variable: NDArray[np.bool_]
     outputs: IntArray
     """Entry ids of the heads, in the order given (duplicates kept)."""
+    origin: Sequence[int]
+    again: frozenset[int]
+    base: Graph
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        heads = list(entries)
-        nodes, nid = depth_first_order((entry.node for entry in heads), PlanError)
-        counts = np.array([1 if (op := node.op) is None else op.num_outputs(node.params) for node in nodes], np.int64)
-        self.nodes = nodes
-        self.nid = nid
-        self.row_ptr = _pointers(counts)
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        works: Sequence[Work],
+        inputs: list[list[int]],
+        controls: list[list[int]],
+        counts: Sequence[int],
+        outputs: Iterable[int],
+        origin: Sequence[int] | None = None,
+        again: frozenset[int] = frozenset(),
+        base: Graph | None = None,
+    ) -> None:
+        self.names = names
+        self.works = works
+        self.inputs = inputs
+        self.controls = controls
+        widths = np.array(counts, dtype=np.int64)
+        self.row_ptr = np.zeros(len(widths) + 1, dtype=np.int64)
+        np.cumsum(widths, out=self.row_ptr[1:])
         self.row = self.row_ptr.tolist()
-        self.is_variable = np.array([node.op is None for node in nodes], dtype=np.bool_)
-        self.entry_node = np.repeat(np.arange(len(nodes), dtype=np.int64), counts)
-        lengths = np.array([len(node.inputs) for node in nodes], dtype=np.int64)
-        self.input_ptr = _pointers(lengths)
-        owner = np.array([nid[entry[0]] for node in nodes for entry in node.inputs], dtype=np.int64)
-        index = np.array([entry[1] for node in nodes for entry in node.inputs], dtype=np.int64)
-        bad = np.flatnonzero((index < 0) | (index >= counts[owner]))
-        if len(bad):
-            reader = nodes[int(np.searchsorted(self.input_ptr, bad[0], side="right")) - 1]
-            entry = reader.inputs[int(bad[0] - self.input_ptr[nid[reader]])]
-            raise PlanError(_no_such_output(entry, f"node {reader.name!r}"))
-        for entry in heads:
-            if not 0 <= entry.index < counts[nid[entry.node]]:
-                raise PlanError(_no_such_output(entry, "the list of outputs"))
-        fed = np.flatnonzero(self.is_variable & (lengths > 0))
-        if len(fed):
-            raise PlanError(f"variable {nodes[int(fed[0])].name!r} has inputs: a variable holds data, computes nothing")
-        self.input_entries = self.row_ptr[owner] + index
-        flat = self.input_entries.tolist()
-        self.inputs = [flat[a:b] for a, b in pairwise(self.input_ptr.tolist())]
-        none: list[int] = []
-        self.controls = [[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes]
-        self.outputs = np.array([self.row[nid[entry.node]] + entry.index for entry in heads], dtype=np.int64)
+        self.entry_node = np.repeat(np.arange(len(widths), dtype=np.int64), widths)
+        self.is_variable = np.array([work is VARIABLE for work in works], dtype=np.bool_)
+        self.outputs = np.array(list(outputs), dtype=np.int64)
+        self.origin = range(len(works)) if origin is None else origin
+        self.again = again
+        self.base = self if base is None else base
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes, variables included."""
-        return len(self.nodes)
+        return len(self.works)
 
     @property
     def num_entries(self) -> int:
-        """Number of entries: one per variable, one per output (hidden ones included) of every operator node."""
+        """Number of entries: one per variable, one per output (hidden ones included) of every other node."""
         return self.row[-1]
 
-    def entry(self, eid: int) -> Entry:
-        """The entry whose id is ``eid``."""
-        nid = int(self.entry_node[eid])
-        return Entry(self.nodes[nid], eid - self.row[nid])
-
     def entry_name(self, eid: int) -> str:
-        """A variable's name, or ``<node>_<output>`` as ``list_outputs`` writes it."""
-        node, index, _ = self.entry(eid)
-        return node.name if node.op is None else f"{node.name}_{node.op.output_names(node.params)[index]}"
+        """A variable's name, or ``<node>_<output>``."""
+        nid = int(self.entry_node[eid])
+        name = self.names[nid]
+        return name if self.works[nid] is VARIABLE else f"{name}_{self.output_name(nid, eid - self.row[nid])}"
+
+    def output_name(self, nid: int, index: int) -> str:
+        """What output ``index`` of a node is called."""
+        if self.base is not self and self.origin[nid] >= 0:
+            return self.base.output_name(self.origin[nid], index)
+        return "output" if self.row[nid + 1] - self.row[nid] == 1 else f"output{index}"
 
     def variables(self) -> list[int]:
         """Node ids of the variables, in order."""
@@ -121,19 +154,14 @@ class IndexedGraph:
 
     def mutable_variables(self) -> set[int]:
         """Node ids of the variables that some node writes to (auxiliary states)."""
-        return {self.nid[node] for node in split_variables(self.nodes)[1]}
+        return {
+            int(self.entry_node[self.inputs[nid][slot]])
+            for nid, work in enumerate(self.works)
+            if work.writes
+            for slot in work.writes
+        }
 
     def __repr__(self) -> str:
-        return f"<IndexedGraph: {self.num_nodes} nodes, {self.num_entries} entries, {len(self.outputs)} outputs>"
-
-
-def _pointers(counts: IntArray) -> IntArray:
-    """Row starts of a compressed-row table whose rows have these lengths."""
-    starts = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts
-
-
-def _no_such_output(entry: Entry, where: str) -> str:
-    node = entry.node
-    return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
+        return (
+            f"<{type(self).__name__}: {self.num_nodes} nodes, {self.num_entries} entries, {len(self.outputs)} outputs>"
+        )

@@ -16,7 +16,6 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import PlacedGraph
 
 Allocate = Callable[[int, int, int], int]
@@ -81,7 +80,7 @@ def assign(
         keep_unused: give memory also to outputs that nobody reads, as MXNet does.
         rule: decides in place of MXNet's rule (the input's memory is read no more, or the pair is an identity); where
             it is given, outputs are allocated in their order, not the largest first.
-        never: names of operators that compute nothing in place.
+        never: labels of works that compute nothing in place.
     """
     graph, row, refs = facts.graph, facts.graph.row, facts.refs
     inputs, reads, pairs, external = graph.inputs, facts.reads, facts.pairs, facts.external
@@ -96,7 +95,7 @@ def assign(
 
     for nid in facts.order:
         start, end = row[nid], row[nid + 1]
-        if enable_inplace and pairs[nid] and not (never and _name(graph, nid) in never):
+        if enable_inplace and pairs[nid] and not (never and graph.works[nid].label in never):
             for pair in pairs[nid]:
                 i, out = pair.input, start + pair.output
                 source = inputs[nid][i]
@@ -138,21 +137,16 @@ def assign(
     return Assignment(storage, group, kind, inplace, len(live), num_groups, set(), set())
 
 
-def _name(graph: IndexedGraph, nid: int) -> str:
-    op = graph.nodes[nid].op
-    return "" if op is None else op.name
-
-
 def add_in_place(facts: PlacedGraph, found: Assignment) -> None:
     """Turn partial gradient sums into additions by whoever makes the term; changes ``found``.
 
-    For ``out = _grad_add(total, term)`` with ``out`` in place of ``total``: the maker of ``term`` adds straight to
-    ``total`` and the ``_grad_add`` is skipped. Conditions: ``term`` has no other reader and is made after ``total``, on
-    the same device, not by a copy from another one, which can only overwrite; nobody reads what ``total`` holds between
-    the two nodes, for it changes early.
+    For a node ``out = total + term`` that is a sum, with ``out`` in place of ``total``: the maker of ``term`` adds
+    straight to ``total`` and the sum is skipped. Conditions: ``term`` has no other reader and is made after ``total``,
+    on the same device, not by a copy from another one, which can only overwrite; nobody reads what ``total`` holds
+    between the two nodes, for it changes early.
     """
     graph, row = facts.graph, facts.graph.row
-    sums = [n for n in facts.order if (op := graph.nodes[n].op) is not None and op.name == "_grad_add"]
+    sums = [n for n in facts.order if graph.works[n].is_sum]
     if not sums:
         return
     position = {nid: step for step, nid in enumerate(facts.order)}
@@ -178,7 +172,7 @@ def add_in_place(facts: PlacedGraph, found: Assignment) -> None:
             or facts.refs[term] != 1
             or position[before] >= position[maker]
             or facts.device[maker] != facts.device[nid]
-            or _name(graph, maker) == "_CrossDeviceCopy"
+            or graph.works[maker].only_overwrites
             or maker in found.skipped
             or term in found.added
             or facts.dtypes[term] != facts.dtypes[total]

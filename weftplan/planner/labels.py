@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from weftplan.ops.schema import DType, Shape
-from weftplan.planner.graph import IndexedGraph
+from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Assignment
 
 
@@ -56,7 +56,7 @@ class GraphLabels:
     """Labels of a plan that was just made."""
 
     def __init__(
-        self, graph: IndexedGraph, steps: list[int], shapes: list[Shape], dtypes: list[DType], found: Assignment
+        self, graph: Graph, steps: list[int], shapes: list[Shape], dtypes: list[DType], found: Assignment
     ) -> None:
         self.steps = steps
         self._graph = graph
@@ -78,12 +78,11 @@ class GraphLabels:
 
     def node_name(self, nid: int) -> str:
         """Name of a node."""
-        return self._graph.nodes[nid].name
+        return self._graph.names[nid]
 
     def node_op(self, nid: int) -> str:
         """Operator of a node."""
-        op = self._graph.nodes[nid].op
-        return "variable" if op is None else op.name
+        return self._graph.works[nid].label
 
     def maker(self, eid: int) -> int:
         """Node that makes an entry."""

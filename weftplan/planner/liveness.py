@@ -15,14 +15,14 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.schema import DType, InplacePair, Shape
-from weftplan.planner.graph import IndexedGraph, IntArray
+from weftplan.planner.graph import Graph, IntArray
 
 
 @dataclass(slots=True, kw_only=True)
 class PlacedGraph:
     """A placed graph with sizes, in an execution order. Lists are indexed by node id or entry id."""
 
-    graph: IndexedGraph
+    graph: Graph
     order: list[int]
     """Operator nodes as they run."""
     shapes: list[Shape]
@@ -49,7 +49,7 @@ class PlacedGraph:
 
 
 def placed_graph(
-    graph: IndexedGraph,
+    graph: Graph,
     order: list[int],
     *,
     shapes: list[Shape],
@@ -63,10 +63,10 @@ def placed_graph(
     workspaces: dict[int, int],
     external_bytes: dict[str, int],
 ) -> PlacedGraph:
-    """Gather what operators declare.
+    """Work out what follows from the works of nodes, sizes and places.
 
     Raises:
-        PlanError: an operator writes to an input that is not a variable.
+        PlanError: a node writes to an input that is not a variable.
     """
     external = bytearray(graph.num_entries)
     external_view = np.frombuffer(external, dtype=np.uint8)
@@ -74,28 +74,17 @@ def placed_graph(
     external_view[list(gradients)] = 1
     sizes: list[int] = elements.tolist()
     makers: list[int] = graph.entry_node.tolist()
-    none: list[int] = []
-    nothing: tuple[InplacePair, ...] = ()
-    reads: list[list[int]] = []
     pairs: list[Sequence[InplacePair]] = []
-    for nid, node in enumerate(graph.nodes):
-        op = node.op
+    for nid, work in enumerate(graph.works):
         inputs = graph.inputs[nid]
-        if op is None:
-            reads.append(none)
-            pairs.append(nothing)
-            continue
-        if op.aux:
+        if work.writes:
             _check_states(graph, nid)
-        ignored = op.ignored_inputs(node.params) if callable(op.ignored_inputs) else op.ignored_inputs
-        inplace = op.inplace(node.params) if callable(op.inplace) else op.inplace
-        reads.append([e for i, e in enumerate(inputs) if i not in ignored] if ignored else inputs)
-        if not inplace:
-            pairs.append(nothing)
+        if not work.inplace:
+            pairs.append(())
             continue
         pairs.append(
             allowed_pairs(
-                [pair for pair in inplace if pair.input not in ignored],
+                [pair for pair in work.inplace if pair.input not in work.ignored],
                 inputs,
                 graph.row[nid],
                 sizes=sizes,
@@ -104,6 +93,7 @@ def placed_graph(
                 here=[device[makers[e]] == device[nid] for e in inputs],
             )
         )
+    reads = reading(graph)
     return PlacedGraph(
         graph=graph,
         order=order,
@@ -158,7 +148,15 @@ def allowed_pairs(
     return tuple(allowed)
 
 
-def references(graph: IndexedGraph, reads: Sequence[Sequence[int]]) -> list[int]:
+def reading(graph: Graph) -> list[list[int]]:
+    """Per node: entries whose values it reads, one per slot."""
+    return [
+        [e for slot, e in enumerate(inputs) if slot not in work.ignored] if work.ignored else inputs
+        for work, inputs in zip(graph.works, graph.inputs, strict=True)
+    ]
+
+
+def references(graph: Graph, reads: Sequence[Sequence[int]]) -> list[int]:
     """Per entry: how many slots read it (``reads`` of each node), plus how many times it is an output."""
     refs = [0] * graph.num_entries
     for read in reads:
@@ -223,12 +221,12 @@ def live_bytes(
     return np.cumsum(change, axis=1)[:, :num_steps]
 
 
-def _check_states(graph: IndexedGraph, nid: int) -> None:
-    node = graph.nodes[nid]
-    assert node.op is not None
-    for i in node.op.aux:
-        if not node.inputs[i].node.is_variable:
+def _check_states(graph: Graph, nid: int) -> None:
+    work = graph.works[nid]
+    for slot in work.writes:
+        maker = int(graph.entry_node[graph.inputs[nid][slot]])
+        if not graph.is_variable[maker]:
             raise PlanError(
-                f"operator {node.op.name} ({node.name!r}) writes to its input {i}, which must be a variable but is an "
-                f"output of {node.inputs[i].node.name!r}"
+                f"operator {work.label} ({graph.names[nid]!r}) writes to its input {slot}, which must be a variable "
+                f"but is an output of {graph.names[maker]!r}"
             )

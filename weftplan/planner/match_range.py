@@ -71,7 +71,7 @@ def colors(facts: PlacedGraph, count: int) -> list[int]:
     if count <= 1:
         return []
     nodes = graph.num_nodes
-    weight = [0 if node.op is None else 1 for node in graph.nodes]
+    weight = [0 if given else 1 for given in graph.is_variable.tolist()]
     color = [count - 1] * nodes
     makers = [[graph.entry_node[e].item() for e in ins] for ins in graph.inputs]
     for shade in range(count - 1):

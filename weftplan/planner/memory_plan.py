@@ -1,8 +1,11 @@
-"""A memory plan with what one asks of it, and the graph that it belongs to: frozen data."""
+"""A memory plan with what one asks of it: frozen data, which any thread may read.
+
+The figures and arrays are those of ``layout.py``. Words, tables and pictures are made elsewhere and asked for here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
@@ -11,14 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops.implementations import Choice
-from weftplan.ops.schema import DType, Req, Shape
 from weftplan.planner import buffer_table, explain, plan_file
 from weftplan.planner.amounts import bytes_of
 from weftplan.planner.batch import largest_fitting
-from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.hooks import hook
 from weftplan.planner.layout import Layout
 
@@ -120,56 +119,3 @@ class MemoryPlan(Layout):
             FormatError: not a plan, truncated, or written by a newer version.
         """
         return plan_file.loads(text, MemoryPlan)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlannedGraph:
-    """A graph ready to execute: order, shapes, devices, requests and memory."""
-
-    graph: IndexedGraph
-    """Heads: the forward outputs, then one gradient entry per argument in :attr:`gradients`."""
-    order: list[int]
-    """Operator node ids in execution order, skipped ones included; variables are not in it."""
-    num_forward_nodes: int
-    """The first ``num_forward_nodes`` steps of :attr:`order` are the forward part and need nothing of the rest."""
-    shapes: list[Shape]
-    """Per entry."""
-    dtypes: list[DType]
-    """Per entry."""
-    devices: list[Context]
-    """Per node."""
-    requests: list[Req]
-    """Per entry, what its kernel has to do with the output; WRITE for variables, which nobody computes."""
-    skipped: frozenset[int]
-    """Node ids that must not run: sums whose terms are added in place by whoever makes them."""
-    outputs: list[int]
-    """Entry ids of the forward outputs."""
-    gradients: dict[str, int]
-    """Argument name -> entry id of its gradient (external memory); arguments with grad_req null are absent."""
-    grad_req: dict[str, Req]
-    """Argument name -> NULL, WRITE or ADD."""
-    head_grads: list[int]
-    """Per output the node id of variable ``_head_grad_<i>``, or -1 when no gradient reads it."""
-    arguments: dict[str, int]
-    """Argument name -> node id of the variable, in ``list_arguments`` order; -1 when the graph does not use it."""
-    aux: dict[str, int]
-    """Auxiliary state name -> node id of the variable, in ``list_auxiliary_states`` order."""
-    memory: MemoryPlan
-    notes: tuple[str, ...] = ()
-    """What the planner decided and a user may want to know, in words."""
-    kernels: Mapping[int, Choice] = field(default_factory=dict)
-    """Node id -> which implementation computes it; nodes that have but one and need no scratch may be absent."""
-
-    @property
-    def trains(self) -> bool:
-        """True when gradients are computed."""
-        return bool(self.gradients)
-
-    def variables(self) -> dict[str, tuple[Shape, DType]]:
-        """Shape and dtype of each argument and auxiliary state."""
-        rows = {name: self.graph.row[nid] for name, nid in (self.arguments | self.aux).items()}
-        return {name: (self.shapes[e], self.dtypes[e]) for name, e in rows.items()}
-
-    def entry_device(self, eid: int) -> Context:
-        """Device of an entry: that of the node that makes it."""
-        return self.devices[int(self.graph.entry_node[eid])]

@@ -79,11 +79,9 @@ class InplaceRule:
     def __call__(self, nid: int, source: int, out: int) -> bool:
         """True when ``out`` of node ``nid`` is to take the memory of ``source``, which is then not taken again."""
         facts = self._facts
-        op = facts.graph.nodes[nid].op
         place = facts.contexts[facts.device[nid]].device_type
         if (
-            op is None
-            or source in self._fetched
+            source in self._fetched
             or source in self._taken
             or place == "cpu_pinned"
             or facts.graph.inputs[nid].count(source) != 1
@@ -94,7 +92,7 @@ class InplaceRule:
             allowed &= (
                 facts.dtypes[source] == facts.dtypes[out]
                 and out not in self._fetched
-                and not (place == "cpu" and op.name in NOT_ON_CPU)
+                and not (place == "cpu" and facts.graph.works[nid].label in NOT_ON_CPU)
             )
         else:
             allowed = allowed and self._ordered[source]

@@ -1,97 +1,20 @@
-"""Who computes each node, and its scratch memory: how many bytes it needs while it runs.
+"""Scratch memory of nodes: how many bytes each needs while it runs.
 
-A node's scratch is what the implementation that computes it declares, rounded up to 64, and behind it one rounded-up
-block for each output that must be *added* to its destination: kernels only overwrite, so such an output is computed in
-scratch first.
+A node's scratch is what its front end says, a multiple of 64, and behind it one rounded-up block for each output that
+must be *added* to its destination: kernels only overwrite, so such an output is computed in scratch first. Nothing is
+kept; any thread may call this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
-from weftplan.device.context import Context
-from weftplan.errors import PlanError
-from weftplan.ops import grain, implementations
-from weftplan.ops.implementations import Choice
-from weftplan.ops.schema import DType, Shape, TensorSpec, aligned
-from weftplan.planner.graph import IndexedGraph
-
-
-def operator_choices(
-    graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType], devices: Sequence[Context], mode: str
-) -> dict[int, Choice]:
-    """Which implementation computes each node that has several or declares scratch, by node id.
-
-    Args:
-        devices: of each node.
-        mode: :attr:`PlanOptions.kernels <weftplan.planner.options.PlanOptions.kernels>`.
-    """
-    provided = implementations.provided()
-    choices: dict[int, Choice] = {}
-    # Repeated layers ask once: the parser gives equal parameters one dictionary.
-    known: dict[tuple[object, ...], Choice] = {}
-    row = graph.row
-    for nid, node in enumerate(graph.nodes):
-        op = node.op
-        if op is None or (op.workspace is None and op.name not in provided):
-            continue
-        host = devices[nid].is_host
-        entries = (*graph.inputs[nid], *range(row[nid], row[nid + 1]))
-        key = (id(op), id(node.params), host, *[shapes[e] for e in entries], *[dtypes[e] for e in entries])
-        found = known.get(key)
-        if found is None:
-            ins, outs = _specs(graph, nid, shapes, dtypes)
-            found = known[key] = implementations.choose(op, node.params, ins, outs, mode, host=host)
-        choices[nid] = found
-    return choices
-
-
-def operator_workspaces(
-    graph: IndexedGraph,
-    shapes: list[Shape],
-    dtypes: list[DType],
-    devices: Sequence[Context],
-    choices: Mapping[int, Choice],
-) -> dict[int, int]:
-    """Bytes that the chosen implementations declare for the devices of their nodes, by node id; nodes without scratch
-    are absent.
-
-    Raises:
-        PlanError: an operator declares a negative number or none at all.
-    """
-    needs: dict[int, int] = {}
-    known: dict[tuple[object, ...], int] = {}
-    row = graph.row
-    for nid, choice in choices.items():
-        node = graph.nodes[nid]
-        entries = (*graph.inputs[nid], *range(row[nid], row[nid + 1]))
-        where = devices[nid].device_type
-        key = (id(choice), id(node.params), where, *[shapes[e] for e in entries], *[dtypes[e] for e in entries])
-        found = known.get(key)
-        if found is None:
-            ins, outs = _specs(graph, nid, shapes, dtypes)
-            with grain.using(grain.of(where)):
-                nbytes = choice.implementation.workspace(node.params, ins, outs)
-            if isinstance(nbytes, bool) or int(nbytes) != nbytes or nbytes < 0:
-                raise PlanError(
-                    f"operator {node.op.name} ({node.name!r}) declares "  # type: ignore[union-attr]
-                    f"{nbytes!r} bytes of workspace: expected >= 0"
-                )
-            found = known[key] = aligned(int(nbytes))
-        if found:
-            needs[nid] = found
-    return needs
-
-
-def _specs(
-    graph: IndexedGraph, nid: int, shapes: list[Shape], dtypes: list[DType]
-) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    ins = [TensorSpec(shapes[e], dtypes[e]) for e in graph.inputs[nid]]
-    return ins, [TensorSpec(shapes[e], dtypes[e]) for e in range(graph.row[nid], graph.row[nid + 1])]
+from weftplan.ops.schema import aligned
+from weftplan.planner.graph import Graph
 
 
 def with_added_outputs(
-    needs: dict[int, int], graph: IndexedGraph, nbytes: list[int], added: Collection[int]
+    needs: dict[int, int], graph: Graph, nbytes: list[int], added: Collection[int]
 ) -> dict[int, int]:
     """``needs`` and room for every entry of ``added`` in the scratch of the node that makes it."""
     if not added:

@@ -10,11 +10,12 @@ import pytest
 
 import weftplan as mx
 from weftplan import symbol as sym
-from weftplan.planner import PlanOptions, pipeline, plan_symbol
+from weftplan.planner import PlanOptions, drafts, plan_symbol
 from weftplan.planner.draft import Draft
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.liveness import PlacedGraph
-from weftplan.planner.recompute import Tape, node_seconds
+from weftplan.planner.recompute import Tape
+from weftplan.planner.symbolic.cost import node_seconds
 
 
 @dataclass
@@ -37,13 +38,13 @@ class Training:
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``training(symbol, shapes, **options)``: the planned graph without recomputation, and what it was made from."""
     seen: list[Draft] = []
-    original = pipeline.plan_graph
+    original = drafts.plan_graph
 
     def watched(*args: Any) -> Draft:
         seen.append(original(*args))
         return seen[-1]
 
-    monkeypatch.setattr(pipeline, "plan_graph", watched)
+    monkeypatch.setattr(drafts, "plan_graph", watched)
 
     def make(symbol: Any, shapes: dict[str, Any], group2ctx: Any = None, **options: Any) -> Training:
         chosen = PlanOptions(**options)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from weftplan import models
-from weftplan.planner.recompute import Tape, node_seconds
+from weftplan.planner.recompute import Tape
 from weftplan.planner.recompute.arrays import Arrays, expressible
 from weftplan.planner.recompute.orders import stepwise_forward
+from weftplan.planner.symbolic.cost import node_seconds
 
 
 def same_partition(mine: Any, theirs: Any) -> bool:

@@ -11,9 +11,10 @@ from weftplan import models
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
-from weftplan.planner.recompute import Tape, node_seconds
+from weftplan.planner.recompute import Tape
 from weftplan.planner.recompute.orders import reversed_backward
 from weftplan.planner.recompute.segments import square_root
+from weftplan.planner.symbolic.cost import node_seconds
 
 QUICK = ("mlp", "lenet", "alexnet", "vgg16", "resnet18", "mobilenet")
 SLOW = ("resnet50", "resnet152", "inception_v3", "densenet121", "lstm")

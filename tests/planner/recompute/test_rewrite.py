@@ -17,6 +17,7 @@ from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.recompute import repeat
 from weftplan.planner.recompute.rewrite import needed_twins, repeatable
+from weftplan.planner.symbolic.realise import realised
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -38,7 +39,7 @@ def chain(training: Any) -> Any:
 
 
 def names(facts: PlacedGraph) -> list[str]:
-    return [facts.graph.nodes[nid].name for nid in facts.order]
+    return [facts.graph.names[nid] for nid in facts.order]
 
 
 def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(training: Any) -> None:
@@ -51,12 +52,12 @@ def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(trainin
     assert order[: made.num_forward] == names(made.facts)[: made.num_forward]
     twin = after.order[order.index("act0_mirror")]
     reader = after.order[order.index("act0_mirror") + 1]
-    node = after.graph.nodes[twin]
+    node = realised(graph, after.graph).nodes[twin]
     assert node.mirror_of is graph.nodes[act0]
     assert [entry.node.name for entry in node.inputs] == ["fc0"]
     assert twin in [int(after.graph.entry_node[e]) for e in after.graph.inputs[reader]]
     # FullyConnected is not repeated, but its backward node reads its repeated input: the original dies early.
-    assert after.graph.nodes[reader].name == "fc1_backward"
+    assert after.graph.names[reader] == "fc1_backward"
 
 
 def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any) -> None:
@@ -68,7 +69,7 @@ def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any
     order = names(after)
     at = order.index("fc0_mirror")
     assert order[at + 1] == "act0_mirror"
-    assert [entry.node.name for entry in after.graph.nodes[after.order[at + 1]].inputs] == ["fc0_mirror"]
+    assert [after.graph.entry_name(e) for e in after.graph.inputs[after.order[at + 1]]] == ["fc0_mirror_output"]
 
 
 def test_nothing_is_made_for_results_that_the_backward_part_never_reads(training: Any) -> None:
@@ -109,10 +110,8 @@ def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
     assert "nothing_mirror" in names(after)
     assert "first_mirror" not in names(after)
     for nid in after.order:
-        node = after.graph.nodes[nid]
-        assert node.op is not None
-        for slot in node.op.ignored(node.params):
-            assert node.inputs[slot].node.mirror_of is None
+        for slot in after.graph.works[nid].ignored:
+            assert int(after.graph.entry_node[after.graph.inputs[nid][slot]]) not in after.graph.again
 
 
 @QUIET
@@ -133,9 +132,7 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
         after = repeat(made.facts, made.num_forward, chosen)
         price = tape.price(chosen)
         assert price.peak == real_bound(after, made.options)
-        assert list(price.twins) == [
-            made.facts.graph.nid[m] for nid in after.order if (m := after.graph.nodes[nid].mirror_of) is not None
-        ]
+        assert list(price.twins) == [after.graph.origin[nid] for nid in after.order if nid in after.graph.again]
 
 
 def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:

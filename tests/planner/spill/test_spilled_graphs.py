@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
-from weftplan.planner import PlanOptions, draft, plan_symbol, recompute, spill, validate
+from weftplan.planner import PlanOptions, draft, plan_symbol, spill, validate
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.draft import Draft
 from weftplan.planner.spill import search
+from weftplan.planner.symbolic.cost import node_seconds
 
 SIM = mx.sim(0)
 
@@ -26,13 +27,13 @@ SIM = mx.sim(0)
 def searched(start: Draft) -> spill.Search:
     """The search over a graph."""
     buffers = Buffers(start.facts, start.assignment, start.memory.options)
-    return spill.Search(start.facts, start.num_forward, buffers, recompute.node_seconds(start.facts))
+    return spill.Search(start.facts, start.num_forward, buffers, node_seconds(start.facts))
 
 
 def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
     """Let ``choose(search, num_forward)`` name what goes to the host in every plan with a budget."""
 
-    def apply(start: Draft, options: PlanOptions, *, measured: Any = None) -> Draft:
+    def apply(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         chosen = choose(searched(start), start.num_forward)
         return draft.plan_graph(*spill.spilled(start.facts, start.num_forward, chosen), options)
 
@@ -97,7 +98,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
     """Peaks of states fall and are those of plans; a state's graph is the given one with two copies per result."""
     seen: list[tuple[spill.State, Draft, Draft]] = []
 
-    def spy(start: Draft, options: PlanOptions, *, measured: Any = None) -> Draft:
+    def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         states = searched(start).states()
         for state in states[:: max(1, len(states) // 5)]:
             made = spill.spilled(start.facts, start.num_forward, state.spills)

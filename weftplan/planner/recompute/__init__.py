@@ -7,10 +7,9 @@ All of them name a set of forward nodes, and one rewrite (:mod:`.rewrite`) turns
 from __future__ import annotations
 
 from weftplan.planner.recompute.archive import Point, undominated
-from weftplan.planner.recompute.cost import node_seconds
-from weftplan.planner.recompute.policies import apply, wanted
+from weftplan.planner.recompute.policies import Cost, apply, wanted
 from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.recompute.trade_off import curve
 
-__all__ = ["Point", "Price", "Tape", "apply", "curve", "node_seconds", "repeat", "undominated", "wanted"]
+__all__ = ["Cost", "Point", "Price", "Tape", "apply", "curve", "repeat", "undominated", "wanted"]

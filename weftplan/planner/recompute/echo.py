@@ -4,7 +4,7 @@ Forward nodes fall into subgraphs that end at operators which are never repeated
 In each subgraph, nodes are decided from the inputs up. A group of undecided nodes whose inputs are all kept is stored
 after all when the bytes that storing it frees (inputs that nobody else needs) are at least the bytes it adds (its
 outputs, and inputs that others need anyway): a node that shrinks its input is better stored than repeated. What is
-left undecided in the end is repeated.
+left undecided in the end is repeated. Which operators are heavy is for the front end to say (``Work.rules``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from weftplan.planner.recompute.rules import mirrors_echo
 from weftplan.planner.recompute.tape import Tape
 
 
@@ -29,7 +28,7 @@ class _Echo:
         graph = facts.graph
         self.tape = tape
         self.nbytes = facts.nbytes
-        self.may = [mirrors_echo(node) for node in graph.nodes]
+        self.may = ["echo" in work.rules for work in graph.works]
         self.inputs = graph.inputs
         self.before = [[*(tape.makers[e] for e in ins), *graph.controls[n]] for n, ins in enumerate(graph.inputs)]
         self.users: dict[int, set[int]] = {}

@@ -17,7 +17,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from weftplan.planner.liveness import PlacedGraph, dependencies
-from weftplan.planner.passes.order_deep import deepest_first
+from weftplan.planner.order_deep import deepest_first
 
 
 def stepwise_forward(facts: PlacedGraph, num_forward: int) -> PlacedGraph:
@@ -38,7 +38,7 @@ def reversed_backward(facts: PlacedGraph, num_forward: int) -> PlacedGraph:
     """
     graph = facts.graph
     part = facts.order[num_forward:]
-    if any(op.aux for nid in part if (op := graph.nodes[nid].op) is not None):
+    if any(graph.works[nid].writes for nid in part):
         return facts  # who writes a state, and when, is not for this pass to change
     place = {nid: step for step, nid in enumerate(facts.order[:num_forward])}
     given = {nid: step for step, nid in enumerate(part)}

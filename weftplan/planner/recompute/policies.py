@@ -6,7 +6,7 @@ plan without it (for a budget: when it fits). Otherwise the plan without recompu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from weftplan.errors import BudgetError
@@ -14,17 +14,17 @@ from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.recompute.archive import Archive
-from weftplan.planner.recompute.cost import node_seconds
 from weftplan.planner.recompute.echo import chosen_echo
 from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.orders import reversed_backward, stepwise_forward
 from weftplan.planner.recompute.rewrite import repeat
-from weftplan.planner.recompute.rules import chosen_v1, has_forced
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.recompute.trade_off import curve
 from weftplan.planner.strategies import assignment
 
+Cost = Callable[[PlacedGraph], Sequence[float]]
+"""Seconds of every node of a graph (0 for variables), modelled or measured; asked again for rewritten graphs."""
 WORTH_A_PLAN = 0.99
 """A proposal is planned if its lower bound is below this part of the smallest plan so far."""
 CHEAP_SHARE = 0.05
@@ -32,17 +32,19 @@ CHEAP_SHARE = 0.05
 
 
 def wanted(options: PlanOptions, facts: PlacedGraph) -> bool:
-    """Whether these options (or a node's attribute) ask for recomputation."""
-    return options.recompute != "off" or options.budget is not None or has_forced(facts.graph.nodes)
+    """Whether these options (or a node) ask for recomputation."""
+    return (
+        options.recompute != "off" or options.budget is not None or any(work.asked_twice for work in facts.graph.works)
+    )
 
 
-def apply(start: Draft, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Draft:
+def apply(start: Draft, options: PlanOptions, *, cost: Cost) -> Draft:
     """Apply the policy of ``options`` to a training graph.
 
     Args:
         start: the graph, planned without recomputation.
         options: names the policy, or a budget, which wins over it.
-        measured: seconds of nodes by name, where the caller has measured them.
+        cost: seconds of every node of a graph.
 
     Raises:
         BudgetError: no choice fits the budget; the message names the smallest budget found that works.
@@ -58,7 +60,7 @@ def apply(start: Draft, options: PlanOptions, *, measured: Mapping[str, float] |
             f"nothing to recompute; the smallest budget that works is {memory.peak}",
             smallest=memory.peak,
         )
-    starts = _tapes(start, options, measured)
+    starts = _tapes(start, options, cost)
     if options.budget is not None:
         return _within(start, starts, options, options.budget)
     policy = options.recompute
@@ -69,17 +71,17 @@ def apply(start: Draft, options: PlanOptions, *, measured: Mapping[str, float] |
     elif policy == "echo":
         proposals = [(tape, tape.price(chosen_echo(tape))) for tape in starts]
     else:
-        proposals = [(tape, tape.price(chosen_v1(tape, everywhere=policy == "mxnet"))) for tape in starts]
+        proposals = [(tape, tape.price(_chosen_v1(tape, everywhere=policy == "mxnet"))) for tape in starts]
     return _try(start, options, proposals, policy if policy != "off" else "__force_mirroring__")
 
 
-def _tapes(start: Draft, options: PlanOptions, measured: Mapping[str, float] | None) -> list[Tape]:
+def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
     """The graph ready for prices, in the orders worth a trial.
 
     The given one; with the backward part in reverse forward order; with both parts step by step.
     """
     num_forward = start.num_forward
-    seconds = node_seconds(start.facts, measured)
+    seconds = cost(start.facts)
     tapes = [Tape(start.facts, num_forward, start.assignment, options, seconds)]
     orders = [start.facts.order]
     for facts in (start.facts, stepwise_forward(start.facts, num_forward)):
@@ -88,6 +90,14 @@ def _tapes(start: Draft, options: PlanOptions, measured: Mapping[str, float] | N
             orders.append(facts.order)
             tapes.append(Tape(facts, num_forward, assignment(facts, options), options, seconds))
     return tapes
+
+
+def _chosen_v1(tape: Tape, *, everywhere: bool) -> frozenset[int]:
+    """The nodes that MXNet 1.x's rule repeats; without ``everywhere`` only those that ask for it."""
+    works = tape.facts.graph.works
+    return frozenset(
+        nid for nid in tape.repeatable if "mxnet" in works[nid].rules and (everywhere or works[nid].asked_twice)
+    )
 
 
 def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:

@@ -5,20 +5,15 @@ output of a twin ``<name>_mirror`` instead. A twin reads twins where these exist
 which only the shape matters (ignored inputs) go on naming the first node: they keep nothing alive, and must not cause
 work. Twins run just before their first reader, in the order of their originals.
 
-Forward nodes are shared with the given graph, backward nodes are copied where something they need has changed; the
-given graph stays as it is.
+The given graph stays as it is; any thread may ask for a rewrite of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-import numpy as np
-
-from weftplan.planner.graph import IndexedGraph
 from weftplan.planner.liveness import PlacedGraph
-from weftplan.planner.rewiring import carried_over, followed, moved_heads, rewired
-from weftplan.symbol.node import Entry, Node
+from weftplan.planner.rewiring import Rewrite
 
 SUFFIX = "_mirror"
 
@@ -30,12 +25,7 @@ def repeatable(facts: PlacedGraph, num_forward: int) -> list[int]:
     """
     graph = facts.graph
     kept = {int(graph.entry_node[e]) for e in graph.outputs.tolist()}
-    found = []
-    for nid in facts.order[:num_forward]:
-        op = graph.nodes[nid].op
-        if op is not None and not op.loss and nid not in kept:
-            found.append(nid)
-    return found
+    return [nid for nid in facts.order[:num_forward] if graph.works[nid].may_repeat and nid not in kept]
 
 
 def needed_twins(facts: PlacedGraph, num_forward: int, chosen: Collection[int]) -> list[int]:
@@ -73,74 +63,41 @@ def repeat(facts: PlacedGraph, num_forward: int, chosen: Collection[int]) -> Pla
     if not twins:
         return facts
     graph = facts.graph
-    made: dict[Node, Node] = {}
-    origin: dict[Node, int] = {node: nid for nid, node in enumerate(graph.nodes)}
+    makers: list[int] = graph.entry_node.tolist()
+    changed = Rewrite(facts)
+    made: dict[int, int] = {}
+    first: dict[int, int] = {}
 
-    def redirected(node: Node, moved: dict[Node, Node]) -> list[Entry]:
-        """Inputs of a node with twins in slots that are read, and ``moved`` nodes in all slots."""
-        assert node.op is not None
-        ignored = node.op.ignored(node.params)
+    def redirected(nid: int) -> list[int]:
+        """Inputs of a node, with twins in slots that are read."""
+        ignored = graph.works[nid].ignored
         return [
-            followed(entry, moved if slot in ignored or entry[0] in moved else made)
-            for slot, entry in enumerate(node.inputs)
+            e if slot in ignored or (maker := makers[e]) not in made else first[maker] + e - graph.row[maker]
+            for slot, e in enumerate(graph.inputs[nid])
         ]
 
     for nid in twins:
-        node = graph.nodes[nid]
-        twin = Node(
-            node.op,
-            node.name + SUFFIX,
-            attrs=node.attrs,
-            params=node.params,
-            inputs=redirected(node, {}),
-            control_deps=[],
-            created_at=node.created_at,
-            mirror_of=node,
-        )
-        made[node] = twin
-        origin[twin] = nid
-
-    moved: dict[Node, Node] = {}
-    for nid in facts.order[num_forward:]:
-        node = graph.nodes[nid]
-        copy = rewired(node, redirected(node, moved), moved)
-        if copy is not node:
-            moved[node] = copy
-            origin[copy] = nid
-    # Number the new graph: entry k of a node corresponds to entry k of the node that it stands for.
-    new = IndexedGraph(moved_heads(graph, moved))
-    numbers = np.array([origin[node] for node in new.nodes], dtype=np.int64)
-    shift = graph.row_ptr[numbers] - new.row_ptr[:-1]
-    source: list[int] = (np.arange(new.num_entries, dtype=np.int64) + shift[new.entry_node]).tolist()
-    stands_for: list[int] = numbers.tolist()
-    return carried_over(
-        facts,
-        new,
-        source,
-        stands_for,
-        order=_schedule(new, facts, num_forward, made, moved),
-        contexts=facts.contexts,
-        device=[facts.device[n] for n in stands_for],
-    )
+        made[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, redirected(nid))
+    backward = facts.order[num_forward:]
+    for nid in backward:
+        changed.inputs[nid] = redirected(nid)
+    return changed.done([*facts.order[:num_forward], *_scheduled(changed, facts, num_forward, made)])
 
 
-def _schedule(
-    graph: IndexedGraph, facts: PlacedGraph, num_forward: int, made: dict[Node, Node], moved: dict[Node, Node]
-) -> list[int]:
-    """The given order with every twin just before its first reader."""
-    number = graph.nid
-    order = [number[facts.graph.nodes[nid]] for nid in facts.order[:num_forward]]
-    place = {facts.graph.nodes[nid]: step for step, nid in enumerate(facts.order[:num_forward])}
-    rank = {number[twin]: place[node] for node, twin in made.items()}
-    makers: list[int] = graph.entry_node.tolist()
+def _scheduled(changed: Rewrite, facts: PlacedGraph, num_forward: int, made: dict[int, int]) -> list[int]:
+    """The backward part in the given order, with every twin just before its first reader."""
+    place = {nid: step for step, nid in enumerate(facts.order[:num_forward])}
+    rank = {twin: place[nid] for nid, twin in made.items()}
+    makers = changed.makers
     done: set[int] = set()
+    order: list[int] = []
 
-    def missing(nid: int) -> Sequence[int]:
+    def missing(nid: int) -> list[int]:
         """Twins that ``nid`` needs and that have not run, in the order of their originals."""
         found: set[int] = set()
         stack = [nid]
         while stack:
-            for e in graph.inputs[stack.pop()]:
+            for e in changed.inputs[stack.pop()]:
                 twin = makers[e]
                 if twin in rank and twin not in done and twin not in found:
                     found.add(twin)
@@ -148,10 +105,8 @@ def _schedule(
         return sorted(found, key=rank.__getitem__)
 
     for nid in facts.order[num_forward:]:
-        node = facts.graph.nodes[nid]
-        new = number[moved.get(node, node)]
-        twins = missing(new)
+        twins = missing(nid)
         done.update(twins)
         order.extend(twins)
-        order.append(new)
+        order.append(nid)
     return order

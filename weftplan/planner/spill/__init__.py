@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from weftplan.planner.spill.budget import apply, wanted
 from weftplan.planner.spill.link import PCIE, Idle, Link, Timetable, timetable
-from weftplan.planner.spill.rewrite import MARK, Spill, host_of, spilled
+from weftplan.planner.spill.rewrite import COPY_BACK, COPY_OUT, Spill, host_of, spilled
 from weftplan.planner.spill.search import Search, State
 
 __all__ = [
-    "MARK",
+    "COPY_BACK",
+    "COPY_OUT",
     "PCIE",
     "Idle",
     "Link",

@@ -8,7 +8,7 @@ budget: it is what the device is relieved to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weftplan.errors import BudgetError
@@ -50,38 +50,38 @@ def wanted(options: PlanOptions, start: Draft) -> bool:
     )
 
 
-def apply(start: Draft, options: PlanOptions, *, measured: Mapping[str, float] | None = None) -> Draft:
+def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     """Fit a training graph into ``options.budget`` at the least modelled time.
 
     Args:
         start: the graph, planned without recomputation and spills.
         options: the options, with a budget that this plan exceeds.
-        measured: seconds of nodes by name, where the caller has measured them.
+        cost: seconds of every node of a graph.
 
     Raises:
         BudgetError: no choice fits; names the smallest budget found that works.
     """
     assert options.budget is not None
     facts, memory = start.facts, start.memory
-    seconds = recompute.node_seconds(facts, measured)
+    seconds = cost(facts)
     step = sum(seconds[nid] for nid in facts.order)
     smallest = memory.peak
-    choices = _curve(start, options, (), measured)
+    choices = _curve(start, options, (), cost)
     # Nothing is faster than copies that nobody waits for, so these need not be compared with anything.
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
         if start.num_forward < len(facts.order) <= MOST_STEPS:
             tape = recompute.Tape(facts, start.num_forward, start.assignment, options, seconds)
             for point in _spread(recompute.curve(tape)):
-                choices += _curve(start, options, point.twins, measured, point.seconds)
+                choices += _curve(start, options, point.twins, cost, point.seconds)
         best, low = _first_that_fits(start, options, _undominated(choices))
         smallest = min(smallest, low)
         try:
-            alone = recompute.apply(start, options, measured=measured)
+            alone = recompute.apply(start, options, cost=cost)
         except BudgetError as error:
             smallest = min(smallest, error.smallest or smallest)
         else:
-            again = recompute.node_seconds(alone.facts, measured)
+            again = cost(alone.facts)
             if best is None or sum(again[nid] for nid in alone.facts.order) - step <= best[1].seconds:
                 return alone
     if best is not None:
@@ -102,7 +102,7 @@ def _curve(
     start: Draft,
     options: PlanOptions,
     twins: Sequence[int] | frozenset[int],
-    measured: Mapping[str, float] | None,
+    cost: recompute.Cost,
     extra: float = 0.0,
 ) -> list[_Choice]:
     """Choices that send results to the host from the graph that repeats ``twins``, which takes ``extra`` seconds."""
@@ -110,7 +110,7 @@ def _curve(
     if twins:
         facts = recompute.repeat(facts, num_forward, twins)
         found = assignment(facts, options)
-    seconds = recompute.node_seconds(facts, measured)
+    seconds = cost(facts)
     search = Search(facts, num_forward, Buffers(facts, found, options), seconds, PCIE)
     choices = [
         _Choice(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from itertools import accumulate
 
 from weftplan.errors import PlanError
-from weftplan.ops.schema import Op, Req
+from weftplan.ops.schema import Req
 from weftplan.planner.inplace import Kind
 from weftplan.planner.layout import Layout
-from weftplan.planner.memory_plan import PlannedGraph
+from weftplan.planner.planned_steps import PlannedSteps
 
 
 class Claims:
@@ -21,7 +21,7 @@ class Claims:
         PlanError: each check raises where the plan contradicts the graph.
     """
 
-    def __init__(self, planned: PlannedGraph) -> None:
+    def __init__(self, planned: PlannedSteps) -> None:
         self.planned = planned
         self.graph = planned.graph
         self.plan: Layout = planned.memory
@@ -57,7 +57,7 @@ class Claims:
     def _check_order(self) -> None:
         graph, order, boundary = self.graph, self.planned.order, self.planned.num_forward_nodes
         position = {nid: step for step, nid in enumerate(order)}
-        operators = [n for n in range(graph.num_nodes) if graph.nodes[n].op is not None]
+        operators = [n for n in range(graph.num_nodes) if not graph.is_variable[n]]
         if len(position) != len(order) or sorted(order) != operators:
             raise PlanError(f"the order has {len(order)} steps; expected each of {len(operators)} operator nodes once")
         for step, nid in enumerate(order):
@@ -66,7 +66,7 @@ class Claims:
                 before = position.get(other, -1)
                 if before >= step:
                     raise PlanError(
-                        f"step {step}: {graph.nodes[nid].name!r} runs before {graph.nodes[other].name!r} "
+                        f"step {step}: {graph.names[nid]!r} runs before {graph.names[other]!r} "
                         f"(step {before}), which it needs"
                     )
         for eid in self.planned.outputs:
@@ -83,15 +83,8 @@ class Claims:
 
     def reads(self, nid: int) -> list[int]:
         """Entries whose values a node reads, once per input."""
-        op = self.op(nid)
-        ignored = op.ignored(self.graph.nodes[nid].params)
+        ignored = self.graph.works[nid].ignored
         return [e for i, e in enumerate(self.graph.inputs[nid]) if i not in ignored]
-
-    def op(self, nid: int) -> Op:
-        """The operator of a node that has one."""
-        op = self.graph.nodes[nid].op
-        assert op is not None
-        return op
 
     def _check_entries(self, readers: list[list[int]]) -> None:
         plan, graph, planned = self.plan, self.graph, self.planned
@@ -150,7 +143,7 @@ class Claims:
         nbytes, storage = int(plan.workspace_nbytes[nid]), int(plan.workspace_storage[nid])
         if nbytes == 0:
             return
-        name = graph.nodes[nid].name
+        name = graph.names[nid]
         if not 0 <= storage < plan.num_storages:
             raise PlanError(f"node {name!r} needs {nbytes} bytes of workspace, but has no storage for it")
         if nbytes > int(plan.storage_nbytes[storage]):

@@ -11,13 +11,13 @@ from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
 from weftplan.planner.inplace import Kind
 from weftplan.planner.layout import Layout
-from weftplan.planner.memory_plan import PlannedGraph
+from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.planner.validation.byte_map import ByteMap
 from weftplan.planner.validation.claims import Claims
 from weftplan.planner.validation.stated import check_layout
 
 
-def validate(planned: PlannedGraph | Layout) -> None:
+def validate(planned: PlannedSteps | Layout) -> None:
     """Check a plan from end to end; returns when nothing is wrong.
 
     A planned graph is replayed node by node. A plan alone (from a file) does not say who reads what: its layout is
@@ -37,7 +37,7 @@ class _Replay(Claims):
     """One validation. A content is (value, storage): ``value`` is the entry whose bytes these are, or -1 - node for
     scratch; entries that hold the same bytes (identities in place) share a value."""
 
-    def __init__(self, planned: PlannedGraph) -> None:
+    def __init__(self, planned: PlannedSteps) -> None:
         super().__init__(planned)
         self.slabs = [ByteMap() for _ in range(self.plan.num_slabs)]
         self.value = list(range(self.graph.num_entries))
@@ -83,13 +83,13 @@ class _Replay(Claims):
             )
 
     def _content_name(self, value: int) -> str:
-        return repr(self.graph.entry_name(value)) if value >= 0 else f"scratch of {self.graph.nodes[-1 - value].name!r}"
+        return repr(self.graph.entry_name(value)) if value >= 0 else f"scratch of {self.graph.names[-1 - value]!r}"
 
     def _run_node(self, step: int, nid: int) -> None:
         planned, graph, row = self.planned, self.graph, self.graph.row
-        node, op = graph.nodes[nid], self.op(nid)
+        work = graph.works[nid]
         outs = range(row[nid], row[nid + 1])
-        who = f"{op.name} ({node.name!r})"
+        who = f"{work.label} ({graph.names[nid]!r})"
         if nid in planned.skipped:
             self._skip(step, nid)
             return
@@ -127,15 +127,15 @@ class _Replay(Claims):
     def _inplace_source(self, eid: int, nid: int, step: int) -> int:
         """The input entry that an in-place output replaces, after checking that the operator allows it."""
         plan, graph, planned = self.plan, self.graph, self.planned
-        node, op = graph.nodes[nid], self.op(nid)
+        work = graph.works[nid]
         index = int(plan.entry_inplace[eid])
         name = graph.entry_name(eid)
         pair = next(
-            (p for p in op.inplace_pairs(node.params) if p.input == index and p.output == eid - graph.row[nid]),
+            (p for p in work.inplace if p.input == index and p.output == eid - graph.row[nid]),
             None,
         )
-        if pair is None or index in op.ignored(node.params):
-            raise PlanError(f"step {step}: {op.name} cannot compute {name!r} in place of its input {index}")
+        if pair is None or index in work.ignored:
+            raise PlanError(f"step {step}: {work.label} cannot compute {name!r} in place of its input {index}")
         source = graph.inputs[nid][index]
         if self.storage_of[source] != self.storage_of[eid]:
             raise PlanError(
@@ -177,14 +177,14 @@ class _Replay(Claims):
                 raise PlanError(f"step {step}: {who} writes {what} and {name!r} to overlapping bytes of slab {slab}")
 
     def _room_for_sums(self, nid: int, outs: range, scratch: int) -> None:
-        if self.op(nid).name == "_CrossDeviceCopy" and self.planned.requests[outs[0]] == Req.ADD:
-            raise PlanError(f"node {self.graph.nodes[nid].name!r} is to add, but a copy between devices overwrites")
+        if self.graph.works[nid].only_overwrites and self.planned.requests[outs[0]] == Req.ADD:
+            raise PlanError(f"node {self.graph.names[nid]!r} is to add, but a copy between devices overwrites")
         if not self.plan.options.workspaces:
             return
         need = sum(-(-int(self.plan.entry_nbytes[e]) // 64) * 64 for e in outs if self.planned.requests[e] == Req.ADD)
         if need > scratch:
             raise PlanError(
-                f"node {self.graph.nodes[nid].name!r} adds {need} bytes to its destinations, but has {scratch} "
+                f"node {self.graph.names[nid]!r} adds {need} bytes to its destinations, but has {scratch} "
                 f"bytes of workspace"
             )
 
@@ -211,13 +211,13 @@ class _Replay(Claims):
 
     def _skip(self, step: int, nid: int) -> None:
         graph = self.graph
-        if self.op(nid).name != "_grad_add":
-            raise PlanError(f"step {step}: {graph.nodes[nid].name!r} is skipped, but only _grad_add may be")
+        if not graph.works[nid].is_sum:
+            raise PlanError(f"step {step}: {graph.names[nid]!r} is skipped, but only _grad_add may be")
         out = graph.row[nid]
         term = graph.inputs[nid][1]
         if Kind(int(self.plan.entry_kind[term])) is not Kind.ADDTO:
-            raise PlanError(f"step {step}: {graph.nodes[nid].name!r} is skipped, but nobody added its second input")
-        self._expect(out, step, f"skipped sum {graph.nodes[nid].name!r}")
+            raise PlanError(f"step {step}: {graph.names[nid]!r} is skipped, but nobody added its second input")
+        self._expect(out, step, f"skipped sum {graph.names[nid]!r}")
 
     def _claim(self, step: int, storage: int) -> None:
         """The first write to a storage must be ordered after whoever used its bytes before."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.ops.schema import DType, Shape
-from weftplan.planner.graph import IndexedGraph, IntArray
+from weftplan.planner.graph import IntArray
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol import infer
 from weftplan.symbol.node import Node
 
@@ -71,6 +72,7 @@ def complete_graph(
     graph: IndexedGraph,
     heads: Sequence[int],
     head_grads: Sequence[Node],
+    *,
     shapes: Mapping[str, Shape],
     dtypes: Mapping[str, Any],
 ) -> tuple[list[Shape], list[DType]]:

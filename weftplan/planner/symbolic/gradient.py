@@ -17,7 +17,7 @@ from typing import Any, cast
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import EntryRef, Op, Params
-from weftplan.planner.passes.order_deep import deepest_first
+from weftplan.planner.order_deep import deepest_first
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import depth_first_order
 

@@ -16,9 +16,10 @@ from weftplan.planner.amounts import bytes_of
 from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.budget import plan_within
 from weftplan.planner.hooks import hook
-from weftplan.planner.memory_plan import MemoryPlan, PlannedGraph
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.pipeline import SizedGraph, size_symbol
+from weftplan.planner.symbolic.pipeline import SizedGraph, size_symbol
+from weftplan.planner.symbolic.planned_graph import PlannedGraph
 
 HOST = ("cpu", "cpu_pinned")
 """Device types that share the memory of the host."""

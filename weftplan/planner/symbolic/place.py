@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from weftplan.device.context import Context
 from weftplan.errors import BindError, PlanError
 from weftplan.ops import registry
-from weftplan.planner.passes.gradient import INHERITED
-from weftplan.planner.rewiring import rewired
+from weftplan.planner.symbolic.gradient import INHERITED
+from weftplan.planner.symbolic.realise import rewired
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import depth_first_order
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weftplan.ops import registry
-from weftplan.planner.rewiring import followed, rewired
+from weftplan.planner.symbolic.realise import followed, rewired
 from weftplan.symbol.node import Entry, Node
 
 

@@ -19,6 +19,7 @@ from math import prod, sqrt
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def node_seconds(facts: PlacedGraph, measured: Mapping[str, float] | None = None
     """Seconds of every node of a graph (0 for variables).
 
     Args:
-        facts: the graph with sizes.
+        facts: the graph of a symbol with sizes, or what the core made of it.
         measured: seconds by node name; other nodes are modelled. A twin costs what its original costs.
 
     Raises:
@@ -82,11 +83,16 @@ def node_seconds(facts: PlacedGraph, measured: Mapping[str, float] | None = None
     graph, row = facts.graph, facts.graph.row
     machines = [machine_of(context) for context in facts.contexts]
     result: list[float] = []
-    for nid, node in enumerate(graph.nodes):
-        if node.op is None:
+    base = graph.base
+    assert isinstance(base, IndexedGraph)
+    variable = graph.is_variable.tolist()
+    for nid, origin in enumerate(graph.origin):
+        # A node that a rewrite has added copies a result: it has a name of its own, and costs its traffic.
+        node = base.nodes[origin] if origin >= 0 else None
+        if variable[nid]:
             result.append(0.0)
             continue
-        known = measured.get((node.mirror_of or node).name)
+        known = measured.get(graph.names[nid] if node is None else (node.mirror_of or node).name)
         if known is not None:
             result.append(float(known))
             continue
@@ -95,11 +101,13 @@ def node_seconds(facts: PlacedGraph, measured: Mapping[str, float] | None = None
         traffic: float = sum(facts.nbytes[e] for e in facts.reads[nid]) + sum(
             facts.nbytes[e] for e in outs if facts.refs[e]
         )
-        name = node.op.backward_of or node.op.name
-        traffic *= SWEEPS.get(name, 1.0)
-        if name == "Pooling":
-            traffic += 2.0 * _window(node.params) * facts.nbytes[_pooled(nid, facts)]
-        arithmetic = _arithmetic(name, node.op.backward_of is not None, facts, graph.inputs[nid], outs)
+        arithmetic = 0.0
+        if node is not None and node.op is not None:
+            name = node.op.backward_of or node.op.name
+            traffic *= SWEEPS.get(name, 1.0)
+            if name == "Pooling":
+                traffic += 2.0 * _window(node.params) * facts.nbytes[_pooled(nid, facts)]
+            arithmetic = _arithmetic(name, node.op.backward_of is not None, facts, graph.inputs[nid], outs)
         result.append(machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth))
     return result
 

@@ -1,0 +1,91 @@
+"""A second front end of the planner: a list of steps over named results, without symbols and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.ops.schema import InplacePair, Req
+from weftplan.planner.drafts import Drafts
+from weftplan.planner.graph import VARIABLE, Graph, Work
+from weftplan.planner.liveness import placed_graph
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.planned_steps import PlannedSteps, planned_steps
+
+BYTE = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One computation: reads named results, makes one of the same name with so many bytes."""
+
+    name: str
+    reads: tuple[str, ...]
+    nbytes: int
+    over: int | None = None
+    """The position in ``reads`` of a result that this one may be computed over."""
+    scratch: int = 0
+    seconds: float = 1.0
+    repeats: bool = True
+    device: Context = field(default_factory=lambda: Context("cpu", 0))
+
+
+def plan_steps(
+    given: Mapping[str, int],
+    steps: Sequence[Step],
+    outputs: Sequence[str],
+    *,
+    gradients: Sequence[str] = (),
+    forward: int | None = None,
+    options: PlanOptions | None = None,
+) -> PlannedSteps:
+    """Plan ``steps``, which run in the order given, on results ``given`` with their bytes.
+
+    The first ``forward`` steps make ``outputs``, which the caller reads. They may be run again for the others, or their
+    results wait on the host; the others write ``gradients`` to arrays of the caller's.
+    """
+    names = [*given, *(step.name for step in steps)]
+    number = {name: nid for nid, name in enumerate(names)}  # one result per node: entries have the same numbers
+    sizes = [*given.values(), *(step.nbytes for step in steps)]
+    works = [VARIABLE] * len(given) + [
+        Work(
+            label="step",
+            inplace=() if step.over is None else (InplacePair(step.over, 0),),
+            may_repeat=step.repeats,
+        )
+        for step in steps
+    ]
+    graph = Graph(
+        names=names,
+        works=works,
+        inputs=[[] for _ in given] + [[number[name] for name in step.reads] for step in steps],
+        controls=[[] for _ in names],
+        counts=[1] * len(names),
+        outputs=[number[name] for name in (*outputs, *gradients)],
+    )
+    contexts = tuple(dict.fromkeys(step.device for step in steps))
+    facts = placed_graph(
+        graph,
+        [number[step.name] for step in steps],
+        shapes=[(size,) for size in sizes],
+        dtypes=[BYTE] * len(names),
+        elements=np.array(sizes, dtype=np.int64),
+        nbytes=np.array(sizes, dtype=np.int64),
+        contexts=contexts,
+        device=[0] * len(given) + [contexts.index(step.device) for step in steps],
+        gradients=[number[name] for name in gradients],
+        added=frozenset(),
+        workspaces={number[step.name]: step.scratch for step in steps if step.scratch},
+        external_bytes={"given": sum(given.values())},
+    )
+    seconds = [0.0] * len(given) + [step.seconds for step in steps]
+    draft = Drafts(facts, len(steps) if forward is None else forward).plan(
+        PlanOptions() if options is None else options,
+        cost=lambda facts: [seconds[origin] if origin >= 0 else 0.0 for origin in facts.graph.origin],
+    )
+    made: list[int] = draft.facts.graph.outputs.tolist()
+    written = zip(gradients, made[len(outputs) :], strict=True)
+    return planned_steps(draft, made[: len(outputs)], {name: (eid, Req.WRITE) for name, eid in written})

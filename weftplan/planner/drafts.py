@@ -1,0 +1,65 @@
+"""Plan and rewrite: the plans of one graph under any options, with the order of execution and the graph that they need.
+
+This file decides whether another order is used, and calls recomputation and spilling where a budget or a policy asks
+for them. Plans without a budget are kept, so one :class:`Drafts` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weftplan.planner import recompute, spill
+from weftplan.planner.draft import Draft, plan_graph
+from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.order import choose_order
+
+
+class Drafts:
+    """Plans of one graph.
+
+    Args:
+        facts: the graph in the order in which it is written.
+        num_forward: how many steps of it are the forward part.
+    """
+
+    def __init__(self, facts: PlacedGraph, num_forward: int) -> None:
+        self._facts = facts
+        self._num_forward = num_forward
+        self._plain: dict[PlanOptions, Draft] = {}
+
+    def plan(self, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
+        """The graph with the plan that ``options`` ask for; ``cost`` says what it costs to compute nodes again.
+
+        Raises:
+            BudgetError: nothing fits the budget; names the smallest that works.
+        """
+        draft = self.plain(options)
+        if not recompute.wanted(options, self._facts):
+            return draft
+        step = spill.apply if spill.wanted(options, draft) else recompute.apply
+        fitted = step(replace(draft, notes=()), options, cost=cost)
+        return replace(fitted, notes=(*draft.notes, *fitted.notes))
+
+    def plain(self, options: PlanOptions) -> Draft:
+        """The plan without recomputation and budget; kept, since a budget asks for it again."""
+        asked = options.replace(recompute="off", budget=None)
+        found = self._plain.get(asked)
+        if found is None:
+            found = self._plain[asked] = self._ordered(asked)
+        return found
+
+    def _ordered(self, options: PlanOptions) -> Draft:
+        facts, num_forward = self._facts, self._num_forward
+        draft = plan_graph(facts, num_forward, options)
+        peak = draft.memory.peak
+        if not options.reorder or not peak:
+            return draft
+        better = replace(facts, order=choose_order(facts, num_forward, options))
+        if better.order is facts.order:
+            return draft
+        moved = plan_graph(better, num_forward, options)
+        if moved.memory.peak >= peak:
+            return draft
+        note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes"
+        return replace(moved, notes=(note,))

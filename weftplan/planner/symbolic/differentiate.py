@@ -1,0 +1,157 @@
+"""The first third of the pipeline: a symbol becomes a graph with gradients, in numbers, with every node on a device.
+
+1. merge common sub-expressions; 2. add gradients; 3. place nodes on devices, with copies; 4. number the graph. Nothing
+is kept between calls, and no given node is changed; any thread may call this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import PlanError
+from weftplan.ops import registry
+from weftplan.ops.schema import DType, Req
+from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
+from weftplan.planner.symbolic.cse import eliminate
+from weftplan.planner.symbolic.gradient import INHERITED, Gradients, add_gradients
+from weftplan.planner.symbolic.indexed_graph import IndexedGraph
+from weftplan.planner.symbolic.place import place
+from weftplan.symbol import placeholder
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import depth_first_order, split_variables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differentiated:
+    """A numbered graph with gradients and places, and what is whose."""
+
+    graph: IndexedGraph
+    """Heads: the outputs of the symbol, then the gradients of :attr:`wanted`."""
+    devices: list[Context]
+    """Of each node."""
+    num_outputs: int
+    head_grads: list[Node]
+    wanted: list[str]
+    """Arguments that have a gradient."""
+    arguments: dict[str, Node]
+    states: dict[str, Node]
+    requests: dict[str, Req]
+    """What the caller wants of the gradient of each argument."""
+    notes: tuple[str, ...]
+
+    @property
+    def outputs(self) -> list[int]:
+        """Entries of the symbol's outputs."""
+        return self.graph.outputs[: self.num_outputs].tolist()
+
+    @property
+    def gradients(self) -> list[int]:
+        """Entries of the gradients of :attr:`wanted`."""
+        return self.graph.outputs[self.num_outputs :].tolist()
+
+
+def differentiate(
+    symbol: Any,
+    options: PlanOptions,
+    *,
+    grad_req: str | Mapping[str, str],
+    grad_dtypes: Mapping[str, Any],
+    context: Context,
+    group2ctx: Mapping[str, Context],
+    variable_contexts: Mapping[str, Context],
+    mirror: Callable[[Node], bool] | None,
+) -> Differentiated:
+    """Merge what computes the same, add the gradients that somebody wants, and put every node on a device.
+
+    The arguments are those of :func:`weftplan.planner.symbolic.pipeline.size_symbol`.
+    """
+    heads: list[Entry] = list(getattr(symbol, "entries", symbol))
+    if not heads:
+        raise PlanError("there is nothing to plan: the symbol has no outputs")
+    order, _ = depth_first_order((entry.node for entry in heads), PlanError)
+    placeholder.require_known(order, "plan")
+    arguments, states = _variables(order)
+    requests = _requests(grad_req, arguments)
+    notes: tuple[str, ...] = ()
+    if options.eliminate_common_expr:
+        heads, removed = eliminate(heads, order)
+        if removed:
+            notes = (f"merged {removed} node(s) that compute the same as others",)
+    wanted = [name for name in arguments if requests[name] != Req.NULL]
+    gradients = Gradients([], [])
+    if wanted:
+        gradients = add_gradients(
+            heads,
+            [arguments[name] for name in wanted],
+            sum_cap=options.inplace_grad_sum_cap,
+            accumulated={arguments[name] for name in wanted if requests[name] == Req.ADD},
+            mirror=mirror,
+            like_mxnet=options.compat == "mxnet",
+        )
+    entries = [*heads, *gradients.entries]
+    for position, name in enumerate(wanted, len(heads)):
+        if name in grad_dtypes:
+            entries[position] = _cast(entries[position], name, np.dtype(grad_dtypes[name]))
+    where: dict[Node, Context] = {}
+    if group2ctx or variable_contexts:
+        homes = {
+            position: _home(arguments[name], context, group2ctx, variable_contexts)
+            for position, name in enumerate(wanted, len(heads))
+        }
+        added = {position for position, name in enumerate(wanted, len(heads)) if requests[name] == Req.ADD}
+        entries, where = place(entries, context, group2ctx, variable_contexts, homes, added)
+    graph = IndexedGraph(entries)
+    return Differentiated(
+        graph=graph,
+        devices=[where[node] for node in graph.nodes] if where else [context] * graph.num_nodes,
+        num_outputs=len(heads),
+        head_grads=gradients.heads,
+        wanted=wanted,
+        arguments=arguments,
+        states=states,
+        requests=requests,
+        notes=notes,
+    )
+
+
+def _cast(gradient: Entry, name: str, dtype: DType) -> Entry:
+    """The gradient of argument ``name`` in another dtype."""
+    op = registry.get("Cast")
+    attrs = {"dtype": dtype.name, **{key: gradient.node.attrs[key] for key in INHERITED if key in gradient.node.attrs}}
+    params = registry.parse_params(op, {"dtype": dtype.name})
+    return Entry(Node(op, f"{name}_grad_{dtype.name}", attrs=attrs, params=params, inputs=[gradient]))
+
+
+def _variables(order: Sequence[Node]) -> tuple[dict[str, Node], dict[str, Node]]:
+    """(arguments, auxiliary states) by name, in MXNet's order."""
+    named: set[str] = set()
+    for node in order:
+        if node.op is None:
+            if node.name in named:
+                raise PlanError(f"two different variables are called {node.name!r}: rename one of them")
+            named.add(node.name)
+    arguments, states = split_variables(order)
+    return {node.name: node for node in arguments}, {node.name: node for node in states}
+
+
+def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) -> dict[str, Req]:
+    if not isinstance(grad_req, str):
+        unknown = [name for name in grad_req if name not in arguments and grad_req[name] != "null"]
+        if unknown:
+            raise PlanError(f"grad_req names {unknown[0]!r}, which is no argument; the arguments are {list(arguments)}")
+    return {name: GRAD_REQS[text] for name, text in read_grad_req(grad_req, arguments, PlanError).items()}
+
+
+def _home(
+    variable: Node, default: Context, group2ctx: Mapping[str, Context], variable_contexts: Mapping[str, Context]
+) -> Context:
+    """Where the array of an argument's gradient is."""
+    if variable.name in variable_contexts:
+        return variable_contexts[variable.name]
+    group = next((variable.attrs[key] for key in INHERITED if key in variable.attrs), None)
+    return default if group is None else group2ctx.get(group, default)

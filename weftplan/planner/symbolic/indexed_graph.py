@@ -1,0 +1,113 @@
+"""The graph below a symbol in numbers, and what its operators say about each node.
+
+This is where the neutral graph of the planner's core comes from. Nodes are numbered by depth-first post-order from the
+heads (MXNet's order: for each node first its inputs, then its control dependencies). Hidden outputs have ids too.
+
+Nothing here recurses: chains of 10^6 nodes are ordinary input. A graph is a snapshot that nobody changes; any thread
+may make and read one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from weftplan.errors import PlanError
+from weftplan.ops.schema import Op
+from weftplan.planner.graph import VARIABLE, Graph, Work
+from weftplan.planner.symbolic.mirroring import forced, rules
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import depth_first_order
+
+
+class IndexedGraph(Graph):
+    """The nodes reachable from ``entries``, numbered; a snapshot that later changes of the nodes do not touch.
+
+    Raises:
+        PlanError: the graph has a cycle, an entry names an output that its node lacks, a variable has inputs, or the
+            attribute that forces a node to be repeated has an illegal value.
+    """
+
+    __slots__ = ("nid", "nodes")
+
+    nodes: list[Node]
+    nid: dict[Node, int]
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        heads = list(entries)
+        self.nodes, self.nid = nodes, nid = depth_first_order((entry.node for entry in heads), PlanError)
+        counts = [1 if (op := node.op) is None else op.num_outputs(node.params) for node in nodes]
+        row = np.array([0, *accumulate(counts)], dtype=np.int64)
+        ends = [0, *accumulate(len(node.inputs) for node in nodes)]
+        owner = np.array([nid[entry[0]] for node in nodes for entry in node.inputs], dtype=np.int64)
+        index = np.array([entry[1] for node in nodes for entry in node.inputs], dtype=np.int64)
+        bad = np.flatnonzero((index < 0) | (index >= np.diff(row)[owner]))
+        if len(bad):
+            reader = nodes[int(np.searchsorted(ends, bad[0], side="right")) - 1]
+            raise PlanError(_no_such_output(reader.inputs[int(bad[0]) - ends[nid[reader]]], f"node {reader.name!r}"))
+        for entry in heads:
+            if not 0 <= entry.index < counts[nid[entry.node]]:
+                raise PlanError(_no_such_output(entry, "the list of outputs"))
+        fed = next((node for node in nodes if node.op is None and node.inputs), None)
+        if fed is not None:
+            raise PlanError(f"variable {fed.name!r} has inputs: a variable holds data, computes nothing")
+        flat: list[int] = (row[owner] + index).tolist()
+        none: list[int] = []
+        super().__init__(
+            names=[node.name for node in nodes],
+            works=_works(nodes),
+            inputs=[flat[a:b] for a, b in pairwise(ends)],
+            controls=[[nid[dep] for dep in node.control_deps] if node.control_deps else none for node in nodes],
+            counts=counts,
+            outputs=[int(row[nid[entry.node]]) + entry.index for entry in heads],
+        )
+
+    def entry(self, eid: int) -> Entry:
+        """The entry whose id is ``eid``."""
+        nid = int(self.entry_node[eid])
+        return Entry(self.nodes[nid], eid - self.row[nid])
+
+    def output_name(self, nid: int, index: int) -> str:
+        """What the operator calls it, as ``list_outputs`` writes it."""
+        node = self.nodes[nid]
+        assert node.op is not None
+        return node.op.output_names(node.params)[index]
+
+
+def _works(nodes: Sequence[Node]) -> list[Work]:
+    """What each node does. Repeated layers share one object: the parser gives equal parameters one dictionary."""
+    known: dict[tuple[int, int, bool | None], Work] = {}
+    works: list[Work] = []
+    for node in nodes:
+        op = node.op
+        if op is None:
+            works.append(VARIABLE)
+            continue
+        force = forced(node) if node.attrs else None
+        key = (id(op), id(node.params), force)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _work(op, node, force)
+        works.append(found)
+    return works
+
+
+def _work(op: Op, node: Node, force: bool | None) -> Work:
+    return Work(
+        label=op.name,
+        ignored=op.ignored(node.params),
+        inplace=op.inplace_pairs(node.params),
+        writes=op.aux,
+        is_sum=op.name == "_grad_add",
+        only_overwrites=op.name == "_CrossDeviceCopy",
+        may_repeat=not op.loss,
+        asked_twice=bool(force),
+        rules=rules(op.name, force),
+    )
+
+
+def _no_such_output(entry: Entry, where: str) -> str:
+    node = entry.node
+    return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"

@@ -1,0 +1,209 @@
+"""From a symbol to a planned graph, in three parts: differentiate and place; size; plan and rewrite.
+
+The first is ``differentiate.py``. The second infers shapes and dtypes and asks operators what they declare. The third
+is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes nodes again in ``realise.py``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.ops.schema import Req, Shape
+from weftplan.planner.drafts import Drafts
+from weftplan.planner.liveness import PlacedGraph, placed_graph
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.paddle import breadth_first
+from weftplan.planner.planned_steps import planned_steps
+from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
+from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
+from weftplan.planner.symbolic.kernels import operator_choices, operator_workspaces
+from weftplan.planner.symbolic.planned_graph import PlannedGraph
+from weftplan.planner.symbolic.realise import realised
+from weftplan.symbol.node import Node
+
+
+def plan_symbol(
+    symbol: Any,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any] | None = None,
+    *,
+    grad_req: str | Mapping[str, str] = "null",
+    context: Context | None = None,
+    group2ctx: Mapping[str, Context] | None = None,
+    variable_contexts: Mapping[str, Context] | None = None,
+    options: PlanOptions | None = None,
+    mirror: Callable[[Node], bool] | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> PlannedGraph:
+    """Plan a symbol (or a sequence of entries) without allocating anything.
+
+    Args:
+        symbol: a Symbol, or its entries.
+        shapes: shapes of variables by name: enough of them that the rest can be inferred.
+        dtypes: dtypes by name; what cannot be inferred is float32.
+        grad_req: ``null``, ``write`` or ``add`` for every argument, or a dictionary by name (missing: null).
+        context: the device, ``cpu(0)`` by default.
+        group2ctx: device of each ``ctx_group`` attribute.
+        variable_contexts: devices of the caller's arrays by variable name (with their gradients); wins over groups.
+        options: how to plan; default: from the environment.
+        mirror: forward nodes for which it is true are computed again for the backward part.
+        seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
+
+    Raises:
+        PlanError: the graph is cyclic or malformed, not differentiable, or an option is illegal.
+        ShapeError, DTypeError: something conflicts or cannot be inferred.
+        BindError: a group has no device.
+        UnknownOperatorError: the graph needs operators that weftplan does not have; names all of them.
+    """
+    sized = size_symbol(
+        symbol,
+        shapes,
+        dtypes,
+        grad_req=grad_req,
+        context=context,
+        group2ctx=group2ctx,
+        variable_contexts=variable_contexts,
+        options=options,
+        mirror=mirror,
+    )
+    return sized.plan(seconds=seconds)
+
+
+def size_symbol(
+    symbol: Any,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, Any] | None = None,
+    *,
+    grad_req: str | Mapping[str, str] = "null",
+    grad_dtypes: Mapping[str, Any] | None = None,
+    context: Context | None = None,
+    group2ctx: Mapping[str, Context] | None = None,
+    variable_contexts: Mapping[str, Context] | None = None,
+    options: PlanOptions | None = None,
+    mirror: Callable[[Node], bool] | None = None,
+) -> SizedGraph:
+    """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory.
+
+    ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's.
+    """
+    chosen = PlanOptions.from_environment() if options is None else options
+    found = differentiate(
+        symbol,
+        chosen,
+        grad_req=grad_req,
+        grad_dtypes=grad_dtypes or {},
+        context=Context("cpu", 0) if context is None else context,
+        group2ctx=group2ctx or {},
+        variable_contexts=variable_contexts or {},
+        mirror=mirror,
+    )
+    facts, num_forward = _sized(found, shapes, dtypes or {}, kernels=chosen.kernels)
+    if chosen.compat == "paddle":
+        facts = replace(facts, order=breadth_first(facts, num_forward))
+    return SizedGraph(found, facts, num_forward=num_forward, options=chosen, mirrored=mirror is not None)
+
+
+class SizedGraph:
+    """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget.
+
+    Attributes:
+        facts: the graph with sizes, in the order in which it is written.
+        num_forward: how many steps of it are the forward part.
+        options: how to plan.
+    """
+
+    def __init__(
+        self,
+        found: Differentiated,
+        facts: PlacedGraph,
+        *,
+        num_forward: int,
+        options: PlanOptions,
+        mirrored: bool = False,
+    ) -> None:
+        self.facts = facts
+        self.num_forward = num_forward
+        self.options = options
+        self._found = found
+        self._mirrored = mirrored
+        self._drafts = Drafts(facts, num_forward)
+
+    def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
+        """The graph with its plan.
+
+        Args:
+            options: how to plan memory; default: as the graph was sized. What shapes the graph itself
+                (:attr:`PlanOptions.eliminate_common_expr`, :attr:`PlanOptions.compat`, …) must be as it was there.
+            seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
+        """
+        chosen = self.options if options is None else options
+        if self._mirrored:
+            draft = self._drafts.plain(chosen)
+        else:
+            draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
+        found = self._found
+        graph = realised(found.graph, draft.facts.graph)
+        outputs: list[int] = graph.outputs[: found.num_outputs].tolist()
+        wanted = zip(found.wanted, graph.outputs[found.num_outputs :].tolist(), strict=True)
+        steps = planned_steps(draft, outputs, {name: (eid, found.requests[name]) for name, eid in wanted})
+        kernels = operator_choices(graph, steps.shapes, steps.dtypes, steps.devices, mode=chosen.kernels)
+        notes = (*found.notes, *draft.notes)
+        memory = replace(
+            steps.memory,
+            options=chosen,
+            outputs=tuple(outputs),
+            num_forward=draft.num_forward,
+            notes=notes,
+            kernels={graph.names[nid]: choice.text for nid, choice in kernels.items() if choice.several},
+        )
+        return PlannedGraph(
+            **{**vars(steps), "graph": graph, "memory": memory},
+            grad_req=found.requests,
+            head_grads=[graph.nid.get(variable, -1) for variable in found.head_grads] or [-1] * len(outputs),
+            arguments={name: graph.nid.get(node, -1) for name, node in found.arguments.items()},
+            aux={name: graph.nid.get(node, -1) for name, node in found.states.items()},
+            notes=notes,
+            kernels=kernels,
+        )
+
+
+def _sized(
+    found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, kernels: str
+) -> tuple[PlacedGraph, int]:
+    """Sizes and what operators declare, and the number of forward steps."""
+    graph, devices = found.graph, found.devices
+    outputs, gradients = found.outputs, found.gradients
+    sizes = complete_graph(graph, outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
+    elements, nbytes = byte_sizes(graph, *sizes)
+    steps = np.flatnonzero(~graph.is_variable).tolist()
+    contexts = tuple(dict.fromkeys(devices))
+    number = {ctx: i for i, ctx in enumerate(contexts)}
+    brought = {
+        "arguments": [graph.row[graph.nid[n]] for n in found.arguments.values() if n in graph.nid],
+        "gradients": gradients,
+        "aux": [graph.row[graph.nid[n]] for n in found.states.values() if n in graph.nid],
+        "head_grads": [graph.row[graph.nid[n]] for n in found.head_grads if n in graph.nid],
+    }
+    facts = placed_graph(
+        graph,
+        steps,
+        shapes=sizes[0],
+        dtypes=sizes[1],
+        elements=elements,
+        nbytes=nbytes,
+        contexts=contexts,
+        device=[number[ctx] for ctx in devices],
+        gradients=gradients,
+        added=frozenset(e for e, name in zip(gradients, found.wanted, strict=True) if found.requests[name] == Req.ADD),
+        workspaces=operator_workspaces(graph, *sizes, devices, operator_choices(graph, *sizes, devices, mode=kernels)),
+        external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
+    )
+    return facts, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1)
