@@ -42,7 +42,7 @@ def test_every_variant_is_valid(rows: list[tuple[int, int, int]], variant: Varia
     """No two live buffers overlap, whatever the floor and whatever is preferred."""
     problem = problem_of(rows)
     order = precedence(len(rows), lambda earlier, later: (earlier + 2 * later) % 3 > 0) if judged else None
-    found = pack_outwards(problem, problem.lower_bound() + slack, NO_LIMIT, variant, order)
+    found = pack_outwards(problem, floor=problem.lower_bound() + slack, limit=NO_LIMIT, variant=variant, order=order)
     assert found is not None
     peak = check_packing(problem.lo, problem.hi, problem.size, found[0])
     assert peak == peak_of(problem, found[0])
@@ -54,14 +54,14 @@ def test_it_gives_up_only_above_the_limit(rows: list[tuple[int, int, int]], vari
     """With its own peak as limit a sweep gives the same offsets; with one unit less it gives up."""
     problem = problem_of(rows)
     floor = problem.lower_bound()
-    free = pack_outwards(problem, floor, NO_LIMIT, variant)
+    free = pack_outwards(problem, floor=floor, limit=NO_LIMIT, variant=variant)
     assert free is not None
     peak = peak_of(problem, free[0])
-    again = pack_outwards(problem, floor, peak, variant)
+    again = pack_outwards(problem, floor=floor, limit=peak, variant=variant)
     assert again is not None
     assert again[0].tolist() == free[0].tolist()
     if peak > floor:
-        assert pack_outwards(problem, floor, peak - 1, variant) is None
+        assert pack_outwards(problem, floor=floor, limit=peak - 1, variant=variant) is None
 
 
 @given(buffers, st.sampled_from(VARIANTS))
@@ -74,7 +74,7 @@ def test_waits_are_the_unordered_reuse_edges(rows: list[tuple[int, int, int]], v
     """
     problem = problem_of(rows)
     order = precedence(len(rows), lambda earlier, later: (earlier * 5 + later * 3) % 4 == 0)
-    found = pack_outwards(problem, problem.lower_bound(), NO_LIMIT, variant, order)
+    found = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant, order=order)
     assert found is not None
     offsets, waits = found
     if peak_of(problem, offsets) > problem.lower_bound():
@@ -96,7 +96,7 @@ def test_nested_lifetimes_are_packed_at_the_bound() -> None:
     rows += [(600 - k, 602 - k, size[k]) for k in range(300)]
     problem = problem_of(rows)
     for variant in VARIANTS:
-        found = pack_outwards(problem, problem.lower_bound(), NO_LIMIT, variant)
+        found = pack_outwards(problem, floor=problem.lower_bound(), limit=NO_LIMIT, variant=variant)
         assert found is not None
         assert peak_of(problem, found[0]) == problem.lower_bound()
 
@@ -122,11 +122,11 @@ def test_a_hole_in_which_nothing_waits_is_preferred() -> None:
         c              # #   may follow b, not a
     """
     problem = problem_of([(0, 4, 8), (0, 2, 4), (0, 2, 4), (2, 4, 4)])
-    plain = pack_outwards(problem, 16, NO_LIMIT, Variant())
+    plain = pack_outwards(problem, floor=16, limit=NO_LIMIT, variant=Variant())
     assert plain is not None
     below = 1 if plain[0][3] == plain[0][1] else 2
     order = precedence(4, lambda earlier, later: earlier != below)
-    found = pack_outwards(problem, 16, NO_LIMIT, Variant(), order)
+    found = pack_outwards(problem, floor=16, limit=NO_LIMIT, variant=Variant(), order=order)
     assert found is not None
     offsets, waits = found
     assert waits == 0

@@ -89,7 +89,12 @@ class Buffers:
     def live(self) -> IntArray:
         """Bytes alive per device and step."""
         return live_bytes(
-            self.first, self.last, self.nbytes, self.device, len(self.facts.contexts), len(self.facts.order)
+            self.first,
+            self.last,
+            nbytes=self.nbytes,
+            device=self.device,
+            num_devices=len(self.facts.contexts),
+            num_steps=len(self.facts.order),
         )
 
     def lower_bound(self) -> int:

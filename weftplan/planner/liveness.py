@@ -212,7 +212,7 @@ def lifetimes(facts: PlacedGraph) -> tuple[list[int], list[int]]:
 
 
 def live_bytes(
-    first: IntArray, last: IntArray, nbytes: IntArray, device: IntArray, num_devices: int, num_steps: int
+    first: IntArray, last: IntArray, *, nbytes: IntArray, device: IntArray, num_devices: int, num_steps: int
 ) -> IntArray:
     """Bytes alive at each step, one row per device, of buffers with these half-open lifetimes."""
     change = np.zeros((num_devices, num_steps + 1), dtype=np.int64)

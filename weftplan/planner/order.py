@@ -100,7 +100,8 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
                 if left[e] == 1:
                     yield from readers[e]
 
-    return _schedule(nodes, {nid: k for k, nid in enumerate(nodes)}, after, waiting, growth, run)
+    position = {nid: k for k, nid in enumerate(nodes)}
+    return _schedule(nodes, position, after=after, waiting=waiting, growth=growth, run=run)
 
 
 def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
@@ -127,7 +128,8 @@ def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
                 alive.add(e)
                 yield from readers[e]
 
-    order = _schedule(nodes, {nid: -k for k, nid in enumerate(nodes)}, after, waiting, growth, run)
+    position = {nid: -k for k, nid in enumerate(nodes)}
+    order = _schedule(nodes, position, after=after, waiting=waiting, growth=growth, run=run)
     order.reverse()
     return order
 
@@ -147,6 +149,7 @@ def _edges(graph: _Dependencies, nodes: list[int], inside: set[int]) -> tuple[di
 def _schedule(
     nodes: list[int],
     position: dict[int, int],
+    *,
     after: dict[int, list[int]],
     waiting: dict[int, int],
     growth: Callable[[int], int],

@@ -128,7 +128,15 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
         for part in parts:
             lower, upper, size = buffers.first[part], buffers.last[part], buffers.nbytes[part]
             known = None if order is None else order.take(part)
-            packed = _packed(lower, upper, size, alignment, buffers.options.effort, known, room)
+            packed = _packed(
+                lower,
+                upper,
+                size=size,
+                alignment=alignment,
+                effort=buffers.options.effort,
+                order=known,
+                room=room,
+            )
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
@@ -166,14 +174,26 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
 
 def _most_alive(buffers: Buffers, part: IntArray) -> int:
     """Most bytes that these buffers of one device need at once."""
-    place = np.zeros(len(part), dtype=np.int64)
-    nbytes = buffers.rounded(buffers.nbytes[part], buffers.device[part])
-    steps = len(buffers.facts.order)
-    return int(live_bytes(buffers.first[part], buffers.last[part], nbytes, place, 1, steps).max())
+    live = live_bytes(
+        buffers.first[part],
+        buffers.last[part],
+        nbytes=buffers.rounded(buffers.nbytes[part], buffers.device[part]),
+        device=np.zeros(len(part), dtype=np.int64),
+        num_devices=1,
+        num_steps=len(buffers.facts.order),
+    )
+    return int(live.max())
 
 
 def _packed(
-    lower: IntArray, upper: IntArray, size: IntArray, alignment: int, effort: str, order: Precedence | None, room: int
+    lower: IntArray,
+    upper: IntArray,
+    *,
+    size: IntArray,
+    alignment: int,
+    effort: str,
+    order: Precedence | None,
+    room: int,
 ) -> Packing:
     """Pack as hard as the option says (see :attr:`PlanOptions.effort`), and judge the result.
 

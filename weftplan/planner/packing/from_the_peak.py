@@ -56,6 +56,7 @@ VARIANTS = (
 
 def pack_outwards(
     problem: Problem,
+    *,
     floor: int,
     limit: int,
     variant: Variant,
@@ -100,11 +101,22 @@ def pack_outwards(
     ):
         late = np.flatnonzero(chosen)
         late = late[np.lexsort((-size[late], begin[late]))]
-        space = _Space(floor, stack.tolist(), tops.tolist(), order, most_holes, patience, backwards=flip)
+        space = _Space(
+            floor, stack.tolist(), tops=tops.tolist(), order=order, most=most_holes, patience=patience, backwards=flip
+        )
         gone = np.concatenate([stack, late])
         gone = gone[np.argsort(end[gone], kind="stable")]
         found = _sweep(
-            space, offsets, sizes, late.tolist(), gone.tolist(), begin.tolist(), end.tolist(), short, limit, clock
+            space,
+            offsets,
+            size=sizes,
+            births=late.tolist(),
+            deaths=gone.tolist(),
+            begin=begin.tolist(),
+            end=end.tolist(),
+            short=short,
+            limit=limit,
+            clock=clock,
         )
         if found < 0:
             return None
@@ -115,6 +127,7 @@ def pack_outwards(
 def _sweep(
     space: _Space,
     offsets: list[int],
+    *,
     size: Sequence[int],
     births: Sequence[int],
     deaths: Sequence[int],
@@ -152,11 +165,11 @@ class _Space:
         self,
         floor: int,
         stack: Sequence[int],
+        *,
         tops: Sequence[int],
         order: Precedence | None,
         most: int,
         patience: int,
-        *,
         backwards: bool,
     ) -> None:
         self._floor = floor

@@ -68,7 +68,9 @@ class Incumbent:
     def hurry(self, floor: int) -> None:
         """Have some packing, when time was over before there was any."""
         if not self.assignment:
-            quick = pack_outwards(self.part, floor, self.peak, VARIANTS[0], most_holes=HOLES_IN_A_HURRY)
+            quick = pack_outwards(
+                self.part, floor=floor, limit=self.peak, variant=VARIANTS[0], most_holes=HOLES_IN_A_HURRY
+            )
             if quick is not None:
                 self.offer(quick[0])
 
@@ -83,7 +85,9 @@ class Incumbent:
             for variant in VARIANTS[: tries if order is None else 1]:
                 if self.peak <= enough:
                     return
-                found = pack_outwards(self.part, floor, min(self.peak - 1, worth), variant, order, clock)
+                found = pack_outwards(
+                    self.part, floor=floor, limit=min(self.peak - 1, worth), variant=variant, order=order, clock=clock
+                )
                 if found is not None:
                     self.assignment = True
                     self.offsets, self.peak = found[0], peak_of(self.part, found[0])
@@ -104,7 +108,9 @@ class Incumbent:
         for variant in VARIANTS:
             if not self.waits:
                 return
-            found = pack_outwards(self.part, floor, self.peak, variant, self.order, clock)
+            found = pack_outwards(
+                self.part, floor=floor, limit=self.peak, variant=variant, order=self.order, clock=clock
+            )
             if found is not None and found[1] < self.waits:
                 self.offsets, self.waits = found
                 self.peak = peak_of(self.part, self.offsets)

@@ -49,7 +49,9 @@ def spread(problem: Problem, offsets: Int64, room: int, order: Precedence, clock
         if not best:
             break
         try:
-            found = pack_outwards(problem, room, room, variant, order, clock, patience=PATIENCE)
+            found = pack_outwards(
+                problem, floor=room, limit=room, variant=variant, order=order, clock=clock, patience=PATIENCE
+            )
         except OutOfTime:
             break
         if found is not None and found[1] < best:

@@ -134,7 +134,10 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
             continue
         draft = _planned(start, tape, options, price.twins)
         if draft.memory.peak < best.memory.peak:
-            best, note = draft, _saved(policy, start, draft, tape, price.seconds, len(price.twins))
+            best, note = (
+                draft,
+                _saved(policy, start, draft=draft, tape=tape, seconds=price.seconds, count=len(price.twins)),
+            )
             more = _share(tape, price.seconds)
         else:
             refused = min(refused, draft.memory.peak) or draft.memory.peak
@@ -175,7 +178,7 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
         if draft.memory.peak < smallest.memory.peak:
             smallest = draft
         if draft.memory.peak <= budget:
-            note = _saved("budget", start, draft, tape, point.seconds, len(point.twins))
+            note = _saved("budget", start, draft=draft, tape=tape, seconds=point.seconds, count=len(point.twins))
             return replace(draft.slowed(_share(tape, point.seconds)), notes=(note,))
     # The smallest real plan on the curve, so that the number in the error is one that works.
     for point in reversed(points):
@@ -200,7 +203,7 @@ def _share(tape: Tape, seconds: float) -> float:
     return seconds / tape.step_seconds if tape.step_seconds else 0.0
 
 
-def _saved(policy: str, start: Draft, draft: Draft, tape: Tape, seconds: float, count: int) -> str:
+def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, seconds: float, count: int) -> str:
     share = 100.0 * _share(tape, seconds)
     less = 100.0 * (1.0 - draft.memory.peak / start.memory.peak)
     return (

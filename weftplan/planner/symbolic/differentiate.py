@@ -47,12 +47,14 @@ class Differentiated:
     @property
     def outputs(self) -> list[int]:
         """Entries of the symbol's outputs."""
-        return self.graph.outputs[: self.num_outputs].tolist()
+        found: list[int] = self.graph.outputs[: self.num_outputs].tolist()
+        return found
 
     @property
     def gradients(self) -> list[int]:
         """Entries of the gradients of :attr:`wanted`."""
-        return self.graph.outputs[self.num_outputs :].tolist()
+        found: list[int] = self.graph.outputs[self.num_outputs :].tolist()
+        return found
 
 
 def differentiate(
@@ -104,7 +106,14 @@ def differentiate(
             for position, name in enumerate(wanted, len(heads))
         }
         added = {position for position, name in enumerate(wanted, len(heads)) if requests[name] == Req.ADD}
-        entries, where = place(entries, context, group2ctx, variable_contexts, homes, added)
+        entries, where = place(
+            entries,
+            context,
+            group2ctx=group2ctx,
+            variable_contexts=variable_contexts,
+            wanted=homes,
+            added=added,
+        )
     graph = IndexedGraph(entries)
     return Differentiated(
         graph=graph,

@@ -26,6 +26,7 @@ from weftplan.symbol.traversal import depth_first_order
 def place(
     entries: Sequence[Entry],
     default: Context,
+    *,
     group2ctx: Mapping[str, Context],
     variable_contexts: Mapping[str, Context],
     wanted: Mapping[int, Context],

@@ -111,12 +111,20 @@ class _Replay(Claims):
                 allowed = self._inplace_source(e, nid, step)
             slab, start, end = self._of_entry(e)
             if kind is not Kind.ADDTO:
-                self._apart(step, who, graph.entry_name(e), (slab, start, end), reads, allowed, written)
+                self._apart(
+                    step,
+                    who,
+                    what=graph.entry_name(e),
+                    place=(slab, start, end),
+                    reads=reads,
+                    allowed=allowed,
+                    written=written,
+                )
             written.append((graph.entry_name(e), slab, start, end))
         scratch = int(self.plan.workspace_nbytes[nid])
         if scratch:
             place = self._range(int(self.plan.workspace_storage[nid]), scratch)
-            self._apart(step, who, "its workspace", place, reads, None, written)
+            self._apart(step, who, what="its workspace", place=place, reads=reads, allowed=None, written=written)
             self._claim(step, int(self.plan.workspace_storage[nid]))
             self.slabs[place[0]].write(place[1], place[2], (-1 - nid, int(self.plan.workspace_storage[nid])))
         self._room_for_sums(nid, outs, scratch)
@@ -152,6 +160,7 @@ class _Replay(Claims):
         self,
         step: int,
         who: str,
+        *,
         what: str,
         place: tuple[int, int, int],
         reads: list[int],

@@ -45,7 +45,7 @@ def core_size(problem: Problem, order: Int64, part: float, floor: int) -> int:
 
 
 def complete(
-    problem: Problem, core: Int64, core_offsets: Int64, rest: Int64, target: int, clock: Clock = ENDLESS
+    problem: Problem, core: Int64, *, core_offsets: Int64, rest: Int64, target: int, clock: Clock = ENDLESS
 ) -> Int64:
     """Keep the core where it is and place ``rest`` in the given order, under ``target`` where possible."""
     offsets = np.zeros(len(problem), np.int64)
@@ -76,7 +76,7 @@ def complete(
     return offsets
 
 
-def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int, clock: Clock = ENDLESS) -> Int64:
+def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, clock: Clock = ENDLESS) -> Int64:
     """First fit by ``order`` for the buffers after the first ``k``, which lie at ``first``; the tail by `complete`."""
     cut = max(k, min(core_size(problem, order, TAIL, floor), SEEKERS))
     core = order[:cut]
@@ -90,7 +90,7 @@ def extend(problem: Problem, order: Int64, k: int, first: Int64, floor: int, clo
     rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline
     headroom = HEADROOM if len(problem) > MANY else 1.0
     target = int(max(floor, int((offsets + problem.size[core]).max(initial=0))) * headroom)
-    return complete(problem, core, offsets, rest, target, clock)
+    return complete(problem, core, core_offsets=offsets, rest=rest, target=target, clock=clock)
 
 
 def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) -> Int64:
@@ -100,7 +100,7 @@ def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) 
         OutOfTime: before the first was there.
     """
     order = by_size(problem)
-    best = extend(problem, order, 0, np.zeros(0, np.int64), floor, clock)
+    best = extend(problem, order, k=0, first=np.zeros(0, np.int64), floor=floor, clock=clock)
     peak = peak_of(problem, best)
     if tries > 1 and peak > floor * 1.02 and len(problem) <= 10_000:
         for other, tightest in orders(problem)[1:2]:
@@ -130,7 +130,7 @@ def improve_core(problem: Problem, offsets: Int64, floor: int, enough: float, bu
         try:
             start = fit(core, np.arange(k), clock=budget.clock)  # by size already
             packed = improve(core, start, core.lower_bound(), share, jit=jit)
-            found = extend(problem, order, k, packed, floor, budget.clock)
+            found = extend(problem, order, k=k, first=packed, floor=floor, clock=budget.clock)
         except OutOfTime:
             break
         budget.work += share.work
