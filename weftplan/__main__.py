@@ -1,4 +1,7 @@
-"""``python -m weftplan`` is the ``weftplan`` command."""
+"""``python -m weftplan`` is the command ``weftplan``.
+
+It owns nothing and calls :func:`weftplan.cli.main` on the main thread.
+"""
 
 from weftplan.cli import main
 

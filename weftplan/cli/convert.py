@@ -1,4 +1,8 @@
-"""``weftplan convert``: a model in another format, checked before it is written."""
+"""``weftplan convert``: a model in another format, checked before it is written.
+
+It owns the comparison of an ONNX model with its original, and relies on ``convert`` for the formats. The file appears
+whole or not at all. It runs on the main thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Devices as a command line names them."""
+"""Devices as a command line names them: a number of CPU contexts, or a list such as ``cpu(0),gpu(1)``.
+
+It knows the texts only and does not ask whether a device is there. Nothing is kept; any thread may call it.
+"""
 
 from __future__ import annotations
 

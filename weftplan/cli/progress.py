@@ -1,4 +1,7 @@
-"""A line on the terminal while something takes longer than a second."""
+"""A line on the terminal while something takes longer than a second.
+
+A :class:`Progress` belongs to one block of work; while that lasts, a thread of its own writes the line.
+"""
 
 from __future__ import annotations
 

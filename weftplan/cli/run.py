@@ -1,4 +1,8 @@
-"""``weftplan run``: a model on arrays from files, or on an image."""
+"""``weftplan run``: a model on arrays from files, or on an image.
+
+It owns how files become inputs and how outputs are shown; the forward pass is an executor's. It runs on the main
+thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``weftplan train``: a real network on real images, through every layer."""
+"""``weftplan train``: a real network on real images, through every layer.
+
+It owns the options and the report of a run; ``training.module`` trains. It runs on the main thread, on which Ctrl-C
+ends the run after the batch at hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``mx.contrib``: operators of arrays and symbols that MXNet calls contributed."""
+"""``mx.contrib``: operators of arrays and symbols that MXNet calls contributed.
+
+It owns names only; the functions are those of ``ndarray`` and ``symbol``.
+"""
 
 from weftplan.ndarray.operators import NAMESPACES
 from weftplan.symbol.namespaces import contrib

@@ -1,4 +1,7 @@
-"""``mx.onnx`` and ``mx.contrib.onnx``: ONNX files in and out, under MXNet's names."""
+"""``mx.onnx`` and ``mx.contrib.onnx``: ONNX files in and out, under MXNet's names.
+
+It owns MXNet's arguments, which may be files or objects; ``convert`` does the work. Any thread may call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``mx.runtime``: what this installation can do, under the names of MXNet's compile-time features."""
+"""``mx.runtime``: what this installation can do, under the names of MXNet's compile-time features.
+
+Features are found out by looking for packages and devices; :class:`Features` keeps the first answer for the whole
+process. Any thread may ask.
+"""
 
 from __future__ import annotations
 

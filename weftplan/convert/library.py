@@ -1,4 +1,7 @@
-"""The package ``onnx``, which only conversion needs."""
+"""The package ``onnx``, which only conversion needs: imported at the first use, and an error that says how to get it.
+
+Any thread may call this; Python's import lock does the rest.
+"""
 
 from __future__ import annotations
 

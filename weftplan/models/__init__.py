@@ -1,4 +1,7 @@
-"""Built-in networks, as symbols: ``models.get("resnet50")``; ``models.input_shapes("resnet50", 32)``."""
+"""Built-in networks, as symbols: ``models.get("resnet50")``; ``models.input_shapes("resnet50", 32)``.
+
+Every call makes new nodes and nothing is kept, so any thread may ask; ``catalogue.py`` knows the names.
+"""
 
 from weftplan.models.catalogue import NETWORKS, digits, get, input_shapes
 

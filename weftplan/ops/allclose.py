@@ -1,4 +1,7 @@
-"""_contrib_allclose: whether two tensors agree within tolerances, as one number."""
+"""_contrib_allclose: whether two tensors agree within tolerances, as one number.
+
+The kernel compares in float64, in declared scratch. Importing the module registers the operator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""depth_to_space and space_to_depth: blocks of an image become channels, and the other way round."""
+"""depth_to_space and space_to_depth: blocks of an image become channels, and the other way round.
+
+Each is a copy between two views with six axes, and the gradient of the other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""diag: the diagonal of matrices, or a matrix from its diagonal."""
+"""diag: the diagonal of matrices, or a matrix from its diagonal.
+
+Both directions go through one strided line of the matrix, so that the gradient is the other direction.
+"""
 
 from __future__ import annotations
 

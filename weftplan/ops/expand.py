@@ -1,4 +1,7 @@
-"""Operators that repeat elements: broadcast_to, broadcast_axis, broadcast_like, repeat, tile, Pad."""
+"""Operators that repeat elements: broadcast_to, broadcast_axis, broadcast_like, repeat, tile, Pad.
+
+Each is a copy between views of equal shape; its gradient sums over what was repeated.
+"""
 
 from __future__ import annotations
 

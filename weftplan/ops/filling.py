@@ -1,4 +1,7 @@
-"""Operators that make tensors: zeros, ones, ranges, and tensors like another one."""
+"""Operators that make tensors: zeros, ones, ranges, and tensors like another one.
+
+Shape and dtype come from parameters or, where these leave them open, from whoever uses the output.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Products of stacks of matrices: linalg_gemm, linalg_gemm2, linalg_syrk, linalg_trmm."""
+"""Products of stacks of matrices: linalg_gemm, linalg_gemm2, linalg_syrk, linalg_trmm.
+
+All of them and their gradients are products of matrices with the last two axes; what is added to or scaled needs the
+scratch that is declared here.
+"""
 
 from __future__ import annotations
 

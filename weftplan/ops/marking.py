@@ -1,4 +1,7 @@
-"""fill_element_0index: one element of each row replaced. Its reading counterpart is ``pick``."""
+"""fill_element_0index: one element of each row replaced. Its reading counterpart is ``pick``.
+
+The elements are found by comparing every column with the index, in declared scratch; an index outside marks none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""moments: mean and variance over some axes, in one operator."""
+"""moments: mean and variance over some axes, in one operator.
+
+Sums are taken block by block in a fixed order, so that the scratch is bounded and the bits are those of every run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The special codes of ``Reshape``: 0, -1, -2, -3 and -4."""
+"""The special codes of ``Reshape``: 0, -1, -2, -3 and -4.
+
+This is pure arithmetic on shapes, from the left or from the right; inference and conversion rely on it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operators that select regions: slice, slice_axis, slice_like, reverse. Gradients are zero outside the region."""
+"""Operators that select regions: slice, slice_axis, slice_like, reverse. Gradients are zero outside the region.
+
+The first three say which region they select; their kernels, inference and gradients follow from that in one place.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""_split_v2: a tensor cut along an axis into equal sections, or at given places."""
+"""_split_v2: a tensor cut along an axis into equal sections, or at given places.
+
+The pieces are copied out of views of the input, and the gradient is copied back into them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What training loops ask of many arrays at once: multi_sgd_update, all_finite, multi_all_finite, multi_sum_sq."""
+"""What training loops ask of many arrays at once: multi_sgd_update, all_finite, multi_all_finite, multi_sum_sq.
+
+Each is one operator with a number of inputs that a parameter says; its kernel goes through the arrays one by one.
+"""
 
 from __future__ import annotations
 

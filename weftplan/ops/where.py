@@ -1,4 +1,7 @@
-"""where: an elementwise or rowwise choice between two tensors."""
+"""where: an elementwise or rowwise choice between two tensors.
+
+The choice is made on bits, in declared scratch, so that it treats NaN and every dtype alike.
+"""
 
 from __future__ import annotations
 

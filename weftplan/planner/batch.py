@@ -1,4 +1,7 @@
-"""The largest batch that fits a number of bytes."""
+"""The largest batch that fits a number of bytes: found by straight lines through plans that are known, then by halving.
+
+Bytes are taken to grow with the batch. Nothing is kept; any thread may call it.
+"""
 
 from __future__ import annotations
 

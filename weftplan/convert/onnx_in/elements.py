@@ -1,4 +1,8 @@
-"""Operators that work element by element, and softmax, from ONNX."""
+"""Operators that work element by element, and softmax, from ONNX.
+
+Each rule turns one ONNX node (a :class:`.Call`) into symbols and changes nothing else. Importing the module registers
+the rules; any thread may then call them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Layers with parameters, pooling and products, from ONNX."""
+"""Layers with parameters, pooling and products, from ONNX, with what they need of padding.
+
+Each rule turns one ONNX node (a :class:`.Call`) into symbols and changes nothing else. Importing the module registers
+the rules; any thread may then call them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Operators that move, cut, join, reduce and resize, from ONNX."""
+"""Operators that move, cut, join, reduce and resize, from ONNX.
+
+Each rule turns one ONNX node (a :class:`.Call`) into symbols and changes nothing else. Importing the module registers
+the rules; any thread may then call them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Operators that move, cut, join, reduce and resize, as ONNX."""
+"""Operators that move, cut, join, reduce and resize, as ONNX.
+
+Each rule adds the ONNX nodes of one operator to the graph that its :class:`.Call` is making. Importing the module
+registers the rules; one graph is made by one thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Compiled implementations of Convolution and Deconvolution, forward and backward."""
+"""Compiled implementations of Convolution and Deconvolution, forward and backward.
+
+It owns which sizes they take, when NumPy is expected to be faster, and the scratch that they declare; the kernels are
+those of ``dense.py`` and ``depthwise.py``. Any worker may call them: all they write is given.
+"""
 
 from __future__ import annotations
 

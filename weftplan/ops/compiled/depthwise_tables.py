@@ -1,4 +1,7 @@
-"""Words and tables of the kernels of :mod:`weftplan.ops.compiled.depthwise`, from sizes, and their calls."""
+"""Words and tables of the kernels of :mod:`weftplan.ops.compiled.depthwise`, from sizes, and their calls.
+
+Tables are made once per size and kept; they are not changed afterwards, so any thread may ask for them and call.
+"""
 
 from __future__ import annotations
 

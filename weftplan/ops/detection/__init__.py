@@ -1,4 +1,7 @@
-"""Operators of object detectors: boxes, suppression, anchors, regions. Importing this package registers them."""
+"""Operators of object detectors: boxes, suppression, anchors, regions.
+
+Importing this package registers them: each module has one family, and nothing else is kept here.
+"""
 
 import weftplan.ops.detection.boxes
 import weftplan.ops.detection.multibox

@@ -1,4 +1,7 @@
-"""Neural-network operators. Importing this package registers all of them."""
+"""Neural-network operators, a file for each family.
+
+Importing this package registers all of them; nothing else is kept here.
+"""
 
 import weftplan.ops.nn.activation
 import weftplan.ops.nn.attention

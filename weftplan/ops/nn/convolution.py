@@ -1,4 +1,8 @@
-"""Convolution over one, two or three spatial axes, channels first."""
+"""Convolution over one, two or three spatial axes, channels first.
+
+It owns the parameters and sizes, which Deconvolution shares; the arithmetic is in ``conv_gemm.py``.
+``ops/compiled`` has a second implementation.
+"""
 
 from __future__ import annotations
 

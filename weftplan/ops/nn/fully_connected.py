@@ -1,4 +1,7 @@
-"""FullyConnected: one matrix product and a bias."""
+"""FullyConnected: one matrix product and a bias.
+
+Operands of float16 are multiplied as float32, in scratch that is declared here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""softmax, softmin, log_softmax and SoftmaxActivation; every gradient needs the output only."""
+"""softmax, softmin, log_softmax and SoftmaxActivation; every gradient needs the output only.
+
+The four share one family of kernels over rows, which differ in a sign and a logarithm.
+"""
 
 from __future__ import annotations
 
