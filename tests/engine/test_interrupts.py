@@ -134,10 +134,13 @@ def run_once(eng, a, b, promises):
 
 def fork(eng, a, b, promises):
     # Child and parent both go on, or the child is told that it cannot. No interrupt is lost in a hook, where the
-    # interpreter could only report it, but for one before the first line of the first hook.
+    # interpreter could only report it, but for one before the first line of the first hook, and one that comes as the
+    # interpreter's own callback for a weak reference to a thread begins.
     lost = []
 
     def hook(info):
+        if getattr(info.object, "__module__", "") == "_weakrefset":
+            return
         place = info.exc_traceback
         while place.tb_next:
             place = place.tb_next

@@ -114,6 +114,7 @@ class Combining(Execution):
     def _apply(self) -> None:
         """Carry out all requests, or leave them to the thread that is inside."""
         requests, token, ready = self._requests, self._token, self._ready
+        debug, idle_waiters = self._debug, self._idle_waiters
         interrupted: BaseException | None = None
         dropped: Any = None
         try:
@@ -159,7 +160,7 @@ class Combining(Execution):
                                 edge = var
                             self._seq = op.seq = self._seq + 1
                             op.wait = wait
-                            if self._debug:
+                            if debug:
                                 self._in_flight[op.seq] = op
                             del requests[0]
                             if not wait:
@@ -184,14 +185,14 @@ class Combining(Execution):
                                 edge = var
                             self._completed += 1
                             del requests[0]
-                            if self._debug:
+                            if debug:
                                 del self._in_flight[op.seq]
                             if op.fn is not None:
                                 dropped = (op, dropped)  # what it holds may have destructors: they run outside
                         op = var = None
                         if ready:
                             self._dispatch()
-                        if self._idle_waiters and self._seq - self._completed <= self._few:
+                        if idle_waiters and self._seq - self._completed <= self._few:
                             self._tell_idle()
                         edge = None
                 except BaseException as error:

@@ -33,6 +33,7 @@ from weftplan.engine.operation import (
     checked_property,
     checked_vars,
     label_of,
+    room,
     searchable,
 )
 from weftplan.engine.sites import OWN, origin, push_site
@@ -43,6 +44,7 @@ from weftplan.engine.yielding import others_first
 from weftplan.errors import EngineError
 from weftplan.locks import Lock, free_in_children
 
+new = object.__new__
 NORMAL, TASK = FnProperty.NORMAL, FnProperty.TASK
 _CPU0 = cpu(0)
 _delete_lock = free_in_children(Lock())
@@ -207,7 +209,17 @@ class Engine(Waiting):
                 else:
                     self._pusher = code
             if not self._unusual:
-                self._requests.append(kind(fn, const_vars, mutable_vars, name, code, lasti))
+                room()
+                op = new(kind)  # what `OprBlock.__init__` does, without its call
+                op.fn = fn
+                op.reads = const_vars
+                op.writes = mutable_vars
+                op.name = name
+                op.code = code
+                op.lasti = lasti
+                op.wait = op.seq = 0
+                op.failure = None
+                self._requests.append(op)
             else:
                 traced = TracedBlock(fn, const_vars, mutable_vars, name, code, lasti)
                 traced.own = kind.own
@@ -228,9 +240,9 @@ class Engine(Waiting):
                 return
             self._flush_bulk()
         prop = checked_property(prop)
-        op = DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, prop, priority)
-        op.own = own
-        self._submit(op)
+        detailed = DetailedBlock(fn, const_vars, mutable_vars, name, site, ctx, prop, priority)
+        detailed.own = own
+        self._submit(detailed)
 
     def _make_room(self) -> None:
         """Wait until fewer than WEFTPLAN_ENGINE_MAX_PENDING operations are pending; then until half of them are gone.

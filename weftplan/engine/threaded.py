@@ -86,16 +86,13 @@ class ThreadedBase(Engine):
                 items = queue.items
                 # The order of the program, as far as that is to be had: who reads a result before anything else is
                 # made runs before it, and the result can go.
-                older = False
-                if items:
-                    try:  # noqa: SIM105  # `suppress` is slow
-                        older = items[0].seq > op.seq
-                    except IndexError:  # a worker has just taken it
-                        pass
                 del ready[0]
-                if older:
-                    items.appendleft(op)
-                else:
+                try:
+                    if items and items[0].seq > op.seq:
+                        items.appendleft(op)
+                    else:
+                        items.append(op)
+                except IndexError:  # a worker has just taken the first
                     items.append(op)
             elif type(op) is Waiter:
                 self._tell(op)

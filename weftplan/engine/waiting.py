@@ -51,7 +51,8 @@ class Waiting(Combining):
         Returns:
             False when the time was not enough.
         """
-        if running.engines:
+        inside = running.engines
+        if inside:
             self._forbid_wait("wait_for_var")
         if self._bulking:
             self._flush_bulk()
@@ -62,7 +63,7 @@ class Waiting(Combining):
             self._apply()
         # Requests first: once there are none, those of this thread are admitted, and what they write says so.
         if self._requests or var.write is not None:
-            if running.engines:
+            if inside:
                 self._forbid_wait("wait_for_var", would_block=True)
             self._before_wait(var)
             if (self._requests or var.write is not None) and not self._block(var, timeout):

@@ -116,7 +116,8 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
     """Run the first operation of ``queue``; False when a worker was quicker."""
     op: Any = None
     failure: Any = None
-    engines, seated = running.engines, running.seated
+    mine = running.__dict__  # looked for once: a look into what a thread has for itself costs as much as a call
+    engines, seated = mine.get("engines", ()), mine.get("seated", False)
     own_only = engine._waiters_help != "all"
     clock.since = start = perf_counter_ns()
     # From having taken an operation to the inner try no signal can come, whether it is shielded or not.
@@ -129,7 +130,7 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
             queue.items.appendleft(op)
             return False
         try:
-            running.engines, running.seated = (*engines, engine), True
+            mine["engines"], mine["seated"] = (*engines, engine), True
             queue.looking = False
             if queue.threads > 1 and queue.items and queue.idle:
                 queue.wake(engine)
@@ -147,7 +148,7 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
             failure = error
         finally:
             clock.since = NEVER  # from here on an interrupt waits, however long the function took
-            running.engines, running.seated = engines, seated
+            mine["engines"], mine["seated"] = engines, seated
             if op is not None:
                 op.failure = failure
                 queue.looking = True  # no worker need be woken for what this makes ready: the seat looks next

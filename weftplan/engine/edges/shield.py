@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` makes enumerations of it: 10 µs
 from _signal import signal as set_handler
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
@@ -55,8 +55,10 @@ class Shield:
                 self._handler = handler
             clock.since = perf_counter_ns()
             self._up = True
-            with suppress(ValueError):  # the main thread of a subinterpreter gets no signals
+            try:  # noqa: SIM105  # `suppress` is slow
                 set_handler(SIGINT, self)
+            except ValueError:  # the main thread of a subinterpreter gets no signals
+                pass
 
     def __exit__(self, *_: Any) -> None:
         if not self._up:
