@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import multiprocessing
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -8,6 +9,10 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("weftplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weftplan")
 """No limit of time for one example: on a loaded machine a test must not fail for being slow."""
+
+if "forkserver" in multiprocessing.get_all_start_methods():
+    # What every child would import again, as its parent's main module or for the tests' datasets.
+    multiprocessing.set_forkserver_preload(["pytest", "weftplan.training.iterators"])
 
 collect_ignore_glob = ["golden/*.py", "*/golden/*.py"]
 """Scripts that make golden files; they run with MXNet's interpreter, not under pytest."""

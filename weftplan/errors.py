@@ -149,6 +149,14 @@ class WorkerLostError(KVStoreError):
     """A process that shares a distributed kvstore died, or cannot be reached any more."""
 
 
+class DataError(MXNetError):
+    """A sample cannot be read or is unlike the others, or a source of data has changed."""
+
+
+class DataWorkerError(DataError):
+    """A process that reads samples died, could not begin, or missed its deadline."""
+
+
 class NotResumableError(MXNetError, NotImplementedError):
     """An iterator cannot say where it stands, so that nobody can go on from there."""
 

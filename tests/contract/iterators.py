@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,32 @@ def sentences(folder: Path) -> mx.io.DataIter:
     return mx.rnn.BucketSentenceIter([[i] * (2 + i % 2) for i in range(12)], 2)
 
 
+def dataset(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """The rows one by one, with numbers that depend on the sample's seed."""
+    return mx.io.DatasetIter(list(zip(ROWS, LABELS, strict=True)), 4, transform=shaken, **settings)
+
+
+def shaken(sample: Any) -> Any:
+    """A sample with noise from each generator that is seeded for it."""
+    noise = np.random.random() + random.random() + mx.io.sample_rng().random()  # noqa: NPY002
+    return sample[0] + np.float32(noise), sample[1]
+
+
+def stream(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """The rows as they come."""
+    return mx.io.DatasetIter(dict(enumerate(ROWS)).values(), 4, label_names=(), **settings)
+
+
+def batches(folder: Path) -> mx.io.DataIter:
+    """Batches that come ready, the last one shorter."""
+    return mx.io.DatasetIter(
+        [{"a": ROWS[k : k + 4], "b": LABELS[k : k + 4]} for k in (0, 4, 8)],
+        None,
+        data_names={"a": "data"},
+        label_names=["b"],
+    )
+
+
 def sides(folder: Path) -> mx.io.DataIter:
     """Two iterators side by side, one of them in a random order."""
     other = mx.io.NDArrayIter({"more": ROWS}, {"more_label": LABELS}, batch_size=4, shuffle=True)
@@ -66,4 +93,11 @@ ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {
     ),
     "ahead of sentences": lambda folder: mx.io.PrefetchingIter(sentences(folder), depth=2),
     "side by side": sides,
+    "dataset": lambda folder: dataset(folder, shuffle=True),
+    "dataset discard": lambda folder: dataset(folder, last_batch_handle="discard"),
+    "dataset by workers": lambda folder: dataset(folder, shuffle=True, num_workers=2),
+    "dataset ahead": lambda folder: mx.io.PrefetchingIter(dataset(folder, shuffle=True, num_workers=1), depth=2),
+    "stream": stream,
+    "stream discard": lambda folder: stream(folder, last_batch_handle="discard"),
+    "batches": batches,
 }

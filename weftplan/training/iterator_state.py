@@ -95,8 +95,9 @@ def key_in(iterator: object, value: Any) -> tuple[int, int]:
     )
 
 
-def not_resumable(iterator: object, why: str = "it does not say where it stands") -> NotResumableError:
+def not_resumable(
+    iterator: object,
+    why: str = "it does not say where it stands; give it state() and set_state(state), see mx.io.DataIter",
+) -> NotResumableError:
     """The error of an iterator that cannot be resumed."""
-    return NotResumableError(
-        f"{type(iterator).__name__} cannot be resumed: {why}; give it state() and set_state(state), see mx.io.DataIter"
-    )
+    return NotResumableError(f"{type(iterator).__name__} cannot be resumed: {why}")

@@ -1,9 +1,12 @@
 """``mx.io``: data iterators by name.
 
-The classes stand in ``io.py``, ``file_iterators.py`` and ``prefetching.py``; this file owns their public names alone.
+The classes stand in ``io.py``, ``file_iterators.py``, ``prefetching.py`` and ``input/``; this file owns their
+public names alone.
 """
 
 from weftplan.training.file_iterators import CSVIter, MNISTIter, ResizeIter
+from weftplan.training.input.dataset_iter import DatasetIter
+from weftplan.training.input.seeding import sample_rng
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.prefetching import PrefetchingIter
 
@@ -12,8 +15,10 @@ __all__ = [
     "DataBatch",
     "DataDesc",
     "DataIter",
+    "DatasetIter",
     "MNISTIter",
     "NDArrayIter",
     "PrefetchingIter",
     "ResizeIter",
+    "sample_rng",
 ]

@@ -1,0 +1,256 @@
+"""Workers that die, raise, hang or cannot begin: an error that says which and where, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.training.data_sources import Numbers, threads_of_blas
+from weftplan.errors import DataError, DataWorkerError, OutOfMemoryError, ParameterError
+from weftplan.training.input import slots
+from weftplan.training.input.layout import Layout, Part
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at processes by /proc")
+
+
+def names():
+    """Segments of ours in shared memory."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("weftplan-")}
+
+
+def helpers():
+    """Child processes that multiprocessing keeps: its fork server and its tracker."""
+    found = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                found.add(int(pid))
+    return found
+
+
+def gone(pids):
+    """Waits until none of these processes is there, zombies aside, for a minute at most."""
+    end = time.monotonic() + 60
+    while any(slots._started(pid) != -1 for pid in pids) and time.monotonic() < end:
+        time.sleep(0.01)
+    return all(slots._started(pid) == -1 for pid in pids)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server():
+    """The fork server and the tracker run, so that what a test leaves behind is its own."""
+    with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as it:
+        it.next()
+
+
+@pytest.fixture
+def tidy():
+    """No process, descriptor or shared memory more than before."""
+    before = helpers(), len(os.listdir("/proc/self/fd")), names()
+    yield
+    assert (helpers(), len(os.listdir("/proc/self/fd")), names()) == before
+
+
+def labels(batch):
+    """The numbers of the samples."""
+    return batch.label[0].asnumpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [("kill", "was killed by SIGKILL"), ("segv", "was killed by SIGSEGV"), ("exit", "ended with exit code 7")],
+)
+def test_a_worker_dies_at_work(tidy, tmp_path, act, says):
+    """The batches before it come; its own is an error with the worker's name; then others start and read it."""
+    with mx.io.DatasetIter(Numbers(12, 7, act, once=tmp_path / "done"), 2, num_workers=2) as it:
+        pids = []
+        for k in range(3):
+            assert labels(it.next()) == [2 * k, 2 * k + 1]
+            pids += it.worker_pids
+        with pytest.raises(DataWorkerError, match=rf"data worker [01] \(process \d+\) {says}.* while it read batch 3"):
+            it.next()
+        assert it.worker_pids == []
+        assert gone(pids)
+        assert [labels(batch) for batch in it] == [[6, 7], [8, 9], [10, 11]]
+
+
+def test_a_worker_dies_without_work(tidy):
+    """Whoever is killed between two batches is missed at the next that it should read, and replaced."""
+    with mx.io.DatasetIter(Numbers(40), 2, num_workers=1, ahead=1) as it:
+        assert labels(it.next()) == [0, 1]
+        (pid,) = it.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        assert gone([pid])
+        seen, errors = [], []
+        while len(seen) < 3:
+            try:
+                seen.append(labels(it.next()))
+            except DataWorkerError as error:
+                errors.append(str(error))
+        assert seen == [[2, 3], [4, 5], [6, 7]]  # the first of them may have been read before the kill
+        assert len(errors) == 1
+        assert f"process {pid}) was killed by SIGKILL" in errors[0]
+        assert it.worker_pids != [pid]
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        ("kill", "was killed by SIGKILL .* before it began"),
+        ("exit", "ended with exit code 7 before it began"),
+        ("raise", "could not begin: ValueError: this one is broken[^§]*in fail_on_purpose"),
+        ("leave", "could not begin: SystemExit: 3"),
+    ],
+)
+def test_a_worker_does_not_begin(tidy, tmp_path, act, says):
+    """What kills it or is raised there is told; the next call tries again."""
+    with mx.io.DatasetIter(Numbers(4, start=act, once=tmp_path / "done"), 2, num_workers=2) as it:
+        with pytest.raises(DataWorkerError, match=says):
+            it.next()
+        assert [labels(batch) for batch in it] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(("act", "says"), [("raise", "ValueError: this one is broken"), ("leave", "SystemExit: 3")])
+def test_a_worker_raises(tidy, act, says):
+    """The error has the sample, the worker and its traceback; what follows comes from the same workers."""
+    with mx.io.DatasetIter(Numbers(8, 3, act), 2, num_workers=1) as it:
+        assert labels(it.next()) == [0, 1]
+        pids = it.worker_pids
+        with pytest.raises(DataError, match=rf"{says}\n\nin data worker 0 \(process {pids[0]}\):\nTraceback[^§]*_do"):
+            it.next()
+        assert [labels(batch) for batch in it] == [[4, 5], [6, 7]]
+        assert it.worker_pids == pids
+
+
+def test_a_worker_hangs(tidy, tmp_path):
+    """At the deadline it is named, with its batch and where it stands; it is ended, and others go on."""
+    with mx.io.DatasetIter(Numbers(8, 4, "hang", once=tmp_path / "done"), 2, num_workers=1, ahead=1) as it:
+        assert labels(it.next()) == [0, 1]
+        it._pool._deadline = 0.3
+        assert labels(it.next()) == [2, 3]
+        with pytest.raises(
+            DataWorkerError, match=r"data worker 0 \(process \d+\) has given nothing for 0.3 s"
+        ) as error:
+            it.next()
+        assert "while it read batch 2; it stands at" in str(error.value)
+        assert "in hang_on_purpose" in str(error.value)
+        assert [labels(batch) for batch in it] == [[4, 5], [6, 7]]
+
+
+def test_a_worker_hangs_when_it_begins(tidy):
+    """That has the deadline, too."""
+    it = mx.io.DatasetIter(Numbers(4, start="hang"), 2, num_workers=1, deadline=0.5)
+    with pytest.raises(DataWorkerError, match=r"data worker 0 \(process \d+\) has not begun within 0\.5 s"):
+        it.next()
+    it.close()
+
+
+def test_leaving_in_the_middle(tidy):
+    """Nothing stays when an iterator is let go of, closed twice, or reset with batches under way."""
+    it = mx.io.DatasetIter(Numbers(40), 2, num_workers=2, ahead=3)
+    it.next()
+    for _ in range(3):
+        it.reset()
+        assert labels(it.next()) == [0, 1]
+    it.close()
+    it.close()
+    assert labels(it.next()) == [2, 3]
+    del it
+
+
+def test_threads_of_libraries_are_bounded(tidy):
+    """A product of a worker uses as many threads as the package's rule says: one."""
+    with mx.io.DatasetIter(Numbers(4), 2, transform=threads_of_blas, num_workers=1) as it:
+        batch = it.next()
+        assert batch.data[0].asnumpy().tolist() == [1, 1]
+        assert labels(batch) == [float(np.float32(it.worker_pids[0]))] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # since Python 3.12
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_other_ways_to_begin(tidy, method):
+    """A process of its own from the start, or a copy of this one while the engine's threads run: same batches."""
+    mx.nd.ones((2,)).wait_to_read()
+    transform = None if method == "spawn" else lambda sample: sample  # what no pickle takes
+    with mx.io.DatasetIter(Numbers(6), 2, transform=transform, num_workers=1, start_method=method) as it:
+        assert [labels(batch) for batch in it] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_what_cannot_be_sent(tidy):
+    """A lambda or a generator cannot go to another process; the message says what can be done."""
+    for source, transform in ((Numbers(4), lambda sample: sample), ((n for n in range(4)), None)):
+        names = {} if transform else {"label_names": ()}
+        with (
+            mx.io.DatasetIter(source, 2, transform=transform, num_workers=1, **names) as it,
+            pytest.raises(DataError, match=r"cannot be sent to workers[^§]*num_workers=0"),
+        ):
+            it.next()
+    with pytest.raises(ParameterError, match="start_method must be one of"):
+        mx.io.DatasetIter(Numbers(4), 2, start_method="thread")
+
+
+OWNER = """
+import os, signal
+from multiprocessing import resource_tracker
+import weftplan as mx
+from tests.training.data_sources import Numbers
+from weftplan.training.input import slots
+
+def die(self):
+    print(self.name, flush=True)
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+it = mx.io.DatasetIter(Numbers(40), 2, num_workers=1, start_method="fork")
+if {early}:
+    slots.Slots.unname = die
+it.next()
+print("-", *it.worker_pids, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_owner_is_killed(tidy, early):
+    """By kill -9, in the middle or before its memory has lost its name, together with what would clean up: its workers
+    end, and no name stays when another process makes one."""
+    script = OWNER.format(early=early)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    name, *pids = done.stdout.split()
+    assert (name in names()) == early
+    assert gone([int(pid) for pid in pids])
+    with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as it:
+        it.next()
+        assert names() == set()
+
+
+def test_sweeping(tmp_path):
+    """Names of processes that are no more go; those of living ones, of other spaces and of others stay."""
+    own = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid())}-0"
+    gone = f"weftplan-{slots._space()}-{os.getpid()}-{slots._started(os.getpid()) - 1}-0"  # its number was used again
+    stay = {own, f"weftplan-{slots._space() + 1}-1-1-0", "weftplan-x", "psm_1"}
+    for name in {*stay, gone}:
+        (tmp_path / name).touch()
+    assert slots.sweep(tmp_path) == [gone]
+    assert {path.name for path in tmp_path.iterdir()} == stay
+    assert slots.sweep(tmp_path / "nowhere") == []
+
+
+def test_no_room_for_shared_memory():
+    """A full /dev/shm is an error when the workers begin, not the death of whoever writes."""
+    layout = Layout((Part("data", None, (1 << 45,), np.dtype("float32"), False),), 8)
+    before = names()
+    with pytest.raises(OutOfMemoryError, match=r"shm|shared memory"):
+        slots.Slots(layout, 4)
+    assert names() == before

@@ -1,0 +1,214 @@
+"""What a sample looks like: which parts it has, their names, shapes and dtypes, and how it goes into rows of a batch.
+
+A layout is made once, of the first sample, in the process that owns the iterator; workers get a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DataError, DTypeError, ParameterError, listed
+
+Host = np.ndarray[Any, np.dtype[Any]]
+Names = str | Sequence[str] | Mapping[str, str]
+ALIGNMENT = 64
+
+
+class DoesNotFit(Exception):
+    """A sample that could be read and is unlike the others; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of a sample.
+
+    Attributes:
+        name: of the input of the network.
+        key: where it stands in a sample: a place of a sequence or a key of a mapping; None where it is the sample.
+        shape: of one sample.
+        dtype: in a batch.
+        label: whether it is a label.
+    """
+
+    name: str
+    key: int | str | None
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    label: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parts of every sample, and how many samples a batch has.
+
+    Attributes:
+        batched: what the source gives are batches, whose samples lie along the first axis.
+    """
+
+    parts: tuple[Part, ...]
+    rows: int
+    batched: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a batch, each part aligned."""
+        return sum(_aligned(self.rows * part.row_bytes) for part in self.parts)
+
+    def views(self, memory: Any) -> list[Host]:
+        """The parts of a batch in ``memory``: anything with :attr:`nbytes` writable bytes."""
+        found, start = [], 0
+        for part in self.parts:
+            found.append(np.ndarray((self.rows, *part.shape), part.dtype, memory, start))
+            start += _aligned(self.rows * part.row_bytes)
+        return found
+
+    def pick(self, sample: Any) -> list[Host]:
+        """The parts of a sample as arrays.
+
+        Raises:
+            DoesNotFit: the sample lacks a part.
+        """
+        if len(self.parts) == 1 and self.parts[0].key is None:
+            return [to_host(sample)]
+        if isinstance(sample, Sequence) and len(sample) != len(self.parts) and not isinstance(self.parts[0].key, str):
+            raise DoesNotFit(f"it has {len(sample)} parts, the first sample had {len(self.parts)}")
+        try:
+            return [to_host(sample[part.key]) for part in self.parts]
+        except (KeyError, TypeError, IndexError):
+            raise DoesNotFit(
+                f"{_described(sample)} has not the parts of the first sample: {[part.key for part in self.parts]}"
+            ) from None
+
+    def store(self, arrays: Sequence[Host], views: Sequence[Host], row: int) -> int:
+        """Put the parts of one sample into row ``row`` of a batch, or a whole batch into the rows from there; returns
+        how many rows that were.
+
+        Raises:
+            DoesNotFit: an array has another shape than that of the first sample, or holds no numbers.
+        """
+        count = 1
+        if self.batched:
+            count = len(arrays[0]) if arrays[0].ndim else 0
+            if not 1 <= count <= self.rows - row:
+                raise DoesNotFit(f"it has {count} samples, the first batch had {self.rows}")
+        for part, array, view in zip(self.parts, arrays, views, strict=True):
+            wanted = (count, *part.shape) if self.batched else part.shape
+            if array.shape != wanted:
+                raise DoesNotFit(
+                    f"{part.name!r} has shape {array.shape}, expected {wanted} as in the first; let transform give all "
+                    f"samples one shape"
+                )
+            if array.dtype.kind not in "biuf":
+                raise DoesNotFit(f"{part.name!r} has dtype {array.dtype}, expected numbers")
+            np.copyto(view[row : row + count], array, casting="unsafe")
+        return count
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def to_host(value: Any) -> Host:
+    """An array of NumPy's from what a dataset gives: an array, a tensor of any library with DLPack, numbers, lists,
+    an image. Nothing is copied where the memory can be shared.
+
+    >>> to_host([1, 2]).tolist(), to_host(3.5).shape
+    ([1, 2], ())
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError):  # of another device, or part of a graph of gradients
+            for step in ("detach", "cpu", "get"):
+                value = getattr(value, step)() if hasattr(value, step) else value
+    return np.asarray(value)
+
+
+def layout_of(sample: Any, data_names: Names, label_names: Names, dtype: Any, batch_size: int | None) -> Layout:
+    """The layout of all samples from the first; without a batch size it is a batch.
+
+    Raises:
+        ParameterError: the names are not those of the sample.
+        DTypeError: a part holds no numbers.
+        DataError: a batch whose parts differ in number of samples.
+    """
+    names = [(*pair, False) for pair in _pairs(data_names, "data_names")]
+    labels = [(*pair, True) for pair in _pairs(label_names, "label_names")]
+    chosen = _chosen(sample, names, labels)
+    parts, counts = [], {}
+    for name, key, label in chosen:
+        array = to_host(sample if key is None else sample[key])
+        if array.dtype.kind not in "biuf":
+            raise DTypeError(f"{name!r} of the first sample: expected numbers, got {_described(array)}")
+        if batch_size is None:
+            counts[name] = len(array) if array.ndim else 0
+        shape = array.shape if batch_size is not None else array.shape[1:]
+        parts.append(Part(name, key, shape, _dtype_of(name, array.dtype, dtype), label))
+    if batch_size is None and (len({*counts.values()}) != 1 or 0 in counts.values()):
+        raise DataError(f"the first batch has parts of {counts} samples; they must have equally many, at least one")
+    rows = batch_size if batch_size is not None else next(iter(counts.values()))
+    return Layout(tuple(parts), rows, batch_size is None)
+
+
+def _pairs(names: Names, what: str) -> list[tuple[str, str]]:
+    """[(name of the input, key of the sample)]."""
+    if isinstance(names, Mapping):
+        found = [(name, key) for key, name in names.items()]
+    elif isinstance(names, (str, Sequence)):
+        found = [(name, name) for name in ([names] if isinstance(names, str) else names)]
+    else:
+        found = [(names, names)]
+    if any(not isinstance(part, str) for pair in found for part in pair):
+        raise ParameterError(f"{what} must be names, or a dictionary from keys of samples to names, got {names!r}")
+    return found
+
+
+def _chosen(sample: Any, names: list[Any], labels: list[Any]) -> list[tuple[str, int | str | None, bool]]:
+    """(name, key, whether it is a label) of each part."""
+    if isinstance(sample, Mapping):
+        lost = [key for _, key, _ in (*names, *labels) if key not in sample]
+        if lost:
+            raise ParameterError(
+                f"samples have no parts {lost}; they have {listed(sample)}: give data_names and label_names from them, "
+                f"such as data_names={{'image': 'data'}}, label_names={{'label': 'softmax_label'}}, label_names=()"
+            )
+        return [*names, *labels]
+    numbers = isinstance(sample, list) and all(isinstance(part, (int, float)) for part in sample)
+    if isinstance(sample, (tuple, list)) and not numbers:
+        wanted = [*names, *labels]
+        if len(sample) != len(wanted):
+            raise ParameterError(
+                f"samples have {len(sample)} parts, but there are names for {len(wanted)}: data_names "
+                f"{[name for name, _, _ in names]}, label_names {[name for name, _, _ in labels]}"
+            )
+        return [(name, place, label) for place, (name, _, label) in enumerate(wanted)]
+    if len(names) != 1:
+        raise ParameterError(f"samples are single arrays, but data_names has {[name for name, _, _ in names]}")
+    return [(names[0][0], None, False)]
+
+
+def _dtype_of(name: str, found: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
+    """The dtype in a batch: that asked for, else float32 for doubles and whole numbers, as NDArrayIter has it."""
+    if isinstance(wanted, Mapping):
+        wanted = wanted.get(name)
+    if wanted is not None:
+        asked: np.dtype[Any] = np.dtype(wanted)
+        return asked
+    return np.dtype(np.float32) if found == np.float64 or found.kind in "biu" else found
+
+
+def _described(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return f"{type(value).__name__} of dtype {dtype}" if dtype is not None else f"{type(value).__name__} {value!r:.60}"

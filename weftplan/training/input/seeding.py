@@ -1,0 +1,107 @@
+"""The order of an epoch, and a seed for each sample: functions of a key alone, so every process agrees on them.
+
+A seed belongs to the thread that reads a sample. The generators of ``random``, NumPy and PyTorch are seeded, too, and
+those belong to the process.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import MXNetError
+
+Key = tuple[int, int]
+_MASK = 2**64 - 1
+
+
+def epoch_order(samples: int, key: Key | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The numbers of the samples in the order of an epoch; without a key as they lie.
+
+    >>> epoch_order(4, None).tolist(), sorted(epoch_order(4, (1, 2)).tolist())
+    ([0, 1, 2, 3], [0, 1, 2, 3])
+    """
+    order = np.arange(samples)
+    if key is not None:
+        philox(*key).shuffle(order)
+    return order
+
+
+def philox(first: int, second: int) -> np.random.Generator:
+    """A generator that depends on two numbers alone."""
+    return np.random.Generator(np.random.Philox(key=[first & _MASK, second & _MASK]))
+
+
+def sample_seed(key: Key, number: int) -> int:
+    """A seed of 64 bits for one sample of an epoch; neighbours get unlike ones.
+
+    >>> sample_seed((1, 2), 3) == sample_seed((1, 2), 3) != sample_seed((1, 2), 4)
+    True
+    """
+    value = _mixed(_mixed(key[0] & _MASK) ^ (key[1] & _MASK))
+    return _mixed(value ^ number)
+
+
+def _mixed(value: int) -> int:
+    """The splitmix64 finaliser."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class _Current(threading.local):
+    seed: int | None = None
+    generator: np.random.Generator | None = None
+
+
+_current = _Current()
+
+
+def sample_rng() -> np.random.Generator:
+    """NumPy's generator for the sample that is being read: for datasets and transforms that draw at random.
+
+    It depends on the seed of ``mx.random``, the epoch and the sample's number alone, whichever process reads it.
+
+    Raises:
+        MXNetError: no sample is being read on this thread.
+    """
+    if _current.seed is None:
+        raise MXNetError(
+            "sample_rng: no sample is being read on this thread; call it in __getitem__ of a dataset, or in transform"
+        )
+    if _current.generator is None:
+        _current.generator = philox(_current.seed, 1)
+    return _current.generator
+
+
+def seed_sample(seed: int) -> None:
+    """Seed what the code of one sample may draw from."""
+    _current.seed, _current.generator = seed, None
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - what datasets draw from
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.manual_seed(seed >> 1)
+
+
+@contextmanager
+def borrowed_generators() -> Iterator[None]:
+    """Whatever is seeded within the block, the process's generators go on afterwards where they were."""
+    was, was_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch: Any = sys.modules.get("torch")
+    was_torch = torch.default_generator.get_state() if hasattr(torch, "default_generator") else None
+    try:
+        yield
+    finally:
+        _current.seed = _current.generator = None
+        random.setstate(was)
+        np.random.set_state(was_numpy)  # noqa: NPY002
+        if was_torch is not None:
+            torch.default_generator.set_state(was_torch)
