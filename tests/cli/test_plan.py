@@ -237,7 +237,9 @@ def test_devices() -> None:
     tight = figures("resnet", "--batch", 16, "--device", "sim0", "--budget", plain["total"] * 3 // 4)
     assert any("wait on the host" in note for note in tight["notes"])
     two = figures("resnet", "--batch", 16, "--device", "cpu0,cpu1", "--optimizer", "adam")
-    assert {"other_devices", "kvstore", "host_copies", "optimizer_states"} <= set(two["external"])
+    assert {"other_devices", "kvstore_stored", "kvstore_merged", "host_copies", "optimizer_states"} <= set(
+        two["external"]
+    )
     assert two["total"] == two["peak"] + sum(two["external"].values())
     contexts = [mx.cpu(0), mx.cpu(1)]
     expected = models.get("resnet").plan(models.input_shapes("resnet", 16), context=contexts, optimizer="adam")

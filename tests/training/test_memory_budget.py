@@ -39,7 +39,7 @@ def held(module: Any) -> int:
 
 @pytest.mark.parametrize("on_store", ["1", "0"])
 @pytest.mark.parametrize("kvstore", ["local", "device"])
-@pytest.mark.parametrize("devices", ["cpu", "cpu cpu", "sim", "sim sim sim"])
+@pytest.mark.parametrize("devices", ["cpu", "cpu cpu", "sim", "sim sim sim", "cpu sim sim"])
 def test_the_plan_of_a_module_is_what_it_holds(
     devices: str, kvstore: str, on_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,8 +51,33 @@ def test_the_plan_of_a_module_is_what_it_holds(
     module.fit(batches(), num_epoch=1, kvstore=kvstore, optimizer="adam")
     found = net.plan(SHAPES, context=contexts, kvstore=kvstore, optimizer="adam")
     assert found.total == held(module)
+    assert buffers(found) == ({} if module._kvstore is None else counted(module._kvstore))
     assert found.peak == module.group.executors[-1].allocated_bytes
     assert found.total == found.peak + sum(found.external_bytes.values())
+
+
+def buffers(found: Any) -> dict[str, int]:
+    """What a plan says of the store's buffers, by name."""
+    return {name.removeprefix("kvstore_"): n for name, n in found.external_bytes.items() if name.startswith("kvstore_")}
+
+
+def counted(store: Any) -> dict[str, int]:
+    """What a store counts, by the same names."""
+    return {name.removesuffix("_bytes"): n for name, n in store.statistics().items() if name != "keys" and n}
+
+
+@pytest.mark.parametrize("kind", ["1bit", "2bit"])
+@pytest.mark.parametrize("devices", ["cpu cpu", "sim sim sim", "sim cpu"])
+def test_buffers_of_compression_are_planned(devices: str, kind: str) -> None:
+    """Residuals and packed gradients, to the byte: the plan is asked with the store that compresses."""
+    contexts = [mx.Context(name, i) for i, name in enumerate(devices.split())]
+    net, store = models.digits("mlp"), mx.kv.create("device")
+    store.set_gradient_compression({"type": kind})
+    planned = net.plan(SHAPES, context=contexts, kvstore=store)
+    module = mx.mod.Module(net, context=contexts)
+    module.fit(batches(), num_epoch=1, kvstore=store)
+    assert buffers(planned) == counted(store)
+    assert planned.total == held(module)
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu cpu", "sim sim"])

@@ -67,7 +67,7 @@ def answer(plan: MemoryPlan, what: str, *, train: bool) -> str:
         "gradients": external["gradients"] + external["head_grads"],
         "optimizer": external.get("optimizer_states", 0),
         "other devices": external.get("other_devices", 0),
-        "kvstore": external.get("kvstore", 0),
+        "kvstore": sum(nbytes for purpose, nbytes in external.items() if purpose.startswith("kvstore")),
         "copies on the host": external.get("host_copies", 0),
     }
     made_of = ", ".join(f"{name} {shown(nbytes)}" for name, nbytes in parts.items() if nbytes)

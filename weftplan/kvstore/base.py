@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from weftplan.device.context import Context
 from weftplan.ndarray import NDArray
 
 Arrays = NDArray | list[NDArray] | list[list[NDArray]]
@@ -73,6 +74,19 @@ class KVStoreBase:
     def load_optimizer_states(self, fname: str) -> None:
         """Read the optimizer's states from a file."""
         raise NotImplementedError
+
+    def buffer_bytes(
+        self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
+    ) -> dict[str, int]:
+        """Bytes that the store will hold, by what for, once every array has been pushed from all contexts in turn.
+
+        Args:
+            arrays: (elements, bytes) of each key.
+            contexts: where each of a key's arrays is.
+            updates: an optimizer will run on the store; its states are not counted.
+        """
+        del arrays, contexts, updates
+        return {}
 
     @property
     def type(self) -> str:

@@ -14,7 +14,7 @@ change what is pulled.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class KVStoreLocal(KVStoreBase):
         self._stored: dict[Key, NDArray] = {}
         self._merged: dict[Key, NDArray] = {}
         self._staging: dict[tuple[Key, int], NDArray] = {}
+        self._load: dict[Context, int] = {}
+        """Bytes that are summed at each place."""
         self._updater: UpdaterFunction | None = None
         self._turn = free_in_children(ReentrantLock())
         """Held by whoever changes the above; re-entrant because an updater may use the store."""
@@ -284,6 +286,19 @@ class KVStoreLocal(KVStoreBase):
             "staging_bytes": sum(a.nbytes for a in list(self._staging.values())),
         }
 
+    def buffer_bytes(
+        self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
+    ) -> dict[str, int]:
+        """What :meth:`statistics` will count, by its names: stored values, merge buffers, staging copies."""
+        found = {"stored": sum(nbytes for _, nbytes in arrays), "merged": 0, "staging": 0}
+        straight = not updates and all(context.device_type in HOST for context in contexts)
+        load: dict[Context, int] = {}
+        for _, nbytes in arrays:
+            where = self._least_loaded(contexts, load, nbytes)
+            found["merged"] += 0 if straight else nbytes
+            found["staging"] += nbytes * sum(not reads(where, context) for context in contexts)
+        return found
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}: {len(self._stored)} keys>"
 
@@ -294,9 +309,9 @@ class KVStoreLocal(KVStoreBase):
         del value
         return cpu(0)
 
-    def _merge_context(self, key: Key, arrays: list[NDArray]) -> Context:
-        """Where the sum of a key is made."""
-        del key, arrays
+    def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
+        """Where the sum of a key of that many bytes is made; ``load`` counts the bytes of each place so far."""
+        del contexts, load, nbytes
         return cpu(0)
 
     def _stored_near(self, key: Key, merged: NDArray, priority: int) -> NDArray:
@@ -333,7 +348,7 @@ class KVStoreLocal(KVStoreBase):
         """The sum of ``arrays``, in a merge buffer that the next push of this key reuses."""
         merged = self._merged.get(key)
         if merged is None:
-            where = self._merge_context(key, arrays)
+            where = self._least_loaded([array.context for array in arrays], self._load, arrays[0].nbytes)
             merged = self._merged[key] = zeros(arrays[0].shape, ctx=where, dtype=arrays[0].dtype)
         self._fill(key, arrays, merged, priority)
         return merged
@@ -373,13 +388,18 @@ class KVStoreLocal(KVStoreBase):
 
     def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
         """``array`` itself if the sum can read it where it is, else a staging copy at ``where``."""
-        if array.context == where or (array.context.device_type in HOST and where.device_type in HOST):
+        if reads(where, array.context):
             return array
         staging = self._staging.get((key, index))
         if staging is None:
             staging = self._staging[key, index] = empty(array.shape, ctx=where, dtype=array.dtype)
         copy(array, staging, priority)
         return staging
+
+
+def reads(where: Context, context: Context) -> bool:
+    """Whether a sum at ``where`` can read what is at ``context``."""
+    return context == where or (context.device_type in HOST and where.device_type in HOST)
 
 
 def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.device.context import Context
@@ -11,7 +11,7 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.keys import Key
-from weftplan.kvstore.local import KVStoreLocal
+from weftplan.kvstore.local import KVStoreLocal, reads
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
@@ -25,7 +25,6 @@ class KVStoreDevice(KVStoreLocal):
 
     def __init__(self, name: str = "device") -> None:
         super().__init__(name)
-        self._load: dict[Context, int] = {}
         self._compression: Compression | None = None
         self._residuals: dict[tuple[Key, int], NDArray] = {}
         self._packed: dict[tuple[Key, int], NDArray] = {}
@@ -68,16 +67,35 @@ class KVStoreDevice(KVStoreLocal):
             figures["compression_bytes"] = sum(array.nbytes for array in held)
         return figures
 
+    def buffer_bytes(
+        self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, updates: bool
+    ) -> dict[str, int]:
+        """As of every store; with compression also residuals and packed gradients, and staging copies are packed."""
+        compression = self._compression
+        if compression is None:
+            return super().buffer_bytes(arrays, contexts, updates=updates)
+        packed = [(elements, compression.packed_size(elements)) for elements, _ in arrays]
+        load: dict[Context, int] = {}
+        found = {
+            "stored": sum(nbytes for _, nbytes in arrays),
+            "merged": sum(nbytes for _, nbytes in arrays),
+            "staging": 0,
+            "compression": len(contexts)
+            * sum(nbytes + sent for (_, nbytes), (_, sent) in zip(arrays, packed, strict=True)),
+        }
+        for (_, nbytes), (_, sent) in zip(arrays, packed, strict=True):
+            where = self._least_loaded(contexts, load, nbytes)
+            found["staging"] += sent * sum(not reads(where, context) for context in contexts)
+        return found
+
     # -- how ------------------------------------------------------------------------------------------------------
 
     def _home(self, value: NDArray) -> Context:
         return value.context
 
-    def _merge_context(self, key: Key, arrays: list[NDArray]) -> Context:
-        del key
-        contexts = list(dict.fromkeys(array.context for array in arrays))
-        where = min(contexts, key=lambda ctx: self._load.get(ctx, 0))
-        self._load[where] = self._load.get(where, 0) + arrays[0].nbytes
+    def _least_loaded(self, contexts: Sequence[Context], load: dict[Context, int], nbytes: int) -> Context:
+        where = min(dict.fromkeys(contexts), key=lambda context: load.get(context, 0))
+        load[where] = load.get(where, 0) + nbytes
         return where
 
     def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:

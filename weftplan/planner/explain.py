@@ -214,7 +214,9 @@ def left_out(plan: Layout) -> str:
     absent = [
         "" if "optimizer_states" in plan.external_bytes else "optimizer states",
         "" if plan.options.workspaces else "scratch memory of operators",
-        "" if "kvstore" in plan.external_bytes or "host_copies" in plan.external_bytes else "buffers of the kvstore",
+        ""
+        if "kvstore_stored" in plan.external_bytes or "host_copies" in plan.external_bytes
+        else "buffers of the kvstore",
         "the input pipeline",
         "the interpreter and its libraries",
         "slack of the storage pool",

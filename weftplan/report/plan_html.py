@@ -99,7 +99,10 @@ _PURPOSES = {
     "head_grads": "gradients of outputs",
     "optimizer_states": "states of the optimizer",
     "host_copies": "Module's copies on the host",
-    "kvstore": "buffers of the kvstore",
+    "kvstore_stored": "weights that the kvstore keeps",
+    "kvstore_merged": "sums of gradients in the kvstore",
+    "kvstore_staging": "copies of gradients at the place of the sum",
+    "kvstore_compression": "residuals and packed gradients of the kvstore",
     "other_devices": "executors of the other devices",
 }
 
@@ -114,7 +117,10 @@ _MEANINGS = {
     "gradients of outputs": "What you give to backward where no loss is at the end.",
     "states of the optimizer": "What the optimizer keeps from step to step, such as momentum.",
     "Module's copies on the host": "Module keeps the parameters in host memory too, to save and share them.",
-    "buffers of the kvstore": "Stored weights and sums of gradients through which devices exchange.",
+    "weights that the kvstore keeps": "One copy of each weight, from which every device pulls.",
+    "sums of gradients in the kvstore": "Merge buffers, where the gradients of all devices are added.",
+    "copies of gradients at the place of the sum": "Gradients of other devices, brought to where they are added.",
+    "residuals and packed gradients of the kvstore": "What gradient compression has not sent yet, and what it sends.",
     "executors of the other devices": "Planned memory and arrays of the devices beside the one that is drawn.",
     "total": "The planned peak and everything above that is not part of it. A budget limits this figure.",
 }

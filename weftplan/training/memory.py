@@ -27,7 +27,8 @@ class Besides:
     """Bytes of everything that is not an executor's."""
 
     by_purpose: dict[str, int]
-    """``host_copies``, ``kvstore`` and ``optimizer_states``, where there are any."""
+    """``host_copies``, ``optimizer_states`` and what a kvstore holds (``kvstore_stored``, ``kvstore_merged``,
+    ``kvstore_staging``, ``kvstore_compression``), where there are any."""
     each_device: int
     """How many of them one of several devices with memory of its own holds at most; host memory is not counted."""
 
@@ -96,21 +97,20 @@ def besides_executors(
         raise PlanError(f"kvstore {kvstore!r}: plan one process alone, with kvstore 'device' or 'local'")
     largest = max((elements for elements, _, _ in trained.values()), default=0)
     store, on_store = choose_store(kvstore, contexts=count, largest=largest)
-    weights = sum(nbytes for _, nbytes, _ in trained.values())
     states = sum(state for _, _, state in trained.values())
     found = {"host_copies": held}
     on_host = all(context.device_type in HOST for context in contexts)
     sums_on_host = store is None or store.type == "local"
     if store is not None:
-        merges = on_store or not on_host  # gradients of the host are summed in the stored value itself
-        staged = 0 if on_host else count if sums_on_host else count - 1
-        found["kvstore"] = weights * (1 + merges + staged)
+        arrays = [(elements, nbytes) for elements, nbytes, _ in trained.values()]
+        buffers = store.buffer_bytes(arrays, contexts, updates=on_store)
+        found |= {f"kvstore_{purpose}": nbytes for purpose, nbytes in buffers.items() if nbytes}
     if states:
         found["optimizer_states"] = states * (1 if on_store or store is None else count)
     # A parameter's buffers and states are all on the device that sums it, the one with the least to sum so far.
     each = states if not on_store else 0
     if not (sums_on_host or on_host):
-        spread = found["kvstore"] + (states if on_store else 0)
+        spread = sum(buffers.values()) + (states if on_store else 0)
         most = max((nbytes * (1 + count) + state * on_store for _, nbytes, state in trained.values()), default=0)
         each += min(spread, spread // count + most)
     return Besides(found, 0 if on_host else each)
