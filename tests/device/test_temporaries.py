@@ -72,6 +72,37 @@ def test_emptying_caches_gives_them_back(place):
     assert storage.get(mx.gpu(0)).statistics().live == 1
 
 
+def test_a_block_that_comes_back_during_the_wait_stays(place, monkeypatch):
+    """A worker enqueues, and drops what CuPy took for it, after the device was found idle and before the blocks go:
+
+        release: the device is idle     worker: enqueue on block B, drop it     release: give B to storage
+
+    Nothing would order the next user of B, on another stream, behind that work.
+    """
+    stream = place.new_stream()
+    with stream:
+        place.xp.empty(1 << 20, place.xp.uint8)
+    waited = []
+    device_type = place.xp.cuda.Device
+    real = device_type.synchronize
+
+    def synchronize(self):
+        real(self)
+        waited.append(self.id)
+        with stream:
+            place.xp.empty(1 << 16, place.xp.uint8).fill(1)
+
+    monkeypatch.setattr(device_type, "synchronize", synchronize)
+    assert place.temporaries.release() == 1 << 20
+    monkeypatch.undo()
+    assert waited == [0]
+    assert place.temporaries.reserved == held() == 1 << 16
+    allocation = storage.get(mx.gpu(0)).allocate(1 << 16)
+    with place.new_stream():
+        allocation.raw.fill(2)
+    storage.get(mx.gpu(0)).free(allocation)
+
+
 def test_memory_that_is_short_comes_from_temporaries(place):
     """An allocation that only fits once they are given back succeeds."""
     machine.capacity[0] = 20 << 20

@@ -109,14 +109,20 @@ class Temporaries:
         return _Block(found, resource)
 
     def release(self) -> int:
-        """Wait for the device and give every block that nobody has back to storage; returns the bytes."""
+        """Wait for the device and give every block that nobody has back to storage; returns the bytes.
+
+        A block that a finalizer on another thread appends while the host waits may belong to work that was enqueued
+        after the device had been found idle. It stays with its stream: only as many blocks are taken from the front as
+        were there before the wait.
+        """
         with self._lock:
-            if not any(self._free.values()):
+            before = [(home, len(home)) for home in self._free.values() if home]
+            if not before:
                 return 0
             self._xp.cuda.Device(self._context.device_id).synchronize()
             given = 0
-            for home in self._free.values():
-                while home:
+            for home, count in before:
+                for _ in range(count):
                     block = home.popleft()
                     given += block.allocation.nbytes
                     block.resource.free(block.allocation)
