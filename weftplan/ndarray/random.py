@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from weftplan.ndarray import distributions
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.base import check_dtype
 from weftplan.ndarray.draws import UNSET, block_shape, push_draw, refuse_others, sample, target_of, wanted_dtype
+from weftplan.ndarray.operators import Namespace
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.seeds import next_key, seed
 from weftplan.ops.schema import OpContext
@@ -39,6 +40,17 @@ __all__ = [
     "shuffle",
     "uniform",
 ]
+
+_operators = Namespace("random", "_random_", "_sample_")
+
+
+def _attribute(name: str) -> Any:
+    """What has no function here is the operator itself: ``normal_like``, ``pdf_normal`` and their kind."""
+    return getattr(_operators, name)
+
+
+if not TYPE_CHECKING:  # for a type checker a name that is not there is an error
+    __getattr__ = _attribute
 
 
 def uniform(

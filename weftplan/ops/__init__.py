@@ -36,6 +36,7 @@ import weftplan.ops.numpy
 import weftplan.ops.ordering
 import weftplan.ops.random
 import weftplan.ops.random_more
+import weftplan.ops.random_pdf
 import weftplan.ops.raveling
 import weftplan.ops.reduce
 import weftplan.ops.scalar

@@ -207,6 +207,25 @@ def _psi1(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> Non
     xp.copyto(z, s, where=m)
 
 
+def _room(xp: ModuleType, x: Any) -> tuple[Any, ...]:
+    """Scratch of the functions above for a few numbers."""
+    return *(xp.empty(x.shape, _DOUBLE) for _ in range(4)), xp.empty(x.shape, bool)
+
+
+def gammaln_of(xp: ModuleType, x: Any) -> Any:
+    """Logarithms of gamma of a few float64 numbers, as a new array."""
+    out = xp.empty(x.shape, _DOUBLE)
+    _gammaln(xp, x, out, *_room(xp, x))
+    return out
+
+
+def digamma_of(xp: ModuleType, x: Any) -> Any:
+    """Derivatives of :func:`gammaln_of`, as a new array."""
+    z, *others = _room(xp, x)
+    _psi(xp, x, z, *others)
+    return z
+
+
 # ------------------------------------------------------------------------------------------------------ erfinv
 
 _CENTRE = 0.9
