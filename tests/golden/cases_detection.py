@@ -38,7 +38,7 @@ for _k, _p in enumerate((
     {}, {"id_index": 0}, {"id_index": 0, "force_suppress": True}, {"overlap_thresh": 0.2, "topk": 5},
     {"valid_thresh": 0.5, "id_index": 0}, {"id_index": 0, "background_id": 1}, {"overlap_thresh": 0.9},
     {"out_format": "center"}, {"in_format": "center"}, {"in_format": "center", "out_format": "corner"},
-    {"valid_thresh": 2.0},
+    {"valid_thresh": 2.0}, {"id_index": 0, "background_id": -1}, {"id_index": 0, "background_id": 0, "topk": 4},
 )):  # fmt: skip
     _add("_contrib_box_nms", _tensor(_BATCH), params=_p, name=f"box_nms {_k}", grad=True)
 _add("_contrib_box_nms", _tensor(_BATCH[0]), params={"coord_start": 2, "score_index": 1}, name="box_nms 2d", grad=True)
@@ -81,6 +81,16 @@ for _k, _p in enumerate((
 )):  # fmt: skip
     _add("_contrib_MultiBoxTarget", _tensor(_anchors(12, 20)), _tensor(_TRUTH), (4, 3, 20), params=_p,
          name=f"MultiBoxTarget {_k}")  # fmt: skip
+
+_CORNERS = [[row[2:] for row in _boxes(k, 6)] for k in (31, 32)]
+_REFS = [[row[2:] for row in _boxes(k, 4)] for k in (33, 34)]
+_add("_contrib_box_encode", _tensor([[1, 0.4, 0.6, -1, 0, 1], [-1, 2, 0.5, 1, 1, 1]]),
+     _tensor([[0, 1, 2, 3, 0, 1.7], [3, 3, 2, 0, 1, 1]]), _tensor(_CORNERS), _tensor(_REFS),
+     _tensor([0.1, -0.2, 0.0, 0.3]), _tensor([0.1, 0.1, 0.2, 0.3]), name="box_encode")  # fmt: skip
+for _k, _p in enumerate((
+    {}, {"format": "corner"}, {"std0": 0.1, "std1": 0.2, "std2": 0.3, "std3": 0.4, "clip": 0.05}, {"clip": 0.0},
+)):  # fmt: skip
+    _add("_contrib_box_decode", (2, 6, 4), _tensor(_CORNERS[:1]), params=_p, name=f"box_decode {_k}")
 
 _ROIS = [[0, 1.0, 2.0, 9.0, 12.0], [1, 3.3, 0.2, 14.1, 7.7], [1, -3.0, -2.0, 5.0, 40.0], [0, 6.0, 6.0, 6.2, 6.1]]
 for _k, _p in enumerate((

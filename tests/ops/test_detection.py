@@ -95,6 +95,17 @@ def test_gradient_of_suppression():
     check_gradient(NMS, [data], {"score_index": 0, "coord_start": 1, "overlap_thresh": 0.2})
 
 
+@pytest.mark.parametrize("background", [{}, {"background_id": -1}, {"background_id": 0}])
+def test_boxes_of_the_background_go(background):
+    """Those of class -1 unless told otherwise, as in MXNet 1.9.1; without classes every box stays."""
+    rows = np.array([[0, 0.5, 0.1, 0.1, 0.2, 0.2], [-1, 0.6, 0.5, 0.5, 0.7, 0.8], [1, 0.3, 0.8, 0.1, 0.9, 0.2]])
+    kept = [0, 2] if background.get("background_id", -1) == -1 else [1, 2]
+    found = run(NMS, [rows], {"id_index": 0, **background})[0]
+    np.testing.assert_array_equal(found, [*rows[kept], [-1] * 6])
+    found = run(NMS, [rows], background)[0]
+    np.testing.assert_array_equal(found, rows[[1, 0, 2]])
+
+
 REGIONS = np.array([[0, 1.1, 2.3, 5.2, 6.4], [1, 0.2, 0.3, 3.1, 2.2], [0, -2.0, 1.0, 3.0, 9.0], [7, 0, 0, 1, 1]])
 AREA = {"pooled_size": (2, 3), "spatial_scale": 0.7}
 

@@ -18,6 +18,7 @@ import weftplan.ops.expand
 import weftplan.ops.filling
 import weftplan.ops.gather_nd
 import weftplan.ops.grids
+import weftplan.ops.index_array
 import weftplan.ops.indexing
 import weftplan.ops.join
 import weftplan.ops.khatri_rao
@@ -34,6 +35,7 @@ import weftplan.ops.nn
 import weftplan.ops.norm
 import weftplan.ops.numpy
 import weftplan.ops.ordering
+import weftplan.ops.quadratic
 import weftplan.ops.random
 import weftplan.ops.random_more
 import weftplan.ops.random_pdf
@@ -47,7 +49,9 @@ import weftplan.ops.special
 import weftplan.ops.split_v2
 import weftplan.ops.unary
 import weftplan.ops.update
+import weftplan.ops.update_adamw
 import weftplan.ops.update_many
 import weftplan.ops.update_mixed
 import weftplan.ops.update_more
-import weftplan.ops.where  # noqa: F401
+import weftplan.ops.where
+import weftplan.ops.zipfian  # noqa: F401

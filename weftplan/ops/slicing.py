@@ -1,6 +1,7 @@
 """Operators that select regions: slice, slice_axis, slice_like, reverse. Gradients are zero outside the region.
 
 The first three say which region they select; their kernels, inference and gradients follow from that in one place.
+``_slice_assign`` and ``_slice_assign_scalar`` replace a region: the rest is the input's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.expand import like_dtype
-from weftplan.ops.params import p_int, p_optional, p_shape, p_tuple
+from weftplan.ops.params import p_float, p_int, p_optional, p_shape, p_tuple
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, same_shape
-from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape
+from weftplan.ops.scalar import converted
+from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape
 
 Region = Callable[[Params, Shape, Shape], tuple[slice, ...]]
 """The selected region of a tensor, from the parameters, its shape and the shape of the region."""
@@ -117,15 +119,17 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
 
 
 _BOUNDS = p_tuple(p_optional(p_int))
+_REGION = (
+    Param("begin", _BOUNDS, doc="first index of each axis; None: from the start"),
+    Param("end", _BOUNDS, doc="end of each axis, not included; None: to the end"),
+    Param("step", _BOUNDS, (), "steps, also negative"),
+)
+_slice_shape = _region_shape("slice", _slice_region)
 _register(
     "slice",
     _slice_region,
-    _region_shape("slice", _slice_region),
-    (
-        Param("begin", _BOUNDS, doc="first index of each axis; None: from the start"),
-        Param("end", _BOUNDS, doc="end of each axis, not included; None: to the end"),
-        Param("step", _BOUNDS, (), "steps, also negative"),
-    ),
+    _slice_shape,
+    _REGION,
     "The region begin:end:step of the first axes.",
     aliases=("crop",),
 )
@@ -148,6 +152,69 @@ _register(
     "The first elements of each axis, as many as shape_like has.",
     inputs=("data", "shape_like"),
 )
+
+
+# -------------------------------------------------------------------------------------------------- regions replaced
+
+
+def _assign_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """The output is like the first input; the second, if any, like the region."""
+    whole = merge_shape(ins[0], outs[0], "input and output of _slice_assign")
+    _, region = _slice_shape(params, [whole], ins[1:] or [None])
+    return [whole, *region[: len(ins) - 1]], [whole]
+
+
+def _assign(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    out = outputs[0]
+    if out is not inputs[0]:
+        ctx.xp.copyto(out, inputs[0])
+    region = out[_slice_region(params, out.shape, ())]
+    if len(inputs) == 2:
+        ctx.xp.copyto(region, inputs[1])
+    else:
+        region[...] = converted(params["scalar"], out.dtype)
+
+
+def _assign_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    """The region's gradient goes to what was assigned, the rest to the input."""
+    g = inputs[0]
+    region = _slice_region(params, g.shape, ())
+    if len(outputs) == 2 and outputs[1] is not None:
+        ctx.xp.copyto(outputs[1], g[region])
+    if outputs[0] is not None:
+        if outputs[0] is not g:
+            ctx.xp.copyto(outputs[0], g)
+        outputs[0][region] = 0
+
+
+_SCALAR = Param("scalar", p_float, 0.0, "what the region becomes")
+for _name, _inputs, _params, _aliases, _doc in (
+    ("_slice_assign", ("lhs", "rhs"), _REGION, ("_crop_assign",), "lhs, its region begin:end:step replaced by rhs."),
+    ("_slice_assign_scalar", ("data",), (_SCALAR, *_REGION), ("_crop_assign_scalar",),
+     "data, with the region begin:end:step replaced by a number."),
+):  # fmt: skip
+    register(
+        Op(
+            name=_name,
+            forward=_assign,
+            infer_shape=_assign_shape,
+            infer_dtype=same_dtype,
+            params=_params,
+            inputs=_inputs,
+            gradient=grad(f"_backward{_name}", "g0"),
+            inplace=(InplacePair(0, 0),),
+            aliases=_aliases,
+            doc=_doc,
+        )
+    )
+    backward(
+        _name,
+        _assign_backward,
+        ("ograd",),
+        grad_inputs=tuple(range(len(_inputs))),
+        params=_params,
+        inplace=(InplacePair(0, 0),),
+    )
 
 
 def _reverse(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:

@@ -5,6 +5,7 @@ Symbols as parameters give a block of ``shape`` for each of their elements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,26 @@ def multinomial(data: Symbol, shape: Any = None, get_prob: bool = True, dtype: A
 def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
     """``data`` with its rows in random order."""
     return function("_shuffle")(data, **kwargs)
+
+
+def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tuple[Symbol, Symbol, Symbol]:
+    """Classes drawn with replacement, class ``k`` of ``range_max`` with probability log((k + 2) / (k + 1)) /
+    log(range_max + 1): ``mx.sym.contrib.rand_zipfian``.
+
+    Returns:
+        (``num_sampled`` classes in int64; how often each of ``true_classes`` is expected among them, and how often each
+        of those drawn is, both in float64).
+    """
+    log_range = math.log(range_max + 1)
+    drawn = uniform(0, log_range, shape=(num_sampled,), dtype="float64")
+    classes = (function("exp")(drawn) - 1).astype("int64") % range_max
+
+    def expected(classes: Symbol) -> Symbol:
+        wide = classes.astype("float64")
+        counts: Symbol = function("log")((wide + 2.0) / (wide + 1.0)) / log_range * num_sampled
+        return counts
+
+    return classes, expected(true_classes), expected(classes)
 
 
 FUNCTIONS: dict[str, Callable[..., Symbol]] = {

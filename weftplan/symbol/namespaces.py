@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from weftplan.errors import UnknownOperatorError, did_you_mean
 from weftplan.ops import registry
-from weftplan.symbol.distributions import FUNCTIONS
+from weftplan.symbol.distributions import FUNCTIONS, rand_zipfian
 from weftplan.symbol.functions import function
 from weftplan.symbol.symbol import Symbol
 
@@ -45,4 +45,5 @@ random = Namespace("random", "_random_", "_sample_", "random_", "sample_")
 vars(random).update(FUNCTIONS)
 linalg = Namespace("linalg", "linalg_", "_linalg_", short=True)
 contrib = Namespace("contrib", "_contrib_", "contrib_", short=True)
+vars(contrib)["rand_zipfian"] = rand_zipfian
 internal = Namespace("_internal", "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from weftplan import ndarray as nd
@@ -20,8 +21,10 @@ from weftplan.training.keyword_checks import construct, number
 from weftplan.training.optimizer_adaptive import FTML, LAMB, Adamax, Ftrl, Nadam
 from weftplan.training.optimizer_base import Optimizer, State
 from weftplan.training.optimizer_descent import DCASGD, LBSGD, SGLD, Signum
-from weftplan.training.optimizer_more import NAG, AdaDelta, AdaGrad, RMSProp
+from weftplan.training.optimizer_more import NAG, AdaDelta, AdaGrad, GroupAdaGrad, RMSProp
 
+contrib = SimpleNamespace(GroupAdaGrad=GroupAdaGrad)
+"""``mx.optimizer.contrib``."""
 __all__ = [
     "DCASGD",
     "FTML",
@@ -35,6 +38,7 @@ __all__ = [
     "Adam",
     "Adamax",
     "Ftrl",
+    "GroupAdaGrad",
     "Nadam",
     "Optimizer",
     "RMSProp",
@@ -43,6 +47,7 @@ __all__ = [
     "Test",
     "Updater",
     "ccSGD",
+    "contrib",
     "create",
     "get_updater",
     "register",

@@ -1,4 +1,4 @@
-"""NAG, AdaGrad, RMSProp and AdaDelta, made of operations on arrays.
+"""NAG, AdaGrad, GroupAdaGrad, RMSProp and AdaDelta, made of operations on arrays.
 
 Each step is a handful of operations instead of the one that SGD and Adam take; like theirs they only are pushed.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from weftplan import ndarray as nd
+from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.training.keyword_checks import number
 from weftplan.training.optimizer_base import Optimizer, State
@@ -77,6 +78,32 @@ class AdaGrad(Optimizer):
 
     def state_bytes(self, weight_nbytes: int) -> int:
         return weight_nbytes
+
+
+@Optimizer.register
+class GroupAdaGrad(Optimizer):
+    """:class:`AdaGrad` with one rate for each row of a weight of two dimensions: ``h += mean(g*g) of the row``.
+
+    ``w -= lr*g/sqrt(h + eps)``. Weight decay is refused, as in MXNet 1.9.1.
+    """
+
+    def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.float_stable_eps = number(eps, "GroupAdaGrad: eps", low=0)
+
+    def create_state(self, index: Any, weight: NDArray) -> State:
+        if len(weight.shape) != 2:
+            raise ShapeError(f"GroupAdaGrad: weight {index!r} must have two dimensions, got shape {weight.shape}")
+        return nd.zeros((weight.shape[0], 1), ctx=weight.context, dtype=weight.dtype)
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: State) -> None:
+        self._update_count(index)
+        lr, wd = self._rates(index)
+        if wd:
+            raise ParameterError(f"GroupAdaGrad has no weight decay, got wd={wd:g} for weight {index!r}: pass wd=0")
+        g = clipped(grad * self.rescale_grad, self.clip_gradient)
+        state[:] = state + nd.mean(nd.square(g), axis=1, keepdims=True)
+        weight[:] = weight - g * lr / nd.sqrt(state + self.float_stable_eps)
 
 
 @Optimizer.register

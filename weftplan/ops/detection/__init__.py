@@ -4,6 +4,7 @@ Importing this package registers them: each module has one family, and nothing e
 """
 
 import weftplan.ops.detection.boxes
+import weftplan.ops.detection.encoding
 import weftplan.ops.detection.multibox
 import weftplan.ops.detection.multibox_target
 import weftplan.ops.detection.proposal

@@ -35,7 +35,7 @@ _NMS = (
     Param("coord_start", p_int, 2, "where the 4 coordinates of a box begin"),
     Param("score_index", p_int, 1, "where the score stands"),
     Param("id_index", p_int, -1, "where the class stands; -1: there is none"),
-    Param("background_id", p_int, -1, "class whose boxes go; -1: none"),
+    Param("background_id", p_int, -1, "class whose boxes go, as those of class -1 do by default"),
     Param("force_suppress", p_bool, False, "boxes of other classes suppress, too"),
     p_format("in_format", "corner", "coordinates of data"),
     p_format("out_format", "corner", "coordinates of the output"),
@@ -140,7 +140,7 @@ def _candidates(xp: Any, params: Params, boxes: Any) -> Any:
     """Places of the boxes that take part, the best first."""
     scores = boxes[:, params["score_index"]]
     valid = scores > params["valid_thresh"]
-    if params["id_index"] >= 0 and params["background_id"] >= 0:
+    if params["id_index"] >= 0:
         valid &= boxes[:, params["id_index"]] != params["background_id"]
     found = xp.nonzero(valid)[0]
     order = found[xp.argsort(-scores[found], kind="stable")]

@@ -1,0 +1,107 @@
+"""Functions of ``mx.nd.contrib`` that are more than one operator: steps of AdamW for many weights, rand_zipfian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weftplan.device.context import Context, current_context
+from weftplan.errors import ParameterError
+from weftplan.ndarray import random
+from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.creation import full
+from weftplan.ndarray.operators import NAMESPACES, function
+
+
+def _factor(rescale_grad: Any, context: Context) -> NDArray:
+    """``rescale_grad``, a number or an array of one, on a device."""
+    if isinstance(rescale_grad, NDArray):
+        return rescale_grad.as_in_context(context)
+    made: NDArray = full((1,), rescale_grad, ctx=context)
+    return made
+
+
+def adamw_update(weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: Any, **options: Any) -> Any:
+    """One step of AdamW (operator ``_adamw_update``); ``rescale_grad`` is a number or an array of one."""
+    return function("_adamw_update")(weight, grad, mean, var, _factor(rescale_grad, weight.context), **options)
+
+
+def mp_adamw_update(
+    weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, weight32: NDArray, rescale_grad: Any, **options: Any
+) -> Any:
+    """:func:`adamw_update` on a float32 copy of the weight."""
+    factor = _factor(rescale_grad, weight.context)
+    return function("_mp_adamw_update")(weight, grad, mean, var, weight32, factor, **options)
+
+
+def _each(
+    name: str, arrays: Sequence[Sequence[NDArray]], rescale_grad: Any, out: Any, size: int,
+    rates: dict[str, Sequence[float]], options: dict[str, Any],
+) -> list[Any]:  # fmt: skip
+    """The step ``name`` for each weight, with its own rates."""
+    count = size or len(arrays[0])
+    targets = [None] * count if out is None else [out] if isinstance(out, NDArray) else list(out)
+    lengths = [len(one) for one in (*arrays, *rates.values(), targets)]
+    if any(length != count for length in lengths):
+        raise ParameterError(
+            f"{name}: expected lists of {count} items, one for each weight; arrays, lrs, wds, etas and outputs have "
+            f"{lengths}"
+        )
+    step: Any = adamw_update if name == "multi_adamw_update" else mp_adamw_update
+    results = []
+    for k, (target, *each) in enumerate(zip(targets, *arrays, strict=True)):
+        own = {key: values[k] for key, values in rates.items()}
+        results.append(step(*each, rescale_grad, out=target, **own, **options))
+    return results
+
+
+def multi_adamw_update(
+    weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
+    rescale_grad: Any, lrs: Sequence[float], wds: Sequence[float], etas: Sequence[float], out: Any = None,
+    size: int = 0, **options: Any,
+) -> list[Any]:  # fmt: skip
+    """:func:`adamw_update` of several weights, each with its rates: one operation each here.
+
+    Raises:
+        ParameterError: lists of different lengths. Nothing is updated then.
+    """
+    rates = {"lr": lrs, "wd": wds, "eta": etas}
+    return _each("multi_adamw_update", (weights, grads, mean, var), rescale_grad, out, size, rates, options)
+
+
+def multi_mp_adamw_update(
+    weights: Sequence[NDArray], grads: Sequence[NDArray], mean: Sequence[NDArray], var: Sequence[NDArray],
+    weights32: Sequence[NDArray], rescale_grad: Any, lrs: Sequence[float], wds: Sequence[float],
+    etas: Sequence[float], out: Any = None, size: int = 0, **options: Any,
+) -> list[Any]:  # fmt: skip
+    """:func:`mp_adamw_update` of several weights; raises as :func:`multi_adamw_update`."""
+    rates = {"lr": lrs, "wd": wds, "eta": etas}
+    arrays = (weights, grads, mean, var, weights32)
+    return _each("multi_mp_adamw_update", arrays, rescale_grad, out, size, rates, options)
+
+
+def rand_zipfian(
+    true_classes: NDArray, num_sampled: int, range_max: int, ctx: Context | None = None
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Classes drawn with replacement, class ``k`` of ``range_max`` with probability log((k + 2) / (k + 1)) /
+    log(range_max + 1).
+
+    Returns:
+        (``num_sampled`` classes in int64; how often each of ``true_classes`` is expected among them, and how often each
+        of those drawn is, both in float64).
+    """
+    ctx = ctx or current_context()
+    log_range = math.log(range_max + 1)
+    drawn = random.uniform(0, log_range, shape=(num_sampled,), dtype="float64", ctx=ctx)
+    classes = (drawn.exp() - 1).astype("int64") % range_max
+
+    def expected(classes: Any) -> Any:
+        wide = classes.astype("float64")
+        return ((wide + 2.0) / (wide + 1.0)).log() / log_range * num_sampled
+
+    return classes, expected(true_classes.as_in_context(ctx)), expected(classes)
+
+
+FUNCTIONS = (adamw_update, mp_adamw_update, multi_adamw_update, multi_mp_adamw_update, rand_zipfian)
+vars(NAMESPACES["contrib"]).update({one.__name__: one for one in FUNCTIONS})
