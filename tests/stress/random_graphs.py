@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import weftplan as mx
 from weftplan.errors import MXNetError
 from weftplan.planner import PlanOptions
 
 sym = mx.sym
-MOST_ELEMENTS = 4096
 
 
 def words(text: str) -> list[str]:
@@ -46,9 +45,12 @@ class Maker:
         seed: of everything that is drawn.
     """
 
+    inputs: ClassVar[dict[str, tuple[int, ...]]] = {"x0": (4, 6), "x1": (4, 6), "x2": (2, 4, 6, 6), "x3": (3, 4, 8)}
+    most_elements = 4096
+
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.shapes = {"x0": (4, 6), "x1": (4, 6), "x2": (2, 4, 6, 6), "x3": (3, 4, 8)}
+        self.shapes = dict(self.inputs)
         self.pool: list[tuple[Any, tuple[int, ...]]] = [(sym.Variable(n), s) for n, s in self.shapes.items()]
         self.count = 0
 
@@ -80,7 +82,7 @@ class Maker:
             made.infer_type_partial(**dict.fromkeys(given, "float32"))
         except (MXNetError, ValueError, TypeError):
             return
-        if not all(shape and 0 not in shape and _size(shape) <= MOST_ELEMENTS for shape in found):
+        if not all(shape and 0 not in shape and _size(shape) <= self.most_elements for shape in found):
             return
         self.count += 1
         chosen = list(zip(outputs, found, strict=False))
@@ -266,6 +268,59 @@ class Maker:
                 lambda: sym.linalg_gemm2(x, other, transpose_a=True, name=name),
             )
         )()
+
+
+class ImageMaker(Maker):
+    """Grows networks of convolutions on images, large enough for every form of the compiled kernels: bands of rows,
+    several images together, single channels, strides, dilations, one to three axes."""
+
+    inputs: ClassVar[dict[str, tuple[int, ...]]] = {
+        "x0": (2, 8, 20, 23),
+        "x1": (5, 6, 9, 7),
+        "x2": (2, 8, 20, 23),
+        "x3": (3, 4, 40),
+        "x4": (1, 4, 6, 7, 9),
+    }
+    most_elements = 1 << 16
+
+    def _make(self, name: str) -> Any:
+        kind = self.rng.randrange(10)
+        if kind < 5:
+            return self._convolution(name)
+        if kind == 5:
+            return sym.BatchNorm(self._pick()[0], fix_gamma=self.rng.random() < 0.5, name=name)
+        if kind == 6:
+            return sym.Activation(self._pick()[0], act_type=self.rng.choice(ACTIVATIONS), name=name)
+        if kind == 7:
+            x, shape = self._pick()
+            return sym.Concat(x, self._like(shape), dim=1, name=name)
+        if kind == 8:
+            x, shape = self._pick()
+            return sym.elemwise_add(x, self._like(shape), name=name)
+        return super()._make(name)
+
+    def _convolution(self, name: str) -> Any:
+        rng = self.rng
+        x, shape = self._pick()
+        if len(shape) < 3:
+            return None
+        axes, channels = len(shape) - 2, shape[1]
+
+        def per_axis(*values: int) -> tuple[int, ...]:
+            return tuple(rng.choice(values) for _ in range(axes))
+
+        kernel = per_axis(1, 2, 3, 5)
+        groups = rng.choice([n for n in (1, 1, 2, channels) if channels % n == 0])
+        # The grouped forms: a filter for each channel, some for each group.
+        filters = groups * rng.choice((1, 2, 5) if groups == channels else (1, 3, 8))
+        stride, dilate = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 1, 2))
+        common = {
+            "kernel": kernel, "stride": (stride,) * axes, "dilate": (dilate,) * axes, "pad": per_axis(0, 1, 2),
+            "num_filter": filters, "num_group": groups, "no_bias": rng.random() < 0.5, "name": name,
+        }  # fmt: skip
+        if rng.random() < 0.75:
+            return sym.Convolution(x, **common)
+        return sym.Deconvolution(x, **common)
 
 
 def _size(shape: tuple[int, ...]) -> int:

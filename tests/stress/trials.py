@@ -1,7 +1,8 @@
-"""Trials with fresh seeds: ``python -m tests.stress.trials graphs|budgets SEED COUNT``.
+"""Trials with fresh seeds: ``python -m tests.stress.trials graphs|images|budgets SEED COUNT``.
 
 ``graphs``: a random network under a random option set, on each engine, with bulk on and off, against the same network
-without any sharing; plans are validated, executors judged for races, bytes counted. ``budgets``: a random network that
+without any sharing; plans are validated, executors judged for races, bytes counted. ``images``: the same with
+convolutions on larger images, which compiled kernels compute where they can be had. ``budgets``: a random network that
 trains within a budget, which is either kept, with the same bits, or refused with a smallest budget that works.
 Hostile files are the matter of ``python -m tests.symbol.hostile``. A trial that fails prints its seed.
 """
@@ -13,13 +14,14 @@ import random
 import sys
 import traceback
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 import weftplan as mx
 from tests.executor.races import races
-from tests.stress.random_graphs import Maker, option_sets, without_sharing
+from tests.stress.random_graphs import ImageMaker, Maker, option_sets, without_sharing
 from weftplan import engine, planner
 from weftplan.engine.simulator import Simulator
 from weftplan.errors import BudgetError, MXNetError
@@ -62,14 +64,14 @@ def _bits(values: Any) -> bytes:
     return values.tobytes()
 
 
-def network(rng: random.Random) -> tuple[Any, dict[str, Any], Any]:
+def network(rng: random.Random, kind: type[Maker] = Maker) -> tuple[Any, dict[str, Any], Any]:
     """(symbol, shapes of its inputs, requests)."""
-    maker = Maker(rng.randrange(1 << 30))
-    symbol = maker.graph(rng.randrange(1, 25))
+    maker = kind(rng.randrange(1 << 30))
+    symbol = maker.graph(rng.randrange(1, 25 if kind is Maker else 10))
     names = symbol.list_arguments()
     shapes = {name: maker.shapes[name] for name in names if name in maker.shapes}
-    kind = rng.choice(("write", "add", "null", "mixed"))
-    requests = {n: rng.choice(("write", "add", "null")) for n in names} if kind == "mixed" else kind
+    wanted = rng.choice(("write", "add", "null", "mixed"))
+    requests = {n: rng.choice(("write", "add", "null")) for n in names} if wanted == "mixed" else wanted
     return symbol, shapes, requests
 
 
@@ -87,10 +89,14 @@ def refused(error: MXNetError) -> bool:
     raise error
 
 
-def graph_trial(seed: str) -> bool:
+native: Counter[str] = Counter()
+"""Nodes of the trials so far that a compiled kernel computes, by operator."""
+
+
+def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
     """One network under one option set on every engine; False when it cannot be bound."""
     rng = random.Random(seed)
-    symbol, shapes, requests = network(rng)
+    symbol, shapes, requests = network(rng, kind)
     label = rng.choice(list(SETS))
     try:
         with engine.using(on("NaiveEngine", 0)):
@@ -110,10 +116,18 @@ def graph_trial(seed: str) -> bool:
                 got = results(executor)
                 different = [name for name in expected if got[name] != expected[name]]
                 assert not different, f"{label} on {driver}, bulk {bulk}: {different[:4]} differ"
+                planned = executor.planned
                 del executor
                 chosen.wait_for_all()
             chosen.stop()
+    for nid, choice in planned.kernels.items():
+        native[planned.graph.nodes[nid].op.name] += choice.implementation.name == "native"
     return True
+
+
+def image_trial(seed: str) -> bool:
+    """As :func:`graph_trial`, with convolutions on larger images."""
+    return graph_trial(seed, ImageMaker)
 
 
 def budget_trial(seed: str) -> bool:
@@ -150,7 +164,7 @@ def budget_trial(seed: str) -> bool:
     return True
 
 
-TRIALS = {"graphs": graph_trial, "budgets": budget_trial}
+TRIALS = {"graphs": graph_trial, "images": image_trial, "budgets": budget_trial}
 
 
 def run(kind: str, seed: int, count: int) -> int:
@@ -172,11 +186,13 @@ def run(kind: str, seed: int, count: int) -> int:
             if value is not None:
                 os.environ[key] = value
     print(f"{kind}, seed {seed}: {count} trials, {ran} of them ran to the end, {failed} failed", flush=True)
+    if native:
+        print(f"compiled kernels: {dict((+native).most_common())}", flush=True)
     return failed
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:  # one trial again: graphs|budgets and its name
+    if len(sys.argv) == 3:  # one trial again: its kind and its name
         TRIALS[sys.argv[1]](sys.argv[2])
     else:
         sys.exit(bool(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
