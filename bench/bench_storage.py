@@ -29,8 +29,6 @@ import packing_instances
 
 import weftplan as mx
 from weftplan import device, storage
-from weftplan.device import registry as device_registry
-from weftplan.device.file_device import FileDevice
 from weftplan.planner.packing.csv_file import read_csv
 from weftplan.storage import (
     AutoGrowth,
@@ -270,7 +268,7 @@ def dynamic(rounds):
         }.items():
             os.environ.update(settings)
             ctx = mx.cpu(10 + len(pools))
-            pool = pools[label] = StatisticsResource(AutoGrowth(device.get(ctx)))
+            pool = pools[label] = AutoGrowth(device.get(ctx))
             with storage.using(pool):
                 executor = bound(name, batch, ctx)
                 mx.nd.waitall()
@@ -363,8 +361,8 @@ def spill(rounds):
     print("|---|---|---|---|---|---|---|---|---|")
     os.environ["WEFTPLAN_EXECUTOR_STRATEGY"] = "dynamic"
     with tempfile.TemporaryDirectory() as folder:
-        device_registry.put(FileDevice(device.Context("file", 0), folder))
-        for number, (kind, home) in enumerate((("cpu", "file:/any"), ("sim", "host"), ("sim", "file:/any"))):
+        file = f"file:{folder}"
+        for number, (kind, home) in enumerate((("cpu", file), ("sim", "host"), ("sim", file))):
             place = {"cpu": mx.cpu, "sim": mx.sim}[kind]
             pool = StatisticsResource(AutoGrowth(device.get(place(20 + number))))
             plain, bits = trained(place(20 + number), pool, rounds)
@@ -380,7 +378,7 @@ def spill(rounds):
                 f"{min(halved):.3f} s",
             ]
             cells += [f"{min(halved) / min(plain):.2f}", "equal" if same == bits else "DIFFER", f"{moved:.0f}"]
-            print(f"| {kind} | {home} | " + " | ".join(cells) + " |")
+            print(f"| {kind} | {home.partition(':')[0]} | " + " | ".join(cells) + " |")
     del os.environ["WEFTPLAN_EXECUTOR_STRATEGY"]
 
 

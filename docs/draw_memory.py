@@ -19,8 +19,6 @@ import numpy as np
 
 import weftplan as mx
 from weftplan import device, engine, storage
-from weftplan.device import registry
-from weftplan.device.file_device import FileDevice
 from weftplan.storage import AutoGrowth, LimitResource
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs/images/memory-over-time.svg"
@@ -77,8 +75,7 @@ def lines() -> dict[str, list[int]]:
         dynamic = {"WEFTPLAN_EXECUTOR_STRATEGY": "dynamic"}
         for number, (label, settings) in enumerate(DYNAMIC.items()):
             found[label] = measured(110 + number, {**settings, **dynamic})
-        registry.put(FileDevice(device.Context("file", 0), folder))
-        with mx.nd.spilling.using("file:/any"):
+        with mx.nd.spilling.using(f"file:{folder}"):
             found[SPILLED] = measured(120, dynamic, max(found["no plan, results given back at once"]) // 2)
     return found
 

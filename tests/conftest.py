@@ -36,6 +36,25 @@ def pytest_runtest_teardown(item, nextitem):
         set_aside()
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of the test, of which ``file(0)`` is the memory."""
+    from weftplan import device, storage
+    from weftplan.device import registry
+    from weftplan.device.file_device import FileDevice
+    from weftplan.storage import AutoGrowth
+
+    place = FileDevice(device.Context("file", 0), str(tmp_path), limit=64 << 20)
+    before = registry.put(place)
+    with storage.using(AutoGrowth(place)):
+        yield tmp_path
+    registry._folders.clear()
+    if before is None:
+        del registry._devices[place.context]
+    else:
+        registry.put(before)
+
+
 def set_aside():
     """Let the collector forget whatever is alive."""
     gc.collect()

@@ -476,8 +476,8 @@ _STORAGE = (
         form="true, false, or homes such as host:8GB,file:/tmp:50GB,peer",
         aliases=("WEFTPLAN_PLANNER_SPILL",),
         meaning="Where bytes wait that a device has no room for: host, file:FOLDER, peer, each with :SIZE; true: host.",
-        effect="results of gpu(i) and sim(i) wait in host memory where a plan has a budget (read at every bind); where "
-        "homes are listed, arrays of every device do so in these when memory runs out",
+        effect="results of a plan with a budget wait there, those of gpu(i) and sim(i) with true (read at every bind); "
+        "where homes are listed, arrays of every device do so in these when memory runs out",
     ),
     _storage(
         name="WEFTPLAN_STORAGE_COMPACT",
@@ -520,7 +520,8 @@ _STORAGE = (
         "fast_eager_deletion_mode",
         True,
         "Free GPU memory before the kernels that use it end.",
-        effect="no effect yet: memory goes back behind the kernels that use it, since streams of a device share a pool",
+        effect="in force at every bind with WEFTPLAN_EXECUTOR_STRATEGY=dynamic, on gpu(i) and sim(i): memory goes back "
+        "when the kernels that use it are enqueued, for what is enqueued behind them; 0: when they are over",
         group="executor",
     ),
     _flag(

@@ -8,27 +8,15 @@ import pytest
 
 import weftplan as mx
 from weftplan import config, device, storage
-from weftplan.device import registry
 from weftplan.device.file_device import FileDevice
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.ndarray import spilling
-from weftplan.storage import AutoGrowth, LimitResource, NaivePool
+from weftplan.storage import LimitResource, NaivePool
 from weftplan.storage.homes import traffic
 
 KIB = 1 << 10
 SIZE = 16 * KIB
 """Bytes of an array in these tests."""
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """``file(0)`` in a folder of the test."""
-    place = FileDevice(device.Context("file", 0), str(tmp_path), limit=64 << 20)
-    before = registry.put(place)
-    with storage.using(AutoGrowth(place)):
-        yield tmp_path
-    if before is not None:
-        registry.put(before)
 
 
 def settled():
@@ -58,6 +46,7 @@ def test_four_times_what_fits_keeps_its_values(ctx, homes, folder):
     nothing waits anywhere when they are gone."""
     if homes == "peer":
         storage.get(mx.sim(64))
+    homes = homes.replace("/any", str(folder))
     before, began = traffic.waiting_bytes, traffic.outs
     with spilling.using(homes), storage.using(LimitResource(NaivePool(device.get(ctx)), 8 * SIZE)) as pool:
         xs = many(ctx, 32)
@@ -81,7 +70,7 @@ def test_four_times_what_fits_keeps_its_values(ctx, homes, folder):
 def test_who_was_used_last_stays(folder):
     """Of three arrays and room for two the one goes that nobody has looked at for longest."""
     ctx = mx.cpu(9165)
-    with spilling.using("file:/any"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
+    with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         a, b = many(ctx, 2)
         a.asnumpy()
         c = mx.nd.array(np.zeros(SIZE // 4, "float32"), ctx=ctx)
@@ -95,7 +84,7 @@ def test_who_was_used_last_stays(folder):
 def test_memory_that_somebody_looks_at_stays(folder):
     """A NumPy array on the memory, and a part of it that another array uses, keep it where it is."""
     ctx = mx.cpu(9166)
-    with spilling.using("file:/any"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
+    with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         a, b = many(ctx, 2)
         view = np.from_dlpack(a)
         part = b.chunk.part(0, 100)
@@ -121,7 +110,7 @@ def test_no_room_in_any_home_is_part_of_the_report(folder, monkeypatch):
     def full(*_):
         raise OutOfMemoryError("No space left on device")
 
-    with spilling.using("file:/any"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
+    with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)):
         a, b = many(ctx, 2)
         monkeypatch.setattr(FileDevice, "allocate", full)
         with pytest.raises(OutOfMemoryError, match=r"WEFTPLAN_SPILL\): .*No space left on device"):
@@ -172,7 +161,7 @@ def test_threads_that_share_little_memory_see_their_own_values(folder):
                 wrong.append((number, k))
         wrong.extend((number, k) for k in range(4) if not (xs[k].asnumpy() == np.float32(want[k])).all())
 
-    with spilling.using("file:/any"), storage.using(LimitResource(NaivePool(device.get(ctx)), 12 * SIZE)):
+    with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(ctx)), 12 * SIZE)):
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
@@ -210,7 +199,7 @@ def test_training_in_half_the_memory_has_the_same_bits(kind, folder, monkeypatch
         settled()
     limit = pool.statistics().peak_requested_bytes // 2
     began = traffic.outs
-    with spilling.using("file:/any"), storage.using(LimitResource(NaivePool(device.get(place(71))), limit)):
+    with spilling.using(f"file:{folder}"), storage.using(LimitResource(NaivePool(device.get(place(71))), limit)):
         assert trained(place(71)) == plain
         settled()
     assert traffic.outs > began
@@ -221,7 +210,7 @@ def test_the_variable_turns_it_on(monkeypatch, folder):
     """With a list of homes arrays go there when memory runs out; ``true`` leaves them where they are."""
     ctx = mx.cpu(9172)
     before = spilling._homes
-    for text, away in (("true", False), ("file:/any:1MB", True)):
+    for text, away in (("true", False), (f"file:{folder}:1MB", True)):
         config._reset_for_tests()
         monkeypatch.setenv("WEFTPLAN_SPILL", text)
         monkeypatch.setattr("weftplan.ndarray.chunk.ArrayChunk", spilling._first)

@@ -7,7 +7,7 @@ the current context and the current stream are those of the calling thread.
 from weftplan.device.base import Device, Event, Stream
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from weftplan.device.gpus import gpu_memory_info, num_gpus
-from weftplan.device.registry import get
+from weftplan.device.registry import get, name_folders
 from weftplan.device.stream import current_stream
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "get",
     "gpu",
     "gpu_memory_info",
+    "name_folders",
     "num_gpus",
     "sim",
 ]

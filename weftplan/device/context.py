@@ -8,12 +8,14 @@ The current context is kept per thread.
 from __future__ import annotations
 
 import operator
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, SupportsIndex
 
 from weftplan.errors import DeviceError
 
+_WRITTEN = re.compile(r"([a-z_]+)\(([0-9]+)\)")
 _DEVICE_TYPES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3, "sim": 6, "file": 7}
 
 _empty: Callable[[Context], int] | None = None
@@ -71,6 +73,21 @@ class Context(metaclass=_Defaults):
         self.device_type = device_type
         self.device_id = index
         self._hash = hash((device_type, index))
+
+    @classmethod
+    def parse(cls, text: str) -> Context:
+        """The context that is written ``text``, as ``str`` writes it.
+
+        >>> Context.parse("gpu(1)")
+        gpu(1)
+
+        Raises:
+            DeviceError: none is written like that.
+        """
+        found = _WRITTEN.fullmatch(text.strip())
+        if found is None:
+            raise DeviceError(f"{text!r} is no context: expected one such as cpu(0) or gpu(1)")
+        return cls(found[1], int(found[2]))
 
     @property
     def device_typeid(self) -> int:

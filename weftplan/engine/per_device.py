@@ -3,6 +3,7 @@
     CPU(i), CPU_PRIORITIZED   one priority queue for the process
     CPU(i), TASK              first in, first out, one per index
     CPU(i), anything else     first in, first out, one per index; a delete goes to the front
+    file(i), copies           a priority queue per direction
     GPU(i), copies            a priority queue per GPU
     GPU(i), GPU_ or CPU_PRIORITIZED   a priority queue per GPU
     GPU(i), anything else     first in, first out, per GPU; a delete goes to the front
@@ -53,6 +54,9 @@ class ThreadedEnginePerDevice(ThreadedBase):
         return self._by_route.get(_key(op))
 
     def _choose(self, kind: str, index: int, prop: int) -> WorkerQueue:
+        if kind == "file" and prop in _COPIES:
+            way = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
+            return self._queue(Context(kind, index), way, 1, by_priority=True)
         if kind in ("cpu", "cpu_pinned", "file"):
             if prop == FnProperty.CPU_PRIORITIZED:
                 return self._queue(None, "priority", self._priority_workers, by_priority=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import config, planner
+from weftplan import config, device, planner, storage
 from weftplan.device.context import Context
 from weftplan.errors import (
     BindError,
@@ -84,7 +84,10 @@ class Binding:
             variable_contexts=contexts if self.group2ctx else None,
             options=self.options,
         )
-        return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget)
+        planned = sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget)
+        if any(context.device_type == "file" for context in planned.memory.contexts):
+            device.name_folders(planned.memory.options.homes)
+        return planned
 
     def executor(
         self,
@@ -213,7 +216,7 @@ def bind(
             raise ShapeError(f"bind: argument {name!r} has shape {array.shape}, its gradient array {grad.shape}")
         if grad.dtype != array.dtype and reqs[name] != "null":
             grad_dtypes[name] = grad.dtype
-    chosen, kind = _strategy(_either("bind", "options", options, "plan_options", plan_options))
+    chosen, kind = _strategy(_either("bind", "options", options, "plan_options", plan_options), ctx)
     binding = Binding(
         symbol=symbol, ctx=ctx, reqs=reqs, group2ctx=group2ctx, options=chosen, kind=kind, grad_dtypes=grad_dtypes
     )
@@ -264,7 +267,7 @@ def simple_bind(
     check_context("simple_bind", ctx)
     if stype_dict and any(kind != "default" for kind in stype_dict.values()):
         raise BindError(f"simple_bind: only dense arrays are supported, got {dict(stype_dict)}")
-    chosen, kind = _strategy(_either("simple_bind", "options", options, "plan_options", plan_options))
+    chosen, kind = _strategy(_either("simple_bind", "options", options, "plan_options", plan_options), ctx)
     limit = _either("simple_bind", "budget", budget, "memory_budget", memory_budget)
     if limit is not None and kind is DynamicExecutor:
         raise BindError("simple_bind: a budget needs a plan that is kept; unset WEFTPLAN_EXECUTOR_STRATEGY=dynamic")
@@ -353,9 +356,13 @@ def _names(symbol: Symbol) -> tuple[list[str], list[str]]:
     return names, aux_names
 
 
-def _strategy(given: PlanOptions | None) -> tuple[PlanOptions, type[Executor]]:
+def _strategy(given: PlanOptions | None, ctx: Context) -> tuple[PlanOptions, type[Executor]]:
     """How to plan, and what runs it."""
     options = PlanOptions.from_environment() if given is None else given
+    if not options.peers and any(home.kind == "peer" for home in options.homes):
+        peers = [peer for peer in storage.in_use() if peer.device_type == ctx.device_type and peer != ctx]
+        peers.sort(key=lambda peer: -device.get(peer).memory_info()[0])
+        options = options.replace(peers=tuple(map(str, peers)))
     if config.get("WEFTPLAN_EXECUTOR_STRATEGY") == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
     return options, Executor

@@ -3,6 +3,8 @@
 * ``FLAGS_eager_delete_tensor_gb`` below 0: nothing is collected within a run; 0: at once; above: when so much is dead.
 * ``FLAGS_memory_fraction_of_eager_deletion``: only the largest, until their bytes are that share of all; the one that
   crosses the line is collected whole.
+* ``FLAGS_fast_eager_deletion_mode``: on devices with streams memory goes back when the kernels that use it have been
+  enqueued, for what is enqueued behind them; else when they are over.
 * ``FLAGS_eager_delete_scope``: what was not collected goes back at the end of the run; else it stays for the next one.
 
 Everything is decided on the pushing thread, from sizes that are known when the executor is bound.
@@ -27,6 +29,7 @@ class Collector:
     def __init__(self) -> None:
         self.threshold = float(config.get("FLAGS_eager_delete_tensor_gb")) * 2**30
         self.fraction = float(config.get("FLAGS_memory_fraction_of_eager_deletion"))
+        self.fast = bool(config.get("FLAGS_fast_eager_deletion_mode"))
         self.scope = bool(config.get("FLAGS_eager_delete_scope"))
         self._ends: dict[bool, dict[int, list[Any]]] = {}
         self._kept: dict[bool, list[Any]] = {}

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from weftplan import device
-from weftplan.device.context import cpu
+from weftplan import device, engine
+from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.errors import MXNetError
 from weftplan.executor.collecting import Collector
@@ -135,9 +135,9 @@ class DynamicExecutor(Executor):
         run, first = self._run, 0 if segments is self._forward_segments else len(self._forward_segments)
         for number, segment in enumerate(segments, first):
             segment.push(run)
-            give_back(self._collector.passed(run.is_train, number))
+            give_back(self._collector.passed(run.is_train, number), fast=self._collector.fast)
         if not run.is_train or first or not self._backward_segments:
-            give_back(self._collector.ended(run.is_train))
+            give_back(self._collector.ended(run.is_train), fast=self._collector.fast)
 
     def _check_repeatable(self) -> None:
         raise MXNetError(
@@ -162,12 +162,28 @@ def _looked_at(memory: DynamicMemory, step: Step) -> list[Chunk]:
     return chunks if workspace is None else [*chunks, workspace[0]]
 
 
-def give_back(chunks: Iterable[DynamicChunk]) -> None:
-    """Push an operation that gives memory back after everything pushed before that uses it, failed or not."""
-    chunks = list(chunks)
-    if chunks:
-        vars_ = [chunk.var for chunk in chunks]
-        push(partial(_drop, chunks), (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
+def give_back(chunks: Iterable[DynamicChunk], *, fast: bool) -> None:
+    """Push operations that give memory back after everything pushed before that uses it, failed or not; ``fast``: after
+    its enqueuing."""
+    later: list[DynamicChunk] = []
+    enqueued: dict[Context, list[DynamicChunk]] = {}
+    for chunk in chunks:
+        if fast and chunk.context.has_streams:
+            enqueued.setdefault(chunk.context, []).append(chunk)
+        else:
+            later.append(chunk)
+    for ctx, dead in enqueued.items():
+        # Not launched: it hands memory on while the device works, and the device does nothing for that.
+        vars_ = [chunk.var for chunk in dead]
+        engine.get().push(partial(_drop_in_order, dead), (), vars_, ctx, prop=FnProperty.NO_SKIP, name="collect")
+    if later:
+        vars_ = [chunk.var for chunk in later]
+        push(partial(_drop, later), (), vars_, cpu(0), prop=FnProperty.DELETE_VAR, name="collect")
+
+
+def _drop_in_order(chunks: Sequence[DynamicChunk]) -> None:
+    for chunk in chunks:
+        chunk.drop_in_order()
 
 
 def _drop(chunks: Sequence[DynamicChunk]) -> None:

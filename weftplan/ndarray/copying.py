@@ -1,7 +1,8 @@
 """Copies between arrays, on one context or between two.
 
 Which queue a copy runs in follows MXNet 1.9.1: host to device goes to the device's copy-to queue, device to host and
-device to device to the source's copy-from queue; all else is a normal operation of the source's context.
+device to device to the source's copy-from queue; all else is a normal operation of the source's context. A file has two
+such queues as well, so that a host computes while it writes and reads.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def route(source: Context, target: Context, *, same_dtype: bool = True) -> tuple
         if to_device and source == target and not same_dtype:
             return FnProperty.NORMAL, source
         return (FnProperty.NORMAL if source == target else FnProperty.COPY_FROM_GPU), source
-    return (FnProperty.COPY_TO_GPU, target) if to_device else (FnProperty.NORMAL, source)
+    if to_device or target.device_type == "file":
+        return FnProperty.COPY_TO_GPU, target
+    return (FnProperty.COPY_FROM_GPU if source.device_type == "file" else FnProperty.NORMAL), source
 
 
 def is_device(context: Context) -> bool:

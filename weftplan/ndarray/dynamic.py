@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from weftplan import storage
 from weftplan.device.context import Context
+from weftplan.ndarray import stream_order
 from weftplan.ndarray.spilling import SpillableChunk
+from weftplan.storage import Allocation, Resource
 from weftplan.storage.recording import address_of
 
 
@@ -25,6 +28,14 @@ class DynamicChunk(SpillableChunk):
         raw = super()._first_use()
         self._address = address_of(raw) if self.nbytes else 0
         return raw
+
+    def _take(self) -> tuple[Resource, Allocation]:
+        if stream_order.waiting:
+            resource = self._resource or storage.get(self.context)
+            allocation = stream_order.take(resource, self.context, self.nbytes)
+            if allocation is not None:
+                return resource, allocation
+        return super()._take()
 
     @property
     def address(self) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 from weftplan import config, engine
 from weftplan.device.context import Context, cpu
 from weftplan.errors import EngineError
+from weftplan.ndarray import stream_order
 from weftplan.storage import relief
 
 dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
@@ -61,6 +62,8 @@ def drain(*, everything: bool = False) -> None:
     Each pending operation holds its vars. So when nobody but this function has the var (CPython with a GIL counts
     that exactly) there is none, and the memory goes back at once; else the engine deletes the var in its turn.
     """
+    if stream_order.waiting:
+        stream_order.settle()
     if _threshold != 0.0 and not everything and _early():
         return
     due.clear()

@@ -37,6 +37,7 @@ from weftplan.device.homes import HomeSpec, parse
 from weftplan.device.stream import no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray import stream_order
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.release import drain, due
 from weftplan.storage import Allocation, Resource, homes, relief
@@ -184,6 +185,18 @@ class SpillableChunk(Chunk):
         if release is not None:
             release()
 
+    def drop_in_order(self) -> None:
+        """As :meth:`drop`, behind what the current stream has been given to do, for which nothing waits."""
+        with self._moving:
+            place = self._place if self._raw is not None else None
+            if place is not None:
+                self._release = self._raw = self._place = None
+        if place is None:
+            self.drop()
+            return
+        _members.pop(id(self), None)
+        stream_order.give(*place)
+
     @property
     def away(self) -> bool:
         """True while the bytes are in a home."""
@@ -266,8 +279,13 @@ storage.registry.set_compactor(_compact)
 
 def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
     """Let arrays that are made from now on wait in these homes, and move within their pools if there are homes or
-    ``movable`` says so."""
+    ``movable`` says so.
+
+    Raises:
+        DeviceError: a folder has another number in this process already.
+    """
     global _homes, _movable
+    device.name_folders(where)
     _homes, _movable = where, movable
     chunks.ArrayChunk = SpillableChunk if where or movable else Chunk
 

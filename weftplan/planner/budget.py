@@ -23,12 +23,12 @@ def plan_within(
     *,
     besides: Callable[[Planned], int] = lambda planned: 0,
 ) -> Planned:
-    """The plan of least modelled time whose total, less what waits on the host, is at most ``budget`` bytes.
+    """The plan of least modelled time whose total, less what waits elsewhere, is at most ``budget`` bytes.
 
     Args:
         make: plans the graph under given options.
         options: the options; their ``recompute`` and ``budget`` are set here.
-        budget: most bytes of all devices together: planned peak (less what waits in page-locked host memory),
+        budget: most bytes of all devices together: planned peak (less what waits in homes),
             arguments, gradients, states.
         besides: further bytes that the budget has to cover.
 
@@ -46,7 +46,7 @@ def plan_within(
     else:
         if budget >= outside:
             return found
-        peak = found.memory.peak - found.memory.on_host  # nothing is planned at all, or all of it is on the host
+        peak = found.memory.peak - found.memory.in_homes  # nothing is planned at all, or all of it is elsewhere
     raise BudgetError(
         f"the budget is {budget:,} bytes, but {outside:,} bytes of arguments, gradients and states and a planned peak "
         f"of {peak:,} bytes (of {plain.memory.peak:,} without recomputation) are needed; the smallest budget found "

@@ -124,16 +124,23 @@ class Layout:
 
     @property
     def on_host(self) -> int:
-        """Bytes of :attr:`peak` that lie in page-locked host memory, where results of devices wait (see
-        :mod:`weftplan.planner.spill`); a budget does not count them."""
+        """Bytes of :attr:`in_homes` that lie in page-locked host memory."""
         if not any(context.device_type in ("gpu", "sim") for context in self.contexts):
             return 0
         return sum(n for context, n in self.peak_by_device.items() if context.device_type == "cpu_pinned")
 
     @property
+    def in_homes(self) -> int:
+        """Bytes of :attr:`peak` that lie where results wait: in page-locked host memory, in files, on other devices
+        (see :mod:`weftplan.planner.spill`); a budget does not count them."""
+        peers = self.options.peer_contexts
+        others = (n for ctx, n in self.peak_by_device.items() if ctx.device_type == "file" or ctx in peers)
+        return self.on_host + sum(others)
+
+    @property
     def counted(self) -> int:
-        """Bytes that a budget counts: :attr:`total` without :attr:`on_host` and :attr:`elsewhere`."""
-        return self.total - self.on_host - self.elsewhere
+        """Bytes that a budget counts: :attr:`total` without :attr:`in_homes` and :attr:`elsewhere`."""
+        return self.total - self.in_homes - self.elsewhere
 
     @property
     def num_storages(self) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from weftplan import config
+from weftplan.device.context import Context
+from weftplan.device.homes import HomeSpec
 from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
 from weftplan.ops.compiled.jit import keep_objects
@@ -68,14 +70,18 @@ class PlanOptions:
     attribute ``__force_mirroring__``), ``mxnet`` (by operator, as MXNET_BACKWARD_DO_MIRROR), ``echo`` (as
     MXNET_MEMORY_OPT), ``sqrt`` (all between cuts), ``cheap`` (the smallest peak for at most 5 % more modelled time)."""
     budget: int | None = None
-    """Most bytes that ``MemoryPlan.peak`` may have (less those on the host, ``MemoryPlan.on_host``, see :attr:`spill`);
+    """Most bytes that ``MemoryPlan.peak`` may have (less those in homes, ``MemoryPlan.in_homes``, see :attr:`spill`);
     what is computed again is chosen for the least time that fits, whatever :attr:`recompute` says."""
     kernels: str = "auto"
     """Who computes: ``auto`` (compiled kernels where they are expected to be faster), ``native`` (wherever they can) or
     ``numpy``. What a chosen kernel needs as scratch is counted; without llvmlite there are NumPy's only."""
-    spill: bool = True
-    """Under a budget, results of a GPU or a simulated device may wait in page-locked host memory instead of being
-    computed again, where that is faster; those bytes do not count against the budget."""
+    spill: bool | str = True
+    """Under a budget, results may wait elsewhere instead of being computed again, where that is faster: in the homes
+    that a text lists as ``WEFTPLAN_SPILL`` does, each up to its limit, the first with room. True: those of a GPU or a
+    simulated device in page-locked host memory; False: nowhere. Bytes in homes do not count against the budget."""
+    peers: tuple[str, ...] = ()
+    """Devices of the same kind, such as ``gpu(1)``, that the home ``peer`` may use and nothing else of the graph does.
+    ``simple_bind`` names those from which memory has been taken, the one with most room first."""
 
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
@@ -86,6 +92,15 @@ class PlanOptions:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise PlanError(f"plan option inplace_blacklist must be a tuple of names of operators, got {names!r}")
         object.__setattr__(self, "inplace_blacklist", tuple(names))  # a list in files
+        if not isinstance(self.spill, bool | str):
+            raise PlanError(f"plan option spill must be True, False or a list of homes as text, got {self.spill!r}")
+        if isinstance(self.peers, str):
+            raise PlanError(f"plan option peers must be a tuple of devices such as 'gpu(1)', got {self.peers!r}")
+        object.__setattr__(self, "peers", tuple(str(peer) for peer in self.peers))
+        try:
+            _ = self.homes, self.peer_contexts
+        except MXNetError as error:
+            raise PlanError(f"plan options spill and peers: {error}") from error
         _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
         _one_of("recompute", self.recompute, RECOMPUTE)
         _one_of("kernels", self.kernels, MODES)
@@ -116,7 +131,7 @@ class PlanOptions:
             num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
             inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
             eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
-            spill=bool(parse_homes(config.get("WEFTPLAN_SPILL"))),
+            spill=_switch(config.get("WEFTPLAN_SPILL")),
             kernels=config.get("WEFTPLAN_KERNELS"),
             # Both set: echo, the more careful rule of the two.
             recompute="echo"
@@ -124,6 +139,16 @@ class PlanOptions:
             else ("mxnet" if config.get("MXNET_BACKWARD_DO_MIRROR") else "off"),
         )
         return read.replace(**overrides)
+
+    @property
+    def homes(self) -> tuple[HomeSpec, ...]:
+        """What :attr:`spill` lists."""
+        return parse_homes(str(self.spill))
+
+    @property
+    def peer_contexts(self) -> tuple[Context, ...]:
+        """:attr:`peers` as contexts."""
+        return tuple(map(Context.parse, self.peers))
 
     def replace(self, **overrides: Any) -> PlanOptions:
         """A copy with some fields changed; raises PlanError for a field that does not exist or an illegal value."""
@@ -133,6 +158,12 @@ class PlanOptions:
             hint = did_you_mean(unknown[0], known)
             raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
         return replace(self, **overrides)
+
+
+def _switch(text: str) -> bool | str:
+    """The option of a variable: a truth value where it is one."""
+    lowered = text.strip().lower()
+    return text if lowered not in ("", "0", "1", "true", "false") else lowered in ("1", "true")
 
 
 def _one_of(name: str, value: str, legal: tuple[str, ...]) -> None:

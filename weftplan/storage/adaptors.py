@@ -7,7 +7,6 @@ resource of a stack may report on them, but each must be freed at the top.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -99,8 +98,8 @@ class StatisticsResource(Adaptor):
         self._lock = whole_in_children(ReentrantLock())
         self._live: dict[int, Allocation] = {}
         self._freed: deque[tuple[int, int]] = deque()
-        zeros = dict.fromkeys(Statistics.__dataclass_fields__, 0)
-        self._now = Statistics(**zeros)
+        self._requested = self._allocated = self._peak_requested = self._peak_allocated = 0
+        self._allocations = self._failures = 0
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         try:
@@ -116,25 +115,21 @@ class StatisticsResource(Adaptor):
     def _count(self, allocation: Allocation) -> None:
         """Add what the upstream has handed out; under the lock."""
         self._live[id(allocation)] = allocation
-        now = self._settled()
-        requested = now.requested_bytes + allocation.nbytes
-        allocated = now.allocated_bytes + allocation.size
-        self._now = replace(
-            now,
-            requested_bytes=requested,
-            allocated_bytes=allocated,
-            reserved_bytes=allocated,
-            peak_requested_bytes=max(now.peak_requested_bytes, requested),
-            peak_allocated_bytes=max(now.peak_allocated_bytes, allocated),
-            peak_reserved_bytes=max(now.peak_reserved_bytes, allocated),
-            allocations=now.allocations + 1,
-        )
+        if self._freed:
+            self._settle()
+        self._allocations += 1
+        total = self._requested = self._requested + allocation.nbytes
+        if total > self._peak_requested:
+            self._peak_requested = total
+        total = self._allocated = self._allocated + allocation.size
+        if total > self._peak_allocated:
+            self._peak_allocated = total
 
     def _fail(self, nbytes: int, error: BaseException) -> None:
         """The upstream raised ``error``; under the lock."""
         del nbytes
         if isinstance(error, OutOfMemoryError):
-            self._now = replace(self._settled(), failures=self._now.failures + 1)
+            self._failures += 1
 
     def free(self, allocation: Allocation) -> None:
         if self._live.pop(id(allocation), None) is None:
@@ -145,37 +140,36 @@ class StatisticsResource(Adaptor):
         finally:  # a guard has given it back when it complains
             self._freed.append(size)
 
-    def _settled(self) -> Statistics:
-        """The figures with everything freed subtracted; under the lock."""
-        requested = allocated = 0
+    def _settle(self) -> None:
+        """Subtract everything freed; under the lock."""
         while self._freed:
             nbytes, size = self._freed.popleft()
-            requested += nbytes
-            allocated += size
-        if requested or allocated:
-            left = self._now.allocated_bytes - allocated
-            self._now = replace(
-                self._now,
-                requested_bytes=self._now.requested_bytes - requested,
-                allocated_bytes=left,
-                reserved_bytes=left,
-            )
-        return self._now
+            self._requested -= nbytes
+            self._allocated -= size
 
     def reset_peaks(self) -> None:
         super().reset_peaks()
         with self._lock:
-            now = self._settled()
-            self._now = replace(
-                now,
-                peak_requested_bytes=now.requested_bytes,
-                peak_allocated_bytes=now.allocated_bytes,
-                peak_reserved_bytes=now.reserved_bytes,
-            )
+            self._settle()
+            self._peak_requested, self._peak_allocated = self._requested, self._allocated
 
     def statistics(self) -> Statistics:
         with self._lock:
-            return replace(self._settled(), live=len(self._live))
+            self._settle()
+            return Statistics(
+                requested_bytes=self._requested,
+                allocated_bytes=self._allocated,
+                reserved_bytes=self._allocated,
+                peak_requested_bytes=self._peak_requested,
+                peak_allocated_bytes=self._peak_allocated,
+                peak_reserved_bytes=self._peak_allocated,
+                live=len(self._live),
+                allocations=self._allocations,
+                hits=0,
+                system_allocations=0,
+                system_frees=0,
+                failures=self._failures,
+            )
 
     def holders(self) -> list[Allocation]:
         return list(self._live.values())
@@ -203,14 +197,15 @@ class LimitResource(StatisticsResource):
                 break
         if not promised:
             with self._lock:
-                now = self._now = replace(self._settled(), failures=self._now.failures + 1)
+                self._failures += 1
+                self._settle()
                 raise OutOfMemoryError(
                     report(
                         nbytes,
                         context=self.context,
-                        requested=now.requested_bytes,
-                        allocated=now.allocated_bytes,
-                        reserved=now.reserved_bytes,
+                        requested=self._requested,
+                        allocated=self._allocated,
+                        reserved=self._allocated,
                         largest_free=0,
                         holders=self.holders(),
                         cause=f"The limit of this resource is {self.limit:,} bytes. {relief.explanation()}".rstrip(),
@@ -222,7 +217,8 @@ class LimitResource(StatisticsResource):
         """Set bytes aside, which are on their way through the upstream and not yet counted; False: not below the
         limit."""
         with self._lock:
-            if nbytes > 0 and self._settled().requested_bytes + self._promised + nbytes > self.limit:
+            self._settle()
+            if nbytes > 0 and self._requested + self._promised + nbytes > self.limit:
                 return False
             self._promised += nbytes
             return True

@@ -49,9 +49,6 @@ class Ledger(Resource):
     whoever takes it from there stands in for whoever put it there. For that reason no peak can be missed either.
     """
 
-    _shelved = 1 << 20
-    """Requests of more bytes never lie on a shelf; 0: none does."""
-
     def __init__(self, device: Device) -> None:
         self.device = device
         self.context = device.context
@@ -92,6 +89,11 @@ class Ledger(Resource):
     @abstractmethod
     def _segments(self, live: Mapping[int, Allocation]) -> list[Segment]:
         """As ``segments``, under the lock; ``live`` are the allocations by the id of their block."""
+
+    def _keeps(self, nbytes: int) -> bool:
+        """True when memory of so many requested bytes stays here once it is freed, so that a shelf may hold it; False
+        when it goes back to the system at once."""
+        return True
 
     def _largest_cached(self) -> int:
         """Bytes of the largest block in the cache."""
@@ -228,7 +230,7 @@ class Ledger(Resource):
         """As ``free``, where there is no room on a shelf."""
         self._returned.append(entry)
         nbytes = entry[1]
-        if nbytes <= self._shelved and len(self._shelves) < _MOST_SHELVES:
+        if len(self._shelves) < _MOST_SHELVES and self._keeps(nbytes):
             self._shelves.setdefault(nbytes, _Shelf())
         if not self._lock.owned() and self._lock.acquire(blocking=False):
             # Not in the middle of a change of this thread: nothing to fear from draining here.

@@ -93,6 +93,9 @@ class NaiveBestFit(ChunkPool):
             block = self._split(block, size, high=False)
         return block, self._view(block, nbytes), block.size
 
+    def _keeps(self, nbytes: int) -> bool:
+        return up(nbytes + self.header, self.unit) <= self.largest
+
     def _view(self, block: Block, nbytes: int) -> Any:
         begin = block.offset + self.header
         return block.chunk.raw[begin : begin + nbytes]

@@ -16,7 +16,8 @@ class RawResource(Ledger):
         device: where the memory comes from.
     """
 
-    _shelved = 0
+    def _keeps(self, nbytes: int) -> bool:
+        return False
 
     def _take(self, nbytes: int) -> tuple[Any, Any, int]:
         raw = self.device.allocate(nbytes)

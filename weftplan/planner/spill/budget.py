@@ -1,9 +1,9 @@
-"""A budget with a third choice: keep a forward result, compute it again, or send it to the host and fetch it back.
+"""A budget with a third choice: keep a forward result, compute it again, or send it to a home and fetch it back.
 
 Recomputation proposes a curve of graphs; on top of several of them results are sent away one by one (:mod:`.search`).
 Of all those choices, the ones that no other beats in bytes and seconds are planned by the real planner, the fastest
-first, until one fits. Recomputation alone stays in the race. Page-locked host memory does not count against the
-budget: it is what the device is relieved to.
+first, until one fits. Recomputation alone stays in the race. Homes do not count against the budget: they are what the
+device is relieved to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.spill.link import PCIE
-from weftplan.planner.spill.rewrite import Spill, can_spill, spilled
+from weftplan.planner.spill.place import places
+from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.spill.search import Search
 from weftplan.planner.strategies import assignment
 
@@ -35,18 +36,17 @@ class _Choice:
     peak: int
     seconds: float
     copied: int
-    """Bytes that go to the host: of equally fast choices, the one that copies less is the better."""
+    """Bytes that leave: of equally fast choices, the one that copies less is the better."""
     twins: frozenset[int]
     spills: tuple[Spill, ...]
 
 
 def wanted(options: PlanOptions, start: Draft) -> bool:
-    """Whether a budget calls for results on the host, and a device is there to be relieved."""
+    """Whether a budget calls for results elsewhere, and a device is there to be relieved."""
     return (
         options.budget is not None
-        and options.spill
         and start.memory.peak > options.budget
-        and any(map(can_spill, start.facts.contexts))
+        and any(places(context, options) for context in start.facts.contexts)
     )
 
 
@@ -105,13 +105,13 @@ def _curve(
     cost: recompute.Cost,
     extra: float = 0.0,
 ) -> list[_Choice]:
-    """Choices that send results to the host from the graph that repeats ``twins``, which takes ``extra`` seconds."""
+    """Choices that send results elsewhere from the graph that repeats ``twins``, which takes ``extra`` seconds."""
     facts, num_forward, found = start.facts, start.num_forward, start.assignment
     if twins:
         facts = recompute.repeat(facts, num_forward, twins)
         found = assignment(facts, options)
     seconds = cost(facts)
-    search = Search(facts, num_forward, Buffers(facts, found, options), seconds, PCIE)
+    search = Search(facts, num_forward, Buffers(facts, found, options), seconds, PCIE, options)
     choices = [
         _Choice(
             state.peak,
@@ -154,7 +154,7 @@ def _first_that_fits(
     fitting = [choice for choice in choices if choice.peak <= options.budget]
     for choice in fitting or ([] if give_up else choices[-1:]):
         draft = _planned(start, quick, choice)
-        need = draft.memory.peak - draft.memory.on_host
+        need = draft.memory.peak - draft.memory.in_homes
         fewest = min(fewest, need)
         if need <= options.budget:
             return (_planned(start, options, choice), choice), fewest
@@ -171,10 +171,13 @@ def _planned(start: Draft, options: PlanOptions, choice: _Choice) -> Draft:
 
 
 def _note(plain: MemoryPlan, draft: Draft, choice: _Choice, more: float) -> str:
-    need = draft.memory.peak - draft.memory.on_host
+    need = draft.memory.peak - draft.memory.in_homes
     less = 100.0 * (1.0 - need / plain.peak)
+    homes = sorted({str(spill.home) for spill in choice.spills if spill.home is not None})
+    on_host = draft.memory.in_homes == draft.memory.on_host
+    where = "on the host" if on_host else f"in {', '.join(homes)}"
     return (
-        f"budget: {len(choice.spills)} result(s) wait on the host ({draft.memory.on_host:,} bytes), "
+        f"budget: {len(choice.spills)} result(s) wait {where} ({draft.memory.in_homes:,} bytes), "
         f"{len(choice.twins)} node(s) run twice, {need:,} bytes instead of {plain.peak:,} (-{less:.1f} %) for "
         f"{100.0 * more:.1f} % more modelled time"
     )

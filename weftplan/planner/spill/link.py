@@ -1,9 +1,9 @@
-"""When copies to the host and back run, beside the computation: a model of the link, in seconds.
+"""When copies to homes and back run, beside the computation: a model of the links, in seconds.
 
-A device copies in both directions while it computes; each direction takes one copy at a time. Copies out start as soon
-as a result is there, in the order in which results are made. Copies back are the same thing with time reversed: they
-end just when a result is needed, in the order in which results are needed. Where memory is wanted before a copy out
-has ended, or is free only after a copy back should have started, the computation waits.
+A device copies in both directions while it computes; each direction takes one copy at a time, wherever it goes.
+Copies out start as soon as a result is there, in the order in which results are made. Copies back are the same thing
+with time reversed: they end just when a result is needed, in the order in which results are needed. Where memory is
+wanted before a copy out has ended, or is free only after a copy back should have started, the computation waits.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between a device and page-locked host memory, one direction.
+    """The way between a device and a home, one direction.
 
     Attributes:
         bandwidth: bytes per second.
@@ -34,6 +35,11 @@ class Link:
 PCIE = Link()
 """Sixteen lanes of the third generation, or half of what the data sheet says of the fourth."""
 
+FILE = Link(bandwidth=1.0e9, latency=1.0e-4)
+"""A solid-state disk behind the page cache."""
+PEER = Link(bandwidth=2.0e10)
+"""Another device on the same switch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Idle:
@@ -48,6 +54,7 @@ class Idle:
         wanted: the first backward step that reads it.
         by: the step before which it has to be away; the turn at the latest.
         since: the step before which it may not be back; the turn at the earliest.
+        place: where it goes; None as long as nobody has chosen.
     """
 
     entry: int
@@ -58,11 +65,17 @@ class Idle:
     wanted: int
     by: int
     since: int
+    place: Any = None
+
+    def seconds(self, link: Link) -> float:
+        """Seconds of one copy, over ``link`` where its place has no link of its own."""
+        own = None if self.place is None else self.place.link
+        return (own or link).seconds(self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """When results are on the host.
+    """When results are in their homes.
 
     Attributes:
         away: per result, the half-open range of steps during which it has no memory on the device (may be empty).
@@ -91,12 +104,12 @@ class StepTimes:
 
     def leaving(self, idle: Sequence[Idle], link: Link) -> tuple[list[int], float]:
         """(step before which each copy out has ended, seconds that the computation waits for them)."""
-        jobs = [(one.made + 1, one.by, link.seconds(one.nbytes)) for one in idle]
+        jobs = [(one.made + 1, one.by, one.seconds(link)) for one in idle]
         return _one_way(jobs, self.starts)
 
     def returning(self, idle: Sequence[Idle], link: Link) -> tuple[list[int], float]:
         """(step before which each copy back starts, seconds that the computation waits for them)."""
-        jobs = [(self.end - one.wanted, self.end - one.since, link.seconds(one.nbytes)) for one in idle]
+        jobs = [(self.end - one.wanted, self.end - one.since, one.seconds(link)) for one in idle]
         done, waited = _one_way(jobs, self._mirrored)
         return [self.end - step for step in done], waited
 

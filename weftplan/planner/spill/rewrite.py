@@ -1,6 +1,6 @@
-"""The rewrite behind spilling: a forward result goes to the host, and the backward part reads what comes back.
+"""The rewrite behind spilling: a forward result goes to a home, and the backward part reads what comes back.
 
-    forward      x = op(...)  ...  x_spill = copy of x, on the host
+    forward      x = op(...)  ...  x_spill = copy of x, in its home
     backward     x_fetch = copy of x_spill, on the device  ...  readers of x read x_fetch
 
 Where the copies stand in the order decides how long the memory of the result is taken: up to the copy out, and from the
@@ -17,41 +17,34 @@ from weftplan.device.context import Context
 from weftplan.planner.graph import Work
 from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.rewiring import Rewrite
+from weftplan.planner.spill.place import host_of
 
 OUT, BACK = "_spill", "_fetch"
 COPY_OUT = Work(label="_CrossDeviceCopy", only_overwrites=True)
-"""The work of a copy to the host."""
+"""The work of a copy to a home."""
 COPY_BACK = Work(label="_CrossDeviceCopy", only_overwrites=True)
 """The work of a copy back to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """One result that goes to the host.
+    """One result that waits elsewhere.
 
     Attributes:
         entry: its id.
         out: the copy out stands before this step, at most the number of forward steps.
         back: the copy back stands before this step.
+        home: where it waits; None: in page-locked host memory.
     """
 
     entry: int
     out: int
     back: int
-
-
-def can_spill(context: Context) -> bool:
-    """True for devices with memory of their own and streams that copy while they compute."""
-    return context.device_type in ("gpu", "sim")
-
-
-def host_of(context: Context) -> Context:
-    """Where results of a device wait."""
-    return Context("cpu_pinned", context.device_id)
+    home: Context | None = None
 
 
 def spilled(facts: PlacedGraph, num_forward: int, spills: Sequence[Spill]) -> tuple[PlacedGraph, int]:
-    """The graph in which ``spills`` go to the host, and the number of its forward steps."""
+    """The graph in which ``spills`` go to their homes, and the number of its forward steps."""
     graph = facts.graph
     changed = Rewrite(facts)
     outs: dict[int, list[int]] = {}
@@ -60,7 +53,7 @@ def spilled(facts: PlacedGraph, num_forward: int, spills: Sequence[Spill]) -> tu
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
         name, home = graph.entry_name(e), facts.contexts[facts.device[int(graph.entry_node[e])]]
-        out, waiting = changed.copy(e, name + OUT, COPY_OUT, context=host_of(home), like=e)
+        out, waiting = changed.copy(e, name + OUT, COPY_OUT, context=spill.home or host_of(home), like=e)
         back, fetched[e] = changed.copy(waiting, name + BACK, COPY_BACK, context=home, like=e)
         outs.setdefault(spill.out, []).append(out)
         backs.setdefault(spill.back, []).append(back)

@@ -1,7 +1,8 @@
-"""Which forward results go to the host: from none to all that help, one curve per graph.
+"""Which forward results wait elsewhere: from none to all that help, one curve per graph.
 
-A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has streams.
-The search starts with nothing on the host and descends a ladder of targets. As long as more is alive than the target,
+A result may go when the backward part reads it, nothing else in its buffer is read there, and its device has a home.
+It goes to the first home that has room for it beside those that went before. The search starts with nothing away and
+descends a ladder of targets. As long as more is alive than the target,
 it looks at the fullest moment of the fullest device and sends away what is idle then. First comes what is gone by then
 without anybody waiting, and of that what frees most bytes for longest per second of copying; then what costs least
 waiting per byte. The timetable (:mod:`.link`) is made anew every time, because one more copy delays others. What is
@@ -21,8 +22,10 @@ import numpy as np
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.graph import IntArray
 from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.options import PlanOptions
 from weftplan.planner.spill.link import PCIE, Idle, Link, StepTimes, timetable
-from weftplan.planner.spill.rewrite import Spill, can_spill
+from weftplan.planner.spill.place import Place, places
+from weftplan.planner.spill.rewrite import Spill
 from weftplan.planner.stopping import asked
 
 SMALLEST = 4096
@@ -37,7 +40,7 @@ SENDS = 4
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One choice: its peak (page-locked host memory left out), the seconds that it costs, and who goes when."""
+    """One choice: its peak (homes left out), the seconds that it costs, and who goes when."""
 
     peak: int
     seconds: float
@@ -52,17 +55,29 @@ class Search:
         num_forward: how many steps are the forward part.
         buffers: its buffers with their lifetimes.
         seconds: cost of every node.
-        link: between each device and the host.
+        link: between each device and page-locked host memory.
+        options: where results may wait; default: in that memory.
     """
 
     def __init__(
-        self, facts: PlacedGraph, num_forward: int, buffers: Buffers, seconds: Sequence[float], link: Link = PCIE
+        self,
+        facts: PlacedGraph,
+        num_forward: int,
+        buffers: Buffers,
+        seconds: Sequence[float],
+        link: Link = PCIE,
+        options: PlanOptions | None = None,
     ) -> None:
+        chosen = PlanOptions() if options is None else options
+        homes = [places(context, chosen) for context in facts.contexts]
+        self._room = {place.home: place.limit for row in homes for place in row}
+        """Bytes that each home still takes; None: as many as there are."""
         self._num_forward = num_forward
         self._link = link
         self._clock = StepTimes(seconds[nid] for nid in facts.order)
         self._live = buffers.live()
-        self._devices = [i for i, context in enumerate(facts.contexts) if can_spill(context)]
+        self._devices = [i for i, row in enumerate(homes) if row]
+        self._homes = [homes[i] for i in self._devices]
         self._counted = [i for i, context in enumerate(facts.contexts) if context.device_type != "cpu_pinned"]
         """Devices whose bytes a budget counts; from those that are no ``_devices`` nothing leaves."""
         self._held = buffers.nbytes.tolist()
@@ -132,7 +147,7 @@ class Search:
             for one, (start, end), out, back in zip(idle, table.away, table.out, table.back, strict=True):
                 if start < end:  # others have delayed it so much that it would never be away
                     live[device, start:end] -= self._held[one.group]
-                    spills.append(Spill(one.entry, out, back))
+                    spills.append(Spill(one.entry, out, back, None if one.place is None else one.place.context))
             stall += table.stall
         return State(self._peak(live), stall, tuple(spills)), live
 
@@ -145,8 +160,10 @@ class Search:
             gone = {one.entry: place for place, one in enumerate(chosen[k])}
             idle = [one for one in self._idle[k] if one.used < moment < one.wanted and one.entry not in gone]
             idle.sort(key=lambda one: (-self._worth(one), one.entry))
-            for one in idle[:TRIALS]:
+            near = [housed for one in idle[:TRIALS] if (housed := self._housed(k, one)) is not None]
+            for one in near:
                 if self._leaves([*chosen[k], one], len(chosen[k]), moment):
+                    self._settle(one)
                     chosen[k].append(one)
                     live[:] = self._measured(chosen)[1]
                     return True
@@ -159,7 +176,7 @@ class Search:
                 if one.used < moment < one.wanted and (step > moment) == (moment < self._num_forward)
             ]
             best: tuple[float, int, int, list[Idle]] | None = None
-            for one in [*idle[:TRIALS], *slow[:TRIALS]]:
+            for one in [*near, *slow[:TRIALS]]:
                 forced = self._forced(one, moment, row, room)
                 if forced == one:
                     continue
@@ -169,10 +186,27 @@ class Search:
                 if best is None or price < best[:2]:
                     best = (*price, place, trial)
             if best is not None and self._leaves(best[3], best[2], moment):
+                if best[2] == len(chosen[k]):
+                    self._settle(best[3][-1])
                 chosen[k] = best[3]
                 live[:] = self._measured(chosen)[1]
                 return True
         return False
+
+    def _housed(self, k: int, one: Idle) -> Idle | None:
+        """The same result with the first place that has room for it; None: no place has."""
+        for place in self._homes[k]:
+            room = self._room[place.home]
+            if room is None or one.nbytes <= room:
+                return replace(one, place=place)
+        return None
+
+    def _settle(self, one: Idle) -> None:
+        """``one`` takes its room."""
+        place: Place = one.place
+        room = self._room[place.home]
+        if room is not None:
+            self._room[place.home] = room - one.nbytes
 
     def _forced(self, one: Idle, moment: int, row: IntArray, room: int) -> Idle:
         """The same result, waited for so that it is away as long as more than ``room`` is alive around ``moment``."""
@@ -192,4 +226,4 @@ class Search:
     def _worth(self, one: Idle) -> float:
         """Byte-seconds freed per second of copying."""
         gap = self._clock.starts[one.wanted] - self._clock.starts[one.used + 1]
-        return gap * one.nbytes / self._link.seconds(one.nbytes)
+        return gap * one.nbytes / one.seconds(self._link)

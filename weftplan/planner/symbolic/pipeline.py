@@ -145,6 +145,9 @@ class SizedGraph:
             seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
         """
         chosen = self.options if options is None else options
+        if chosen.peers:  # what computes is no home
+            here = [str(context) for context in self.facts.contexts]
+            chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
         if self._mirrored:
             draft = self._drafts.plain(chosen)
         else:

@@ -1,0 +1,203 @@
+"""Plans under a budget whose results wait in files and on other devices, of CPU contexts too: bits, bytes, limits."""
+
+import gc
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, engine, planner, storage, sym
+from weftplan.engine import FnProperty
+from weftplan.errors import DeviceError, PlanError
+from weftplan.planner import PlanOptions
+from weftplan.planner.spill import Link
+from weftplan.planner.spill.link import FILE as DISK
+from weftplan.storage import RawResource
+
+DEVICES = itertools.count(9300)
+FILE = mx.Context("file", 0)
+SHAPES = {"data": (8, 3, 16, 16)}
+
+
+@pytest.fixture(autouse=True)
+def fast_links(monkeypatch):
+    """Copies cost little, so that plans need no repetition besides, which takes long to plan."""
+    for name in ("FILE", "PEER"):
+        monkeypatch.setattr(f"weftplan.planner.spill.place.{name}", Link(bandwidth=1e12, latency=1e-7))
+
+
+def network(layers=6):
+    """Pointwise convolutions, whose scratch is small, batch norm, activations, dropout: backward needs most results."""
+    net = sym.Variable("data")
+    for k in range(layers):
+        net = sym.Convolution(net, kernel=(1, 1), num_filter=8, name=f"conv{k}")
+        net = sym.BatchNorm(net, fix_gamma=False, name=f"norm{k}")
+        net = sym.Activation(net, act_type="tanh", name=f"act{k}")
+        net = sym.Dropout(net, p=0.3, name=f"drop{k}")
+    return sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(net), num_hidden=5, name="fc"), name="softmax")
+
+
+def requests(net):
+    """Gradients of the parameters alone."""
+    return {name: "null" if name in SHAPES or "label" in name else "write" for name in net.list_arguments()}
+
+
+def plain_peak(net, ctx):
+    """Bytes of the plan without a budget."""
+    return net.plan(SHAPES, grad_req=requests(net), context=ctx).peak
+
+
+def trained(net, ctx, **options):
+    """(executor, bytes of its arrays after two steps)."""
+    executor = net.simple_bind(ctx, grad_req=requests(net), options=PlanOptions.from_environment(**options), **SHAPES)
+    seeded = np.random.default_rng(3)
+    for _, array in sorted(executor.arg_dict.items()):
+        array[:] = (seeded.standard_normal(array.shape) * 0.3).astype("float32")
+    executor.arg_dict["softmax_label"][:] = np.arange(8) % 5
+    for name, array in executor.aux_dict.items():
+        array[:] = 1.0 if name.endswith("var") else 0.0
+    mx.random.seed(7)
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward()
+    arrays = (*executor.outputs, *executor.grad_arrays, *executor.aux_arrays)
+    return executor, [array.asnumpy().tobytes() for array in arrays if array is not None]
+
+
+def spills(executor):
+    """Contexts on which results of an executor wait."""
+    planned = executor.planned
+    return [
+        planned.devices[nid] for nid, node in enumerate(planned.graph.nodes) if node.attrs.get("__spill__") == "out"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
+@pytest.mark.parametrize(("place", "home"), [("cpu", "file"), ("sim", "file"), ("sim", "peer"), ("cpu", "peer")])
+def test_half_the_memory_gives_the_same_bits(kind, place, home, folder):
+    """A training run whose plan is twice the budget sends results to the home, and no bit differs, on every engine."""
+    net, make = network(), getattr(mx, place)
+    ctx, peer = make(next(DEVICES)), make(next(DEVICES))
+    _, want = trained(net, ctx)
+    homes = {"spill": f"file:{folder}"} if home == "file" else {"spill": "peer", "peers": (str(peer),)}
+    half = plain_peak(net, ctx) // 2
+    with engine.using(engine.create(kind)):
+        executor, got = trained(net, ctx, budget=half, **homes)
+        planner.validate(executor.planned)
+        assert set(spills(executor)) == {FILE if home == "file" else peer}
+        plan = executor.memory_plan
+        assert plan.peak_by_device[ctx] <= half
+        assert plan.in_homes == plan.peak - plan.peak_by_device[ctx] > 0
+        assert plan.on_host == 0
+        assert plan.counted == plan.total - plan.in_homes
+        assert got == want
+        del executor
+        gc.collect()
+        mx.nd.waitall()
+
+
+@pytest.mark.parametrize("place", ["cpu", "sim"])
+def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
+    """Storage of the device and of every home gives out what the plan says; where one is full the next is taken."""
+    net, ctx = network(), getattr(mx, place)(next(DEVICES))
+    first = "host:160KB" if place == "sim" else f"file:{folder}:160KB"
+    second = f"file:{folder}" if place == "sim" else "peer"
+    peer = getattr(mx, place)(next(DEVICES))
+    half = plain_peak(net, ctx) // 2
+    rooms = {c: RawResource(device.get(c)) for c in (ctx, FILE, peer, mx.Context("cpu_pinned", ctx.device_id))}
+    with storage.using(rooms[ctx]), storage.using(rooms[FILE]), storage.using(rooms[peer]):
+        options = PlanOptions.from_environment(budget=half, spill=f"{first},{second}", peers=(str(peer),))
+        plain = net.simple_bind(ctx, grad_req=requests(net), **SHAPES)
+        before = {c: storage.get(c).statistics().requested_bytes for c in rooms}
+        executor = net.bind(
+            ctx, plain.arg_arrays, plain.grad_arrays, requests(net), aux_states=plain.aux_arrays, options=options
+        )
+        plan = executor.memory_plan
+        gained = {c: storage.get(c).statistics().requested_bytes - before[c] for c in rooms}
+        assert {c: n for c, n in gained.items() if n} == {c: n for c, n in plan.peak_by_device.items() if n}
+        used = set(spills(executor))
+        assert len(used) == 2
+        small = mx.Context("cpu_pinned", ctx.device_id) if place == "sim" else FILE
+        assert 0 < plan.peak_by_device[small] <= 160 << 10
+        assert type(plan).from_json(plan.to_json()).in_homes == plan.in_homes
+        del plain, executor
+        gc.collect()
+        mx.nd.waitall()
+
+
+def test_a_slow_home_is_mixed_with_repetition(monkeypatch, folder):
+    """Over the link of a disk some results wait in the file and others are computed again; the bits are the same."""
+    monkeypatch.setattr("weftplan.planner.spill.place.FILE", DISK)
+    net, ctx = network(layers=3), mx.cpu(next(DEVICES))
+    _, want = trained(net, ctx)
+    executor, got = trained(net, ctx, budget=plain_peak(net, ctx) // 2, spill=f"file:{folder}")
+    assert spills(executor)
+    assert any(node.mirror_of is not None for node in executor.planned.graph.nodes)
+    assert got == want
+
+
+def test_the_variable_names_homes_of_plans(monkeypatch, folder):
+    """``WEFTPLAN_SPILL`` is read at every bind; ``true`` means page-locked memory, which a CPU has no use for."""
+    net, ctx = network(layers=2), mx.cpu(next(DEVICES))
+    half = int(plain_peak(net, ctx) * 0.7)
+    for text, there in (("true", False), (f"file:{folder}", True), ("false", False)):
+        monkeypatch.setenv("WEFTPLAN_SPILL", text)
+        plan = net.plan(SHAPES, grad_req=requests(net), context=ctx, options=PlanOptions.from_environment(budget=half))
+        assert bool(plan.in_homes) is there
+        assert ("in file(0)" in " ".join(plan.notes)) is there
+
+
+def test_peers_are_the_devices_in_use_with_most_room_first(folder):
+    """``simple_bind`` names devices of the same kind from which memory has been taken, and never the device itself."""
+    net = network(layers=3)
+    ctx, tight, wide = (mx.sim(next(DEVICES)) for _ in range(3))
+    held = [mx.nd.zeros((1 << 20,), ctx=tight), mx.nd.zeros((1,), ctx=wide)]
+    mx.nd.waitall()
+    executor, _ = trained(net, ctx, budget=int(plain_peak(net, ctx) * 0.8), spill="peer")
+    peers = executor.memory_plan.options.peers
+    assert peers.index(str(wide)) < peers.index(str(tight))
+    assert str(ctx) not in peers
+    assert set(spills(executor)) == {mx.Context.parse(peers[0])}
+    del held
+
+
+def test_a_device_that_computes_is_no_peer():
+    """A peer that the graph uses otherwise would hold bytes that a budget has to count."""
+    net, ctx = network(layers=2), mx.sim(next(DEVICES))
+    options = PlanOptions(budget=int(plain_peak(net, ctx) * 0.8), spill="peer", peers=(str(ctx),))
+    plan = net.plan(SHAPES, grad_req=requests(net), context=ctx, options=options)
+    assert plan.in_homes == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"spill": "disc"}, {"spill": 3}, {"spill": "host:5"}, {"peers": "sim(1)"}, {"peers": ("sim",)}], ids=str
+)
+def test_bad_options_are_refused(wrong):
+    """What is no list of homes or devices is an error that names the option."""
+    with pytest.raises(PlanError, match=next(iter(wrong))):
+        PlanOptions(**wrong)
+
+
+def test_a_folder_has_one_number(folder, tmp_path_factory):
+    """``file(0)`` cannot become another folder while a process uses it."""
+    other = tmp_path_factory.mktemp("other")
+    net, ctx = network(), mx.cpu(next(DEVICES))
+    options = {"budget": plain_peak(net, ctx) // 2, "spill": f"file:{other}"}
+    with pytest.raises(DeviceError, match="cannot become"):
+        trained(net, ctx, **options)
+
+
+def test_files_are_written_and_read_beside_the_computation():
+    """A copy to a file, one from it and an operation of the CPU run at the same time: each waits for the others."""
+    meeting = threading.Barrier(3, timeout=60)
+    with engine.using(engine.create("ThreadedEnginePerDevice")) as current:
+        for ctx, prop in (
+            (mx.cpu(0), FnProperty.NORMAL),
+            (FILE, FnProperty.COPY_TO_GPU),
+            (FILE, FnProperty.COPY_FROM_GPU),
+        ):
+            current.push(meeting.wait, (), (current.new_variable(),), ctx, prop=prop)
+        current.wait_for_all()
+        assert not meeting.broken

@@ -1,0 +1,50 @@
+"""Where results of a device may wait, and how fast the way there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weftplan.device.context import Context
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.spill.link import FILE, PEER, Link
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place that takes results.
+
+    Attributes:
+        context: its memory.
+        link: the way there and back; None: the way to page-locked memory.
+        home: which of the homes it belongs to.
+        limit: most bytes that may go to that home, None: as many as there are.
+    """
+
+    context: Context
+    link: Link | None
+    home: int
+    limit: int | None
+
+
+def places(context: Context, options: PlanOptions) -> list[Place]:
+    """The places for results of ``context`` in the order in which they are tried.
+
+    Memory of the host is no home for a host, and a device none for itself; the k-th folder is the context ``file(k)``.
+    """
+    found: list[Place] = []
+    files = 0
+    for number, home in enumerate(options.homes):
+        if home.kind == "file":
+            found.append(Place(Context("file", files), FILE, number, home.nbytes))
+            files += 1
+        elif home.kind == "peer":
+            peers = [peer for peer in options.peer_contexts if peer.device_type == context.device_type]
+            found += [Place(peer, PEER, number, home.nbytes) for peer in peers if peer != context]
+        elif context.has_streams:
+            found.append(Place(host_of(context), None, number, home.nbytes))
+    return found if context.device_type in ("cpu", "gpu", "sim") else []
+
+
+def host_of(context: Context) -> Context:
+    """Page-locked host memory of a device."""
+    return Context("cpu_pinned", context.device_id)
