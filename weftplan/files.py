@@ -53,7 +53,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):  # of another owner
                 os.chmod(temporary, stat.S_IMODE(before.st_mode))
         os.replace(temporary, target)
+        _keep_name(folder)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _keep_name(folder: str) -> None:
+    """Let a new name in ``folder`` outlast a loss of power, where the system can be asked to."""
+    with contextlib.suppress(OSError):  # no file system, and no system, has to allow it
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

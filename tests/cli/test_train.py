@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import weftplan as mx
 from weftplan.cli import main
+from weftplan.training.events import read_events
 
 pytest.importorskip("sklearn")
 
@@ -84,9 +85,12 @@ def test_report_and_checkpoint(tmp_path):
     index = (report / "index.html").read_text()
     for name in re.findall(r'href="([^"]+)"', index):
         assert (report / name).stat().st_size > 0
-    assert "<polyline" in index
-    rows = json.loads((report / "curve.json").read_text())
-    assert [row["batch"] for row in rows] == list(range(22))
+    assert "where a step spends its time" in index
+    events = read_events(report / "events.jsonl")
+    assert [event["event"] for event in (events[0], events[-1])] == ["begin", "end"]
+    steps = [event for event in events if event["event"] == "step"]
+    assert sum(event["steps"] for event in steps) == steps[-1]["step"] <= 22
+    assert {"accuracy", "cross-entropy"} == set(steps[0]["metrics"])
     assert "sgd_mom_update" in (report / "lanes.html").read_text()
     _, args, _ = load_checkpoint(prefix, 1)
     assert any(name.endswith("_weight") for name in args)
@@ -104,7 +108,7 @@ def test_text_output():
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--network", "nope"], "'nope' is not one of 'mlp', 'lenet', 'resnet'"),
+        (["--network", "nope"], "'nope' is not one of 'mlp', 'lenet', 'resnet', 'lstm'"),
         (["--devices", "0"], "at least one device"),
         (["--devices", "tpu(0)"], "is no device"),
         (["--devices", "cpu0,cpu0"], "twice"),

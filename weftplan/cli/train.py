@@ -1,7 +1,7 @@
-"""``weftplan train``: a real network on real images, through every layer.
+"""``weftplan train``: a real network on real data, through every layer.
 
-It owns the options and the report of a run; ``training.module`` trains. It runs on the main thread, on which Ctrl-C
-ends the run after the batch at hand.
+It owns the options and the report of a run; what is trained stands in ``train_tasks.py``. It runs on the main thread,
+on which Ctrl-C ends the run after the batch at hand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 import weftplan.ops  # noqa: F401 - registers every operator
-from weftplan import engine, models, profiler, storage
+from weftplan import engine, profiler, storage
+from weftplan.cli import train_tasks
 from weftplan.cli.devices import parse_devices
 from weftplan.cli.train_report import write_report
 from weftplan.device.context import Context
@@ -28,16 +29,15 @@ from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import NDArray, random
 from weftplan.planner.explain import amount
-from weftplan.training.callbacks import BatchEndParam, StopAtBatchEnd
-from weftplan.training.datasets import load_digits
+from weftplan.training.base_module import BaseModule
+from weftplan.training.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
+from weftplan.training.checkpointing import Checkpoints
 from weftplan.training.display import Display
+from weftplan.training.events import Events
 from weftplan.training.initializer import Xavier
-from weftplan.training.io import DataIter, NDArrayIter
 from weftplan.training.module import Module
-from weftplan.training.parts import PartOfBatchIter
 
 ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
-NETWORKS = ("mlp", "lenet", "resnet")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
@@ -69,7 +69,11 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
 
 @click.command("train")
 @click.option(
-    "--network", type=click.Choice(NETWORKS), default="lenet", show_default=True, help="The network to train."
+    "--network",
+    type=click.Choice(train_tasks.NETWORKS),
+    default="lenet",
+    show_default=True,
+    help="The network to train: mlp, lenet and resnet learn digits, lstm learns text.",
 )
 @click.option(
     "--devices",
@@ -94,28 +98,36 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     "(one device).",
 )
 @click.option(
-    "--epochs", default=25, show_default=True, type=click.IntRange(min=1), help="The number of passes over the images."
+    "--epochs",
+    type=click.IntRange(min=1),
+    help="The number of passes over the data. The default is 25 for digits and 8 for text.",
 )
 @click.option(
     "--batch-size",
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="The number of images in a step, over all devices and processes.",
+    help="The number of images or lines in a step, over all devices and processes.",
+)
+@click.option(
+    "--micro-batches",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Cut each batch into so many pieces and sum their gradients, which takes the memory of a piece. "
+    "`weftplan plan --batch-max` says how many a budget needs.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(min=0, max=2**32 - 1),
-    help="The seed of the weights and of the order of images. The same seed gives the same bits.",
+    help="The seed of the weights and of the order of samples. The same seed gives the same bits.",
 )
 @click.option(
     "--lr",
-    default=0.05,
-    show_default=True,
     type=click.FloatRange(min=0, min_open=True),
-    help="The learning rate of SGD.",
+    help="The learning rate. The default is 0.05 of SGD for digits and 0.005 of Adam for text.",
 )
 @click.option(
     "--budget",
@@ -126,13 +138,39 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
     callback=_writable_folder,
-    help="Write a report into this folder: the plan, the curve of the loss, what ran when, and an index.",
+    help="Write a report into this folder: loss, speed, where the time went, memory and queues as a page and as JSON "
+    "lines, the plan, and what ran when.",
 )
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
     callback=_writable_prefix,
-    help="Save a checkpoint under this prefix. After Ctrl-C the default is digits-<network>.",
+    help="Save checkpoints under this prefix while training runs, and the trained network at its end. Without this "
+    "option Ctrl-C saves digits-<network> or text-<network>.",
+)
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    help="The number of steps between two checkpoints. Without this option there is one at the end of each epoch.",
+)
+@click.option(
+    "--keep",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How many of the newest checkpoints stay.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the newest checkpoint, or begin where there is none. The result has the bits of a run that was "
+    "not interrupted.",
+)
+@click.option(
+    "--patience",
+    type=click.IntRange(min=1),
+    help="Validate after each epoch, and stop when so many epochs have not become better. The best one is kept beside "
+    "the checkpoints.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object and nothing else.")
 def command(
@@ -140,20 +178,29 @@ def command(
     devices: list[Context],
     kind: str | None,
     kvstore: str,
-    epochs: int,
+    epochs: int | None,
     batch_size: int,
+    micro_batches: int,
     seed: int,
-    lr: float,
+    lr: float | None,
     budget: str | None,
     report: Path | None,
     checkpoint: Path | None,
+    every: int | None,
+    keep: int,
+    resume: bool,
+    patience: int | None,
     as_json: bool,
 ) -> None:
-    """Train a network on 1,797 real handwritten digits (8x8), over several devices.
+    """Train a network on 1,797 real handwritten digits (8x8), or on lines of real text, over several devices.
 
     The engine schedules the training, its memory is planned before the run, and its gradients go through the kvstore.
-    Ctrl-C stops it between two batches and saves a checkpoint.
+    Ctrl-C stops it between two batches and saves a checkpoint. A run with --checkpoint and --resume may be killed at
+    any moment and goes on when the same command is typed again.
     """
+    for name, value in (("--resume", resume), ("--every", every)):
+        if value and checkpoint is None:
+            raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
     if kvstore == "none" and len(devices) > 1:
         raise click.UsageError(
             f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
@@ -165,7 +212,18 @@ def command(
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
         try:
-            result = _run(network, devices, store, epochs, batch_size, seed, lr, budget, report, checkpoint, console)
+            wishes = _Wishes(epochs, micro_batches, checkpoint, every, keep, resume, patience, report)
+            task = train_tasks.make(
+                network,
+                devices,
+                batch_size,
+                seed=_seeded(seed),
+                rank=store.rank if store is not None else 0,
+                workers=store.num_workers if store is not None else 1,
+                lr=lr,
+                budget=budget,
+            )
+            result = _run(network, task, devices, store, wishes, console)
         except MXNetError as error:
             raise click.ClickException(str(error)) from error
         finally:
@@ -178,108 +236,142 @@ def command(
         raise click.exceptions.Exit(INTERRUPTED)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What the options ask of the run."""
+
+    epochs: int | None
+    micro_batches: int
+    checkpoint: Path | None
+    every: int | None
+    keep: int
+    resume: bool
+    patience: int | None
+    report: Path | None
+
+
+def _seeded(seed: int) -> int:
+    """The seed, from which all random numbers begin."""
+    random.seed(seed)
+    return seed
+
+
 def _run(
     network: str,
+    task: train_tasks.Task,
     devices: list[Context],
     store: KVStoreBase | None,
-    epochs: int,
-    batch_size: int,
-    seed: int,
-    lr: float,
-    budget: str | None,
-    report: Path | None,
-    checkpoint: Path | None,
+    wishes: _Wishes,
     console: Console,
 ) -> dict[str, Any]:
-    random.seed(seed)
-    split = load_digits(seed=seed)
     rank, workers = (store.rank, store.num_workers) if store is not None else (0, 1)
-    train: DataIter = NDArrayIter(
-        split.train_images, split.train_labels, batch_size, shuffle=True, last_batch_handle="discard"
-    )
-    if workers > 1:
-        train = PartOfBatchIter(train, rank=rank, num_workers=workers)
-    test = NDArrayIter(split.test_images, split.test_labels, min(batch_size // workers, len(split.test_labels)))
-    module = Module(models.digits(network), context=devices, memory_budget=budget)
-    batches = len(split.train_labels) // batch_size
+    module, epochs = task.module, wishes.epochs or task.epochs
+    report = wishes.report if rank == 0 else None
     stop = StopAtBatchEnd()
-    display = Display(epochs, batches, memory=lambda: _memory(devices)[0], silent=console.quiet)
+    display = Display(epochs, task.batches, memory=lambda: _memory(devices)[0], silent=console.quiet)
     start = time.perf_counter()
     interrupted = False
-    curve: list[dict[str, Any]] = []
+    events = None if report is None else Events(report, page=False)
     if report is not None and epochs == 1:
         profiler.set_state("run")
-    following = [] if report is None else [partial(_follow, curve, batches, epochs)]
+    following = [] if report is None else [_Recording(epochs, task.batches)]
     with stop:
         # Whoever reads this line may interrupt: from here on Ctrl-C waits for the end of a batch.
         console.print(
             f"{network} on {', '.join(map(str, devices))}: engine {type(engine.get()).__name__}, kvstore "
             f"{store.type if store is not None else 'none'}{f' of {workers} processes' * (workers > 1)}, "
-            f"{len(split.train_labels)} training and {len(split.test_labels)} test images",
+            f"{task.described}",
             highlight=False,
         )
         try:
             module.fit(
-                train,
-                eval_metric=["acc", "ce"],
+                task.train,
+                eval_data=None if wishes.patience is None else task.test,
+                eval_metric=task.metric,
                 kvstore=store if workers > 1 or len(devices) > 1 else None,
-                optimizer="sgd",
-                optimizer_params={"learning_rate": lr, "momentum": 0.9, "wd": 1e-4},
+                optimizer=task.optimizer,
+                optimizer_params=task.optimizer_params,
                 progress=display,
                 batch_end_callback=[stop, *following],
                 initializer=Xavier(magnitude=2.24),
                 num_epoch=epochs,
+                micro_batches=wishes.micro_batches,
+                checkpoint=wishes.checkpoint,
+                every=wishes.every,
+                keep=wishes.keep,
+                resume=wishes.resume,
+                early_stopping=None if wishes.patience is None else EarlyStopping(patience=wishes.patience),
+                report=events,
             )
         except KeyboardInterrupt:
             interrupted = True
     display.clear()
-    if rank > 0:
-        checkpoint = report = None
-    if interrupted and rank == 0:
-        prefix = checkpoint or Path(f"digits-{network}")
-        path = module.save_checkpoint(prefix, display.epoch, save_optimizer_states=module.optimizer_initialized)
-        console.print(
-            f"interrupted: saved {path}; continue with mx.mod.Module.load({str(prefix)!r}, {display.epoch}, "
-            f"load_optimizer_states={module.optimizer_initialized})"
-        )
-    elif checkpoint is not None:
-        console.print(f"saved {module.save_checkpoint(checkpoint, epochs)}")
+    if rank == 0:
+        _save(module, network, wishes, display.epoch if interrupted else epochs, console, interrupted=interrupted)
     lanes = ""
     if report is not None:
         profiler.set_state("stop")
         lanes = profiler.to_html(title=f"training {network}: the last epoch")
     engine.get().wait_for_all()
     wall = time.perf_counter() - start
-    accuracy = dict(module.score(test, "acc"))["accuracy"]
-    plans = [executor.memory_plan for executor in module.group.executors]
+    executors = module.owner().group.executors
+    plans = [executor.memory_plan for executor in executors]
     result: dict[str, Any] = {
         "network": network,
         "workers": workers,
         "devices": [str(ctx) for ctx in devices],
         "engine": type(engine.get()).__name__,
-        "test_accuracy": accuracy,
-        "images_per_s": display.samples / wall,
+        **task.score(),
+        f"{task.unit}_per_s": display.samples / wall,
         "wall_s": wall,
         "planned_peak_bytes": sum(plan.peak for plan in plans),
         "unshared_bytes": sum(plan.unshared_bytes for plan in plans),
         "lower_bound_bytes": sum(plan.lower_bound for plan in plans),
-        "allocated_bytes": sum(executor.allocated_bytes for executor in module.group.executors),
+        "allocated_bytes": sum(executor.allocated_bytes for executor in executors),
         "weights_sha256": weights_sha256(*module.get_params()),
         "interrupted": interrupted,
+        **task.facts,
     }
-    _print_result(result, console)
-    if report is not None:
-        write_report(report, network, module.group.executors[0].memory_plan, curve, lanes, result)
+    rows = result_rows(result)
+    _print_result(rows, console)
+    if events is not None and report is not None:
+        write_report(report, network, plans[0], events, lanes, result, rows)
         console.print(f"report: {report / 'index.html'}")
     return result
 
 
-def _follow(curve: list[dict[str, Any]], batches: int, epochs: int, param: BatchEndParam) -> None:
-    """Note the metrics of each batch, and record what runs from the beginning of the last epoch on."""
-    pairs = [] if param.eval_metric is None else param.eval_metric.get_name_value()
-    curve.append({"epoch": param.epoch, "batch": param.nbatch, **dict(pairs)})
-    if param.epoch == epochs - 2 and param.nbatch == batches - 1:
-        profiler.set_state("run")
+def _save(
+    module: BaseModule, network: str, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool
+) -> None:
+    """Write what stays: after Ctrl-C what one needs to go on, else the trained network."""
+    if interrupted and wishes.checkpoint is not None:
+        newest = Checkpoints(wishes.checkpoint).found()[-1:]
+        where = f"saved {newest[0]}" if newest else "no step had ended"
+        console.print(f"interrupted: {where}; type the same command with --resume to go on")
+    elif interrupted:
+        prefix = Path(f"{'text' if network == 'lstm' else 'digits'}-{network}")
+        if isinstance(module, Module):
+            path = module.save_checkpoint(prefix, epoch, save_optimizer_states=module.optimizer_initialized)
+            console.print(
+                f"interrupted: saved {path}; continue with mx.mod.Module.load({str(prefix)!r}, {epoch}, "
+                f"load_optimizer_states={module.optimizer_initialized})"
+            )
+        else:
+            path = module.owner().save_checkpoint(prefix, epoch)
+            console.print(f"interrupted: saved {path}; with --checkpoint and --resume a run goes on where it was")
+    elif wishes.checkpoint is not None:
+        console.print(f"saved {module.owner().save_checkpoint(wishes.checkpoint, epoch)}")
+
+
+class _Recording:
+    """Records what runs from the beginning of the last epoch on."""
+
+    def __init__(self, epochs: int, batches: int) -> None:
+        self._epochs, self._batches = epochs, batches
+
+    def __call__(self, param: BatchEndParam) -> None:
+        if param.epoch == self._epochs - 2 and param.nbatch == self._batches - 1:
+            profiler.set_state("run")
 
 
 def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
@@ -298,16 +390,31 @@ def _memory(devices: Sequence[Context]) -> tuple[int, int]:
     return sum(s.requested_bytes for s in statistics), sum(s.peak_requested_bytes for s in statistics)
 
 
-def _print_result(result: dict[str, Any], console: Console) -> None:
-    table = Table(title="result", show_header=False)
-    table.add_row("test accuracy", f"{result['test_accuracy']:.4f}")
-    table.add_row("images/s", f"{result['images_per_s']:,.0f}")
-    table.add_row("wall time", f"{result['wall_s']:.1f} s")
+def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The result in words: what, and how much."""
+    rows = []
+    if "test_accuracy" in result:
+        rows.append(("test accuracy", f"{result['test_accuracy']:.4f}"))
+    if "test_perplexity" in result:
+        rows.append(("test perplexity", f"{result['test_perplexity']:.3f} of {result['characters']} characters"))
+        rows.append(("bits per character", f"{result['test_bits_per_character']:.3f}"))
+        rows.append(("  by frequency alone", f"{result['unigram_bits_per_character']:.3f}"))
+    rows += [
+        (key.removesuffix("_per_s") + "/s", f"{value:,.0f}") for key, value in result.items() if key.endswith("_per_s")
+    ]
+    rows.append(("wall time", f"{result['wall_s']:.1f} s"))
     peak, unshared, bound = (result[k] for k in ("planned_peak_bytes", "unshared_bytes", "lower_bound_bytes"))
-    table.add_row("planned peak", f"{amount(peak)} ({peak:,} bytes)")
-    table.add_row("  without sharing", f"{amount(unshared)} ({unshared / max(peak, 1):.2f} times the plan)")
-    table.add_row("  lower bound", f"{amount(bound)} (the plan is {peak / max(bound, 1):.3f} times it)")
-    table.add_row("  allocated", f"{result['allocated_bytes']:,} bytes (planned: {peak:,})")
+    rows.append(("planned peak", f"{amount(peak)} ({peak:,} bytes)"))
+    rows.append(("  without sharing", f"{amount(unshared)} ({unshared / max(peak, 1):.2f} times the plan)"))
+    rows.append(("  lower bound", f"{amount(bound)} (the plan is {peak / max(bound, 1):.3f} times it)"))
+    rows.append(("  allocated", f"{result['allocated_bytes']:,} bytes (planned: {peak:,})"))
+    return rows
+
+
+def _print_result(rows: Sequence[tuple[str, str]], console: Console) -> None:
+    table = Table(title="result", show_header=False)
+    for name, value in rows:
+        table.add_row(name, value)
     console.print(table)
     operations = Table("device", "queue", "operations", title="what the engine did")
     for row in engine.get().statistics().queues:

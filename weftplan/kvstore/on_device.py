@@ -88,6 +88,12 @@ class KVStoreDevice(KVStoreLocal):
             found["staging"] += sent * sum(not reads(where, context) for context in contexts)
         return found
 
+    def set_residuals(self, residuals: Mapping[tuple[Key, int], NDArray]) -> None:
+        """Go on from residuals of an earlier run: for each key and place the array, as a checkpoint has kept it."""
+        with self._turn:
+            self._residuals = dict(residuals)
+            self._packed.clear()
+
     # -- how ------------------------------------------------------------------------------------------------------
 
     def _home(self, value: NDArray) -> Context:
@@ -129,7 +135,7 @@ class KVStoreDevice(KVStoreLocal):
         """What is sent of one gradient, where it is."""
         place, where = (key, index), array.context
         residual, packed = self._residuals.get(place), self._packed.get(place)
-        if residual is None or packed is None:
+        if residual is None:
             residual, packed = zeros(array.shape, ctx=where, dtype=DTYPE), None
         elif residual.context != where:
             residual, packed = residual.as_in_context(where), None

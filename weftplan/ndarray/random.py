@@ -22,13 +22,14 @@ from weftplan.ndarray.base import check_dtype
 from weftplan.ndarray.draws import UNSET, block_shape, push_draw, refuse_others, sample, target_of, wanted_dtype
 from weftplan.ndarray.operators import Namespace
 from weftplan.ndarray.pushing import push_kernel
-from weftplan.ndarray.seeds import next_key, seed
+from weftplan.ndarray.seeds import get_state, next_key, seed, set_state
 from weftplan.ops.schema import OpContext
 
 __all__ = [
     "exponential",
     "gamma",
     "generalized_negative_binomial",
+    "get_state",
     "multinomial",
     "negative_binomial",
     "next_key",
@@ -37,6 +38,7 @@ __all__ = [
     "randint",
     "randn",
     "seed",
+    "set_state",
     "shuffle",
     "uniform",
 ]

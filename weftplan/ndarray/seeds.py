@@ -57,6 +57,34 @@ def next_key(ctx: Context) -> tuple[int, int]:
         return stream[0], counter
 
 
+def get_state() -> dict[str, Any]:
+    """Where the random numbers of all contexts stand, as plain values for :func:`set_state`."""
+    with _lock:
+        streams = sorted((ctx.device_type, ctx.device_id, *stream) for ctx, stream in _streams.items())
+        return {"seed": _seed, "streams": [list(stream) for stream in streams]}
+
+
+def set_state(state: dict[str, Any]) -> None:
+    """Go on from what :func:`get_state` has told: every context draws what it would have drawn then.
+
+    Raises:
+        ParameterError: it is something else. Nothing is changed then.
+    """
+    global _seed
+    try:
+        first = int(state["seed"])
+        streams = {
+            Context(str(kind), int(number)): [int(start), int(counter)]
+            for kind, number, start, counter in state["streams"]
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParameterError(f"this is no state of random numbers: {error!r}") from error
+    with _lock:
+        _seed = first
+        _streams.clear()
+        _streams.update(streams)
+
+
 def _mixed(number: int, ctx: Context) -> int:
     """A seed of 63 bits for ``ctx``: the splitmix64 finaliser spreads neighbouring seeds and devices."""
     value = number * 127 + ctx.device_id + (ctx.device_typeid << 48)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,18 @@ from weftplan.errors import MXNetError, ShapeTypeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import metric as metrics
-from weftplan.training.callbacks import BatchEndParam
+from weftplan.training import microbatch
+from weftplan.training.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
 from weftplan.training.checkpoint import read_params, write_params
 from weftplan.training.display import Display
+from weftplan.training.events import Events
+from weftplan.training.fitting import Fitting, Validation, bind_for, make_checkpoints
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.monitor import Monitor
-from weftplan.training.warnings_of_fit import Watch
 
 log = logging.getLogger("weftplan")
 
-Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 Params = Mapping[str, NDArray]
 
 
@@ -100,6 +100,23 @@ class BaseModule:
         if memory_budget is not None:
             raise MXNetError(f"{type(self).__name__}.fit takes no memory_budget")
 
+    def owner(self) -> Any:
+        """The Module that has the parameters, whose state is that of the training."""
+        raise MXNetError(f"{type(self).__name__}.fit writes no checkpoints: it does not say what its state is")
+
+    def bound_grad_req(self) -> Any:
+        """The grad_req that was bound."""
+        return None
+
+    def clear_gradients(self, data_batch: DataBatch) -> None:
+        """Make the gradients zero that the steps for this batch will be added to."""
+        raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
+
+    def _accumulate(self, micro_batches: int) -> None:
+        """Be told, before there is an optimizer, how many bound batches make a step."""
+        if micro_batches > 1:
+            raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
+
     def set_params(
         self,
         arg_params: Params,
@@ -156,6 +173,13 @@ class BaseModule:
         *,
         memory_budget: int | str | None = None,
         progress: bool | Display = False,
+        micro_batches: int = 1,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        keep: int | None = 3,
+        resume: bool | str = False,
+        early_stopping: EarlyStopping | None = None,
+        report: str | os.PathLike[str] | Events | None = None,
     ) -> None:
         """Train for the epochs ``begin_epoch`` to ``num_epoch``, validating after each when ``eval_data`` is given.
 
@@ -173,12 +197,31 @@ class BaseModule:
 
             progress: show how training goes: a live line on a terminal and one line that stays for each epoch, which
                 alone go into a file or a pipe; or a :class:`~weftplan.training.display.Display`.
+            micro_batches: cut each batch into so many equal pieces, sum their gradients, and update once: the memory of
+                a piece, the step of the batch. Batch normalization uses the statistics of each piece, and moves its
+                running averages once for each; a loss that divides by the batch (``normalization="batch"``) divides by
+                the piece.
+            checkpoint: prefix of checkpoints, ``<prefix>-step<updates>.safetensors``, which hold everything that the
+                run needs to go on with the same bits. They are written while training goes on, whole or not at all;
+                where the disk is full, training goes on, says so, and the last good one stays.
+            every: updates between two checkpoints; None: one at the end of each epoch.
+            keep: how many of the newest checkpoints stay; None: all.
+            resume: go on from the newest checkpoint, or begin where there is none. Settings that differ are an error
+                that lists them; with ``"changed"`` they are logged, and those of now hold.
+            early_stopping: ends training when a metric does not become better; the best epoch so far is kept as
+                ``<prefix>-best.safetensors``.
+            report: a folder for ``events.jsonl`` and a page, ``index.html``, that show loss, speed, where the time
+                went, memory, queues and gradient norms; or an :class:`~weftplan.training.events.Events`.
 
         A loss or an output that is NaN or infinite, and a label that no class has, are told once as a warning.
 
         Raises:
             BudgetError: training does not fit the memory budget; nothing has been allocated.
             MXNetError: ``num_epoch`` is missing.
+            ShapeError: a batch cannot be cut into ``micro_batches`` equal pieces.
+            ParameterError: the checkpoint is of another network or of other settings; there are checkpoints, and
+                ``resume`` is not asked for.
+            FormatError: no checkpoint can be read, or it is of another version.
         """
         if num_epoch is None:
             raise MXNetError("fit needs num_epoch: the epoch to stop before")
@@ -187,8 +230,10 @@ class BaseModule:
             _check_iterator("fit: eval_data", eval_data)
         train_metric = metrics.create(eval_metric)
         check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
+        count = microbatch.checked(micro_batches)
+        checkpoints = make_checkpoints(checkpoint, every, keep, resume)
         self._expect(memory_budget, kvstore, optimizer, optimizer_params, rebind=force_rebind)
-        self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
+        bind_for(self, train_data, count, rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
         self.init_params(
@@ -198,51 +243,30 @@ class BaseModule:
             allow_missing=allow_missing,
             force_init=force_init,
         )
+        self._accumulate(count)
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
-        train_data.reset()  # it may have been used before
-        display = progress if isinstance(progress, Display) else Display(num_epoch, silent=not progress)
-        watch = Watch(self)
-        for epoch in range(begin_epoch, num_epoch):
-            start = time.perf_counter()
-            train_metric.reset()
-            nbatch = -1
-            for nbatch, batch in enumerate(train_data):
-                if monitor is not None:
-                    monitor.tic()
-                self.forward_backward(batch)
-                self.update()
-                self.update_metric(train_metric, batch.label)
-                if monitor is not None:
-                    monitor.toc_print()
-                pairs = train_metric.get_name_value()
-                watch.batch(epoch, nbatch, batch.label, pairs)
-                display.batch(epoch, nbatch, batch.data[0].shape[0] if batch.data else 0, pairs)
-                _call(batch_end_callback, BatchEndParam(epoch, nbatch, train_metric, {"self": self}))
-            if nbatch < 0:
-                raise MXNetError(
-                    f"fit: train_data gave no batch in epoch {epoch}; its reset() must start over, and with "
-                    f"last_batch_handle 'discard' there must be at least one whole batch"
-                )
-            for name, value in train_metric.get_global_name_value():
-                self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
-            self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
-            self.synchronize()
-            if epoch_end_callback is not None:
-                args, aux = self.get_params()
-                _call(epoch_end_callback, epoch, self.symbol, args, aux)
-            checked: list[tuple[str, float]] = []
-            if eval_data is not None:
-                checked = self.score(
-                    eval_data,
-                    check_metric,
-                    score_end_callback=eval_end_callback,
-                    batch_end_callback=eval_batch_end_callback,
-                    epoch=epoch,
-                )
-                for name, value in checked:
-                    self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
-            display.epoch_end(epoch, train_metric.get_global_name_value(), checked, time.perf_counter() - start)
-            train_data.reset()
+        fitting = Fitting(
+            self,
+            train_data,
+            train_metric,
+            (begin_epoch, num_epoch),
+            validation=None
+            if eval_data is None
+            else Validation(eval_data, check_metric, eval_end_callback, eval_batch_end_callback),
+            micro_batches=count,
+            checkpoints=checkpoints,
+            stopping=early_stopping,
+            display=progress if isinstance(progress, Display) else Display(num_epoch, silent=not progress),
+            events=report if report is None or isinstance(report, Events) else Events(report),
+            monitor=monitor,
+            batch_end_callback=batch_end_callback,
+            epoch_end_callback=epoch_end_callback,
+        )
+        resumed = bool(resume) and fitting.resume(changed=resume == "changed")
+        if not resumed:
+            fitting.start_over()
+        fitting.begin_events(resumed=resumed)
+        fitting.run()
 
     def score(
         self,
@@ -268,8 +292,8 @@ class BaseModule:
                 break
             self.forward(batch, is_train=False)
             self.update_metric(metric, batch.label, pad=getattr(batch, "pad", None) or 0)
-            _call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self}))
-        _call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
+            call(batch_end_callback, BatchEndParam(epoch, nbatch, metric, {"self": self}))
+        call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
         return metric.get_name_value()
 
     def iter_predict(
@@ -354,13 +378,6 @@ def _check_iterator(what: str, data: Any) -> None:
         raise MXNetError(
             f"{what} must be a DataIter such as mx.io.NDArrayIter(data, label, batch_size), got {type(data).__name__}"
         )
-
-
-def _call(callbacks: Callbacks, *args: Any) -> None:
-    if callbacks is None:
-        return
-    for callback in [callbacks] if callable(callbacks) else callbacks:
-        callback(*args)
 
 
 def as_descs(shapes: Any) -> list[DataDesc]:

@@ -251,6 +251,19 @@ class BucketingModule(BaseModule):
             if module is not self._default:
                 module.borrow_optimizer(self._default)
 
+    def owner(self) -> Module:
+        return self._default
+
+    def bound_grad_req(self) -> GradReq | None:
+        return self._bind_options.get("grad_req")
+
+    def clear_gradients(self, data_batch: DataBatch) -> None:
+        self._switch_to(data_batch)
+        self._current.clear_gradients(data_batch)
+
+    def _accumulate(self, micro_batches: int) -> None:
+        self._default._accumulate(micro_batches)
+
     # -- running: the current bucket ------------------------------------------------------------------------------
 
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
@@ -260,6 +273,10 @@ class BucketingModule(BaseModule):
             MXNetError: the first batch of a bucket does not say its shapes.
         """
         self._need("forward", binded=True, params=True)
+        self._switch_to(data_batch)
+        self._current.forward(data_batch, is_train)
+
+    def _switch_to(self, data_batch: DataBatch) -> None:
         key = getattr(data_batch, "bucket_key", None)
         key = self.default_bucket_key if key is None else key
         shapes: Mapping[str, Any] = {
@@ -272,7 +289,6 @@ class BucketingModule(BaseModule):
                 f"mx.io.DataBatch(…, bucket_key={key!r}, provide_data=[(name, shape)], provide_label=[…])"
             )
         self.switch_bucket(key, **shapes)
-        self._current.forward(data_batch, is_train)
 
     def backward(self, out_grads: Sequence[NDArray] | None = None) -> None:
         """Run backward in the current bucket, asynchronously."""

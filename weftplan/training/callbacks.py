@@ -10,15 +10,41 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from weftplan.training.checkpoint import save_checkpoint
 from weftplan.training.metric import EvalMetric
+from weftplan.training.stopping import EarlyStopping
+
+__all__ = [
+    "BatchEndParam",
+    "EarlyStopping",
+    "LogValidationMetricsCallback",
+    "ProgressBar",
+    "Speedometer",
+    "StopAtBatchEnd",
+    "call",
+    "do_checkpoint",
+    "log_train_metric",
+    "module_checkpoint",
+]
 
 log = logging.getLogger("weftplan")
+
+
+Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+"""What ``fit`` and ``score`` take: none, one or several."""
+
+
+def call(callbacks: Callbacks, *args: Any) -> None:
+    """Call each of them, in order."""
+    if callbacks is None:
+        return
+    for callback in [callbacks] if callable(callbacks) else callbacks:
+        callback(*args)
 
 
 @dataclass(slots=True)

@@ -1,13 +1,15 @@
-"""Checkpoints: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair.
+"""Parameter files: ``<prefix>-symbol.json`` and ``<prefix>-%04d.params``, MXNet's file pair, and safetensors.
 
 Files appear whole or not at all. Writing waits for the arrays; any thread may do it.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +17,13 @@ from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.errors import FormatError, ParameterError
 from weftplan.ndarray import NDArray
+from weftplan.ndarray import safetensors as file_format
 from weftplan.symbol import Symbol
 
 Params = dict[str, NDArray]
+
+BESIDES = "weftplan.besides"
+"""Metadata of a safetensors file: which of its arrays are no parameters, but states of a training run."""
 
 
 def params_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
@@ -56,7 +62,10 @@ def write_params(
 
 
 def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
-    """(arg_params, aux_params) of a parameter file; raises FormatError when a name has neither prefix."""
+    """(arg_params, aux_params) of a parameter file, which may be one of safetensors, such as ``fit(checkpoint=…)``
+    writes; raises FormatError when a name has neither prefix, or the file is damaged."""
+    if os.fsdecode(path).endswith(".safetensors"):
+        return read_safetensors(path)
     loaded = nd.load(os.fspath(path))
     if not isinstance(loaded, dict):
         raise FormatError(f"{path} holds a list of arrays without names, not a checkpoint")
@@ -82,3 +91,36 @@ def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol,
     """(symbol, arg_params, aux_params) of an epoch."""
     symbol = sym.load(f"{os.fsdecode(prefix)}-symbol.json")
     return (symbol, *load_params(prefix, epoch))
+
+
+def parameter_metadata(aux_names: Iterable[str], besides: Iterable[str] = ()) -> dict[str, str]:
+    """What a safetensors file of ours says about its arrays: auxiliary states, and those that are no parameters."""
+    texts = {"format": "mxnet", "aux": json.dumps(sorted(aux_names))}
+    named = sorted(besides)
+    return {**texts, BESIDES: json.dumps(named)} if named else texts
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> tuple[Params, Params]:
+    """(arg_params, aux_params) of a safetensors file; without metadata of ours all of its arrays are arguments.
+
+    Raises:
+        FormatError: the file is damaged, or something else; says what.
+    """
+    raw, metadata = file_format.read(path)
+    states = named_in(metadata, "aux", path)
+    others = named_in(metadata, BESIDES, path)
+    arrays = {name: nd.array(values, dtype=values.dtype) for name, values in raw.items() if name not in others}
+    return (
+        {name: value for name, value in arrays.items() if name not in states},
+        {name: value for name, value in arrays.items() if name in states},
+    )
+
+
+def named_in(metadata: Mapping[str, Any], key: str, path: str | os.PathLike[str]) -> set[str]:
+    """The names that a file's metadata list; raises FormatError for what is no list of names."""
+    text = metadata.get(key, "[]")
+    try:
+        return {str(name) for name in json.loads(text)}
+    except (TypeError, ValueError, RecursionError):
+        what = "auxiliary states" if key == "aux" else "arrays that are no parameters"
+        raise FormatError(f"{os.fspath(path)}: damaged: the metadata's list of {what} is {text!r}") from None

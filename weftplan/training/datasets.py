@@ -1,4 +1,4 @@
-"""Real data for examples: the handwritten digits that scikit-learn ships.
+"""Real data for examples: the handwritten digits that scikit-learn ships, and the text of Python's own help.
 
 The data are loaded at each call and nothing is kept.
 """
@@ -39,3 +39,34 @@ def load_digits(*, seed: int = 0, test_share: float = 0.2) -> Split:
     targets = labels[order].astype(np.float32)
     test = round(len(images) * test_share)
     return Split(pixels[test:], targets[test:], pixels[:test], targets[:test])
+
+
+class Lines(NamedTuple):
+    """Lines of text as numbers of characters, 1 and up, each with the end of its line, for training and for testing."""
+
+    train: list[list[int]]
+    test: list[list[int]]
+    characters: str
+    """Character number n is ``characters[n - 1]``."""
+
+
+def load_help_text(*, seed: int = 0, test_share: float = 0.1, shortest: int = 4, longest: int = 79) -> Lines:
+    """The lines of Python's help topics (``help("topics")``), which are chapters of its language reference, without
+    those that are shorter or longer; split at random by ``seed``.
+
+    Raises:
+        MXNetError: this Python was installed without the topics.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise MXNetError("this Python has no pydoc_data.topics, which is part of its standard library") from error
+    text = "\n".join(topics[name] for name in sorted(topics))
+    found = dict.fromkeys(line.strip() for line in text.splitlines())
+    lines = [f"{line}\n" for line in found if shortest <= len(line) <= longest and line.isascii()]
+    characters = "".join(sorted({character for line in lines for character in line}))
+    numbers = {character: number for number, character in enumerate(characters, 1)}
+    order = np.random.RandomState(seed).permutation(len(lines))
+    coded = [[numbers[character] for character in lines[index]] for index in order]
+    test = round(len(coded) * test_share)
+    return Lines(coded[test:], coded[:test], characters)

@@ -192,6 +192,13 @@ class ExecutorGroup:
                 grads = zip(out_grads, self._output_axes, strict=False)
                 executor.backward([_cut(g, part, axis).as_in_context(executor.context) for g, axis in grads])
 
+    def clear_gradients(self) -> None:
+        """Make every gradient zero, for those that are added to."""
+        for executor in self.executors:
+            for gradient in executor.grad_dict.values():
+                if gradient is not None:
+                    gradient[:] = 0
+
     def outputs(self) -> list[list[NDArray]]:
         """For each output the arrays of the contexts, in order."""
         return [list(parts) for parts in zip(*(e.outputs for e in self.executors), strict=True)]

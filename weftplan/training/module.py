@@ -121,6 +121,7 @@ class Module(BaseModule):
         self._updater: Updater | None = None
         self._optimizer: optimizers.Optimizer | None = None
         self._pending_states: bytes | None = None
+        self._micro_batches = 1
         self._ran = False
         self._monitors: list[Monitor] = []
 
@@ -436,7 +437,7 @@ class Module(BaseModule):
             optimizer_params,
             symbol=self.symbol,
             names=self._index_names(on_store),
-            batch_size=self.group.batch_size * workers,
+            batch_size=self.group.batch_size * workers * self._micro_batches,
         )
         self._check_budget(store, chosen)
         self._optimizer, self._kvstore, self._update_on_kvstore = chosen, store, on_store
@@ -500,6 +501,18 @@ class Module(BaseModule):
             if self._updater is not None:
                 for k, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
                     self._updater(self._numbers[name] * count + k, grad, weight)
+
+    def owner(self) -> Module:
+        return self
+
+    def bound_grad_req(self) -> GradReq | None:
+        return self._grad_req
+
+    def clear_gradients(self, data_batch: DataBatch) -> None:
+        self.group.clear_gradients()
+
+    def _accumulate(self, micro_batches: int) -> None:
+        self._micro_batches = micro_batches
 
     # -- running --------------------------------------------------------------------------------------------------
 

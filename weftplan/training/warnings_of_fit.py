@@ -1,24 +1,76 @@
-"""What goes wrong silently in training, told once: outputs that are no numbers, labels that no class has."""
+"""What goes wrong silently in training, told once: outputs that are no numbers, labels that no class has, gradients
+that explode or vanish, and devices that wait for data or for the thread that trains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+STARVED = 0.25
+"""A warning comes when so much of the time goes by without work for a device, over so many steps and seconds:"""
+LEAST_STEPS, LEAST_SECONDS = 30, 2.0
+EXPLODED = 1000.0
+"""A warning comes when the norm of the gradients is so many times the median of the last norms."""
 
 
 class Watch:
     """Looks at what ``fit`` computes, and warns once of each kind of trouble.
 
     Called by the thread that trains, behind the metric, which has waited for the outputs already.
+
+    Args:
+        told: also called with the text of each warning.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, told: Callable[[str], None] | None = None) -> None:
         self._module = module
         self._logger = module.logger
+        self._also = told
         self._told: set[str] = set()
+        self._seconds: dict[str, float] = {}
+        self._steps = 0
+        self._norms: deque[float] = deque(maxlen=50)
+
+    def time(self, seconds: Mapping[str, float], steps: int) -> None:
+        """On what the thread that trains has spent its time in some steps, by phase."""
+        self._steps += steps
+        for phase, value in seconds.items():
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + value
+        total = sum(self._seconds.values())
+        if self._steps < LEAST_STEPS or total < LEAST_SECONDS:
+            return
+        for phase, advice in _WAITS.items():
+            share = self._seconds.get(phase, 0.0) / total
+            if share > STARVED:
+                self._tell(phase, f"{100 * share:.0f} % of the last {self._steps} steps went by {advice}")
+        self._seconds, self._steps = {}, 0
+
+    def gradients(self, where: str, norm: float | None) -> None:
+        """The norm of the gradients of an update."""
+        if norm is None:
+            return
+        if not math.isfinite(norm):
+            self._tell("norm", f"{where}: the norm of the gradients is {norm}. {_ADVICE}")
+            return
+        if norm == 0:
+            self._tell(
+                "zero",
+                f"{where}: all gradients are zero, so nothing is learnt: look for a layer whose outputs are all "
+                f"negative before a relu, for BlockGrad, and for labels that are all ignored",
+            )
+        usual = statistics.median(self._norms) if len(self._norms) >= 10 else math.inf
+        if norm > EXPLODED * usual > 0:
+            self._tell(
+                "jump",
+                f"{where}: the norm of the gradients is {norm:.3g}, {norm / usual:,.0f} times what it was before. "
+                f"{_ADVICE}",
+            )
+        self._norms.append(norm)
 
     def batch(self, epoch: int, nbatch: int, labels: Sequence[Any], pairs: Sequence[tuple[str, float]]) -> None:
         """After a batch: its labels, and the metrics so far."""
@@ -34,6 +86,8 @@ class Watch:
         if kind not in self._told:
             self._told.add(kind)
             self._logger.warning(text)
+            if self._also is not None:
+                self._also(text)
 
     def _outputs(self, where: str) -> None:
         if "loss" in self._told:
@@ -69,3 +123,9 @@ class Watch:
 
 
 _ADVICE = "Lower the learning rate, look at the data for NaN, or clip gradients (optimizer_params={'clip_gradient': 1})"
+_WAITS = {
+    "data": "waiting for data, while the devices had nothing to do: read ahead with mx.io.PrefetchingIter, let worker "
+    "processes prepare samples, or prepare the data once and store it",
+    "other": "in callbacks, checkpoints and other work of the thread that trains, while the devices had nothing to do: "
+    "call back less often, and look at fit(report=…) for where the time went",
+}

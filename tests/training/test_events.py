@@ -1,0 +1,283 @@
+"""What fit tells while it runs: events.jsonl, warnings that help, and TensorBoard."""
+
+import json
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.training import warnings_of_fit
+from weftplan.training.events import Events, gradient_norm, read_events
+from weftplan.training.warnings_of_fit import Watch
+
+
+def network():
+    """Two layers and a loss."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
+    net = mx.sym.Activation(net, act_type="relu", name="act")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
+
+
+def data(scale=1.0):
+    """Five batches of eight."""
+    rng = np.random.default_rng(2)
+    return mx.io.NDArrayIter(rng.random((40, 4)) * scale, rng.integers(0, 3, 40), batch_size=8)
+
+
+def fit(report, *, module=None, scale=1.0, **settings):
+    """Two epochs, validated."""
+    mx.random.seed(1)
+    module = mx.mod.Module(network()) if module is None else module
+    module.fit(data(scale), eval_data=data(), num_epoch=settings.pop("num_epoch", 2), report=report, **settings)
+    return module
+
+
+def test_a_run_in_lines(tmp_path):
+    """Begin, figures of every step at first, epochs with their validation, and the end; the page is there."""
+    fit(tmp_path / "report", checkpoint=tmp_path / "run")
+    events = read_events(tmp_path / "report" / "events.jsonl")
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "begin"
+    assert kinds[-1] == "end"
+    assert events[-1]["why"] == "all epochs are done"
+    assert kinds.count("epoch") == kinds.count("checkpoint") == 2
+    steps = [event for event in events if event["event"] == "step"]
+    assert sum(event["steps"] for event in steps) == steps[-1]["step"] <= 10
+    assert steps[0]["steps"] == 1
+    for event in steps:
+        assert set(event["seconds"]) == {"data", "compute", "exchange", "other"}
+        assert all(value >= 0 for value in event["seconds"].values())
+        assert 0 < event["live"] <= event["reserved"]
+        assert event["learning_rate"] == 0.01
+        assert event["gradient_norm"] > 0
+        assert event["metrics"].keys() == {"accuracy"}
+        assert any(name.startswith("cpu(0)") for name in event["queues"])
+    epochs = [event for event in events if event["event"] == "epoch"]
+    assert epochs[0]["validation"].keys() == {"accuracy"}
+    assert (tmp_path / "report" / "index.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_weights_do_not_depend_on_it(tmp_path):
+    """A report changes no bit."""
+    with_report, without = fit(tmp_path / "report"), fit(None)
+    for name, value in without.get_params()[0].items():
+        np.testing.assert_array_equal(value.asnumpy(), with_report.get_params()[0][name].asnumpy())
+
+
+def test_the_norm_of_the_gradients(tmp_path):
+    """It is the root of the sum of squares of all gradients, rescaled as the optimizer does."""
+    module = fit(None, num_epoch=1)
+    squares = sum(float((grads[0].asnumpy().astype("float64") ** 2).sum()) for grads in module.group.grad_arrays)
+    assert gradient_norm(module) == pytest.approx(math.sqrt(squares) / 8, rel=1e-5)
+
+
+def test_numbers_that_json_does_not_have(tmp_path):
+    """NaN and infinity are texts, so that every line is JSON for every reader."""
+    with np.errstate(all="ignore"):
+        fit(tmp_path, scale=np.float32(1e30), eval_metric="ce", optimizer_params={"learning_rate": 1e30})
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    events = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert "nan" in {event["metrics"].get("cross-entropy") for event in events if event["event"] == "step"}
+    assert any("cross-entropy is nan" in event["text"] for event in events if event["event"] == "warning")
+
+
+def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
+    """Its steps follow those of the checkpoint; what the killed run had done after it does not count twice."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(param):
+        if (param.epoch, param.nbatch) == (1, 3):
+            raise Killed
+
+    settings = {"checkpoint": tmp_path / "run", "every": 3, "num_epoch": 3}
+    with pytest.raises(Killed):
+        fit(tmp_path / "report", batch_end_callback=kill, **settings)
+    path = tmp_path / "report" / "events.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-20])  # the process ended while it wrote
+    fit(tmp_path / "report", resume=True, **settings)
+    events = read_events(path)
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == sorted(set(steps))
+    resumed = next(event for event in events if event["event"] == "resume")
+    assert resumed["step"] == 6
+    assert steps[-1] == 15
+    assert [event["epoch"] for event in events if event["event"] == "epoch"] == [0, 1, 2]
+
+
+def test_a_file_that_is_none(tmp_path):
+    """The line is named."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "begin"}\nnonsense\n{"event": "end"}\n')
+    with pytest.raises(FormatError, match="line 2 is no event: 'nonsense'"):
+        read_events(path)
+
+
+def test_an_error_ends_the_file(tmp_path):
+    """The last line says why."""
+
+    def fail(param):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, batch_end_callback=fail)
+    assert read_events(tmp_path / "events.jsonl")[-1]["why"] == "ZeroDivisionError"
+
+
+class Slow(mx.io.DataIter):
+    """An iterator that needs longer than a step."""
+
+    def __init__(self, seconds):
+        super().__init__(8)
+        self._source, self._seconds = data(), seconds
+        self.provide_data, self.provide_label = self._source.provide_data, self._source.provide_label
+
+    def reset(self):
+        self._source.reset()
+
+    def next(self):
+        batch = self._source.next()
+        time.sleep(self._seconds)  # not to wait for something: this is what is measured
+        return batch
+
+
+def test_waiting_for_data_is_told_apart_from_computing(tmp_path):
+    """Time in which the iterator works while devices still compute is no wait for data; the rest is."""
+    mx.random.seed(1)
+    module = mx.mod.Module(network())
+    module.fit(Slow(0.02), num_epoch=1, report=tmp_path)
+    steps = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "step"]
+    assert sum(event["seconds"]["data"] for event in steps) > 0.02 * (steps[-1]["step"] - 1)
+
+
+def test_computing_behind_the_iterator_is_no_wait_for_data(tmp_path, monkeypatch):
+    """While an operation of the step runs, the iterator's time counts as computing."""
+    go_on = threading.Event()
+    real_update, real_forward = mx.mod.Module.update, mx.mod.Module.forward_backward
+
+    def update(module):
+        """The last operation of the step runs until the next step begins."""
+        real_update(module)
+        go_on.clear()
+        mx.engine.get().push(lambda: go_on.wait(60), (), (module.group.param_arrays[0][0].var,))
+
+    def forward_backward(module, batch):
+        go_on.set()
+        real_forward(module, batch)
+
+    monkeypatch.setattr(mx.mod.Module, "update", update)
+    monkeypatch.setattr(mx.mod.Module, "forward_backward", forward_backward)
+    mx.random.seed(1)
+    module = mx.mod.Module(network())
+    try:
+        module.fit(Slow(0.002), num_epoch=1, report=Events(tmp_path, gradients=False))
+    finally:
+        go_on.set()
+    steps = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "step"]
+    assert sum(event["seconds"]["data"] for event in steps[1:]) == 0.0
+
+
+def watch():
+    """A watch, and what it tells."""
+    told = []
+    return Watch(mx.mod.Module(network()), told.append), told
+
+
+def test_starved_and_idle_devices_are_told_once():
+    """A quarter of the time over enough steps and seconds; then no more."""
+    one, told = watch()
+    one.time({"data": 0.9, "compute": 0.1, "exchange": 0.0, "other": 0.0}, 10)
+    assert told == []  # too short to judge
+    for _ in range(3):
+        one.time({"data": 2.1, "compute": 3.9, "exchange": 0.0, "other": 3.0}, 40)
+    starved, idle = told
+    assert starved.startswith("30 % of the last 50 steps went by waiting for data, while the devices had nothing to do")
+    assert "mx.io.PrefetchingIter" in starved
+    assert idle.startswith("30 % of the last 50 steps went by in callbacks, checkpoints and other work")
+
+
+def test_a_busy_device_is_no_reason_to_warn():
+    """Three quarters of computing are fine."""
+    one, told = watch()
+    one.time({"data": 1.0, "compute": 8.0, "exchange": 0.5, "other": 1.0}, 100)
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        ([1.0] * 10 + [5000.0], "is 5e+03, 5,000 times what it was before"),
+        ([math.nan], "the norm of the gradients is nan"),
+        ([0.0], "all gradients are zero, so nothing is learnt"),
+    ],
+)
+def test_gradients_that_explode_or_vanish(norms, words):
+    """They are told once, with what to look for."""
+    one, told = watch()
+    for norm in [*norms, norms[-1]]:
+        one.gradients("epoch 0, batch 3", norm)
+    assert len(told) == 1
+    assert words in told[0]
+
+
+def test_usual_gradients_are_not_told():
+    """Norms that vary by a factor of a hundred are usual."""
+    one, told = watch()
+    for number in range(100):
+        one.gradients("", 10.0 ** (number % 3))
+    assert told == []
+
+
+class Writer:
+    """Stands for a writer of TensorBoard."""
+
+    def __init__(self):
+        self.scalars = []
+
+    def add_scalar(self, name, value, step):
+        assert isinstance(value, float)
+        self.scalars.append((name, step))
+
+
+def test_a_writer_of_tensorboard(tmp_path):
+    """It gets the figures of every line under names that sort by kind."""
+    writer = Writer()
+    fit(Events(tmp_path, tensorboard=writer))
+    names = {name for name, _ in writer.scalars}
+    assert {"train/accuracy", "run/samples_per_s", "run/gradient_norm", "seconds/data"} <= names
+    assert ("epoch/validation/accuracy", 10) in writer.scalars
+
+
+def test_tensorboard_from_its_own_package(tmp_path):
+    """With tensorboardX a folder is enough; its files are there afterwards."""
+    pytest.importorskip("tensorboardX")
+    fit(Events(tmp_path, tensorboard=tmp_path / "board"))
+    assert list((tmp_path / "board").glob("events.out.tfevents.*"))
+
+
+def test_tensorboard_without_its_package(tmp_path, monkeypatch):
+    """The error says what to install, before anything is trained."""
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    with pytest.raises(MXNetError, match=r"needs the package tensorboardX: pip install 'weftplan\[tensorboard\]'"):
+        Events(tmp_path, tensorboard=tmp_path / "board")
+
+
+def test_a_period_that_is_none(tmp_path):
+    """Bad settings are told."""
+    with pytest.raises(ParameterError, match="period must be >= 0 seconds"):
+        Events(tmp_path, period=-1)
+
+
+def test_thresholds_are_those_that_are_told():
+    """What the documents name."""
+    assert (warnings_of_fit.STARVED, warnings_of_fit.LEAST_STEPS, warnings_of_fit.LEAST_SECONDS) == (0.25, 30, 2.0)

@@ -1,0 +1,171 @@
+"""Gradients of micro-batches are summed before one update: the bits of the loop by hand, and the memory of a piece."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, ParameterError, ShapeError
+from weftplan.training.microbatch import MicroBatchIter, Pieces, cut_descs
+
+OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}
+
+
+def network(*, norm=False):
+    """A small network, with batch normalization where that is asked for."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
+    if norm:
+        net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
+    net = mx.sym.Activation(net, act_type="relu", name="act")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
+
+
+def data(samples=40, batch=8, **settings):
+    """Random samples of three classes."""
+    rng = np.random.default_rng(2)
+    return mx.io.NDArrayIter(rng.random((samples, 4)), rng.integers(0, 3, samples), batch_size=batch, **settings)
+
+
+def weights(module):
+    """All parameters and auxiliary states."""
+    args, aux = module.get_params()
+    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
+
+
+def same(left, right):
+    """The same bits under the same names."""
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        np.testing.assert_array_equal(value, right[name], err_msg=name)
+
+
+def fitted(count, contexts, *, norm=False, **settings):
+    """Two epochs of fit with so many micro-batches."""
+    mx.random.seed(4)
+    module = mx.mod.Module(network(norm=norm), context=contexts)
+    module.fit(
+        data(shuffle=True),
+        num_epoch=2,
+        kvstore="device",
+        optimizer_params=OPTIMIZER,
+        initializer=mx.init.Xavier(),
+        micro_batches=count,
+        **settings,
+    )
+    return module
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_bits_of_the_loop_by_hand(count, norm, devices):
+    """fit(micro_batches=k) is bind(grad_req="add"), k times forward and backward, and one update, bit for bit."""
+    contexts = [mx.cpu(i) for i in range(devices)]
+    mx.random.seed(4)
+    batches = data(shuffle=True)
+    module = mx.mod.Module(network(norm=norm), context=contexts)
+    size = 8 // count
+    module.bind([("data", (size, 4))], [("softmax_label", (size,))], grad_req="add")
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer("device", "sgd", {**OPTIMIZER, "rescale_grad": 1 / 8})
+    batches.reset()
+    for _ in range(2):
+        for batch in batches:
+            for executor in module.group.executors:
+                for gradient in executor.grad_dict.values():
+                    if gradient is not None:
+                        gradient[:] = 0
+            for at in range(0, 8, size):
+                piece = mx.io.DataBatch([batch.data[0][at : at + size]], [batch.label[0][at : at + size]])
+                module.forward_backward(piece)
+            module.update()
+        module.synchronize()
+        batches.reset()
+    same(weights(fitted(count, contexts, norm=norm)), weights(module))
+
+
+def test_a_step_is_that_of_the_whole_batch():
+    """Without batch normalization the weights are those of whole batches, up to the rounding of the sums."""
+    whole, pieces = weights(fitted(1, mx.cpu())), weights(fitted(4, mx.cpu()))
+    for name, value in whole.items():
+        np.testing.assert_allclose(pieces[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_memory_of_a_piece():
+    """Executors are planned for a piece, and validation does not make them larger."""
+    one, four = (fitted(count, mx.cpu(), eval_data=data()) for count in (1, 4))
+    assert four.group.batch_size == 2
+    assert four.group.executors[0].allocated_bytes < one.group.executors[0].allocated_bytes
+    assert four.score(data(), "acc") == four.score(MicroBatchIter(data(), 2), "acc")
+
+
+def test_metrics_count_every_sample():
+    """The metric of an epoch is that of all its samples, however the batches are cut."""
+    seen = []
+    fitted(4, mx.cpu(), batch_end_callback=lambda param: seen.append(param.eval_metric.num_inst))
+    assert seen == [8, 16, 24, 32, 40] * 2
+
+
+def test_buckets_are_cut_as_well():
+    """Pieces belong to the bucket of their batch; two pieces give the weights of whole batches up to rounding."""
+
+    def generate(key):
+        net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=7, output_dim=4, name="embed")
+        net = mx.sym.FullyConnected(mx.sym.Reshape(net, shape=(-1, 4)), num_hidden=7, name="fc")
+        label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+        return mx.sym.SoftmaxOutput(net, label, name="softmax"), ("data",), ("softmax_label",)
+
+    def trained(count):
+        mx.random.seed(1)
+        rng = np.random.default_rng(0)
+        sentences = [list(rng.integers(1, 7, length)) for length in (3, 5) for _ in range(8)]
+        it = mx.rnn.BucketSentenceIter(sentences, 4, buckets=[3, 5], invalid_label=0)
+        module = mx.mod.BucketingModule(generate, it.default_bucket_key)
+        module.fit(it, num_epoch=2, eval_metric=mx.metric.Perplexity(0), micro_batches=count)
+        return weights(module)
+
+    whole, pieces = trained(1), trained(2)
+    for name, value in whole.items():
+        np.testing.assert_allclose(pieces[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_padding_is_trained_on_and_not_scored():
+    """Pieces of padding alone are kept for training, as whole batches have them, and left out of a score."""
+    batches = data(samples=9)
+    *_, last = batches
+    pieces = Pieces(batches.provide_data, batches.provide_label).cut(last, 2)
+    assert [piece.pad for piece in pieces] == [1, 2, 2, 2]
+    assert [batch.pad for batch in MicroBatchIter(data(samples=9), 2)] == [0, 0, 0, 0, 1]
+
+
+def test_samples_along_another_axis():
+    """A description whose layout says so is cut along its batch axis."""
+    descs = [mx.io.DataDesc("data", (5, 8), layout="TN"), mx.io.DataDesc("label", (8,), layout="N")]
+    assert [desc.shape for desc in cut_descs(descs, 2)] == [(5, 4), (4,)]
+    value = mx.nd.array(np.arange(40).reshape(5, 8))
+    batch = mx.io.DataBatch([value], [value[0]], provide_data=descs[:1])
+    left, right = Pieces(descs[:1], descs[1:]).cut(batch, 4)
+    np.testing.assert_array_equal(np.hstack([left.data[0].asnumpy(), right.data[0].asnumpy()]), value.asnumpy())
+    assert left.provide_data[0].shape == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "words"),
+    [
+        (0, ParameterError, "micro_batches must be a whole number >= 1, got 0"),
+        (True, ParameterError, "got True"),
+        (3, ShapeError, r"a batch of 8 samples .* cannot be cut into 3 equal micro-batches: choose a divisor of 8"),
+    ],
+)
+def test_numbers_that_do_not_work(count, error, words):
+    """What is no number, or does not divide the batch, is told before anything is bound."""
+    module = mx.mod.Module(network())
+    with pytest.raises(error, match=words):
+        module.fit(data(), num_epoch=1, micro_batches=count)
+    assert not module.binded
+
+
+def test_a_module_that_was_bound_for_something_else():
+    """Gradients would be overwritten, so fit refuses it and says what to pass."""
+    module = fitted(1, mx.cpu())
+    with pytest.raises(BindError, match=r"is bound for .* with 'write': pass force_rebind=True"):
+        module.fit(data(), num_epoch=1, micro_batches=2)

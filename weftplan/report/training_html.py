@@ -1,0 +1,172 @@
+"""The events of a training run as one self-contained HTML page: curves, speed, where the time went, memory, queues."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from weftplan.planner.explain import amount
+from weftplan.training.events import PHASES, provide_page
+
+MOST_POINTS = 1500
+"""A curve shows so many points; of more, every n-th."""
+
+Event = Mapping[str, Any]
+
+
+def training_html(
+    events: Sequence[Event],
+    *,
+    title: str = "training",
+    facts: Sequence[tuple[str, str]] = (),
+    links: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page as text. It loads nothing from anywhere and needs no network.
+
+    Args:
+        events: as :func:`weftplan.training.events.read_events` gives them.
+        title: of the page.
+        facts: rows of a table at its head.
+        links: (text, address) of pages that belong to it.
+    """
+    steps = [event for event in events if event.get("event") == "step"]
+    every = max(1, -(-len(steps) // MOST_POINTS))
+    shown = [*steps[::every], *([steps[-1]] if steps and (len(steps) - 1) % every else [])]
+    data = {
+        "charts": _charts(shown, [event for event in events if event.get("event") == "epoch"]),
+        "marks": [
+            {"step": event["step"], "kind": event["event"], "text": _told(event)}
+            for event in events
+            if event.get("event") in ("warning", "resume", "checkpoint failed") and "step" in event
+        ],
+        "epochs": [
+            [event["epoch"] + 1, event["step"], event.get("train", {}), event.get("validation", {}), event["seconds"]]
+            for event in events
+            if event.get("event") == "epoch"
+        ],
+        "log": [
+            [event["event"], event.get("step"), _told(event)]
+            for event in events
+            if event.get("event") not in ("step", "epoch", "begin")
+        ][-200:],
+    }
+    rows = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in facts)
+    anchors = ", ".join(f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links)
+    parts = {
+        "@TITLE@": html.escape(title),
+        "@STORY@": html.escape(story(events)).replace(" %", "&nbsp;%"),
+        "@FACTS@": f'<table class="facts">{rows}</table>' if rows else "",
+        "@LINKS@": f"<p>See also: {anchors}.</p>" if anchors else "",
+        # "</" would end the script element that holds the data.
+        "@DATA@": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    }
+    page = resources.files("weftplan.report").joinpath("training_page.html").read_text(encoding="utf-8")
+    return re.sub("|".join(parts), lambda found: parts[found.group()], page)
+
+
+def story(events: Sequence[Event]) -> str:
+    """How the run went, in words.
+
+    >>> story([])
+    'No step has been recorded yet.'
+    """
+    steps = [event for event in events if event.get("event") == "step"]
+    if not steps:
+        return "No step has been recorded yet."
+    spent = {phase: sum(event["seconds"].get(phase, 0.0) for event in steps) for phase in PHASES}
+    total = max(sum(spent.values()), 1e-9)
+    shares = ", ".join(f"{100 * spent[phase] / total:.0f} % {words}" for phase, words in _PHASES.items())
+    last = steps[-1]
+    epochs = sum(event.get("event") == "epoch" for event in events)
+    text = f"{last['step']:,} steps, {epochs} whole epoch{'s' * (epochs != 1)}, {_duration(total)}: {shares}."
+    kinds = [event.get("event") for event in events]
+    for kind, words in (("resume", "resumed"), ("checkpoint", "checkpoints written"), ("warning", "warnings")):
+        count = kinds.count(kind)
+        if count:
+            text += f" {count} {'warning' if (kind, count) == ('warning', 1) else words}."
+    return text
+
+
+_PHASES = {
+    "data": "waiting for data",
+    "compute": "computing",
+    "exchange": "exchanging gradients and updating",
+    "other": "for the rest",
+}
+
+
+def _charts(steps: Sequence[Event], epochs: Sequence[Event]) -> list[dict[str, Any]]:
+    """What the page draws: a chart has a title, a unit, and lines with their points (step, value)."""
+    charts: list[dict[str, Any]] = []
+    for name in dict.fromkeys(name for event in steps for name in event.get("metrics", {})):
+        lines = [_line("training, its epoch so far", "a", steps, lambda event, n=name: event["metrics"].get(n))]
+        points = [[event["step"], _number(event.get("validation", {}).get(name))] for event in epochs]
+        if any(value is not None for _, value in points):
+            lines.append({"name": "validation", "color": "b", "points": points, "dots": True})
+        charts.append({"title": name, "unit": "", "lines": lines})
+    lines = [
+        {"name": _PHASES[phase], "color": color, "points": [[e["step"], _per_step(e, phase)] for e in steps]}
+        for phase, color in zip(PHASES, "cabd", strict=True)
+    ]
+    charts.append({"title": "where a step spends its time", "unit": "s", "stacked": True, "lines": lines})
+    plain: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
+        ("samples a second", "", (("samples_per_s", "samples/s", "a"),)),
+        ("memory", "B", (("live", "live", "a"), ("reserved", "reserved by pools", "b"), ("process", "process", "d"))),
+        ("norm of the gradients", "", (("gradient_norm", "norm", "a"),)),
+        ("learning rate", "", (("learning_rate", "rate", "a"),)),
+        ("loss scale", "", (("loss_scale", "scale", "a"),)),
+    )
+    for title, unit, wanted in plain:
+        lines = [_line(words, color, steps, lambda e, key=key: e.get(key)) for key, words, color in wanted]
+        lines = [line for line in lines if any(value is not None for _, value in line["points"])]
+        if lines:
+            charts.append({"title": title, "unit": unit, "lines": lines})
+    pending = [_line("all operations that are pending", "a", steps, lambda event: event.get("pending"))]
+    names = dict.fromkeys(name for event in steps for name, depth in event.get("queues", {}).items() if depth)
+    for name, color in zip(names, "bcde", strict=False):
+        pending.append(_line(f"ready in {name}", color, steps, lambda event, n=name: event.get("queues", {}).get(n)))
+    charts.append({"title": "depth of the engine's queues", "unit": "", "lines": pending})
+    return charts
+
+
+def _line(name: str, color: str, steps: Sequence[Event], value: Any) -> dict[str, Any]:
+    return {"name": name, "color": color, "points": [[event["step"], _number(value(event))] for event in steps]}
+
+
+def _number(value: Any) -> float | None:
+    """A number that can be drawn; events hold the others as texts."""
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _per_step(event: Event, phase: str) -> float:
+    seconds, steps = float(event["seconds"].get(phase, 0.0)), int(event.get("steps", 1))
+    return seconds / max(steps, 1)
+
+
+def _told(event: Event) -> str:
+    """An event in words."""
+    if "text" in event:
+        return str(event["text"])
+    if event["event"] == "checkpoint":
+        return f"{event.get('path')} ({amount(int(event.get('bytes', 0)))}, {event.get('seconds')} s beside the run)"
+    if event["event"] == "checkpoint failed":
+        return f"{event.get('path')}: {event.get('why')}"
+    return ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("event", "time", "step"))
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(4000)
+    '1 h 7 min'
+    """
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+provide_page(training_html)

@@ -1,0 +1,458 @@
+"""One call of ``fit``: the loop over epochs and batches, with what it keeps beside the module.
+
+A :class:`Fitting` lives as long as the call and is used by the thread that trains. It counts updates, sums gradients
+of micro-batches, writes checkpoints and goes on from them, and tells how it goes; what each of those means stands in
+the file of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weftplan.errors import BindError, FormatError, MXNetError, NotResumableError, ParameterError
+from weftplan.ndarray import random
+from weftplan.training.callbacks import BatchEndParam, Callbacks, call
+from weftplan.training.checkpointing import Checkpoints, Saved, Snapshot
+from weftplan.training.display import Display
+from weftplan.training.events import Events, StepEnd, Window
+from weftplan.training.metric import EvalMetric
+from weftplan.training.microbatch import MicroBatchIter, Pieces, cut_descs
+from weftplan.training.monitor import Monitor
+from weftplan.training.plain_state import Packer, restore, unpacked
+from weftplan.training.run_state import (
+    differences,
+    gather_metric,
+    gather_module,
+    gather_random,
+    restore_metric,
+    restore_module,
+    restore_random,
+    settings_of,
+    wrong_parameters,
+)
+from weftplan.training.stopping import EarlyStopping
+from weftplan.training.warnings_of_fit import LEAST_STEPS, Watch
+
+
+@dataclass(slots=True)
+class Validation:
+    """How ``fit`` validates after each epoch."""
+
+    data: Any
+    metric: EvalMetric
+    end_callback: Callbacks = None
+    batch_end_callback: Callbacks = None
+
+
+class Fitting:
+    """The state of one call of ``fit``, and its loop.
+
+    Args:
+        module: bound, with parameters and an optimizer.
+        data: training batches.
+        metric: of the training.
+        epochs: (first, end): the epochs to train.
+        validation: None where there is none.
+        micro_batches: pieces into which each batch is cut.
+        checkpoints: where and when checkpoints are written.
+        stopping: may end training early.
+        events: is told how it goes.
+        display, monitor, batch_end_callback, epoch_end_callback: as ``fit`` takes them.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        data: Any,
+        metric: EvalMetric,
+        epochs: tuple[int, int],
+        *,
+        validation: Validation | None = None,
+        micro_batches: int = 1,
+        checkpoints: Checkpoints | None = None,
+        stopping: EarlyStopping | None = None,
+        display: Display,
+        events: Events | None = None,
+        monitor: Monitor | None = None,
+        batch_end_callback: Callbacks = None,
+        epoch_end_callback: Callbacks = None,
+    ) -> None:
+        self.module = module
+        self.data = data
+        self.metric = metric
+        self.epoch, self.end = epochs
+        self.batches = 0
+        """Of this epoch, that are done."""
+        self.step = 0
+        """Updates that are done."""
+        self._validation = validation
+        self._micro_batches = micro_batches
+        self._pieces = Pieces(data.provide_data, data.provide_label)
+        self._samples = _samples(data.provide_data) // micro_batches
+        self._checkpoints = checkpoints
+        self._stopping = stopping
+        self._display = display
+        self._monitor = monitor
+        self._batch_end_callback = batch_end_callback
+        self._epoch_end_callback = epoch_end_callback
+        self._events = events
+        self._window = Window()
+        self._ended: StepEnd | None = None
+        """When the devices have done what was pushed for the last step."""
+        self._watch = Watch(module, self._warned)
+        self._skip = 0
+        """Batches of the iterator that a checkpoint has seen already, where the iterator cannot tell its place."""
+        self._random: tuple[dict[str, Any], dict[str, Any]] | None = None
+        """Random numbers as they stood at the checkpoint, which skipping must not move."""
+        self._before_epoch = random.get_state()
+        self._settings: dict[str, Any] | None = None
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until the last epoch has ended, or the metric does not become better any more."""
+        why = "an error"
+        try:
+            while self.epoch < self.end and not self._stops():
+                start = time.perf_counter()
+                self._train_epoch()
+                self._end_epoch(start)
+            why = "no better value any more" if self._stops() else "all epochs are done"
+        except BaseException as error:
+            why = type(error).__name__
+            raise
+        finally:
+            if self._checkpoints is not None:
+                self._checkpoints.wait()
+            if self._events is not None:
+                self._events.end({"step": self.step, "why": why})
+
+    def begin_events(self, *, resumed: bool) -> None:
+        """Tell that the run begins, or goes on."""
+        if self._events is None:
+            return
+        if self._checkpoints is not None:
+            self._checkpoints.told = self._events.tell
+        facts = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "epochs": self.end,
+            "devices": [str(context) for context in self.module.owner().contexts],
+            "batch": _samples(self.data.provide_data),
+            "micro_batches": self._micro_batches,
+        }
+        self._events.begin(self.module.owner().contexts, facts, resumed=resumed)
+
+    def _stops(self) -> bool:
+        return self._stopping is not None and self._stopping.stops
+
+    def _warned(self, text: str) -> None:
+        if self._events is not None:
+            self._events.tell("warning", {"step": self.step, "epoch": self.epoch, "text": text})
+
+    def start_over(self) -> None:
+        """Begin an epoch of the iterator, which may have been used before."""
+        self._before_epoch = random.get_state()
+        self.data.reset()
+
+    def _train_epoch(self) -> None:
+        if not self.batches:
+            self.metric.reset()
+        batches = iter(self.data)
+        self._skip_seen(batches)
+        since = time.perf_counter()
+        for batch in batches:
+            since = self._waited(since)
+            if self._monitor is not None:
+                self._monitor.tic()
+            since = self._update(batch, since)
+            if self._monitor is not None:
+                self._monitor.toc_print()
+            pairs = self.metric.get_name_value()
+            since = self._window.spent("compute", since)
+            number, self.batches, self.step = self.batches, self.batches + 1, self.step + 1
+            self._watch.batch(self.epoch, number, batch.label, pairs)
+            samples = batch.data[0].shape[0] if batch.data else 0
+            self._display.batch(self.epoch, number, samples, pairs)
+            param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module})
+            try:
+                call(self._batch_end_callback, param)
+            except KeyboardInterrupt:
+                self._save()  # between two batches, so that the run can go on from here
+                raise
+            if self._checkpoints is not None and self._checkpoints.every and not self.step % self._checkpoints.every:
+                self._save()
+            since = self._window.spent("other", since)
+            self._count(number, samples, pairs)
+            self._ended = StepEnd(self.module)
+        if not self.batches:
+            raise MXNetError(
+                f"fit: train_data gave no batch in epoch {self.epoch}; its reset() must start over, and with "
+                f"last_batch_handle 'discard' there must be at least one whole batch"
+            )
+
+    def _waited(self, since: float) -> float:
+        """A batch has come: what of the wait for it the devices had nothing to do in counts as waiting for data."""
+        ended, now = self._ended, time.perf_counter()
+        idle_from = since if ended is None else now if ended.at is None else min(max(since, ended.at), now)
+        self._window.seconds["compute"] += idle_from - since
+        self._window.seconds["data"] += now - idle_from
+        return now
+
+    def _count(self, number: int, samples: int, pairs: list[tuple[str, float]]) -> None:
+        """After a step: its figures, and at times a line of them."""
+        window, events = self._window, self._events
+        window.steps += 1
+        window.samples += samples
+        if not (events.due() if events is not None else window.steps >= LEAST_STEPS):
+            return
+        self._window = Window()
+        self._watch.time(window.seconds, window.steps)
+        if events is not None:
+            told = events.step(self.step, self.epoch, number, pairs, window, self.module)
+            self._watch.gradients(f"epoch {self.epoch}, batch {number}", told.get("gradient_norm"))
+
+    def _update(self, batch: Any, since: float) -> float:
+        """One step: forward and backward of every piece of the batch, then one update; returns the time at its end."""
+        module, window = self.module, self._window
+        if self._micro_batches == 1:
+            module.forward_backward(batch)
+            since = window.spent("compute", since)
+            module.update()
+            since = window.spent("exchange", since)
+            module.update_metric(self.metric, batch.label)
+            return since
+        for number, piece in enumerate(self._pieces.cut(batch, self._samples)):
+            if not number:
+                module.clear_gradients(piece)
+            module.forward_backward(piece)
+            module.update_metric(self.metric, piece.label)
+        since = window.spent("compute", since)
+        module.update()
+        return window.spent("exchange", since)
+
+    def _end_epoch(self, start: float) -> None:
+        module, epoch = self.module, self.epoch
+        trained = self.metric.get_global_name_value()
+        for name, value in trained:
+            module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+        module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - start)
+        module.synchronize()
+        if self._epoch_end_callback is not None:
+            args, aux = module.get_params()
+            call(self._epoch_end_callback, epoch, module.symbol, args, aux)
+        checked: list[tuple[str, float]] = []
+        if self._validation is not None:
+            checked = self._score(self._validation)
+            for name, value in checked:
+                module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+        self._display.epoch_end(epoch, trained, checked, time.perf_counter() - start)
+        if self._events is not None:
+            self._events.epoch(self.step, epoch, trained, checked, time.perf_counter() - start)
+        better = self._stopping is not None and self._stopping.epoch_end(epoch, checked or trained)
+        self.start_over()
+        self.epoch, self.batches = epoch + 1, 0
+        checkpoints = self._checkpoints
+        if checkpoints is None:
+            return
+        snapshot = None
+        over = self.epoch >= self.end or self._stops()
+        if better:
+            snapshot = self.snapshot()
+            checkpoints.save(checkpoints.best, snapshot)
+        if checkpoints.every is None or over:
+            checkpoints.save(checkpoints.path(self.step), snapshot or self.snapshot())
+
+    def _score(self, how: Validation) -> list[tuple[str, float]]:
+        data = how.data
+        if self._micro_batches > 1 and _samples(data.provide_data) > self._samples:
+            data = MicroBatchIter(data, self._samples)  # a whole batch would need the memory that pieces save
+        pairs: list[tuple[str, float]] = self.module.score(
+            data,
+            how.metric,
+            score_end_callback=how.end_callback,
+            batch_end_callback=how.batch_end_callback,
+            epoch=self.epoch,
+        )
+        return pairs
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.save(self._checkpoints.path(self.step), self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """This moment, between two updates; copies of arrays are under way."""
+        packer = Packer("weftplan.run/")
+        owner = self.module.owner()
+        state, args, aux = gather_module(owner, packer)
+        facts = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "settings": self.settings(),
+            "module": state,
+            "metric": gather_metric(self.metric, packer),
+            "random": gather_random(packer),
+            "before_epoch": packer.value(self._before_epoch),
+            "iterator": packer.value(_place(self.data)),
+            "stopping": None if self._stopping is None else packer.attributes(self._stopping),
+        }
+        return Snapshot(args, aux, packer.arrays, facts)
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same where a run goes on; as they were when this one began."""
+        if self._settings is None:
+            owner = self.module.owner()
+            fitting = {
+                "micro_batches": self._micro_batches,
+                "iterator": type(self.data).__name__,
+                "metric": [name for name, _ in self.metric.get_name_value()],
+            }
+            self._settings = settings_of(owner, owner._states_holder().optimizer, fitting)
+        return self._settings
+
+    def resume(self, *, changed: bool) -> bool:
+        """Go on from the newest checkpoint, if there is one; nothing is changed when it does not fit.
+
+        Args:
+            changed: let settings differ: they are logged, and those of now hold.
+
+        Raises:
+            ParameterError: it is of another network, or of other settings; each difference is listed.
+            FormatError: there are checkpoints, but none can be read.
+        """
+        assert self._checkpoints is not None
+        saved = self._checkpoints.newest()
+        if saved is None:
+            return False
+        owner = self.module.owner()
+        facts = saved.facts
+        wrong = wrong_parameters(owner, saved.args, saved.aux)
+        if wrong:
+            raise ParameterError(_listed(f"{saved.path} is a checkpoint of another network", wrong))
+        other = differences(facts["settings"], self.settings())
+        if other and not changed:
+            raise ParameterError(
+                _listed(f"{saved.path} was written with other settings", other)
+                + "\ngo on with the same ones for the same bits, or pass resume='changed' to let those of now hold"
+            )
+        optimizer = owner._states_holder().optimizer
+        now = {name: getattr(optimizer, name) for name in _changed(other, optimizer)}
+        if other:
+            self.module.logger.warning(_listed(f"resumed from {saved.path} with other settings", other))
+        try:
+            self._go_on(saved, now)
+        except (KeyError, TypeError, IndexError) as error:
+            raise FormatError(f"{saved.path}: damaged: {error!r}") from error
+        self.module.logger.info(
+            "resumed from %s: epoch %d, %d batches of it, %d updates", saved.path, self.epoch, self.batches, self.step
+        )
+        return True
+
+    def _go_on(self, saved: Saved, now: dict[str, Any]) -> None:
+        facts, arrays = saved.facts, saved.arrays
+        place = unpacked(facts["iterator"], arrays)
+        if place is not None:
+            self.data.set_state(place)  # first, since it may refuse
+        restore_module(self.module.owner(), facts["module"], arrays, saved.args, saved.aux, now)
+        restore_metric(self.metric, facts["metric"], arrays)
+        if self._stopping is not None and facts["stopping"] is not None:
+            wished = {name: getattr(self._stopping, name) for name in ("metric", "patience", "min_delta", "mode")}
+            restore(self._stopping, {**facts["stopping"], **wished}, arrays)
+        self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
+        self._before_epoch = unpacked(facts["before_epoch"], arrays)
+        if place is not None:
+            restore_random(facts["random"], arrays)
+        else:  # the iterator begins its epoch as it did then, and what was seen is read once more
+            random.set_state(self._before_epoch)
+            self.data.reset()
+            self._skip, self._random = self.batches, (facts["random"], arrays)
+
+    def _skip_seen(self, batches: Iterator[Any]) -> None:
+        for number in range(self._skip):
+            if next(batches, None) is None:
+                raise FormatError(
+                    f"train_data has {number} batches in epoch {self.epoch}, but the checkpoint has seen "
+                    f"{self._skip} of it: it is of other data"
+                )
+        self._skip = 0
+        if self._random is not None:
+            restore_random(*self._random)
+            self._random = None
+
+
+def make_checkpoints(prefix: Any, every: Any, keep: Any, resume: Any) -> Checkpoints | None:
+    """What the arguments of ``fit`` ask for.
+
+    Raises:
+        ParameterError: they do not fit each other; or there are checkpoints of an earlier run, and nobody asks to go
+            on from them.
+    """
+    if resume not in (False, True, "changed"):
+        raise ParameterError(f"fit: resume must be True, False or 'changed', got {resume!r}")
+    if prefix is None:
+        if resume or every is not None:
+            raise ParameterError(f"fit: {'resume' if resume else 'every'} needs checkpoint=prefix, where they are")
+        return None
+    checkpoints = Checkpoints(prefix, every=every, keep=keep)
+    old = checkpoints.found()
+    if old and not resume:
+        raise ParameterError(
+            f"fit: there are checkpoints of an earlier run, the newest {old[-1]}: pass resume=True to go on from it, "
+            f"remove them, or choose another prefix"
+        )
+    checkpoints.sweep()
+    return checkpoints
+
+
+def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> None:
+    """Bind for the batches of ``data``, or for pieces of them, whose gradients are summed.
+
+    Raises:
+        ShapeError: the batch cannot be cut into so many pieces.
+        BindError: the module is bound already for something else.
+    """
+    if micro_batches == 1:
+        module.bind(data.provide_data, data.provide_label, for_training=True, force_rebind=rebind)
+        return
+    pieces = cut_descs(data.provide_data, micro_batches), cut_descs(data.provide_label, micro_batches)
+    if module.binded and not rebind:
+        bound = [tuple(desc.shape) for desc in module.data_shapes]
+        wanted = [tuple(desc.shape) for desc in pieces[0]]
+        if bound != wanted or module.bound_grad_req() != "add":
+            raise BindError(
+                f"fit: micro_batches={micro_batches} needs the module bound for {wanted} with grad_req 'add', but it "
+                f"is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
+            )
+    module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
+
+
+def _place(data: Any) -> Any:
+    """Where an iterator stands; None for one that cannot tell."""
+    try:
+        return data.state()
+    except (AttributeError, NotImplementedError, NotResumableError):
+        return None
+
+
+def _samples(descs: Any) -> int:
+    first = descs[0]
+    return int(first[1][getattr(first, "batch_axis", 0)])
+
+
+def _changed(lines: list[str], optimizer: Any) -> list[str]:
+    """Attributes of the optimizer that a list of differences names."""
+    named = [line.split(" ", 1)[0].removeprefix("optimizer.") for line in lines if line.startswith("optimizer.")]
+    found = ["lr" if name == "learning_rate" else name for name in named]
+    if any(line.startswith(("lr_scheduler.", "optimizer.lr_scheduler")) for line in lines):
+        found.append("lr_scheduler")
+    return [name for name in dict.fromkeys(found) if hasattr(optimizer, name)]
+
+
+def _listed(head: str, lines: list[str]) -> str:
+    return "\n  ".join([f"{head}:", *lines])

@@ -1,0 +1,132 @@
+"""Objects as plain values and arrays, and back: what a checkpoint keeps of metrics, optimizers and iterators.
+
+Numbers, texts, lists and dictionaries become what JSON can hold; arrays, on whatever device, go into a table beside
+it. Nothing here is a pickle, so reading a file runs no code. Copies of NDArrays are pushed to the engine and not waited
+for. One thread uses a :class:`Packer`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.context import Context
+from weftplan.errors import FormatError
+from weftplan.ndarray import NDArray, array
+
+Arrays = dict[str, Any]
+"""By name: NDArrays on the host, or NumPy arrays."""
+_KIND = "~"
+_LIVE = (FunctionType, MethodType, ModuleType, type)
+_HOST = Context("cpu", 0)
+
+
+class Unpackable(TypeError):
+    """A value that is no plain one."""
+
+
+class Packer:
+    """Packs values; the arrays among them gather in :attr:`arrays` under names that begin with ``prefix``."""
+
+    def __init__(self, prefix: str) -> None:
+        self.arrays: Arrays = {}
+        self._prefix = prefix
+
+    def value(self, value: Any) -> Any:
+        """``value`` as JSON can hold it; raises :class:`Unpackable` for functions, files and other live things."""
+        if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
+            return value
+        if isinstance(value, np.generic):
+            return {_KIND: "number", "dtype": value.dtype.str, "value": value.item()}
+        if isinstance(value, NDArray):
+            return {_KIND: "ndarray", "name": self._keep(value.copyto(_HOST)), "context": [*_place(value.context)]}
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in "biuf":
+                raise Unpackable(f"an array of dtype {value.dtype}")
+            return {_KIND: "array", "name": self._keep(value.copy())}
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, tuple):
+            return {_KIND: "tuple", "items": [self.value(item) for item in value]}
+        if isinstance(value, Mapping):
+            return {_KIND: "dict", "items": [[self.value(key), self.value(item)] for key, item in value.items()]}
+        raise Unpackable(type(value).__name__)
+
+    def attributes(self, thing: Any, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """The attributes of ``thing`` that are plain values, or made of such; the others are left out."""
+        found = {}
+        for name, value in vars(thing).items():
+            if name in leave_out:
+                continue
+            try:
+                found[name] = self.value(value)
+            except Unpackable:
+                inner = self._inner(value)
+                if inner is not None:
+                    found[name] = inner
+        return found
+
+    def _inner(self, value: Any) -> Any:
+        """An object of the package, or a list of them, by their attributes."""
+        if isinstance(value, list) and value and all(hasattr(item, "__dict__") for item in value):
+            return {_KIND: "objects", "items": [self.attributes(item) for item in value]}
+        if hasattr(value, "__dict__") and not isinstance(value, _LIVE):
+            return {_KIND: "object", "items": self.attributes(value)}
+        return None
+
+    def _keep(self, values: Any) -> str:
+        name = f"{self._prefix}{len(self.arrays)}"
+        self.arrays[name] = values
+        return name
+
+
+def unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
+    """What :meth:`Packer.value` was given.
+
+    Raises:
+        FormatError: it is something else.
+    """
+    if isinstance(value, list):
+        return [unpacked(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    try:
+        kind = value[_KIND]
+        if kind == "number":
+            return np.dtype(value["dtype"]).type(value["value"])
+        if kind == "ndarray":
+            stored = arrays[value["name"]]
+            return array(stored, ctx=Context(*value["context"]), dtype=stored.dtype)
+        if kind == "array":
+            return arrays[value["name"]].copy()
+        if kind == "tuple":
+            return tuple(unpacked(item, arrays) for item in value["items"])
+        if kind == "dict":
+            return {unpacked(key, arrays): unpacked(item, arrays) for key, item in value["items"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"damaged: {value!r} is no value that a checkpoint holds ({error!r})") from error
+    raise FormatError(f"damaged: a value of the unknown kind {kind!r}")
+
+
+def restore(thing: Any, attributes: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    """Give ``thing`` back the attributes that :meth:`Packer.attributes` has told."""
+    for name, value in attributes.items():
+        kind = value.get(_KIND) if isinstance(value, dict) else None
+        if kind == "objects":
+            for item, inner in zip(getattr(thing, name), value["items"], strict=True):
+                restore(item, inner, arrays)
+        elif kind == "object":
+            # A copy: two attributes may hold one object, whose later selves differ.
+            inner = copy.copy(getattr(thing, name))
+            restore(inner, value["items"], arrays)
+            setattr(thing, name, inner)
+        else:
+            setattr(thing, name, unpacked(value, arrays))
+
+
+def _place(context: Context) -> tuple[str, int]:
+    return context.device_type, context.device_id
