@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from weftplan.symbol import attribute, name
     from weftplan.symbol.attribute import AttrScope
     from weftplan.training import callbacks as callback
-    from weftplan.training import checkpoint as model
-    from weftplan.training import initializer, lr_scheduler, metric, mod, monitor, optimizer, recordio
+    from weftplan.training import images as image
+    from weftplan.training import images as img
+    from weftplan.training import initializer, lr_scheduler, metric, mod, model, monitor, optimizer, recordio
     from weftplan.training import initializer as init
     from weftplan.training import iterators as io
     from weftplan.training import mod as module
@@ -52,6 +53,8 @@ _LAZY = {
     "callback": "training.callbacks",
     "context": "device",
     "contrib": "compat.contrib",
+    "image": "training.images",
+    "img": "training.images",
     "init": "training.initializer",
     "initializer": "training.initializer",
     "io": "training.iterators",
@@ -59,7 +62,7 @@ _LAZY = {
     "lr_scheduler": "training.lr_scheduler",
     "metric": "training.metric",
     "mod": "training.mod",
-    "model": "training.checkpoint",
+    "model": "training.model",
     "mon": "training.monitor",
     "monitor": "training.monitor",
     "module": "training.mod",
@@ -85,7 +88,6 @@ _LAZY = {
 _ABSENT = {
     "autograd": "bind a symbol and call executor.backward()",
     "gluon": "write the network with mx.sym and train it with mx.mod.Module",
-    "image": "read images with a library of your choice and give the arrays to mx.io.NDArrayIter",
     "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
     "npx": "use the operators of mx.nd and mx.sym",
 }

@@ -38,6 +38,17 @@ def images(folder: Path) -> mx.io.DataIter:
     return mx.io.MNISTIter(folder / "im", folder / "lb", batch_size=4, seed=3)
 
 
+def records(folder: Path, **settings: Any) -> mx.io.DataIter:
+    """Eleven images of 6x6 pixels from a file of records, cropped and mirrored at random."""
+    path = folder / "images.rec"
+    file = mx.recordio.MXRecordIO(path, "w")
+    for number in range(11):
+        pixels = np.random.RandomState(number).randint(0, 256, (6, 6, 3)).astype("u1")
+        file.write(mx.recordio.pack_img((0, float(number), number, 0), pixels, 6, ".png"))
+    file.close()
+    return mx.io.ImageRecordIter(path, (3, 4, 4), 4, rand_crop=True, rand_mirror=True, **settings)
+
+
 def sentences(folder: Path) -> mx.io.DataIter:
     """Sentences of two lengths."""
     return mx.rnn.BucketSentenceIter([[i] * (2 + i % 2) for i in range(12)], 2)
@@ -83,6 +94,8 @@ ITERATORS: dict[str, Callable[[Path], mx.io.DataIter]] = {
     "table": table,
     "table starting over": lambda folder: table(folder, round_batch=False),
     "images": images,
+    "records": records,
+    "records shuffled": lambda folder: records(folder, shuffle=True, round_batch=False, prefetch_buffer=1),
     "sentences": sentences,
     "resized": lambda folder: mx.io.ResizeIter(arrays(), 5),
     "resized going on": lambda folder: mx.io.ResizeIter(arrays(), 2, reset_internal=False),

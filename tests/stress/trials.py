@@ -4,7 +4,7 @@
 without any sharing; plans are validated, executors judged for races, bytes counted. ``images``: the same with
 convolutions on larger images, which compiled kernels compute where they can be had. ``budgets``: a random network that
 trains within a budget, which is either kept, with the same bits, or refused with a smallest budget that works.
-Hostile files are the matter of ``python -m tests.symbol.hostile``. A trial that fails prints its seed.
+Hostile files are the matter of ``python -m tests.stress.hostile``. A trial that fails prints its seed.
 """
 
 from __future__ import annotations

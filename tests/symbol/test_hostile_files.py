@@ -51,7 +51,7 @@ def file_of(op: str, attrs: dict[str, object], inputs: int = 1) -> str:
 def limited(*arguments: str, seconds: int, megabytes: int) -> str:
     """The output of this file as a program under a limit of time and of memory beyond what the imports take."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.symbol.hostile", str(megabytes), *arguments],
+        [sys.executable, "-m", "tests.stress.hostile", str(megabytes), *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -95,17 +95,26 @@ def test_many_outputs_that_nobody_needs() -> None:
         mx.sym.load_json(text)
 
 
-def test_mutations_of_files_are_refused_or_read() -> None:
-    """A thousand damaged symbol files and parameter files: an MXNetError or a result, within a second each."""
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("symbol", 600), ("params", 400), ("onnx", 150), ("safetensors", 300), ("recordio", 150), ("image", 300)],
+)
+def test_mutations_of_files_are_refused_or_read(kind: str, count: int) -> None:
+    """Damaged files of every kind: an MXNetError or a result, in little time and memory each."""
+    if kind in ("onnx", "safetensors"):
+        pytest.importorskip(kind)
+    if kind in ("recordio", "image"):
+        pytest.importorskip("PIL")
     seed = int.from_bytes(os.urandom(4), "little")
-    out = limited("fuzz", str(seed), "1000", seconds=110, megabytes=600)
-    assert "1000 mutations" in out
+    out = limited("fuzz", kind, str(seed), str(count), seconds=110, megabytes=600)
+    assert f"{count} mutations" in out
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(900)
-def test_ten_thousand_mutations() -> None:
+@pytest.mark.parametrize("kind", ["symbol", "params", "onnx", "safetensors", "recordio", "image"])
+def test_ten_thousand_mutations(kind: str) -> None:
     """The same, ten thousand times."""
     seed = int.from_bytes(os.urandom(4), "little")
-    out = limited("fuzz", str(seed), "10000", seconds=850, megabytes=600)
+    out = limited("fuzz", kind, str(seed), "10000", seconds=850, megabytes=600)
     assert "10000 mutations" in out

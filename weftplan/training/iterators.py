@@ -1,10 +1,11 @@
 """``mx.io``: data iterators by name.
 
-The classes stand in ``io.py``, ``file_iterators.py``, ``prefetching.py`` and ``input/``; this file owns their
-public names alone.
+The classes stand in ``io.py``, ``file_iterators.py``, ``prefetching.py``, ``images/records.py`` and ``input/``; this
+file owns their public names alone.
 """
 
 from weftplan.training.file_iterators import CSVIter, MNISTIter, ResizeIter
+from weftplan.training.images.records import ImageRecordIter, ImageRecordUInt8Iter
 from weftplan.training.input.dataset_iter import DatasetIter
 from weftplan.training.input.seeding import sample_rng
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
@@ -16,6 +17,8 @@ __all__ = [
     "DataDesc",
     "DataIter",
     "DatasetIter",
+    "ImageRecordIter",
+    "ImageRecordUInt8Iter",
     "MNISTIter",
     "NDArrayIter",
     "PrefetchingIter",

@@ -16,8 +16,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.locks import Lock
+from weftplan.training.image_files import decode, encode
 
-__all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "unpack"]
+__all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
@@ -139,6 +141,37 @@ class MXRecordIO:
             if kind in (_WHOLE, _LAST):
                 return _MAGIC.join(parts)
 
+    def go_to(self, place: int) -> None:
+        """Read on at a place."""
+        self._opened("seek").seek(place)
+
+    def places(self) -> list[int]:
+        """Where the records begin, found by their heads alone; goes back to the first.
+
+        Raises:
+            FormatError: the file is truncated, or no file of records.
+        """
+        file = self._opened("read")
+        size = os.fstat(file.fileno()).st_size
+        found, place = [], 0
+        while place < size:
+            file.seek(place)
+            head = file.read(8)
+            kind, length = _WHOLE, 0
+            if len(head) == 8 and head[:4] == _MAGIC:
+                (word,) = struct.unpack("<I", head[4:])
+                kind, length = word >> 29, word & _LENGTH
+            end = place + 8 + length + -length % 4
+            if len(head) < 8 or head[:4] != _MAGIC or end > size:
+                raise FormatError(
+                    f"{os.fspath(self.uri)}: no whole record at byte {place:,}: truncated, damaged, or no record file"
+                )
+            if kind in (_WHOLE, _FIRST):
+                found.append(place)
+            place = end
+        file.seek(0)
+        return found
+
 
 def _cut(buf: bytes) -> list[bytes]:
     """The parts of a record between the places where it holds the first word of records."""
@@ -219,6 +252,33 @@ class MXIndexedRecordIO(MXRecordIO):
         self.keys.append(key)
 
 
+class RecordReader:
+    """Records of a file by key, for several threads: by the index, else by the number of the record from 0.
+
+    Raises:
+        FormatError: the file or its index is damaged.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None) -> None:
+        self._lock = Lock()
+        if idx_path is None:
+            self._file = MXRecordIO(uri, "r")
+            self._places: dict[Any, int] = dict(enumerate(self._file.places()))
+        else:
+            indexed = MXIndexedRecordIO(idx_path, uri, "r")
+            self._file, self._places = indexed, indexed.idx
+        self.keys = list(self._places)
+
+    def read(self, key: Any) -> bytes:
+        """The record of a key."""
+        with self._lock:
+            self._file.go_to(self._places[key])
+            record = self._file.read()
+        if record is None:
+            raise FormatError(f"{os.fspath(self._file.uri)}: there is no record {key!r}: damaged, or another's index")
+        return record
+
+
 class IRHeader(NamedTuple):
     """Header of a labelled record: ``flag`` is the number of labels where they are an array, else 0."""
 
@@ -248,3 +308,31 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
         raise FormatError(f"unpack: the header says {header.flag} labels, {len(rest)} bytes are left")
     labels = np.frombuffer(rest, "<f4", header.flag).astype(np.float32)
     return header._replace(label=labels), rest[4 * header.flag :]
+
+
+def pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
+    """A record of a header and an image, which is written as JPEG or PNG.
+
+    Args:
+        img: pixels, uint8 of shape (height, width[, 1 or 3]), blue first as OpenCV has them.
+        quality: of JPEG from 1 to 100; for PNG the compression from 0 to 9.
+    """
+    return pack(header, encode(_other_way_round(np.asarray(img)), quality, img_fmt))
+
+
+def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
+    """(header, pixels) of a record that :func:`pack_img` has made, blue first.
+
+    ``iscolor``: 1 for three channels, 0 for grey, -1 for those of the file.
+
+    Raises:
+        FormatError: the record holds no image.
+    """
+    header, content = unpack(s)
+    pixels = _other_way_round(decode(content, iscolor, "unpack_img"))
+    return header, pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+
+
+def _other_way_round(pixels: Any) -> Any:
+    """Red and blue exchanged."""
+    return pixels if pixels.ndim == 2 or pixels.shape[2] < 3 else pixels[:, :, [2, 1, 0, *range(3, pixels.shape[2])]]

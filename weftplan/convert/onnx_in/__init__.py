@@ -17,6 +17,7 @@ import numpy as np
 import weftplan.convert.onnx_in.constants
 import weftplan.convert.onnx_in.elements
 import weftplan.convert.onnx_in.layers
+import weftplan.convert.onnx_in.recurrent
 import weftplan.convert.onnx_in.shapes  # noqa: F401 - they fill the tables
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
@@ -98,7 +99,7 @@ def _read(onnx: Any, graph: Any, shapes: Mapping[str, Shape], opset: int, where:
                 raise call.refuse("it is read only where its inputs are constants")
             made = RULES[node.op_type](call)
         several = made if isinstance(made, (list, tuple)) else [made]
-        found.values.update(zip(node.output, several, strict=False))
+        found.values.update((name, one) for name, one in zip(node.output, several, strict=False) if name)
     heads = []
     for output in graph.output:
         value = found.values.get(output.name)
@@ -126,6 +127,8 @@ def _attribute(onnx: Any, attribute: Any, where: str) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
         return value.decode(errors="replace")
+    if isinstance(value, list) and value and isinstance(value[0], bytes):
+        return [one.decode(errors="replace") for one in value]
     return _tensor(onnx, value, where) if isinstance(value, onnx.TensorProto) else value
 
 

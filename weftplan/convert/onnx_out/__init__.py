@@ -13,6 +13,7 @@ import numpy as np
 
 import weftplan.convert.onnx_out.elements
 import weftplan.convert.onnx_out.layers
+import weftplan.convert.onnx_out.recurrent
 import weftplan.convert.onnx_out.shapes  # noqa: F401 - they fill the table
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_out.call import RULES, Call, Graph
@@ -52,7 +53,11 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
     for node in nodes:
         if node.op is not None:
             RULES[node.op.name](Call(graph, node))
-    used = {one for node in graph.nodes for one in node.input}
+    used, kept = {graph.name(entry) for entry in symbol.entries}, []
+    for made_node in reversed(graph.nodes):  # what only a loss needs, such as its label's shape, is left out
+        if used.intersection(made_node.output):
+            used.update(made_node.input)
+            kept.append(made_node)
     variables = [node for node in nodes if node.op is None]
     inputs = [node for node in variables if node.name not in stored and node.name in used]
     unfed = [node.name for node in inputs if node.name not in shapes]
@@ -66,7 +71,7 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
 
     heads = {graph.name(entry): entry for entry in symbol.entries}
     made = onnx.helper.make_graph(
-        graph.nodes,
+        kept[::-1],
         name,
         [described(node.name, Entry(node)) for node in inputs],
         [described(label, entry) for label, entry in heads.items()],

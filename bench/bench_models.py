@@ -1,0 +1,230 @@
+"""Question: how long does it take to open, bind and run a model file, beside MXNet 1.9.1?
+
+The built-in networks are written as pairs of files, with the symbol in a form that MXNet wrote once (0.8, 0.9, 1.0 or
+1.9, in turn, or --format), and so are chains of 2,000 and 20,000 nodes. Each framework opens them in a process of its own;
+every job is done in both, one directly after the other, and the ratio is the median of those of the pairs: load, bind
+for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two.
+Planned bytes at batch 1 stand beside: MXNet's figure is in whole mebibytes and leaves its own scratch out; its second
+one is without its fused operators.
+
+    python bench/bench_models.py --mxnet-python PATH [--quick] [--networks mlp lstm] [--threads 1 2] [--rounds 5]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import blas_setting
+import numpy as np
+
+import weftplan as mx
+
+PEER = Path(__file__).parent / "peers" / "model_files.py"
+FORMATS = ("0.8", "0.9", "1.0", "1.9")
+QUICK = ("mlp", "lenet", "resnet18", "lstm")
+LARGE = {"vgg16", "resnet101", "resnet152", "inception_v3", "densenet121"}
+CHAINS = {"chain of 2,000 nodes": 2_000, "chain of 20,000 nodes": 20_000}
+
+
+def in_format(text, version):
+    """The JSON of a symbol as a release of MXNet wrote it."""
+    if version == "1.9":
+        return text
+    data = json.loads(text)
+    data["attrs"] = {"mxnet_version": ["int", {"0.9": 905, "1.0": 10000}.get(version)]}
+    if version == "1.0":
+        return json.dumps(data, indent=2)
+    aux = set()
+    for node in data["nodes"]:
+        attrs = node.pop("attrs", {})
+        op = node["op"]
+        if version == "0.9":
+            node.update({"attr": attrs} if attrs else {})
+            continue
+        hidden = {key: value for key, value in attrs.items() if key.startswith("__")}
+        node["param"] = {key: value for key, value in attrs.items() if key not in hidden}
+        node.update({"attr": hidden} if hidden else {})
+        node["backward_source_id"] = -1
+        node["inputs"] = [entry[:2] for entry in node["inputs"]]
+        if op == "BatchNorm":
+            aux.update(entry[0] for entry in node["inputs"][3:])
+            del node["inputs"][3:]
+    if version == "0.8":
+        _drop(data, aux)
+        del data["attrs"], data["node_row_ptr"]
+        data["heads"] = [entry[:2] for entry in data["heads"]]
+    return json.dumps(data, indent=2)
+
+
+def _drop(data, gone):
+    """Nodes that old files do not have leave; the others get new numbers."""
+    new = {}
+    for number in range(len(data["nodes"])):
+        if number not in gone:
+            new[number] = len(new)
+    data["nodes"] = [node for number, node in enumerate(data["nodes"]) if number not in gone]
+    for entries in (*(node["inputs"] for node in data["nodes"]), data["heads"]):
+        for entry in entries:
+            entry[0] = new[entry[0]]
+    data["arg_nodes"] = [new[number] for number in data["arg_nodes"] if number in new]
+
+
+def network(name):
+    """(symbol, shapes at a batch)."""
+    if name in CHAINS:
+        x = mx.sym.Variable("data")
+        for k in range(CHAINS[name] // 4):  # two variables and two operators
+            x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name=f"fc{k}"), act_type="tanh", name=f"a{k}")
+        return x, lambda batch: {"data": (batch, 4)}
+    return mx.models.get(name), lambda batch: mx.models.input_shapes(name, batch)
+
+
+def write(folder, name, version):
+    """The pair of files of a network; its shapes."""
+    symbol, shapes = network(name)
+    known = shapes(1)
+    of_args, _, of_states = symbol.infer_shape(**known)
+    random = np.random.RandomState(1)
+    stored = {}
+    for key, shape in zip(symbol.list_arguments(), of_args, strict=True):
+        if key not in known:
+            fan = int(np.prod(shape[1:])) or 1
+            stored[f"arg:{key}"] = mx.nd.array(random.standard_normal(shape).astype(np.float32) / np.sqrt(fan))
+    for key, shape in zip(symbol.list_auxiliary_states(), of_states, strict=True):
+        stored[f"aux:{key}"] = mx.nd.array(random.uniform(0.5, 1.5, shape).astype(np.float32))
+    stem = folder / name.replace(" ", "_").replace(",", "")
+    paths = {"symbol": f"{stem}-symbol.json", "params": f"{stem}-0000.params"}
+    Path(paths["symbol"]).write_text(in_format(symbol.tojson(), version))
+    mx.nd.save(paths["params"], stored)
+    return paths, shapes
+
+
+class Peer:
+    """One framework in a process of its own."""
+
+    def __init__(self, python, package, threads, **more):
+        keys = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "WEFTPLAN_BLAS_NTHREADS")
+        env = {**os.environ, **dict.fromkeys(keys, str(threads)), "MXNET_SUBGRAPH_VERBOSE": "0", **more}
+        self.process = subprocess.Popen(
+            [python, str(PEER), package], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, bufsize=1, env=env,
+        )  # fmt: skip
+
+    def do(self, job, **more):
+        """Do a job; its answer."""
+        try:
+            self.process.stdin.write(json.dumps({"do": job, **more}) + "\n")
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        return json.loads(answer) if answer else {"error": f"the process ended with {self.process.wait()}"}
+
+    def close(self):
+        """End it."""
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(ours, theirs, rounds, key, job, **more):
+    """(our median, their median, median ratio) of a job; an error in place of what failed."""
+    pairs = []
+    for _ in range(rounds):
+        pair = [peer.do(job, **more) for peer in (ours, theirs) if peer is not None]
+        failed = next((one["error"] for one in pair if "error" in one), None)
+        if failed:
+            return failed
+        pairs.append([one[key] for one in pair])
+    mine = statistics.median(pair[0] for pair in pairs)
+    if theirs is None:
+        return mine, None, None
+    return mine, statistics.median(p[1] for p in pairs), statistics.median(p[0] / p[1] for p in pairs)
+
+
+def shown(found):
+    """A cell: milliseconds, MXNet's, and the ratio."""
+    if isinstance(found, str):
+        return found.replace("|", "/")
+    mine, theirs, ratio = found
+    return f"{mine * 1e3:.2f}" if theirs is None else f"{mine * 1e3:.2f} / {theirs * 1e3:.2f} = **{ratio:.2f}**"
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
+    parser.add_argument("--networks", nargs="+", help="built-in networks and the two chains; default: all")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--format", choices=FORMATS, help="of the symbol files; default: each in turn")
+    parser.add_argument("--quick", action="store_true", help=f"one round of {', '.join(QUICK)} and the small chain")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, not wall time")
+    args = parser.parse_args()
+    names = args.networks or ([*QUICK, *list(CHAINS)[:1]] if args.quick else [*mx.models.NETWORKS, *CHAINS])
+    rounds, key = (1 if args.quick else args.rounds), "cpu" if args.cpu else "wall"
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {rounds} rounds; "
+          f"{'CPU' if args.cpu else 'wall'} milliseconds: weftplan / MXNet = median ratio")  # fmt: skip
+    print(blas_setting.describe())
+    ratios = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for threads in args.threads:
+            print(f"\n### {threads} thread{'s' * (threads > 1)}\n")
+            columns = ("load", "bind, inference", "run, batch 1", "bind, training", "step")
+            print(f"| network | format | {' | '.join(columns)} | planned bytes, with scratch (MXNet's, unfused) |")
+            print("|---" * (len(columns) + 3) + "|")
+            for k, name in enumerate(names):
+                version = args.format or FORMATS[k % len(FORMATS)]
+                paths, shapes = write(Path(scratch), name, version)
+                ours = Peer(sys.executable, "weftplan", threads)
+                theirs = Peer(args.mxnet_python, "mxnet", threads) if args.mxnet_python else None
+                peers = [peer for peer in (ours, theirs) if peer is not None]
+                cells = [compare(ours, theirs, rounds, key, "load", **paths)]
+                plans = []
+                for mode in ("inference", "training"):
+                    batch = 1 if mode == "inference" or name in CHAINS else 2 if name in LARGE else 8
+                    for peer in peers:  # the first time imports and compiles
+                        peer.do("bind", mode=mode, shapes=shapes(batch))
+                    cells.append(compare(ours, theirs, rounds, key, "bind", mode=mode, shapes=shapes(batch)))
+                    found = [peer.do("facts") for peer in peers]
+                    plans = plans or found
+                    for peer in peers:
+                        peer.do("run")
+                    cells.append(compare(ours, theirs, rounds, key, "run"))
+                    if mode == "inference" and theirs is not None:
+                        values = [peer.do("outputs") for peer in peers]
+                        if "error" not in values[0] and "error" not in values[1]:
+                            assert np.isclose(values[0]["mean"], values[1]["mean"], rtol=1e-3), (name, values)
+                for peer in peers:
+                    peer.close()
+                for column, cell in zip(columns, cells, strict=True):
+                    if not isinstance(cell, str) and cell[2]:
+                        ratios.setdefault((threads, column), []).append(cell[2])
+                print(f"| {name} | {version} | {' | '.join(map(shown, cells))} | "
+                      f"{_plans(plans, args.mxnet_python, paths, shapes(1), threads)} |", flush=True)  # fmt: skip
+    for (threads, column), found in ratios.items():
+        mean = np.exp(np.mean(np.log(found)))
+        print(f"\n{threads} thread{'s' * (threads > 1)}, {column}: geometric mean of the ratios {mean:.2f}, "
+              f"worst {max(found):.2f}", end="")  # fmt: skip
+    print()
+
+
+def _plans(plans, python, paths, shapes, threads):
+    """Planned bytes of inference: ours, and MXNet's with its fused operators and without."""
+    mine = plans[0]
+    text = f"{mine.get('planned', 0):,}, {mine.get('with_scratch', 0):,}"
+    if python is None or "error" in plans[1]:
+        return text
+    plain = Peer(python, "mxnet", threads, MXNET_SUBGRAPH_BACKEND="NONE")
+    plain.do("load", **paths)
+    plain.do("bind", mode="inference", shapes=shapes)
+    unfused = plain.do("facts").get("planned", 0)
+    plain.close()
+    return f"{text} ({plans[1]['planned']:,}, {unfused:,})"
+
+
+main()

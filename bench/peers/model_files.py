@@ -1,0 +1,92 @@
+"""Peer of ``bench_models.py``: opens, binds and runs model files in PACKAGE (``weftplan`` or ``mxnet``).
+
+Reads a line of JSON for each job and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and what
+the job found out. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``run`` (once).
+"""
+
+import gc
+import importlib
+import json
+import os
+import re
+import sys
+import time
+import warnings
+
+import numpy as np
+
+warnings.filterwarnings("ignore")
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)  # what a framework prints goes elsewhere
+package = sys.argv[1]
+mx = importlib.import_module(package)
+held = {}
+
+
+def load(job):
+    """Symbol and parameters."""
+    held.clear()
+    symbol, stored = mx.sym.load(job["symbol"]), mx.nd.load(job["params"])
+    mx.nd.waitall()
+    held.update(symbol=symbol, stored=stored)
+    return {}
+
+
+def bind(job):
+    """An executor for these shapes; the memory that it plans."""
+    held.pop("executor", None)
+    shapes = {name: tuple(shape) for name, shape in job["shapes"].items()}
+    reqs = "null" if job["mode"] == "inference" else {
+        name: "null" if name in shapes else "write" for name in held["symbol"].list_arguments()
+    }  # fmt: skip
+    executor = held["symbol"].simple_bind(mx.cpu(), grad_req=reqs, **shapes)
+    held.update(executor=executor, training=job["mode"] == "training", shapes=shapes)
+    return {}
+
+
+def facts(job):
+    """Give the executor its values, and tell what is planned."""
+    executor = held["executor"]
+    parts = {"arg": {}, "aux": {}}
+    for name, value in held["stored"].items():
+        kind, _, rest = name.partition(":")
+        parts[kind][rest] = value
+    executor.copy_params_from(parts["arg"], parts["aux"])
+    random = np.random.RandomState(0)
+    for name, shape in held["shapes"].items():
+        # Small whole numbers are legal everywhere: as pixels, as words of a vocabulary, as classes.
+        executor.arg_dict[name][:] = mx.nd.array(random.randint(0, 5, shape).astype(np.float32))
+    mx.nd.waitall()
+    if package == "weftplan":
+        plan = executor.memory_plan
+        return {"planned": plan.total, "with_scratch": plan.peak}
+    found = re.search(r"Total (\d+) MB allocated", executor.debug_str())
+    return {"planned": int(found.group(1)) << 20}
+
+
+def run(job):
+    """Once forward, and backward where it is bound for training."""
+    executor = held["executor"]
+    executor.forward(is_train=held["training"])
+    if held["training"]:
+        executor.backward()
+    mx.nd.waitall()
+    return {}
+
+
+def outputs(job):
+    """The largest and the mean absolute value of the first output."""
+    value = held["executor"].outputs[0].asnumpy()
+    return {"largest": float(np.abs(value).max()), "mean": float(np.abs(value).mean())}
+
+
+JOBS = {"load": load, "bind": bind, "facts": facts, "run": run, "outputs": outputs}
+for line in sys.stdin:
+    job = json.loads(line)
+    gc.collect()
+    start, used = time.perf_counter(), time.process_time()
+    try:
+        found = JOBS[job["do"]](job)
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    answers.write(json.dumps({"wall": time.perf_counter() - start, "cpu": time.process_time() - used, **found}) + "\n")

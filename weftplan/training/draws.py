@@ -1,0 +1,14 @@
+"""Random decisions of augmentations, from the seeded sequence of ``mx.random``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weftplan.device.context import cpu
+from weftplan.ndarray import random
+from weftplan.training import io
+
+
+def generator() -> np.random.Generator:
+    """A generator whose numbers depend on the seed of ``mx.random`` and the order of the calls alone."""
+    return io.generator(random.next_key(cpu()))

@@ -1,0 +1,12 @@
+"""``mx.model``: checkpoints and :class:`FeedForward` by name.
+
+The functions stand in ``checkpoint.py``, the class in ``feed_forward.py``; this file owns their public names alone.
+"""
+
+from __future__ import annotations
+
+from weftplan.training.callbacks import BatchEndParam
+from weftplan.training.checkpoint import load_checkpoint, load_params, save_checkpoint
+from weftplan.training.feed_forward import FeedForward
+
+__all__ = ["BatchEndParam", "FeedForward", "load_checkpoint", "load_params", "save_checkpoint"]
