@@ -1,8 +1,8 @@
 """Question: how long does it take to open, bind and run a model file, beside MXNet 1.9.1?
 
-The built-in networks are written as pairs of files, with the symbol in a form that MXNet wrote once (0.8, 0.9, 1.0 or
-1.9, in turn, or --format), and so are chains of 2,000 and 20,000 nodes. Each framework opens them in a process of its own;
-every job is done in both, one directly after the other, and the ratio is the median of those of the pairs: load, bind
+The built-in networks are written as pairs of files, with the symbol in a form that MXNet wrote once (0.8, 0.9, 1.0
+or 1.9, in turn, or --format), and so are chains of 2,000 and 20,000 nodes. Each framework opens them in a process of
+its own; every job is done in both, one directly after the other, and the ratio is the median of the pairs: load, bind
 for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two.
 Planned bytes at batch 1 stand beside: MXNet's figure is in whole mebibytes and leaves its own scratch out; its second
 one is without its fused operators.

@@ -17,9 +17,9 @@ from weftplan.device.context import Context
 from weftplan.errors import MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
-from weftplan.training.base_module import BaseModule, Callbacks, without_padding
+from weftplan.training.base_module import BaseModule, without_padding
 from weftplan.training.bucketing_module import BucketingModule
-from weftplan.training.callbacks import LogValidationMetricsCallback
+from weftplan.training.callbacks import Callbacks, LogValidationMetricsCallback
 from weftplan.training.checkpoint import load_checkpoint, save_checkpoint
 from weftplan.training.file_iterators import ResizeIter
 from weftplan.training.initializer import Initializer, Uniform
