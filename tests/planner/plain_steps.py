@@ -11,9 +11,9 @@ from weftplan.device.context import Context
 from weftplan.ops.schema import InplacePair, Req
 from weftplan.planner.drafts import Drafts
 from weftplan.planner.graph import VARIABLE, Graph, Work
-from weftplan.planner.liveness import placed_graph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
+from weftplan.planner.program import program_of
 
 BYTE = np.dtype(np.uint8)
 
@@ -67,7 +67,7 @@ def plan_steps(
         outputs=[number[name] for name in (*outputs, *gradients)],
     )
     contexts = tuple(dict.fromkeys(step.device for step in steps))
-    facts = placed_graph(
+    program = program_of(
         graph,
         [number[step.name] for step in steps],
         shapes=[(size,) for size in sizes],
@@ -82,10 +82,10 @@ def plan_steps(
         external_bytes={"given": sum(given.values())},
     )
     seconds = [0.0] * len(given) + [step.seconds for step in steps]
-    draft = Drafts(facts, len(steps) if forward is None else forward).plan(
+    draft = Drafts(program, len(steps) if forward is None else forward).plan(
         PlanOptions() if options is None else options,
-        cost=lambda facts: [seconds[origin] if origin >= 0 else 0.0 for origin in facts.graph.origin],
+        cost=lambda program: [seconds[origin] if origin >= 0 else 0.0 for origin in program.graph.origin],
     )
-    made: list[int] = draft.facts.graph.outputs.tolist()
+    made: list[int] = draft.program.graph.outputs.tolist()
     written = zip(gradients, made[len(outputs) :], strict=True)
     return planned_steps(draft, made[: len(outputs)], {name: (eid, Req.WRITE) for name, eid in written})

@@ -190,11 +190,11 @@ def test_colors_follow_the_longest_paths() -> None:
     planned = plan_symbol(sym.Concat(long, short, name="join"), {"x": (2, 2)})
     graph = planned.graph
 
-    class _Facts:
+    class _Program:
         pass
 
-    facts: Any = _Facts()
-    facts.graph = graph
-    color = {node.name: shade for node, shade in zip(graph.nodes, colors(facts, 2), strict=True)}
+    program: Any = _Program()
+    program.graph = graph
+    color = {node.name: shade for node, shade in zip(graph.nodes, colors(program, 2), strict=True)}
     assert [color[name] for name in ("l0", "l1", "l2", "join", "s0")] == [0, 0, 0, 0, 1]
-    assert colors(facts, 1) == []
+    assert colors(program, 1) == []

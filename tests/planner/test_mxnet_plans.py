@@ -1,7 +1,7 @@
 """Exact golden plans: on graphs that MXNet 1.9.1 executed, our sharing takes the bytes that MXNet planned.
 
 The graphs are MXNet's own (forward and backward, its operators), so nothing but the planner differs: in-place rule,
-match range, sweep, colours. Operators' facts are those of MXNet's CPU build.
+match range, sweep, colours. Operators' program are those of MXNet's CPU build.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from weftplan.device.context import cpu
 from weftplan.ops.schema import InplacePair, Op
 from weftplan.planner import IndexedGraph, PlanOptions
-from weftplan.planner.liveness import PlacedGraph, placed_graph
+from weftplan.planner.program import Program, program_of
 from weftplan.planner.strategies import plan_memory
 from weftplan.symbol.node import Entry, Node
 
@@ -62,13 +62,13 @@ def _nothing(*args: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def graphs() -> dict[str, PlacedGraph]:
-    """PlacedGraph of every stored graph."""
+def graphs() -> dict[str, Program]:
+    """Program of every stored graph."""
     stored = json.loads(gzip.decompress(GRAPHS.read_bytes()))
-    return {name: _facts(graph) for name, graph in stored.items()}
+    return {name: _program(graph) for name, graph in stored.items()}
 
 
-def _facts(stored: dict[str, Any]) -> PlacedGraph:
+def _program(stored: dict[str, Any]) -> Program:
     nodes: list[Node] = []
     elements: list[int] = []
     for position, (op, inputs, controls, sizes) in enumerate(stored["nodes"]):
@@ -95,7 +95,7 @@ def _facts(stored: dict[str, Any]) -> PlacedGraph:
     # The stored order is MXNet's numbering: ours must be the same, or plans could not agree.
     assert graph.nodes == nodes
     counts = np.array(elements, dtype=np.int64)
-    return placed_graph(
+    return program_of(
         graph,
         [n for n, node in enumerate(nodes) if node.op is not None],
         shapes=[(n,) for n in elements],
@@ -112,7 +112,7 @@ def _facts(stored: dict[str, Any]) -> PlacedGraph:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, PlacedGraph], name: str) -> None:
+def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, Program], name: str) -> None:
     """Bytes alive and bytes planned, to the byte, with every setting that MXNet has."""
     alive, *planned = MEASURED[name]
     for setting, expected in zip(SETTINGS, planned, strict=True):
@@ -126,7 +126,7 @@ def test_planned_bytes_are_those_of_mxnet(graphs: dict[str, PlacedGraph], name: 
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_ours_is_never_above_mxnet(graphs: dict[str, PlacedGraph], name: str) -> None:
+def test_ours_is_never_above_mxnet(graphs: dict[str, Program], name: str) -> None:
     """On MXNet's own graph and order: within 0.5 % of what is alive, and below what MXNet plans."""
     plan, _ = plan_memory(graphs[name], PlanOptions())
     assert plan.peak <= MEASURED[name][1]

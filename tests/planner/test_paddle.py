@@ -269,10 +269,10 @@ def test_edges_are_those_of_the_graph() -> None:
             grad_req="write",
             options=PlanOptions(compat="paddle", strategy="match_range"),
         )
-    facts, found, memory = caught[0].facts, caught[0].assignment, caught[0].memory
-    edges = order_edges(facts, found)
+    program, found, memory = caught[0].program, caught[0].assignment, caught[0].memory
+    edges = order_edges(program, found)
     assert memory.num_added_waits == len(edges) > 0
-    position = {nid: step for step, nid in enumerate(facts.order)}
+    position = {nid: step for step, nid in enumerate(program.order)}
     assert all(position[a] < position[b] for a, b in edges)
     before: dict[int, set[int]] = {}
     extra: dict[int, set[int]] = {}
@@ -280,13 +280,13 @@ def test_edges_are_those_of_the_graph() -> None:
         extra.setdefault(b, set()).add(a)
     users: dict[int, list[set[int]]] = {}
     last: dict[int, int] = {}
-    entry_node = facts.graph.entry_node.tolist()
-    for nid in facts.order:
+    entry_node = program.graph.entry_node.tolist()
+    for nid in program.order:
         mine = {nid}
-        for source in [entry_node[e] for e in facts.reads[nid]] + list(extra.get(nid, ())):
+        for source in [entry_node[e] for e in program.reads[nid]] + list(extra.get(nid, ())):
             mine |= before.get(source, set())
         before[nid] = mine
-        outs = range(facts.graph.row[nid], facts.graph.row[nid + 1])
+        outs = range(program.graph.row[nid], program.graph.row[nid + 1])
         for e in outs:
             block = found.storage[e]
             if block >= 0 and last.get(block) != found.group[e]:
@@ -294,7 +294,7 @@ def test_edges_are_those_of_the_graph() -> None:
                     assert users[block][-1] <= mine
                 users.setdefault(block, []).append(set())
                 last[block] = found.group[e]
-        for e in (*facts.reads[nid], *outs):
+        for e in (*program.reads[nid], *outs):
             if found.storage[e] >= 0:
                 users[found.storage[e]][-1].add(nid)
 

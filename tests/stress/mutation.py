@@ -35,8 +35,9 @@ AREAS = {
         "tests/contract/test_engine_*.py tests/engine",
     ),
     "planner": (
-        "inplace match_range layout liveness graph reachability workspace strategies rewiring "
-        "order symbolic/gradient symbolic/cse symbolic/realise recompute/rewrite validation/replay",
+        "inplace match_range layout liveness program graph reachability workspace strategies rewiring "
+        "order symbolic/gradient symbolic/cse symbolic/realise recompute/rewrite spill/rewrite spill/search "
+        "packing/from_the_peak packing/edges packing/problem validation/replay",
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",
     ),

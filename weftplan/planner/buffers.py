@@ -14,9 +14,10 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment, Kind
-from weftplan.planner.liveness import PlacedGraph, lifetimes, live_bytes
+from weftplan.planner.liveness import lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.precedence import Precedence
+from weftplan.planner.program import Program
 from weftplan.planner.reachability import MOST_STEPS, ancestors
 from weftplan.planner.workspace import with_added_outputs
 
@@ -31,7 +32,7 @@ class Buffers:
     scratch of nodes that do not run.
     """
 
-    facts: PlacedGraph
+    program: Program
     assignment: Assignment
     options: PlanOptions
     entry_first: IntArray = field(init=False)
@@ -50,11 +51,11 @@ class Buffers:
 
     def __post_init__(self) -> None:
         """Measure groups and workspaces."""
-        facts, found = self.facts, self.assignment
-        starts, ends = lifetimes(facts)
+        program, found = self.program, self.assignment
+        starts, ends = lifetimes(program)
         self.entry_first = np.array(starts, dtype=np.int64)
         self.entry_last = np.array(ends, dtype=np.int64)
-        self.entry_nbytes = np.array(facts.nbytes, dtype=np.int64)
+        self.entry_nbytes = np.array(program.nbytes, dtype=np.int64)
         group = np.array(found.group, dtype=np.int64)
         group[np.frombuffer(found.kind, dtype=np.uint8) == Kind.UNUSED] = -1
         held = np.flatnonzero(group >= 0)
@@ -64,7 +65,7 @@ class Buffers:
         group[held] = renumbered
         self.entry_group = group
         members = group[held]
-        steps = len(facts.order)
+        steps = len(program.order)
         first = np.full(self.num_groups, steps, dtype=np.int64)
         last = np.zeros(self.num_groups, dtype=np.int64)
         nbytes = np.zeros(self.num_groups, dtype=np.int64)
@@ -72,19 +73,21 @@ class Buffers:
         np.minimum.at(first, members, self.entry_first[held])
         np.maximum.at(last, members, self.entry_last[held])
         np.maximum.at(nbytes, members, self.entry_nbytes[held])
-        device[members] = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[held]]
+        device[members] = np.array(program.device, dtype=np.int64)[program.graph.entry_node[held]]
         workspace: dict[int, int] = {}
         if self.options.workspaces:
-            workspace = with_added_outputs(facts.workspaces, facts.graph, facts.nbytes, (*facts.added, *found.added))
+            workspace = with_added_outputs(
+                program.workspaces, program.graph, program.nbytes, (*program.added, *found.added)
+            )
             workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
         self.workspace = workspace
-        where = {nid: step for step, nid in enumerate(facts.order) if nid in workspace}
+        where = {nid: step for step, nid in enumerate(program.order) if nid in workspace}
         self.workspace_nodes = list(where)
         moments = np.array(list(where.values()), dtype=np.int64)
         self.first = np.concatenate([first, moments])
         self.last = np.concatenate([last, moments + 1])
         self.nbytes = np.concatenate([nbytes, np.array([workspace[nid] for nid in where], dtype=np.int64)])
-        self.device = np.concatenate([device, np.array([facts.device[nid] for nid in where], dtype=np.int64)])
+        self.device = np.concatenate([device, np.array([program.device[nid] for nid in where], dtype=np.int64)])
 
     def live(self) -> IntArray:
         """Bytes alive per device and step."""
@@ -93,8 +96,8 @@ class Buffers:
             self.last,
             nbytes=self.nbytes,
             device=self.device,
-            num_devices=len(self.facts.contexts),
-            num_steps=len(self.facts.order),
+            num_devices=len(self.program.contexts),
+            num_steps=len(self.program.order),
         )
 
     def lower_bound(self) -> int:
@@ -107,10 +110,10 @@ class Buffers:
 
         None for orders of more than `MOST_STEPS` steps, for which this is not worth its memory.
         """
-        facts = self.facts
-        if len(facts.order) > MOST_STEPS:
+        program = self.program
+        if len(program.order) > MOST_STEPS:
             return None
-        producers, users = _dataflow(facts, self.assignment, self.entry_group.tolist(), self.num_groups)
+        producers, users = _dataflow(program, self.assignment, self.entry_group.tolist(), self.num_groups)
         first = self.first.tolist()
         users += [1 << step for step in first[self.num_groups :]]
         needs = ancestors(producers)
@@ -118,34 +121,34 @@ class Buffers:
 
     def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
         """These sizes as whole multiples of the device's alignment."""
-        units = np.array([self.options.alignment or alignment_of(c) for c in self.facts.contexts], dtype=np.int64)
+        units = np.array([self.options.alignment or alignment_of(c) for c in self.program.contexts], dtype=np.int64)
         unit = units[device]
         return (nbytes + unit - 1) // unit * unit
 
     def unshared(self) -> int:
         """Bytes with a buffer for every entry that is made and one workspace per device as large as its largest."""
-        facts = self.facts
+        program = self.program
         planned = np.flatnonzero(np.array(self.assignment.group, dtype=np.int64) >= 0)
-        places = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[planned]]
+        places = np.array(program.device, dtype=np.int64)[program.graph.entry_node[planned]]
         total = int(self.rounded(self.entry_nbytes[planned], places).sum())
-        largest = [0] * len(facts.contexts)
+        largest = [0] * len(program.contexts)
         for nid, nbytes in self.workspace.items():
-            largest[facts.device[nid]] = max(largest[facts.device[nid]], nbytes)
+            largest[program.device[nid]] = max(largest[program.device[nid]], nbytes)
         return total + sum(largest)
 
 
 def _dataflow(
-    facts: PlacedGraph, found: Assignment, group: Sequence[int], count: int
+    program: Program, found: Assignment, group: Sequence[int], count: int
 ) -> tuple[list[list[int]], list[int]]:
     """(steps whose results each step reads, set of steps that use each of ``count`` buffers).
 
     A skipped sum touches nothing, but whoever reads it needs what was added to it.
     """
-    row, reads = facts.graph.row, facts.reads
-    made: list[int] = [-1] * facts.graph.num_entries
+    row, reads = program.graph.row, program.reads
+    made: list[int] = [-1] * program.graph.num_entries
     producers: list[list[int]] = []
     users = [0] * count
-    for step, nid in enumerate(facts.order):
+    for step, nid in enumerate(program.order):
         mine = 1 << step if nid not in found.skipped else 0
         sources = []
         for e in reads[nid]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import Program
 from weftplan.planner.strategies import plan_memory
 
 
@@ -16,14 +16,14 @@ class Draft:
     """A graph in execution order, its plan, and what was decided.
 
     Attributes:
-        facts: the graph with sizes.
+        program: the graph with sizes.
         num_forward: how many steps of its order are the forward part; the others are the backward part.
         memory: the plan.
         assignment: which entries share a storage.
         notes: what was decided, in words.
     """
 
-    facts: PlacedGraph
+    program: Program
     num_forward: int
     memory: MemoryPlan
     assignment: Assignment
@@ -34,6 +34,6 @@ class Draft:
         return replace(self, memory=replace(self.memory, more_time=more_time))
 
 
-def plan_graph(facts: PlacedGraph, num_forward: int, options: PlanOptions) -> Draft:
+def plan_graph(program: Program, num_forward: int, options: PlanOptions) -> Draft:
     """The graph with the plan that ``options`` give it."""
-    return Draft(facts, num_forward, *plan_memory(facts, options))
+    return Draft(program, num_forward, *plan_memory(program, options))

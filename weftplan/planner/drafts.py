@@ -10,21 +10,21 @@ from dataclasses import replace
 
 from weftplan.planner import recompute, spill
 from weftplan.planner.draft import Draft, plan_graph
-from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.order import choose_order
+from weftplan.planner.program import Program
 
 
 class Drafts:
     """Plans of one graph.
 
     Args:
-        facts: the graph in the order in which it is written.
+        program: the graph in the order in which it is written.
         num_forward: how many steps of it are the forward part.
     """
 
-    def __init__(self, facts: PlacedGraph, num_forward: int) -> None:
-        self._facts = facts
+    def __init__(self, program: Program, num_forward: int) -> None:
+        self._program = program
         self._num_forward = num_forward
         self._plain: dict[PlanOptions, Draft] = {}
 
@@ -35,7 +35,7 @@ class Drafts:
             BudgetError: nothing fits the budget; names the smallest that works.
         """
         draft = self.plain(options)
-        if not recompute.wanted(options, self._facts):
+        if not recompute.wanted(options, self._program):
             return draft
         step = spill.apply if spill.wanted(options, draft) else recompute.apply
         fitted = step(replace(draft, notes=()), options, cost=cost)
@@ -50,13 +50,13 @@ class Drafts:
         return found
 
     def _ordered(self, options: PlanOptions) -> Draft:
-        facts, num_forward = self._facts, self._num_forward
-        draft = plan_graph(facts, num_forward, options)
+        program, num_forward = self._program, self._num_forward
+        draft = plan_graph(program, num_forward, options)
         peak = draft.memory.peak
         if not options.reorder or not peak:
             return draft
-        better = replace(facts, order=choose_order(facts, num_forward, options))
-        if better.order is facts.order:
+        better = replace(program, order=choose_order(program, num_forward, options))
+        if better.order is program.order:
             return draft
         moved = plan_graph(better, num_forward, options)
         if moved.memory.peak >= peak:

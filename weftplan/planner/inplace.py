@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 
 Allocate = Callable[[int, int, int], int]
 """(entry, device, node) -> storage id: a released one, or the next new number."""
@@ -62,7 +62,7 @@ class Assignment:
 
 
 def assign(
-    facts: PlacedGraph,
+    program: Program,
     allocate: Allocate,
     release: Release,
     *,
@@ -74,7 +74,7 @@ def assign(
     """Run the walk.
 
     Args:
-        facts: the graph.
+        program: the graph.
         allocate, release: the allocator.
         enable_inplace: let outputs take the memory of inputs at all.
         keep_unused: give memory also to outputs that nobody reads, as MXNet does.
@@ -82,9 +82,9 @@ def assign(
             it is given, outputs are allocated in their order, not the largest first.
         never: labels of works that compute nothing in place.
     """
-    graph, row, refs = facts.graph, facts.graph.row, facts.refs
-    inputs, reads, pairs, external = graph.inputs, facts.reads, facts.pairs, facts.external
-    elements, device = facts.elements, facts.device
+    graph, row, refs = program.graph, program.graph.row, program.refs
+    inputs, reads, pairs, external = graph.inputs, program.reads, program.pairs, program.external
+    elements, device = program.elements, program.device
     storage = [-1] * graph.num_entries
     group = [-1] * graph.num_entries
     num_groups = 0
@@ -93,7 +93,7 @@ def assign(
     kind = bytearray(outside if given else unused for given in external)
     live: list[int] = []  # per storage, reads still to come of all entries in it
 
-    for nid in facts.order:
+    for nid in program.order:
         start, end = row[nid], row[nid + 1]
         if enable_inplace and pairs[nid] and not (never and graph.works[nid].label in never):
             for pair in pairs[nid]:
@@ -137,7 +137,7 @@ def assign(
     return Assignment(storage, group, kind, inplace, len(live), num_groups, set(), set())
 
 
-def add_in_place(facts: PlacedGraph, found: Assignment) -> None:
+def add_in_place(program: Program, found: Assignment) -> None:
     """Turn partial gradient sums into additions by whoever makes the term; changes ``found``.
 
     For a node ``out = total + term`` that is a sum, with ``out`` in place of ``total``: the maker of ``term`` adds
@@ -145,16 +145,16 @@ def add_in_place(facts: PlacedGraph, found: Assignment) -> None:
     on the same device, not by a copy from another one, which can only overwrite; nobody reads what ``total`` holds
     between the two nodes, for it changes early.
     """
-    graph, row = facts.graph, facts.graph.row
-    sums = [n for n in facts.order if graph.works[n].is_sum]
+    graph, row = program.graph, program.graph.row
+    sums = [n for n in program.order if graph.works[n].is_sum]
     if not sums:
         return
-    position = {nid: step for step, nid in enumerate(facts.order)}
+    position = {nid: step for step, nid in enumerate(program.order)}
     entry_node: list[int] = graph.entry_node.tolist()
     readers: dict[int, list[int]] = {}
     interesting = {found.group[row[n]] for n in sums}
-    for step, nid in enumerate(facts.order):
-        for e in facts.reads[nid]:
+    for step, nid in enumerate(program.order):
+        for e in program.reads[nid]:
             if found.group[e] in interesting:
                 readers.setdefault(found.group[e], []).append(step)
     for nid in sums:
@@ -169,13 +169,13 @@ def add_in_place(facts: PlacedGraph, found: Assignment) -> None:
             or found.group[term] == group
             or maker not in position
             or before not in position
-            or facts.refs[term] != 1
+            or program.refs[term] != 1
             or position[before] >= position[maker]
-            or facts.device[maker] != facts.device[nid]
+            or program.device[maker] != program.device[nid]
             or graph.works[maker].only_overwrites
             or maker in found.skipped
             or term in found.added
-            or facts.dtypes[term] != facts.dtypes[total]
+            or program.dtypes[term] != program.dtypes[total]
             or _any_between(readers.get(group, ()), position[maker], position[nid])
         ):
             continue

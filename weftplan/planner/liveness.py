@@ -1,185 +1,30 @@
-"""What a memory strategy has to know about a graph, and when bytes are alive.
+"""When bytes are alive, and which order of execution a program allows.
 
-:class:`PlacedGraph`, the *facts*, is the common input of all strategies. Steps are positions in the execution order; an
-entry is alive from the step that writes it up to, not including, the step after its last reader; an output of the graph
-stays alive to the end. Rewrites make new facts and change none, so any thread may read them.
+An entry is alive from the step that writes it up to, not including, the step after its last reader; an output of the
+graph stays alive to the end. Nothing is kept; any thread may call this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
-from weftplan.device.context import Context
-from weftplan.errors import PlanError
-from weftplan.ops.schema import DType, InplacePair, Shape
-from weftplan.planner.graph import Graph, IntArray
+from weftplan.planner.graph import IntArray
+from weftplan.planner.program import Program
 
 
-@dataclass(slots=True, kw_only=True)
-class PlacedGraph:
-    """A placed graph with sizes, in an execution order. Lists are indexed by node id or entry id."""
-
-    graph: Graph
-    order: list[int]
-    """Operator nodes as they run."""
-    shapes: list[Shape]
-    dtypes: list[DType]
-    elements: list[int]
-    nbytes: list[int]
-    contexts: tuple[Context, ...]
-    device: list[int]
-    """Per node, an index of ``contexts``."""
-    external: bytearray
-    """Per entry: 1 when its memory is the caller's (variables, gradients)."""
-    added: frozenset[int]
-    """Gradient entries that are added to their arrays."""
-    reads: list[list[int]]
-    """Per node: entries whose values it reads, one per slot (ignored inputs left out)."""
-    refs: list[int]
-    """Per entry: slots that read it, plus times it is an output of the graph."""
-    pairs: list[Sequence[InplacePair]]
-    """Per node: what :func:`allowed_pairs` leaves of what its operator declares, in the order in which it is tried."""
-    workspaces: dict[int, int]
-    """Per node: declared scratch bytes (absent: none)."""
-    external_bytes: dict[str, int]
-    """Bytes of the caller's arrays by purpose."""
-
-
-def placed_graph(
-    graph: Graph,
-    order: list[int],
-    *,
-    shapes: list[Shape],
-    dtypes: list[DType],
-    elements: IntArray,
-    nbytes: IntArray,
-    contexts: tuple[Context, ...],
-    device: list[int],
-    gradients: Sequence[int],
-    added: frozenset[int],
-    workspaces: dict[int, int],
-    external_bytes: dict[str, int],
-) -> PlacedGraph:
-    """Work out what follows from the works of nodes, sizes and places.
-
-    Raises:
-        PlanError: a node writes to an input that is not a variable.
-    """
-    external = bytearray(graph.num_entries)
-    external_view = np.frombuffer(external, dtype=np.uint8)
-    external_view[graph.row_ptr[:-1][graph.is_variable]] = 1
-    external_view[list(gradients)] = 1
-    sizes: list[int] = elements.tolist()
-    makers: list[int] = graph.entry_node.tolist()
-    pairs: list[Sequence[InplacePair]] = []
-    for nid, work in enumerate(graph.works):
-        inputs = graph.inputs[nid]
-        if work.writes:
-            _check_states(graph, nid)
-        if not work.inplace:
-            pairs.append(())
-            continue
-        pairs.append(
-            allowed_pairs(
-                [pair for pair in work.inplace if pair.input not in work.ignored],
-                inputs,
-                graph.row[nid],
-                sizes=sizes,
-                dtypes=dtypes,
-                external=external,
-                here=[device[makers[e]] == device[nid] for e in inputs],
-            )
-        )
-    reads = reading(graph)
-    return PlacedGraph(
-        graph=graph,
-        order=order,
-        shapes=shapes,
-        dtypes=dtypes,
-        elements=sizes,
-        nbytes=nbytes.tolist(),
-        contexts=contexts,
-        device=device,
-        external=external,
-        added=added,
-        reads=reads,
-        refs=references(graph, reads),
-        pairs=pairs,
-        workspaces=workspaces,
-        external_bytes=external_bytes,
-    )
-
-
-def allowed_pairs(
-    declared: Sequence[InplacePair],
-    inputs: Sequence[int],
-    first_output: int,
-    *,
-    sizes: Sequence[int],
-    dtypes: Sequence[DType],
-    external: Sequence[int],
-    here: Sequence[bool],
-) -> tuple[InplacePair, ...]:
-    """The pairs of input and output of one node that may share memory at all; the only place that says so.
-
-    Both must have as many elements, of one width, on one device, and neither may be the caller's. A pair of different
-    dtypes is no identity. Whether the input is dead by then depends on the order of execution and is asked by whoever
-    walks it.
-
-    Args:
-        declared: what the operator allows, of inputs whose values it reads.
-        inputs: entries that the node reads, by slot.
-        first_output: its first entry; the others follow.
-        sizes, dtypes, external: per entry: elements, dtype, and whether its memory is the caller's.
-        here: per slot, whether the input is made on the node's device.
-    """
-    allowed = []
-    for pair in declared:
-        source, out = inputs[pair.input], first_output + pair.output
-        if external[source] or external[out] or sizes[source] != sizes[out] or not here[pair.input]:
-            continue
-        if dtypes[source] == dtypes[out]:
-            allowed.append(pair)
-        elif dtypes[source].itemsize == dtypes[out].itemsize:
-            allowed.append(pair._replace(identity=False))
-    return tuple(allowed)
-
-
-def reading(graph: Graph) -> list[list[int]]:
-    """Per node: entries whose values it reads, one per slot."""
-    return [
-        [e for slot, e in enumerate(inputs) if slot not in work.ignored] if work.ignored else inputs
-        for work, inputs in zip(graph.works, graph.inputs, strict=True)
-    ]
-
-
-def references(graph: Graph, reads: Sequence[Sequence[int]]) -> list[int]:
-    """Per entry: how many slots read it (``reads`` of each node), plus how many times it is an output."""
-    refs = [0] * graph.num_entries
-    for read in reads:
-        for e in read:
-            refs[e] += 1
-    for e in graph.outputs.tolist():
-        refs[e] += 1
-    return refs
-
-
-def dependencies(facts: PlacedGraph) -> list[list[int]]:
+def dependencies(program: Program) -> list[list[int]]:
     """Per node the operator nodes that it must follow in any order of execution; empty for variables.
 
     These are the makers of its inputs, its control dependencies, and of the nodes that touch the same auxiliary state
     the one before it in the given order: nodes that touch a state keep their order, since one of them writes it.
     """
-    graph = facts.graph
+    graph = program.graph
     makers: list[int] = graph.entry_node.tolist()
     variable = graph.is_variable.tolist()
     states = {graph.row[n] for n in graph.mutable_variables()}
     before: list[list[int]] = [[] for _ in range(graph.num_nodes)]
     touched: dict[int, int] = {}
-    for nid in facts.order:
+    for nid in program.order:
         needs = dict.fromkeys([*(makers[e] for e in graph.inputs[nid]), *graph.controls[nid]])
         if states:
             for e in graph.inputs[nid]:
@@ -191,17 +36,17 @@ def dependencies(facts: PlacedGraph) -> list[list[int]]:
     return before
 
 
-def lifetimes(facts: PlacedGraph) -> tuple[list[int], list[int]]:
+def lifetimes(program: Program) -> tuple[list[int], list[int]]:
     """(first, last) step per entry, half-open; variables and gradient arrays too, though they need no planned memory.
 
     A variable starts at 0. An entry that nobody reads lives for the one step that makes it.
     """
-    graph, row = facts.graph, facts.graph.row
-    end = len(facts.order)
+    graph, row = program.graph, program.graph.row
+    end = len(program.order)
     first = [0] * graph.num_entries
     last = [0] * graph.num_entries
-    for step, nid in enumerate(facts.order):
-        for e in facts.reads[nid]:
+    for step, nid in enumerate(program.order):
+        for e in program.reads[nid]:
             last[e] = step + 1
         for e in range(row[nid], row[nid + 1]):
             first[e] = step
@@ -219,14 +64,3 @@ def live_bytes(
     np.add.at(change, (device, first), nbytes)
     np.subtract.at(change, (device, last), nbytes)
     return np.cumsum(change, axis=1)[:, :num_steps]
-
-
-def _check_states(graph: Graph, nid: int) -> None:
-    work = graph.works[nid]
-    for slot in work.writes:
-        maker = int(graph.entry_node[graph.inputs[nid][slot]])
-        if not graph.is_variable[maker]:
-            raise PlanError(
-                f"operator {work.label} ({graph.names[nid]!r}) writes to its input {slot}, which must be a variable "
-                f"but is an output of {graph.names[maker]!r}"
-            )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 
 
 class BlockPool:
@@ -61,13 +61,13 @@ class BlockPool:
             self._released += 1
 
 
-def colors(facts: PlacedGraph, count: int) -> list[int]:
+def colors(program: Program, count: int) -> list[int]:
     """A colour below ``count`` for every node: the longest paths of operators one after the other, then the rest.
 
     Repeatedly the path with most uncoloured operators gets the next colour; what remains after ``count - 1`` paths gets
     the last one.
     """
-    graph = facts.graph
+    graph = program.graph
     if count <= 1:
         return []
     nodes = graph.num_nodes

@@ -1,6 +1,6 @@
 """The execution order: among several candidates the one with the smallest lower bound, never worse than the given one.
 
-Needs facts with sizes; gives an order of the same nodes. What may not change: a node follows what it needs; the forward
+It takes a program and gives an order of the same nodes. What may not change: a node follows what it needs; the forward
 part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
 of them writes it.
 
@@ -18,35 +18,37 @@ from heapq import heapify, heappop, heappush
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
-from weftplan.planner.liveness import PlacedGraph, dependencies
+from weftplan.planner.liveness import dependencies
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.order_deep import post_order
+from weftplan.planner.program import Program
 
 
-def choose_order(facts: PlacedGraph, forward: int, options: PlanOptions) -> list[int]:
+def choose_order(program: Program, forward: int, options: PlanOptions) -> list[int]:
     """The best order found. ``forward`` is the number of steps of the forward part.
 
-    The result is ``facts.order`` itself when nothing better was found.
+    The result is ``program.order`` itself when nothing better was found.
     """
-    graph = _Dependencies(facts)
-    best, least = facts.order, lower_bound(facts, facts.order, options)
-    for start, end in ((0, forward), (forward, len(facts.order))):
+    graph = _Dependencies(program)
+    best, least = program.order, lower_bound(program, program.order, options)
+    for start, end in ((0, forward), (forward, len(program.order))):
         if end - start < 3:
             continue
         for candidate in (_greedy_forwards, _greedy_backwards, _deep_first):
             order = best[:start] + candidate(graph, best[start:end]) + best[end:]
             if order == best:
                 continue
-            bound = lower_bound(facts, order, options)
+            bound = lower_bound(program, order, options)
             if bound < least:
                 best, least = order, bound
     return best
 
 
-def lower_bound(facts: PlacedGraph, order: list[int], options: PlanOptions) -> int:
-    """Most bytes alive at once when ``facts`` run in ``order``, with in-place merging and scratch."""
-    ordered = replace(facts, order=order)
-    pool = BlockPool(facts.nbytes, 0)
+def lower_bound(program: Program, order: list[int], options: PlanOptions) -> int:
+    """Most bytes alive at once when ``program`` runs in ``order``, with in-place merging and scratch."""
+    ordered = replace(program, order=order)
+    pool = BlockPool(program.nbytes, 0)
     found = assign(ordered, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
     return Buffers(ordered, found, options).lower_bound()
 
@@ -54,13 +56,13 @@ def lower_bound(facts: PlacedGraph, order: list[int], options: PlanOptions) -> i
 class _Dependencies:
     """Who needs whom, and what each node allocates."""
 
-    def __init__(self, facts: PlacedGraph) -> None:
-        graph = facts.graph
-        self.facts = facts
-        self.before = dependencies(facts)
+    def __init__(self, program: Program) -> None:
+        graph = program.graph
+        self.program = program
+        self.before = dependencies(program)
         # Bytes of each entry that count: not the caller's, and read by somebody.
-        self.size = [0 if facts.external[e] else facts.nbytes[e] for e in range(graph.num_entries)]
-        self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in facts.reads]
+        self.size = [0 if program.external[e] else program.nbytes[e] for e in range(graph.num_entries)]
+        self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in program.reads]
         outputs = set(graph.outputs.tolist())
         self.readers: list[list[int]] = [[] for _ in range(graph.num_entries)]
         for nid, reads in enumerate(self.reads):
@@ -70,7 +72,7 @@ class _Dependencies:
 
     def outputs(self, nid: int) -> range:
         """Entries that a node makes."""
-        row = self.facts.graph.row
+        row = self.program.graph.row
         return range(row[nid], row[nid + 1])
 
 
@@ -203,20 +205,4 @@ def _deep_first(graph: _Dependencies, nodes: list[int]) -> list[int]:
             held += residue[n]
         peak[nid] = max(highest, held + residue[nid])
         children[nid] = kids
-    order: list[int] = []
-    state: dict[int, bool] = {}
-    for root in nodes:
-        if root in needed:
-            continue
-        stack = [root]
-        while stack:
-            nid = stack[-1]
-            if nid not in state:
-                state[nid] = False
-                stack.extend(n for n in reversed(children[nid]) if n not in state)
-            else:
-                stack.pop()
-                if not state[nid]:
-                    state[nid] = True
-                    order.append(nid)
-    return order
+    return post_order([nid for nid in nodes if nid not in needed], children)

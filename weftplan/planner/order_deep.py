@@ -30,12 +30,15 @@ def deepest_first(nodes: Sequence[int], before: Mapping[int, Sequence[int]] | Se
         depth[node] = 1 + (depth[inside[0]] if inside else 0)
         needs[node] = inside
         needed.update(inside)
+    return post_order([node for node in nodes if node not in needed], needs)
+
+
+def post_order(roots: Sequence[int], needs: Mapping[int, Sequence[int]] | Sequence[Sequence[int]]) -> list[int]:
+    """``roots`` and all that they need, each node after what it ``needs``, in that order."""
     order: list[int] = []
     placed: set[int] = set()
     opened: set[int] = set()
-    for root in nodes:
-        if root in needed:
-            continue
+    for root in roots:
         stack = [root]
         while stack:
             node = stack[-1]

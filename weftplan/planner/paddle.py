@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections import deque
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import PlacedGraph, dependencies
+from weftplan.planner.liveness import dependencies
+from weftplan.planner.program import Program
 from weftplan.planner.reachability import last_needs_others, producers
 
 COMPAT = ("paddle", "paddle_pir")
@@ -26,14 +27,14 @@ NOT_ON_CPU = frozenset(("_backward_broadcast_add", "_backward_broadcast_sub", "_
 """Gradients of sums and differences, which ``paddle_pir`` does not compute in place on a CPU."""
 
 
-def breadth_first(facts: PlacedGraph, forward: int) -> list[int]:
+def breadth_first(program: Program, forward: int) -> list[int]:
     """The steps in the order in which Paddle's pass walks them: whatever is ready, first come, first served.
 
     The first ``forward`` steps stay in front. Nodes that touch one auxiliary state keep their order.
     """
     order: list[int] = []
-    needs = dependencies(facts)
-    for nodes in (facts.order[:forward], facts.order[forward:]):
+    needs = dependencies(program)
+    for nodes in (program.order[:forward], program.order[forward:]):
         inside = set(nodes)
         waiting: dict[int, int] = {}
         after: dict[int, list[int]] = {nid: [] for nid in nodes}
@@ -59,40 +60,40 @@ class InplaceRule:
     That sizes agree, that both are on one device, and that neither is the caller's is judged by the walk that asks.
 
     Args:
-        facts: the graph.
+        program: the graph.
         pir: by the rules of ``paddle_pir``.
     """
 
-    def __init__(self, facts: PlacedGraph, *, pir: bool) -> None:
-        self._facts = facts
+    def __init__(self, program: Program, *, pir: bool) -> None:
+        self._program = program
         self._pir = pir
-        self._fetched = frozenset(facts.graph.outputs.tolist())
-        self._step = {nid: step for step, nid in enumerate(facts.order)}
+        self._fetched = frozenset(program.graph.outputs.tolist())
+        self._step = {nid: step for step, nid in enumerate(program.order)}
         self._taken: set[int] = set()
-        readers: list[list[int]] = [[] for _ in range(facts.graph.num_entries)]
-        for step, nid in enumerate(facts.order):
-            for e in facts.reads[nid]:
+        readers: list[list[int]] = [[] for _ in range(program.graph.num_entries)]
+        for step, nid in enumerate(program.order):
+            for e in program.reads[nid]:
                 readers[e].append(step)
         self._last_reader = [steps[-1] if steps else -1 for steps in readers]
-        self._ordered = [] if pir else last_needs_others(producers(facts), readers)
+        self._ordered = [] if pir else last_needs_others(producers(program), readers)
 
     def __call__(self, nid: int, source: int, out: int) -> bool:
         """True when ``out`` of node ``nid`` is to take the memory of ``source``, which is then not taken again."""
-        facts = self._facts
-        place = facts.contexts[facts.device[nid]].device_type
+        program = self._program
+        place = program.contexts[program.device[nid]].device_type
         if (
             source in self._fetched
             or source in self._taken
             or place == "cpu_pinned"
-            or facts.graph.inputs[nid].count(source) != 1
+            or program.graph.inputs[nid].count(source) != 1
         ):
             return False
         allowed = self._last_reader[source] == self._step[nid]
         if self._pir:
             allowed &= (
-                facts.dtypes[source] == facts.dtypes[out]
+                program.dtypes[source] == program.dtypes[out]
                 and out not in self._fetched
-                and not (place == "cpu" and facts.graph.works[nid].label in NOT_ON_CPU)
+                and not (place == "cpu" and program.graph.works[nid].label in NOT_ON_CPU)
             )
         else:
             allowed = allowed and self._ordered[source]
@@ -105,13 +106,13 @@ class ExactPool:
     """The allocator of the walk: dead memory of exactly the size asked for, the last to die first.
 
     Args:
-        facts: the graph.
+        program: the graph.
         reuse: False never gives memory out again.
     """
 
-    def __init__(self, facts: PlacedGraph, *, reuse: bool) -> None:
+    def __init__(self, program: Program, *, reuse: bool) -> None:
         self.block_bytes: list[int] = []
-        self._sizes = facts.nbytes
+        self._sizes = program.nbytes
         self._reuse = reuse
         self._home: list[int] = []
         self._dead: dict[tuple[int, int], list[int]] = {}
@@ -132,7 +133,7 @@ class ExactPool:
             self._dead.setdefault((self._home[block], self.block_bytes[block]), []).append(block)
 
 
-def order_edges(facts: PlacedGraph, found: Assignment) -> list[tuple[int, int]]:
+def order_edges(program: Program, found: Assignment) -> list[tuple[int, int]]:
     """(earlier node, later node): what has to be added to the order by data because blocks are used again.
 
     The later node is the first to write a block that others used before; each of them that does not come before it, by
@@ -140,13 +141,13 @@ def order_edges(facts: PlacedGraph, found: Assignment) -> list[tuple[int, int]]:
 
     Its memory grows with the square of the number of steps: not for more than `MOST_STEPS` of them.
     """
-    step_of_entry = producers(facts)
+    step_of_entry = producers(program)
     users: dict[int, list[int]] = {}
     holder: dict[int, int] = {}
     needs: list[int] = []
     edges: list[tuple[int, int]] = []
-    row = facts.graph.row
-    for step, nid in enumerate(facts.order):
+    row = program.graph.row
+    for step, nid in enumerate(program.order):
         mine = 1 << step
         for source in step_of_entry[step]:
             mine |= needs[source]
@@ -157,11 +158,11 @@ def order_edges(facts: PlacedGraph, found: Assignment) -> list[tuple[int, int]]:
             if before is not None and before != group:
                 for user in reversed(users[before]):
                     if not mine >> user & 1:
-                        edges.append((facts.order[user], nid))
+                        edges.append((program.order[user], nid))
                         mine |= needs[user]
             holder[block] = group
         needs.append(mine)
-        for e in {*facts.reads[nid], *made}:
+        for e in {*program.reads[nid], *made}:
             if found.group[e] >= 0:
                 users.setdefault(found.group[e], []).append(step)
     return edges

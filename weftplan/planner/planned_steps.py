@@ -54,19 +54,19 @@ def planned_steps(draft: Draft, outputs: list[int], gradients: Mapping[str, tupl
         outputs: entries that the caller reads.
         gradients: results that are written to arrays of the caller's, by name: their entry, and WRITE or ADD.
     """
-    facts, found = draft.facts, draft.assignment
+    program, found = draft.program, draft.assignment
     by_kind = {Kind.INPLACE: Req.INPLACE, Kind.ADDTO: Req.ADD, Kind.UNUSED: Req.NULL}
     table = [by_kind.get(kind, Req.WRITE) for kind in Kind]
     requests = [table[kind] for kind in found.kind]
     for eid, request in gradients.values():
         requests[eid] = request
     return PlannedSteps(
-        graph=facts.graph,
-        order=facts.order,
+        graph=program.graph,
+        order=program.order,
         num_forward_nodes=draft.num_forward,
-        shapes=facts.shapes,
-        dtypes=facts.dtypes,
-        devices=[facts.contexts[index] for index in facts.device],
+        shapes=program.shapes,
+        dtypes=program.dtypes,
+        devices=[program.contexts[index] for index in program.device],
         requests=requests,
         skipped=frozenset(found.skipped),
         outputs=outputs,

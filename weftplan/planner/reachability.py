@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 
 MOST_STEPS = 8192
 """For more steps than this the sets (together steps * steps / 16 bytes, here 4 MiB) are not worth their memory."""
@@ -63,13 +63,13 @@ def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequen
     return found
 
 
-def producers(facts: PlacedGraph) -> list[list[int]]:
+def producers(program: Program) -> list[list[int]]:
     """For each step the steps whose results it reads."""
-    row = facts.graph.row
-    made = [-1] * facts.graph.num_entries
+    row = program.graph.row
+    made = [-1] * program.graph.num_entries
     found: list[list[int]] = []
-    for step, nid in enumerate(facts.order):
-        found.append([made[e] for e in facts.reads[nid] if made[e] >= 0])
+    for step, nid in enumerate(program.order):
+        found.append([made[e] for e in program.reads[nid] if made[e] >= 0])
         for e in range(row[nid], row[nid + 1]):
             made[e] = step
     return found

@@ -7,12 +7,13 @@ stays as it is. One rewrite belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from weftplan.device.context import Context
 from weftplan.planner.graph import Graph, Work
-from weftplan.planner.liveness import PlacedGraph, reading, references
+from weftplan.planner.order_deep import post_order
+from weftplan.planner.program import Program, reading, references
 
 
 class Rewrite:
@@ -23,10 +24,10 @@ class Rewrite:
         makers: the node that makes each entry.
     """
 
-    def __init__(self, facts: PlacedGraph) -> None:
-        graph = facts.graph
+    def __init__(self, program: Program) -> None:
+        graph = program.graph
         self.inputs: list[list[int]] = list(graph.inputs)
-        self._facts = facts
+        self._program = program
         self._names = list(graph.names)
         self._works = list(graph.works)
         self._controls = list(graph.controls)
@@ -38,7 +39,7 @@ class Rewrite:
 
     def twin(self, nid: int, name: str, inputs: list[int]) -> tuple[int, int]:
         """Add a node that runs node ``nid`` a second time, on these inputs; (its number, its first entry)."""
-        graph = self._facts.graph
+        graph = self._program.graph
         made = self._add(name, graph.works[nid], inputs, range(graph.row[nid], graph.row[nid + 1]))
         self._twin_of[made] = nid
         return made, self._row[made]
@@ -60,11 +61,16 @@ class Rewrite:
         self.inputs.append(inputs)
         return made
 
-    def done(self, order: Iterable[int]) -> PlacedGraph:
-        """The facts about the rewritten graph, whose steps are ``order``."""
-        facts, old, like = self._facts, self._facts.graph, self._like
+    def done(self, order: Iterable[int]) -> Program:
+        """The rewritten program, whose steps are ``order``."""
+        program, old, like = self._program, self._program.graph, self._like
         ends = [*self._row[1:], len(like)]
-        kept = self._depth_first(old.outputs.tolist())
+        makers = self.makers
+        needs = [
+            [*(makers[e] for e in inputs), *controls]
+            for inputs, controls in zip(self.inputs, self._controls, strict=True)
+        ]
+        kept = post_order([makers[e] for e in old.outputs.tolist()], needs)
         number = [-1] * len(self._works)
         entry = [-1] * len(like)
         source: list[int] = []
@@ -75,7 +81,7 @@ class Rewrite:
                 source.append(like[e])
         # The node of the given graph whose work each node does; None for a copy.
         stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in kept]
-        contexts = list(facts.contexts)
+        contexts = list(program.contexts)
         device: list[int] = []
         for was, original in zip(kept, stands_for, strict=True):
             if original is None:
@@ -84,7 +90,7 @@ class Rewrite:
                     contexts.append(context)
                 device.append(contexts.index(context))
             else:
-                device.append(facts.device[original])
+                device.append(program.device[original])
         graph = Graph(
             names=[self._names[was] for was in kept],
             works=[self._works[was] for was in kept],
@@ -99,47 +105,27 @@ class Rewrite:
         reads = reading(graph)
         # A copy computes nothing in place, needs no scratch, and writes nothing that the caller brought.
         external = bytearray(
-            facts.external[e] and stands_for[nid] is not None
+            program.external[e] and stands_for[nid] is not None
             for e, nid in zip(source, graph.entry_node.tolist(), strict=True)
         )
         return replace(
-            facts,
+            program,
             graph=graph,
             order=[number[n] for n in order],
             contexts=tuple(contexts),
             device=device,
-            shapes=[facts.shapes[e] for e in source],
-            dtypes=[facts.dtypes[e] for e in source],
-            elements=[facts.elements[e] for e in source],
-            nbytes=[facts.nbytes[e] for e in source],
+            shapes=[program.shapes[e] for e in source],
+            dtypes=[program.dtypes[e] for e in source],
+            elements=[program.elements[e] for e in source],
+            nbytes=[program.nbytes[e] for e in source],
             reads=reads,
             refs=references(graph, reads),
             external=external,
-            added=frozenset(e for e, was in enumerate(source) if external[e] and was in facts.added),
-            pairs=[() if was is None else facts.pairs[was] for was in stands_for],
+            added=frozenset(e for e, was in enumerate(source) if external[e] and was in program.added),
+            pairs=[() if was is None else program.pairs[was] for was in stands_for],
             workspaces={
-                nid: facts.workspaces[was]
+                nid: program.workspaces[was]
                 for nid, was in enumerate(stands_for)
-                if was is not None and was in facts.workspaces
+                if was is not None and was in program.workspaces
             },
         )
-
-    def _depth_first(self, heads: Sequence[int]) -> list[int]:
-        """The nodes that entries ``heads`` need, each after what it needs: first its inputs, then its controls."""
-        makers = self.makers
-        kept: list[int] = []
-        seen = bytearray(len(self._works))  # 1: on the path from a head; 2: in `kept`
-        for head in heads:
-            stack = [makers[head]]
-            while stack:
-                nid = stack[-1]
-                if not seen[nid]:
-                    seen[nid] = 1
-                    stack.extend(n for n in reversed(self._controls[nid]) if not seen[n])
-                    stack.extend(n for e in reversed(self.inputs[nid]) if not seen[n := makers[e]])
-                else:
-                    stack.pop()
-                    if seen[nid] == 1:
-                        seen[nid] = 2
-                        kept.append(nid)
-        return kept

@@ -40,7 +40,7 @@ def blocks(
 
     With ``one_slab`` they are stacked in one slab per device, so that executors with other shapes can use it too.
     """
-    facts, found = buffers.facts, buffers.assignment
+    program, found = buffers.program, buffers.assignment
     storage = np.array(found.storage, dtype=np.int64)
     held = np.flatnonzero(storage >= 0)
     used, renumbered = np.unique(storage[held], return_inverse=True)
@@ -48,13 +48,13 @@ def blocks(
     nbytes = np.zeros(len(used), dtype=np.int64)
     device = np.zeros(len(used), dtype=np.int64)
     np.maximum.at(nbytes, renumbered, buffers.entry_nbytes[held])
-    device[renumbered] = np.array(facts.device, dtype=np.int64)[facts.graph.entry_node[held]]
+    device[renumbered] = np.array(program.device, dtype=np.int64)[program.graph.entry_node[held]]
     # One workspace per device and colour, as large as its largest user needs.
     pools: dict[tuple[int, int], int] = {}
     sizes: list[int] = []
-    workspace_storage = np.full(facts.graph.num_nodes, -1, dtype=np.int32)
+    workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     for nid in buffers.workspace_nodes:
-        key = (facts.device[nid], color[nid] if color else 0)
+        key = (program.device[nid], color[nid] if color else 0)
         pool = pools.setdefault(key, len(pools))
         if pool == len(sizes):
             sizes.append(0)
@@ -100,16 +100,16 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
     colours would need each on their own: the sum of the most bytes alive of what nodes of one colour write. Orders too
     long for sets of steps get just that: the parts of the colours one behind the other, which share no bytes.
     """
-    facts = buffers.facts
+    program = buffers.program
     count = len(buffers.nbytes)
     offset = np.zeros(count, dtype=np.int64)
-    slab_of = np.full(len(facts.contexts), -1, dtype=np.int64)
+    slab_of = np.full(len(program.contexts), -1, dtype=np.int64)
     slab_device: list[int] = []
     slab_nbytes: list[int] = []
     later: list[NDArray[np.int64]] = []
     earlier: list[NDArray[np.int64]] = []
     order = buffers.order()
-    for index, context in enumerate(facts.contexts):
+    for index, context in enumerate(program.contexts):
         mine = np.flatnonzero((buffers.device == index) & (buffers.nbytes > 0))
         if not len(mine):
             if not np.any(buffers.device == index):
@@ -144,7 +144,7 @@ def arena(buffers: Buffers, color: Sequence[int] = ()) -> MemoryPlan:
             later.append(part[np.repeat(np.arange(len(part)), np.diff(pointers))])
             earlier.append(part[rows])
         slab_nbytes.append(top)
-    workspace_storage = np.full(facts.graph.num_nodes, -1, dtype=np.int32)
+    workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
     after = _rows(later, earlier, count)
     return _finish(
@@ -167,7 +167,7 @@ def _parts(buffers: Buffers, mine: IntArray, color: Sequence[int]) -> list[IntAr
     """The buffers ``mine``, split by the colour of the node that writes them first."""
     if not color:
         return [mine]
-    writers = np.array(buffers.facts.order, dtype=np.int64)[buffers.first[mine]]
+    writers = np.array(buffers.program.order, dtype=np.int64)[buffers.first[mine]]
     shades = np.array(color, dtype=np.int64)[writers]
     return [mine[shades == shade] for shade in np.unique(shades)]
 
@@ -180,7 +180,7 @@ def _most_alive(buffers: Buffers, part: IntArray) -> int:
         nbytes=buffers.rounded(buffers.nbytes[part], buffers.device[part]),
         device=np.zeros(len(part), dtype=np.int64),
         num_devices=1,
-        num_steps=len(buffers.facts.order),
+        num_steps=len(buffers.program.order),
     )
     return int(live.max())
 
@@ -246,14 +246,14 @@ def _finish(
     reported_bytes: int,
     num_added_waits: int | None = None,
 ) -> MemoryPlan:
-    facts, found = buffers.facts, buffers.assignment
-    workspace_nbytes = np.zeros(facts.graph.num_nodes, dtype=np.int64)
+    program, found = buffers.program, buffers.assignment
+    workspace_nbytes = np.zeros(program.graph.num_nodes, dtype=np.int64)
     for nid, nbytes in buffers.workspace.items():
         workspace_nbytes[nid] = nbytes
     return MemoryPlan(
         strategy=strategy,
         options=buffers.options,
-        contexts=facts.contexts,
+        contexts=program.contexts,
         entry_storage=storage.astype(np.int32),
         entry_nbytes=buffers.entry_nbytes,
         entry_kind=np.frombuffer(bytes(found.kind), dtype=np.int8).copy(),
@@ -273,6 +273,6 @@ def _finish(
         lower_bound=buffers.lower_bound(),
         unshared_bytes=buffers.unshared(),
         reported_bytes=reported_bytes,
-        labels=GraphLabels(facts.graph, facts.order, facts.shapes, facts.dtypes, found),
-        external_bytes=facts.external_bytes,
+        labels=GraphLabels(program.graph, program.order, program.shapes, program.dtypes, found),
+        external_bytes=program.external_bytes,
     )

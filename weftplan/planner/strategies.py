@@ -1,4 +1,4 @@
-"""Strategies behind one interface: facts and options in, the memory plan out.
+"""Strategies behind one interface: a program and options in, the memory plan out.
 
 This file decides which plans are made and which one is used. It relies on ``inplace.py`` for who shares a storage and
 on ``slabs.py`` for where storages are. Nothing is kept between calls; any thread may call it.
@@ -12,22 +12,22 @@ from dataclasses import replace
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import Assignment, add_in_place, assign
-from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import Program
 from weftplan.planner.reachability import MOST_STEPS
 from weftplan.planner.slabs import arena, blocks
 
 
-def plan_memory(facts: PlacedGraph, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
+def plan_memory(program: Program, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:
     """The plan of the chosen strategy, and the assignment behind it (which nodes are skipped, which entries added to).
 
     ``auto`` is the smallest of the plans of all strategies, always in one slab per device; equal peaks prefer whole
     blocks, which need no extra edges.
     """
-    color = colors(facts, options.num_temp)
-    reported, variants = _variants(facts, options, color)
+    color = colors(program, options.num_temp)
+    reported, variants = _variants(program, options, color)
     # Smallest bound first (equal ones as they come): packing takes longest, and a bound can make it pointless.
     bounds = [(buffers, buffers.lower_bound() if len(variants) > 1 else 0) for buffers in variants]
     best: tuple[MemoryPlan, Assignment] | None = None
@@ -43,9 +43,9 @@ def plan_memory(facts: PlacedGraph, options: PlanOptions) -> tuple[MemoryPlan, A
     return best
 
 
-def assignment(facts: PlacedGraph, options: PlanOptions) -> Assignment:
+def assignment(program: Program, options: PlanOptions) -> Assignment:
     """The assignment with the smallest lower bound, without placing anything."""
-    _, variants = _variants(facts, options, colors(facts, options.num_temp))
+    _, variants = _variants(program, options, colors(program, options.num_temp))
     if len(variants) == 1:
         return variants[0].assignment
     return min(variants, key=Buffers.lower_bound).assignment
@@ -56,10 +56,10 @@ def _strategy(options: PlanOptions) -> str:
     return options.strategy if options.match_range else "none"
 
 
-def _variants(facts: PlacedGraph, options: PlanOptions, color: list[int]) -> tuple[int, list[Buffers]]:
+def _variants(program: Program, options: PlanOptions, color: list[int]) -> tuple[int, list[Buffers]]:
     """(bytes that MXNet's rule reports, what is to be placed: with gradient sums as they are, and added in place)."""
     match_range = 0 if _strategy(options) == "none" else options.match_range
-    pool, plain = _whole_blocks(facts, options, match_range, color)
+    pool, plain = _whole_blocks(program, options, match_range, color)
     variants = [plain]
     if options.enable_inplace and options.compat not in paddle.COMPAT:
         summed = replace(
@@ -71,11 +71,11 @@ def _variants(facts: PlacedGraph, options: PlanOptions, color: list[int]) -> tup
             skipped=set(),
             added=set(),
         )
-        add_in_place(facts, summed)
+        add_in_place(program, summed)
         if summed.skipped:
             # The scratch of additions can cost more than the sums' terms: compare, except where MXNet would not.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
-    return sum(pool.block_bytes), [Buffers(facts, found, options) for found in variants]
+    return sum(pool.block_bytes), [Buffers(program, found, options) for found in variants]
 
 
 def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[int]) -> Iterator[MemoryPlan]:
@@ -83,8 +83,8 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
     if strategy in ("auto", "match_range", "none"):
         name = "none" if strategy == "none" else "match_range"
         waits = None
-        if options.compat == "paddle" and name == "match_range" and len(buffers.facts.order) <= MOST_STEPS:
-            waits = len(paddle.order_edges(buffers.facts, buffers.assignment))
+        if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
+            waits = len(paddle.order_edges(buffers.program, buffers.assignment))
         one_slab = options.strategy in ("auto", "arena")
         yield blocks(buffers, name, reported, color, one_slab=one_slab, added_waits=waits)
     if strategy in ("auto", "arena"):
@@ -92,21 +92,21 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
 
 
 def _whole_blocks(
-    facts: PlacedGraph, options: PlanOptions, match_range: int, color: list[int]
+    program: Program, options: PlanOptions, match_range: int, color: list[int]
 ) -> tuple[BlockPool | paddle.ExactPool, Assignment]:
     """MXNet's walk; with ``auto_search`` over ranges 1, 2, 4, … keeping the strictly smallest total. Or Paddle's."""
     if options.compat in paddle.COMPAT:
         later = options.compat == "paddle_pir"
-        exact = paddle.ExactPool(facts, reuse=match_range > 0 and not later)
+        exact = paddle.ExactPool(program, reuse=match_range > 0 and not later)
         return exact, assign(
-            facts,
+            program,
             exact.allocate,
             exact.release,
             enable_inplace=options.enable_inplace,
-            rule=paddle.InplaceRule(facts, pir=later),
+            rule=paddle.InplaceRule(program, pir=later),
             never=options.inplace_blacklist,
         )
-    sizes = [4 * n for n in facts.elements] if options.sizes == "mxnet" else facts.nbytes
+    sizes = [4 * n for n in program.elements] if options.sizes == "mxnet" else program.nbytes
     ranges = [match_range]
     if options.auto_search and match_range:
         ranges = [1 << k for k in range(match_range.bit_length())]
@@ -114,7 +114,7 @@ def _whole_blocks(
     for candidate in ranges:
         pool = BlockPool(sizes, candidate, color)
         found = assign(
-            facts,
+            program,
             pool.allocate,
             pool.release,
             enable_inplace=options.enable_inplace,

@@ -13,7 +13,7 @@ from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, drafts, plan_symbol
 from weftplan.planner.draft import Draft
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 from weftplan.planner.recompute import Tape
 from weftplan.planner.symbolic.cost import node_seconds
 
@@ -22,7 +22,7 @@ from weftplan.planner.symbolic.cost import node_seconds
 class Training:
     """What the planner knew just before it would have applied a policy."""
 
-    facts: PlacedGraph
+    program: Program
     num_forward: int
     assignment: Assignment
     options: PlanOptions
@@ -30,8 +30,8 @@ class Training:
 
     def tape(self, seconds: Any = None) -> Tape:
         """A tape with the modelled costs, or with given ones."""
-        costs = node_seconds(self.facts) if seconds is None else seconds
-        return Tape(self.facts, self.num_forward, self.assignment, self.options, costs)
+        costs = node_seconds(self.program) if seconds is None else seconds
+        return Tape(self.program, self.num_forward, self.assignment, self.options, costs)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(symbol: Any, shapes: dict[str, Any], group2ctx: Any = None, **options: Any) -> Training:
         chosen = PlanOptions(**options)
         planned = plan_symbol(symbol, shapes, grad_req="write", group2ctx=group2ctx, options=chosen)
-        return Training(seen[-1].facts, planned.num_forward_nodes, seen[-1].assignment, chosen, planned)
+        return Training(seen[-1].program, planned.num_forward_nodes, seen[-1].assignment, chosen, planned)
 
     return make
 

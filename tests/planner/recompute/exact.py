@@ -22,7 +22,7 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
     from ortools.sat.python import cp_model
 
     model: Any = cp_model.CpModel()
-    facts, place = tape.facts, tape.place
+    program, place = tape.program, tape.place
     forward, backward = tape.forward, tape.backward
     count = len(forward)
     width = count + 1
@@ -37,10 +37,10 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
     readers_forward: dict[int, list[int]] = {}
     readers_backward: dict[int, list[int]] = {}
     for nid in forward:
-        for e in facts.reads[nid]:
+        for e in program.reads[nid]:
             readers_forward.setdefault(e, []).append(nid)
     for b, nid in enumerate(backward):
-        for e in facts.reads[nid]:
+        for e in program.reads[nid]:
             readers_backward.setdefault(e, []).append(b)
 
     for nid in tape.repeatable:
@@ -87,7 +87,7 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
             intervals.append(model.new_optional_interval_var(start, size, end, present, ""))
         demands.append(nbytes)
 
-    outputs = set(facts.graph.outputs.tolist())
+    outputs = set(program.graph.outputs.tolist())
     for nid in forward:
         for e in tape.outputs[nid]:
             if tape.outside[e] or not (e in readers_forward or e in readers_backward or e in outputs):
@@ -102,18 +102,18 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
                     model.add_bool_and([~again[nid], again[reader]]).only_enforce_if(only)
                     model.add_bool_or([again[nid], ~again[reader], only])
                     kept.append((only, when[reader]))
-                alive(place[nid], [*first, *kept], facts.nbytes[e])
+                alive(place[nid], [*first, *kept], program.nbytes[e])
                 second = [*late, *[(again[reader], when[reader]) for reader in twins]]
                 if second:
-                    alive(when[nid], second, facts.nbytes[e], again[nid])
+                    alive(when[nid], second, program.nbytes[e], again[nid])
             else:
                 ends = [*first, *late, *[(again[reader], when[reader]) for reader in twins]]
-                alive(place[nid], [*ends, *([horizon - 1] if e in outputs else [])], facts.nbytes[e])
+                alive(place[nid], [*ends, *([horizon - 1] if e in outputs else [])], program.nbytes[e])
     for nid in backward:
         for e in tape.outputs[nid]:
             if not tape.outside[e] and e in readers_backward:
                 ends = [backward_at[nid], *[start_of_backward + b * width + count for b in readers_backward[e]]]
-                alive(backward_at[nid], ends, facts.nbytes[e])
+                alive(backward_at[nid], ends, program.nbytes[e])
     model.add_cumulative(intervals, demands, budget)
     model.minimize(sum(ticks[nid] * again[nid] for nid in tape.repeatable))
     solver = cp_model.CpSolver()

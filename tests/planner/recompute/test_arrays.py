@@ -67,9 +67,9 @@ def test_networks(training: Any, nets: Any, kind: str) -> None:
 def test_another_order(training: Any) -> None:
     """The order of a tape is not that of the node numbers."""
     made = training(models.get("lstm"), models.input_shapes("lstm", 4))
-    facts = stepwise_forward(made.facts, made.num_forward)
-    assert facts.order != made.facts.order
-    tape = Tape(facts, made.num_forward, made.assignment, made.options, node_seconds(facts))
+    program = stepwise_forward(made.program, made.num_forward)
+    assert program.order != made.program.order
+    tape = Tape(program, made.num_forward, made.assignment, made.options, node_seconds(program))
     assert agree(tape, random.Random(1), 4) > 100
 
 
@@ -77,5 +77,5 @@ def test_two_devices(training: Any, nets: Any) -> None:
     """The peak is a sum over devices, each with a moment of its own."""
     symbol, groups = nets.two_devices()
     made = training(symbol, {"data": (64, 32)}, group2ctx=groups)
-    assert len(made.facts.contexts) == 2
+    assert len(made.program.contexts) == 2
     agree(made.tape(), random.Random(2))

@@ -19,7 +19,7 @@ SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
 
 def repeated_seconds(made: Any, plan: Any) -> float:
     """Modelled seconds of the twins of a plan, by the names of what they repeat."""
-    cost = dict(zip((n.name for n in made.facts.graph.nodes), node_seconds(made.facts), strict=True))
+    cost = dict(zip((n.name for n in made.program.graph.nodes), node_seconds(made.program), strict=True))
     return sum(cost[m.name] for nid in plan.order if (m := plan.graph.nodes[nid].mirror_of) is not None)
 
 
@@ -124,14 +124,14 @@ def test_cheap_keeps_its_share_of_time(training: Any, nets: Any) -> None:
 def test_measured_times_replace_modelled_ones(training: Any, nets: Any) -> None:
     """By name, for the twin as for the node; nonsense is refused."""
     made = training(nets.conv(2), SHAPES)
-    seconds = node_seconds(made.facts, {"relu0": 7.0})
-    where = {node.name: nid for nid, node in enumerate(made.facts.graph.nodes)}
+    seconds = node_seconds(made.program, {"relu0": 7.0})
+    where = {node.name: nid for nid, node in enumerate(made.program.graph.nodes)}
     assert seconds[where["relu0"]] == 7.0
     assert seconds[where["relu1"]] < 1.0
     assert seconds[where["data"]] == 0.0
     for bad in (-1.0, float("nan")):
         with pytest.raises(PlanError, match="measured time of 'relu0'"):
-            node_seconds(made.facts, {"relu0": bad})
+            node_seconds(made.program, {"relu0": bad})
 
 
 def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
@@ -140,8 +140,8 @@ def test_convolutions_cost_their_arithmetic(training: Any, nets: Any) -> None:
     times = {}
     for filters in (64, 128):
         made = training(nets.conv(1, filters=filters, dropout=0), shapes)
-        where = {node.name: nid for nid, node in enumerate(made.facts.graph.nodes)}
-        seconds = node_seconds(made.facts)
+        where = {node.name: nid for nid, node in enumerate(made.program.graph.nodes)}
+        seconds = node_seconds(made.program)
         times[filters] = seconds[where["conv0"]]
         assert seconds[where["conv0_backward"]] == pytest.approx(2 * times[filters], rel=0.01)
         assert seconds[where["relu0"]] < 0.2 * times[filters]
@@ -189,6 +189,6 @@ def test_pooling_costs_its_window(training: Any) -> None:
     for side in (2, 3):
         x = sym.Pooling(sym.Variable("data"), kernel=(side, side), stride=(1, 1), pool_type="max", name="pool")
         made = training(sym.MakeLoss(sym.sum(x * x), name="loss"), {"data": (8, 16, 64, 64)})
-        where = {node.name: nid for nid, node in enumerate(made.facts.graph.nodes)}
-        times.append(node_seconds(made.facts)[where["pool"]])
+        where = {node.name: nid for nid, node in enumerate(made.program.graph.nodes)}
+        times.append(node_seconds(made.program)[where["pool"]])
     assert times[1] > 1.5 * times[0]

@@ -84,8 +84,8 @@ def growth(training: Any, make: Any, shapes: Any, sizes: tuple[int, int]) -> flo
     peaks = []
     for size in sizes:
         made = training(make(size), shapes(size), strategy="match_range", workspaces=False)
-        facts = reversed_backward(made.facts, made.num_forward)
-        tape = Tape(facts, made.num_forward, made.assignment, made.options, node_seconds(facts))
+        program = reversed_backward(made.program, made.num_forward)
+        tape = Tape(program, made.num_forward, made.assignment, made.options, node_seconds(program))
         price = square_root(tape)
         peaks.append(price.peak)
     assert price.peak < tape.price(()).peak / 4
@@ -122,8 +122,8 @@ def test_a_thousand_layers(training: Any, nets: Any, kind: str) -> None:
     on = plan_symbol(symbol, shapes, grad_req="write", options=options)
     validate(on)
     assert on.memory.peak < off.planned.memory.peak * 4 / math.sqrt(1000)
-    costs = node_seconds(off.facts)
-    number = off.facts.graph.nid
+    costs = node_seconds(off.program)
+    number = off.program.graph.nid
     names = {node.name: costs[nid] for node, nid in number.items()}
     extra = sum(names[m.name] for nid in on.order if (m := on.graph.nodes[nid].mirror_of) is not None)
     assert extra < 0.35 * sum(costs)  # one more forward pass, about

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from weftplan import symbol as sym
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
-from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import Program
 from weftplan.planner.recompute import repeat
 from weftplan.planner.recompute.rewrite import needed_twins, repeatable
 from weftplan.planner.symbolic.realise import realised
@@ -22,11 +22,11 @@ from weftplan.planner.symbolic.realise import realised
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def real_bound(facts: PlacedGraph, options: PlanOptions) -> int:
+def real_bound(program: Program, options: PlanOptions) -> int:
     """The lower bound as the planner itself computes it, without additions into partial sums."""
-    pool = BlockPool(facts.nbytes, 0)
-    found = assign(facts, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
-    return Buffers(facts, found, options).lower_bound()
+    pool = BlockPool(program.nbytes, 0)
+    found = assign(program, pool.allocate, pool.release, enable_inplace=options.enable_inplace)
+    return Buffers(program, found, options).lower_bound()
 
 
 def chain(training: Any) -> Any:
@@ -38,18 +38,18 @@ def chain(training: Any) -> Any:
     return training(sym.sum(x, name="total"), {"data": (4, 6)})
 
 
-def names(facts: PlacedGraph) -> list[str]:
-    return [facts.graph.names[nid] for nid in facts.order]
+def names(program: Program) -> list[str]:
+    return [program.graph.names[nid] for nid in program.order]
 
 
 def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(training: Any) -> None:
     """The twin of act0 follows the gradients that do not need it, and computes from the kept fc0."""
     made = chain(training)
-    graph = made.facts.graph
-    act0 = next(nid for nid in made.facts.order if graph.nodes[nid].name == "act0")
-    after = repeat(made.facts, made.num_forward, {act0})
+    graph = made.program.graph
+    act0 = next(nid for nid in made.program.order if graph.nodes[nid].name == "act0")
+    after = repeat(made.program, made.num_forward, {act0})
     order = names(after)
-    assert order[: made.num_forward] == names(made.facts)[: made.num_forward]
+    assert order[: made.num_forward] == names(made.program)[: made.num_forward]
     twin = after.order[order.index("act0_mirror")]
     reader = after.order[order.index("act0_mirror") + 1]
     node = realised(graph, after.graph).nodes[twin]
@@ -63,9 +63,9 @@ def test_a_twin_runs_just_before_its_first_reader_and_reads_what_is_kept(trainin
 def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any) -> None:
     """Repeating fc0 and act0 makes act0's twin read fc0's twin."""
     made = chain(training)
-    graph = made.facts.graph
-    both = {nid for nid in made.facts.order if graph.nodes[nid].name in ("fc0", "act0")}
-    after = repeat(made.facts, made.num_forward, both)
+    graph = made.program.graph
+    both = {nid for nid in made.program.order if graph.nodes[nid].name in ("fc0", "act0")}
+    after = repeat(made.program, made.num_forward, both)
     order = names(after)
     at = order.index("fc0_mirror")
     assert order[at + 1] == "act0_mirror"
@@ -75,28 +75,28 @@ def test_twins_of_a_chain_read_each_other_and_run_in_forward_order(training: Any
 def test_nothing_is_made_for_results_that_the_backward_part_never_reads(training: Any) -> None:
     """tanh's gradient needs its output only, so repeating fc0 alone changes nothing."""
     made = chain(training)
-    graph = made.facts.graph
-    fc0 = {nid for nid in made.facts.order if graph.nodes[nid].name == "fc0"}
-    assert needed_twins(made.facts, made.num_forward, fc0) == []
-    assert repeat(made.facts, made.num_forward, fc0) is made.facts
+    graph = made.program.graph
+    fc0 = {nid for nid in made.program.order if graph.nodes[nid].name == "fc0"}
+    assert needed_twins(made.program, made.num_forward, fc0) == []
+    assert repeat(made.program, made.num_forward, fc0) is made.program
 
 
 def test_the_given_graph_stays_as_it_is(training: Any) -> None:
     """Backward nodes are copied, never changed: the plan without recomputation may still be used."""
     made = chain(training)
-    before = [(node.name, list(node.inputs), list(node.control_deps)) for node in made.facts.graph.nodes]
-    order = list(made.facts.order)
-    repeat(made.facts, made.num_forward, repeatable(made.facts, made.num_forward))
-    assert [(node.name, list(node.inputs), list(node.control_deps)) for node in made.facts.graph.nodes] == before
-    assert made.facts.order == order
+    before = [(node.name, list(node.inputs), list(node.control_deps)) for node in made.program.graph.nodes]
+    order = list(made.program.order)
+    repeat(made.program, made.num_forward, repeatable(made.program, made.num_forward))
+    assert [(node.name, list(node.inputs), list(node.control_deps)) for node in made.program.graph.nodes] == before
+    assert made.program.order == order
 
 
 def test_outputs_losses_and_variables_are_not_repeatable(training: Any) -> None:
     """What stays alive to the end anyway has no twin."""
     x = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
     made = training(sym.Group([sym.SoftmaxOutput(x, name="softmax"), sym.tanh(x, name="head")]), {"data": (2, 3)})
-    nodes = made.facts.graph.nodes
-    assert [nodes[nid].name for nid in repeatable(made.facts, made.num_forward)] == ["fc"]
+    nodes = made.program.graph.nodes
+    assert [nodes[nid].name for nid in repeatable(made.program, made.num_forward)] == ["fc"]
 
 
 def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
@@ -104,9 +104,9 @@ def test_a_slot_that_is_not_read_does_not_cause_work(training: Any) -> None:
     x = sym.tanh(sym.Variable("data"), name="first")
     y = sym.zeros_like(x, name="nothing") + sym.Variable("other")
     made = training(sym.sum(y * y, name="total"), {"data": (4, 6), "other": (4, 6)})
-    nodes = made.facts.graph.nodes
-    after = repeat(made.facts, made.num_forward, repeatable(made.facts, made.num_forward))
-    assert nodes[made.facts.order[0]].name == "first"
+    nodes = made.program.graph.nodes
+    after = repeat(made.program, made.num_forward, repeatable(made.program, made.num_forward))
+    assert nodes[made.program.order[0]].name == "first"
     assert "nothing_mirror" in names(after)
     assert "first_mirror" not in names(after)
     for nid in after.order:
@@ -129,7 +129,7 @@ def test_the_price_is_the_lower_bound_of_the_rewritten_graph(
     rng = random.Random(seed)
     for share in (0.0, 0.3, 0.6, 1.0):
         chosen = {nid for nid in tape.repeatable if rng.random() < share}
-        after = repeat(made.facts, made.num_forward, chosen)
+        after = repeat(made.program, made.num_forward, chosen)
         price = tape.price(chosen)
         assert price.peak == real_bound(after, made.options)
         assert list(price.twins) == [after.graph.origin[nid] for nid in after.order if nid in after.graph.again]
@@ -146,7 +146,7 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
     assert tape.price(()).peak == made.planned.memory.lower_bound
     for step in (2, 3):
         chosen = set(tape.repeatable[::step])
-        memory, found = plan_memory(repeat(made.facts, made.num_forward, chosen), made.options)
+        memory, found = plan_memory(repeat(made.program, made.num_forward, chosen), made.options)
         if found.skipped:
             assert tape.price(chosen).peak == memory.lower_bound
 

@@ -26,8 +26,8 @@ SIM = mx.sim(0)
 
 def searched(start: Draft) -> spill.Search:
     """The search over a graph."""
-    buffers = Buffers(start.facts, start.assignment, start.memory.options)
-    return spill.Search(start.facts, start.num_forward, buffers, node_seconds(start.facts))
+    buffers = Buffers(start.program, start.assignment, start.memory.options)
+    return spill.Search(start.program, start.num_forward, buffers, node_seconds(start.program))
 
 
 def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
@@ -35,7 +35,7 @@ def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
 
     def apply(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         chosen = choose(searched(start), start.num_forward)
-        return draft.plan_graph(*spill.spilled(start.facts, start.num_forward, chosen), options)
+        return draft.plan_graph(*spill.spilled(start.program, start.num_forward, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
     monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
@@ -101,7 +101,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
     def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         states = searched(start).states()
         for state in states[:: max(1, len(states) // 5)]:
-            made = spill.spilled(start.facts, start.num_forward, state.spills)
+            made = spill.spilled(start.program, start.num_forward, state.spills)
             seen.append((state, start, draft.plan_graph(*made, options)))
         assert all(a.peak > b.peak for a, b in pairwise(states))
         return start
@@ -116,7 +116,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
         near = [k for k, context in enumerate(plan.contexts) if context.device_type != "cpu_pinned"]
         assert state.peak == sum(int(plan.timeline(k).max()) for k in near)
         assert after.num_forward - before.num_forward == len(state.spills)
-        assert len(after.facts.order) - len(before.facts.order) == 2 * len(state.spills)
+        assert len(after.program.order) - len(before.program.order) == 2 * len(state.spills)
 
 
 def chain() -> Any:

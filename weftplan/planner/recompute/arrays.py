@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.planner.graph import IntArray
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 
 Pair = tuple[int, int, int, bool]
 """(input slot, input entry, output entry, may share while others still read)."""
@@ -31,7 +31,7 @@ Pair = tuple[int, int, int, bool]
 class Prepared(Protocol):
     """What this module reads of a :class:`weftplan.planner.recompute.tape.Tape`."""
 
-    facts: PlacedGraph
+    program: Program
     forward: list[int]
     backward: list[int]
     place: dict[int, int]
@@ -100,11 +100,11 @@ class Arrays:
     """A graph prepared for prices in array arithmetic; see :func:`expressible`."""
 
     def __init__(self, tape: Prepared) -> None:
-        facts, makers = tape.facts, tape.makers
+        program, makers = tape.program, tape.makers
         self.count = tape.num_entries
         self.forward = np.array(tape.forward, dtype=np.int64)
         self.backward = np.array(tape.backward, dtype=np.int64)
-        self.num_nodes = facts.graph.num_nodes
+        self.num_nodes = program.graph.num_nodes
         place = np.full(self.num_nodes, -1, dtype=np.int64)
         place[self.forward] = np.arange(len(self.forward))
         self.place = place
@@ -115,16 +115,16 @@ class Arrays:
         behind[self.backward] = np.arange(len(self.backward))
         self.made_behind = behind[maker]
         self.counted = np.frombuffer(bytes(tape.outside), dtype=np.uint8) == 0
-        self.nbytes = np.tile(np.array(facts.nbytes, dtype=np.int64), 2)
-        self.device = np.tile(np.array(facts.device, dtype=np.int64)[maker], 2)
-        self.num_devices = len(facts.contexts)
-        self.outputs = facts.graph.outputs
-        self.node_device = np.array(facts.device, dtype=np.int64)
+        self.nbytes = np.tile(np.array(program.nbytes, dtype=np.int64), 2)
+        self.device = np.tile(np.array(program.device, dtype=np.int64)[maker], 2)
+        self.num_devices = len(program.contexts)
+        self.outputs = program.graph.outputs
+        self.node_device = np.array(program.device, dtype=np.int64)
         self.scratch = np.zeros(self.num_nodes, dtype=np.int64)
         for nid, nbytes in tape.workspace.items():
             self.scratch[nid] = nbytes
-        self.forward_reads = _rows(facts.reads, tape.forward)
-        self.backward_reads = _rows(facts.reads, tape.backward)
+        self.forward_reads = _rows(program.reads, tape.forward)
+        self.backward_reads = _rows(program.reads, tape.backward)
         self.first_reader = np.full(len(self.forward), len(self.backward), dtype=np.int64)
         step, entry = self.backward_reads
         known = self.made_at[entry] >= 0

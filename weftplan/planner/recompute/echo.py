@@ -24,17 +24,17 @@ class _Echo:
     """One run of the rule. A node is a forward node (variables included); ``stored`` holds what is decided."""
 
     def __init__(self, tape: Tape) -> None:
-        facts = tape.facts
-        graph = facts.graph
+        program = tape.program
+        graph = program.graph
         self.tape = tape
-        self.nbytes = facts.nbytes
+        self.nbytes = program.nbytes
         self.may = ["echo" in work.rules for work in graph.works]
         self.inputs = graph.inputs
         self.before = [[*(tape.makers[e] for e in ins), *graph.controls[n]] for n, ins in enumerate(graph.inputs)]
         self.users: dict[int, set[int]] = {}
         """Nodes, forward and backward, that read an entry's value when nothing is repeated."""
-        for nid in facts.order:
-            for e in facts.reads[nid]:
+        for nid in program.order:
+            for e in program.reads[nid]:
                 self.users.setdefault(e, set()).add(nid)
         forward = set(tape.forward)
         self.readers = {e: [n for n in users if n in forward] for e, users in self.users.items()}

@@ -69,13 +69,13 @@ class Ladder:
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         tape = self.tape = archive.tape
-        self.nbytes = np.array(tape.facts.nbytes, dtype=np.int64)
+        self.nbytes = np.array(tape.program.nbytes, dtype=np.int64)
         self.made = np.array([e for nid in tape.forward for e in tape.outputs[nid]], dtype=np.int64)
         """Entries that the forward part makes."""
         self.last_forward = np.full(tape.num_entries, -1, dtype=np.int64)
         """Last forward step that reads each entry, -1 for none."""
         for step, nid in enumerate(tape.forward):
-            self.last_forward[tape.facts.reads[nid]] = step
+            self.last_forward[tape.program.reads[nid]] = step
 
     def climb_down(self, *, jump: bool, fine: bool, reserve: int, most_seconds: float) -> None:
         """Go down rung by rung while more than ``reserve`` prices are left.
@@ -194,7 +194,7 @@ class Ladder:
 
         ``last`` is the last step that reads each entry.
         """
-        tape, reads = self.tape, self.tape.facts.reads
+        tape, reads = self.tape, self.tape.program.reads
         bundle = set(start)
         if not bundle <= self.archive.can:
             return None
@@ -261,7 +261,7 @@ class Ladder:
         found: list[int] = []
         for nid in sorted(current, key=lambda nid: (-tape.seconds[nid], nid)):
             spans = [
-                (max(read[e], made[e]) + 1, twin[e], tape.facts.nbytes[e]) for e in tape.outputs[nid] if twin[e] >= 0
+                (max(read[e], made[e]) + 1, twin[e], tape.program.nbytes[e]) for e in tape.outputs[nid] if twin[e] >= 0
             ]
             if all(int(spare[begin:end].min(initial=size)) >= size for begin, end, size in spans):
                 found.append(nid)

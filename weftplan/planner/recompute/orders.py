@@ -1,4 +1,4 @@
-"""Orders of execution that suit recomputation; each function gives other facts and keeps no state.
+"""Orders of execution that suit recomputation; each function gives another program and keeps no state.
 
 Forward: every node next to what it feeds. Depth-first order by the number of the input may run a whole family of
 branches before the chain that they feed (all projections of the inputs of an unrolled recurrent network). No cut of
@@ -16,33 +16,34 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from weftplan.planner.liveness import PlacedGraph, dependencies
+from weftplan.planner.liveness import dependencies
 from weftplan.planner.order_deep import deepest_first
+from weftplan.planner.program import Program
 
 
-def stepwise_forward(facts: PlacedGraph, num_forward: int) -> PlacedGraph:
-    """``facts`` with the forward part in depth-first order, deepest input first.
+def stepwise_forward(program: Program, num_forward: int) -> Program:
+    """``program`` with the forward part in depth-first order, deepest input first.
 
-    Nodes that touch one auxiliary state keep their given order. Returns ``facts`` itself when that is the given order.
+    Nodes that touch one auxiliary state keep their given order. Returns ``program`` itself where that is its order.
     """
-    part = facts.order[:num_forward]
-    order = deepest_first(part, dependencies(facts))
-    return facts if order == part else replace(facts, order=[*order, *facts.order[num_forward:]])
+    part = program.order[:num_forward]
+    order = deepest_first(part, dependencies(program))
+    return program if order == part else replace(program, order=[*order, *program.order[num_forward:]])
 
 
-def reversed_backward(facts: PlacedGraph, num_forward: int) -> PlacedGraph:
-    """``facts`` with the backward part sorted by the forward nodes it belongs to, the last one first.
+def reversed_backward(program: Program, num_forward: int) -> Program:
+    """``program`` with the backward part sorted by the forward nodes it belongs to, the last one first.
 
-    A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``facts`` itself
+    A node that belongs to none (a sum of gradients) runs as soon as its inputs are there. Returns ``program`` itself
     when that is the given order.
     """
-    graph = facts.graph
-    part = facts.order[num_forward:]
+    graph = program.graph
+    part = program.order[num_forward:]
     if any(graph.works[nid].writes for nid in part):
-        return facts  # who writes a state, and when, is not for this pass to change
-    place = {nid: step for step, nid in enumerate(facts.order[:num_forward])}
+        return program  # who writes a state, and when, is not for this pass to change
+    place = {nid: step for step, nid in enumerate(program.order[:num_forward])}
     given = {nid: step for step, nid in enumerate(part)}
-    needs = dependencies(facts)
+    needs = dependencies(program)
     urgency: dict[int, int] = {}
     waits: dict[int, int] = {}
     followers: dict[int, list[int]] = {}
@@ -69,5 +70,5 @@ def reversed_backward(facts: PlacedGraph, num_forward: int) -> PlacedGraph:
             if not waits[follower]:
                 heappush(ready, (urgency[follower], given[follower], follower))
     if order == part:
-        return facts
-    return replace(facts, order=[*facts.order[:num_forward], *order])
+        return program
+    return replace(program, order=[*program.order[:num_forward], *order])

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from weftplan.errors import BudgetError
 from weftplan.planner.draft import Draft, plan_graph
-from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import Program
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.echo import chosen_echo
 from weftplan.planner.recompute.ladder import Ladder
@@ -23,7 +23,7 @@ from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.recompute.trade_off import curve
 from weftplan.planner.strategies import assignment
 
-Cost = Callable[[PlacedGraph], Sequence[float]]
+Cost = Callable[[Program], Sequence[float]]
 """Seconds of every node of a graph (0 for variables), modelled or measured; asked again for rewritten graphs."""
 WORTH_A_PLAN = 0.99
 """A proposal is planned if its lower bound is below this part of the smallest plan so far."""
@@ -31,10 +31,12 @@ CHEAP_SHARE = 0.05
 """Policy ``cheap`` spends at most this part of a step's modelled time on repeating."""
 
 
-def wanted(options: PlanOptions, facts: PlacedGraph) -> bool:
+def wanted(options: PlanOptions, program: Program) -> bool:
     """Whether these options (or a node) ask for recomputation."""
     return (
-        options.recompute != "off" or options.budget is not None or any(work.asked_twice for work in facts.graph.works)
+        options.recompute != "off"
+        or options.budget is not None
+        or any(work.asked_twice for work in program.graph.works)
     )
 
 
@@ -52,7 +54,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost) -> Draft:
     memory = start.memory
     if options.budget is not None and memory.peak <= options.budget:
         return start
-    if start.num_forward == len(start.facts.order):
+    if start.num_forward == len(start.program.order):
         if options.budget is None:
             return start
         raise BudgetError(
@@ -81,20 +83,20 @@ def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
     The given one; with the backward part in reverse forward order; with both parts step by step.
     """
     num_forward = start.num_forward
-    seconds = cost(start.facts)
-    tapes = [Tape(start.facts, num_forward, start.assignment, options, seconds)]
-    orders = [start.facts.order]
-    for facts in (start.facts, stepwise_forward(start.facts, num_forward)):
-        facts = reversed_backward(facts, num_forward)
-        if facts.order not in orders:
-            orders.append(facts.order)
-            tapes.append(Tape(facts, num_forward, assignment(facts, options), options, seconds))
+    seconds = cost(start.program)
+    tapes = [Tape(start.program, num_forward, start.assignment, options, seconds)]
+    orders = [start.program.order]
+    for program in (start.program, stepwise_forward(start.program, num_forward)):
+        program = reversed_backward(program, num_forward)
+        if program.order not in orders:
+            orders.append(program.order)
+            tapes.append(Tape(program, num_forward, assignment(program, options), options, seconds))
     return tapes
 
 
 def _chosen_v1(tape: Tape, *, everywhere: bool) -> frozenset[int]:
     """The nodes that MXNet 1.x's rule repeats; without ``everywhere`` only those that ask for it."""
-    works = tape.facts.graph.works
+    works = tape.program.graph.works
     return frozenset(
         nid for nid in tape.repeatable if "mxnet" in works[nid].rules and (everywhere or works[nid].asked_twice)
     )
@@ -115,10 +117,10 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
 
 
 def _planned(start: Draft, tape: Tape, options: PlanOptions, chosen: Iterable[int]) -> Draft:
-    facts = repeat(tape.facts, len(tape.forward), frozenset(chosen))
-    if facts is start.facts:
+    program = repeat(tape.program, len(tape.forward), frozenset(chosen))
+    if program is start.program:
         return start
-    return plan_graph(facts, start.num_forward, options)
+    return plan_graph(program, start.num_forward, options)
 
 
 def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Draft:
@@ -188,7 +190,7 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
             draft = _planned(start, tape, options, point.twins)
             if draft.memory.peak < smallest.memory.peak:
                 smallest = draft
-    outside = sum(start.facts.external_bytes.values())
+    outside = sum(start.program.external_bytes.values())
     raise BudgetError(
         f"the plan needs {start.memory.peak:,} bytes without recomputation and {smallest.memory.peak:,} with the most "
         f"that was found, more than the budget of {budget:,}; the smallest budget found that works is "

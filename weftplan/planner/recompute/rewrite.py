@@ -12,59 +12,59 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 from weftplan.planner.rewiring import Rewrite
 
 SUFFIX = "_mirror"
 
 
-def repeatable(facts: PlacedGraph, num_forward: int) -> list[int]:
+def repeatable(program: Program, num_forward: int) -> list[int]:
     """Forward nodes that may be computed twice, in execution order.
 
     Losses and makers of the graph's outputs are left out: their results stay alive to the end in any case.
     """
-    graph = facts.graph
+    graph = program.graph
     kept = {int(graph.entry_node[e]) for e in graph.outputs.tolist()}
-    return [nid for nid in facts.order[:num_forward] if graph.works[nid].may_repeat and nid not in kept]
+    return [nid for nid in program.order[:num_forward] if graph.works[nid].may_repeat and nid not in kept]
 
 
-def needed_twins(facts: PlacedGraph, num_forward: int, chosen: Collection[int]) -> list[int]:
+def needed_twins(program: Program, num_forward: int, chosen: Collection[int]) -> list[int]:
     """Nodes of ``chosen`` that some backward node needs, directly or through other twins; in execution order."""
-    reads = facts.reads
-    maker = facts.graph.entry_node
+    reads = program.reads
+    maker = program.graph.entry_node
     wanted: set[int] = set()
     chosen = frozenset(chosen)
-    for nid in facts.order[num_forward:]:
+    for nid in program.order[num_forward:]:
         for e in reads[nid]:
             source = int(maker[e])
             if source in chosen:
                 wanted.add(source)
-    for nid in reversed(facts.order[:num_forward]):
+    for nid in reversed(program.order[:num_forward]):
         if nid in wanted:
             for e in reads[nid]:
                 source = int(maker[e])
                 if source in chosen:
                     wanted.add(source)
-    return [nid for nid in facts.order[:num_forward] if nid in wanted]
+    return [nid for nid in program.order[:num_forward] if nid in wanted]
 
 
-def repeat(facts: PlacedGraph, num_forward: int, chosen: Collection[int]) -> PlacedGraph:
-    """The facts of the graph in which the backward part recomputes the nodes ``chosen``.
+def repeat(program: Program, num_forward: int, chosen: Collection[int]) -> Program:
+    """The program in which the backward part recomputes the nodes ``chosen``.
 
     Args:
-        facts: a training graph in execution order.
-        num_forward: how many steps of ``facts.order`` are the forward part.
+        program: a training graph.
+        num_forward: how many steps of ``program.order`` are the forward part.
         chosen: node ids out of :func:`repeatable`; those that nothing backward needs get no twin.
 
     Returns:
-        New facts; ``facts`` itself when nothing is repeated. The first ``num_forward`` steps are the same nodes.
+        A new program; ``program`` itself when nothing is repeated. The first ``num_forward`` steps are the same nodes.
     """
-    twins = needed_twins(facts, num_forward, chosen)
+    twins = needed_twins(program, num_forward, chosen)
     if not twins:
-        return facts
-    graph = facts.graph
+        return program
+    graph = program.graph
     makers: list[int] = graph.entry_node.tolist()
-    changed = Rewrite(facts)
+    changed = Rewrite(program)
     made: dict[int, int] = {}
     first: dict[int, int] = {}
 
@@ -78,15 +78,15 @@ def repeat(facts: PlacedGraph, num_forward: int, chosen: Collection[int]) -> Pla
 
     for nid in twins:
         made[nid], first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, redirected(nid))
-    backward = facts.order[num_forward:]
+    backward = program.order[num_forward:]
     for nid in backward:
         changed.inputs[nid] = redirected(nid)
-    return changed.done([*facts.order[:num_forward], *_scheduled(changed, facts, num_forward, made)])
+    return changed.done([*program.order[:num_forward], *_scheduled(changed, program, num_forward, made)])
 
 
-def _scheduled(changed: Rewrite, facts: PlacedGraph, num_forward: int, made: dict[int, int]) -> list[int]:
+def _scheduled(changed: Rewrite, program: Program, num_forward: int, made: dict[int, int]) -> list[int]:
     """The backward part in the given order, with every twin just before its first reader."""
-    place = {nid: step for step, nid in enumerate(facts.order[:num_forward])}
+    place = {nid: step for step, nid in enumerate(program.order[:num_forward])}
     rank = {twin: place[nid] for nid, twin in made.items()}
     makers = changed.makers
     done: set[int] = set()
@@ -104,7 +104,7 @@ def _scheduled(changed: Rewrite, facts: PlacedGraph, num_forward: int, made: dic
                     stack.append(twin)
         return sorted(found, key=rank.__getitem__)
 
-    for nid in facts.order[num_forward:]:
+    for nid in program.order[num_forward:]:
         twins = missing(nid)
         done.update(twins)
         order.extend(twins)

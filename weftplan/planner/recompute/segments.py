@@ -47,14 +47,14 @@ class Cuts:
 
 def measure(tape: Tape) -> Cuts:
     """Weights and crossings of the forward order."""
-    facts = tape.facts
+    program = tape.program
     trace = tape.trace(())
     last, block = trace.last.tolist(), trace.block.tolist()
     steps = len(tape.forward)
     until = list(range(steps))
     last_forward: dict[int, int] = {}
     for step, nid in enumerate(tape.forward):
-        for e in facts.reads[nid]:
+        for e in program.reads[nid]:
             last_forward[e] = step
     weight, crossing = [0] * steps, [0] * steps
     counted: set[int] = set()
@@ -62,10 +62,10 @@ def measure(tape: Tape) -> Cuts:
         for e in tape.outputs[nid]:
             if last[e] >= steps and block[e] not in counted:
                 counted.add(block[e])
-                weight[step] += facts.nbytes[e]
+                weight[step] += program.nbytes[e]
             end = last_forward.get(e, step)
             if end > step and not tape.outside[e]:
-                crossing[step] += facts.nbytes[e]
+                crossing[step] += program.nbytes[e]
                 until[step] = max(until[step], end)
     can = set(tape.repeatable)
     return Cuts(

@@ -15,8 +15,8 @@ import numpy as np
 
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import Program
 from weftplan.planner.recompute.arrays import Arrays, Pair, Trace, expressible, pressure
 from weftplan.planner.recompute.rewrite import repeatable
 from weftplan.planner.workspace import with_added_outputs
@@ -41,7 +41,7 @@ class Tape:
     """A training graph prepared for many prices.
 
     Args:
-        facts: the graph without recomputation.
+        program: the graph without recomputation.
         num_forward: how many steps of its order are the forward part.
         found: the assignment of its plan: which gradient sums are accumulated in place.
         options: the options of that plan.
@@ -49,41 +49,41 @@ class Tape:
     """
 
     def __init__(
-        self, facts: PlacedGraph, num_forward: int, found: Assignment, options: PlanOptions, seconds: Sequence[float]
+        self, program: Program, num_forward: int, found: Assignment, options: PlanOptions, seconds: Sequence[float]
     ) -> None:
-        self.facts = facts
+        self.program = program
         self.seconds = seconds
-        self.forward = facts.order[:num_forward]
-        self.backward = facts.order[num_forward:]
-        self.repeatable = repeatable(facts, num_forward)
-        graph = facts.graph
+        self.forward = program.order[:num_forward]
+        self.backward = program.order[num_forward:]
+        self.repeatable = repeatable(program, num_forward)
+        graph = program.graph
         self.num_entries = graph.num_entries
         self.makers: list[int] = graph.entry_node.tolist()
         self.outputs = [range(graph.row[n], graph.row[n + 1]) for n in range(graph.num_nodes)]
         self.place = {nid: step for step, nid in enumerate(self.forward)}
-        self.step_seconds = sum(seconds[nid] for nid in facts.order if nid not in found.skipped)
+        self.step_seconds = sum(seconds[nid] for nid in program.order if nid not in found.skipped)
         """Seconds of one step (forward and backward) without recomputation."""
         # Entries with no memory of their own: the caller's, and terms that are added straight into their sums.
-        self.outside = bytearray(facts.external)
+        self.outside = bytearray(program.external)
         for e in found.added:
             self.outside[e] = 1
         self.workspace: dict[int, int] = {}
         if options.workspaces:
-            workspace = with_added_outputs(facts.workspaces, graph, facts.nbytes, (*facts.added, *found.added))
+            workspace = with_added_outputs(program.workspaces, graph, program.nbytes, (*program.added, *found.added))
             self.workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
         self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
         self.refs = self._forward_refs()
-        self.arrays = Arrays(self) if len(facts.order) > WALKED and expressible(self) else None
+        self.arrays = Arrays(self) if len(program.order) > WALKED and expressible(self) else None
         # Forward results that each backward node reads, as the nodes that make them.
-        self.sources = [[m for e in facts.reads[nid] if (m := self.makers[e]) in self.place] for nid in self.backward]
+        self.sources = [[m for e in program.reads[nid] if (m := self.makers[e]) in self.place] for nid in self.backward]
 
     def _pairs(self, nid: int) -> list[Pair]:
         """In-place pairs of a node, but those whose output is added straight into a sum."""
-        graph = self.facts.graph
+        graph = self.program.graph
         inputs, first = graph.inputs[nid], graph.row[nid]
         return [
             (pair.input, inputs[pair.input], first + pair.output, pair.identity)
-            for pair in self.facts.pairs[nid]
+            for pair in self.program.pairs[nid]
             if not self.outside[first + pair.output]
         ]
 
@@ -91,9 +91,9 @@ class Tape:
         """Per entry: reads by forward nodes, plus times it is an output."""
         refs = [0] * self.num_entries
         for nid in self.forward:
-            for e in self.facts.reads[nid]:
+            for e in self.program.reads[nid]:
                 refs[e] += 1
-        for e in self.facts.graph.outputs.tolist():
+        for e in self.program.graph.outputs.tolist():
             refs[e] += 1
         return refs
 
@@ -115,8 +115,8 @@ class Tape:
 
     def walk(self, chosen: Collection[int]) -> tuple[Price, IntArray, Callable[[], Trace]]:
         """:meth:`look` and :meth:`trace`, found by walking the steps one by one as the planner does."""
-        facts, makers, place, count = self.facts, self.makers, self.place, self.num_entries
-        reads_of, outside, pairs_of = facts.reads, self.outside, self.pairs
+        program, makers, place, count = self.program, self.makers, self.place, self.num_entries
+        reads_of, outside, pairs_of = program.reads, self.outside, self.pairs
         chosen = chosen if isinstance(chosen, (set, frozenset)) else frozenset(chosen)
         # 1. Twins in front of their first readers; what every step reads.
         steps: list[tuple[int, int, list[int]]] = [(nid, 0, reads_of[nid]) for nid in self.forward]
@@ -147,14 +147,14 @@ class Tape:
                 refs[e] += 1
             steps.append((nid, 0, reads))
         # 2. The walk of the planner.
-        nbytes, workspace, device, outputs = facts.nbytes, self.workspace, facts.device, self.outputs
+        nbytes, workspace, device, outputs = program.nbytes, self.workspace, program.device, self.outputs
         block = [-1] * (2 * count)
         alive: list[list[int]] = []
         live: list[int] = []
         size: list[int] = []
         home: list[int] = []
-        now = [0] * len(facts.contexts)
-        peak = [0] * len(facts.contexts)
+        now = [0] * len(program.contexts)
+        peak = [0] * len(program.contexts)
         for nid, shift, reads in steps:
             pairs = pairs_of[nid]
             if pairs:
@@ -207,7 +207,7 @@ class Tape:
             for e in self.outputs[nid]:
                 if block[e + shift] >= 0:
                     made[e + shift] = last[e + shift] = step
-        for e in self.facts.graph.outputs.tolist():
+        for e in self.program.graph.outputs.tolist():
             if block[e] >= 0:
                 last[e] = len(steps)
         return Trace(*(np.array(column, dtype=np.int64) for column in (made, last, block, needed)))

@@ -65,7 +65,7 @@ def seed(archive: Archive) -> None:
     tape = archive.tape
     cuts = measure(tape)
     ratio = {
-        nid: tape.seconds[nid] / max(1, max((tape.facts.nbytes[e] for e in tape.outputs[nid]), default=1))
+        nid: tape.seconds[nid] / max(1, max((tape.program.nbytes[e] for e in tape.outputs[nid]), default=1))
         for nid in tape.repeatable
     }
     levels = sorted(set(ratio.values()))

@@ -46,7 +46,7 @@ def wanted(options: PlanOptions, start: Draft) -> bool:
     return (
         options.budget is not None
         and start.memory.peak > options.budget
-        and any(places(context, options) for context in start.facts.contexts)
+        and any(places(context, options) for context in start.program.contexts)
     )
 
 
@@ -62,16 +62,16 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
         BudgetError: no choice fits; names the smallest budget found that works.
     """
     assert options.budget is not None
-    facts, memory = start.facts, start.memory
-    seconds = cost(facts)
-    step = sum(seconds[nid] for nid in facts.order)
+    program, memory = start.program, start.memory
+    seconds = cost(program)
+    step = sum(seconds[nid] for nid in program.order)
     smallest = memory.peak
     choices = _curve(start, options, (), cost)
     # Nothing is faster than copies that nobody waits for, so these need not be compared with anything.
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
-        if start.num_forward < len(facts.order) <= MOST_STEPS:
-            tape = recompute.Tape(facts, start.num_forward, start.assignment, options, seconds)
+        if start.num_forward < len(program.order) <= MOST_STEPS:
+            tape = recompute.Tape(program, start.num_forward, start.assignment, options, seconds)
             for point in _spread(recompute.curve(tape)):
                 choices += _curve(start, options, point.twins, cost, point.seconds)
         best, low = _first_that_fits(start, options, _undominated(choices))
@@ -81,14 +81,14 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
         except BudgetError as error:
             smallest = min(smallest, error.smallest or smallest)
         else:
-            again = cost(alone.facts)
-            if best is None or sum(again[nid] for nid in alone.facts.order) - step <= best[1].seconds:
+            again = cost(alone.program)
+            if best is None or sum(again[nid] for nid in alone.program.order) - step <= best[1].seconds:
                 return alone
     if best is not None:
         draft, choice = best
         more = choice.seconds / step if step else 0.0
         return replace(draft.slowed(more), notes=(_note(memory, draft, choice, more),))
-    outside = sum(facts.external_bytes.values())
+    outside = sum(program.external_bytes.values())
     raise BudgetError(
         f"the plan needs {memory.peak:,} bytes with everything on the device, and {smallest:,} with the most that was "
         f"found to compute again or to send to the host, more than the budget of {options.budget:,}; the smallest "
@@ -106,17 +106,17 @@ def _curve(
     extra: float = 0.0,
 ) -> list[_Choice]:
     """Choices that send results elsewhere from the graph that repeats ``twins``, which takes ``extra`` seconds."""
-    facts, num_forward, found = start.facts, start.num_forward, start.assignment
+    program, num_forward, found = start.program, start.num_forward, start.assignment
     if twins:
-        facts = recompute.repeat(facts, num_forward, twins)
-        found = assignment(facts, options)
-    seconds = cost(facts)
-    search = Search(facts, num_forward, Buffers(facts, found, options), seconds, PCIE, options)
+        program = recompute.repeat(program, num_forward, twins)
+        found = assignment(program, options)
+    seconds = cost(program)
+    search = Search(program, num_forward, Buffers(program, found, options), seconds, PCIE, options)
     choices = [
         _Choice(
             state.peak,
             extra + state.seconds,
-            sum(facts.nbytes[spill.entry] for spill in state.spills),
+            sum(program.nbytes[spill.entry] for spill in state.spills),
             frozenset(twins),
             state.spills,
         )
@@ -162,12 +162,12 @@ def _first_that_fits(
 
 
 def _planned(start: Draft, options: PlanOptions, choice: _Choice) -> Draft:
-    facts, num_forward = start.facts, start.num_forward
+    program, num_forward = start.program, start.num_forward
     if choice.twins:
-        facts = recompute.repeat(facts, num_forward, choice.twins)
+        program = recompute.repeat(program, num_forward, choice.twins)
     if choice.spills:
-        facts, num_forward = spilled(facts, num_forward, choice.spills)
-    return plan_graph(facts, num_forward, options)
+        program, num_forward = spilled(program, num_forward, choice.spills)
+    return plan_graph(program, num_forward, options)
 
 
 def _note(plain: MemoryPlan, draft: Draft, choice: _Choice, more: float) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from weftplan.device.context import Context
 from weftplan.planner.graph import Work
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 from weftplan.planner.rewiring import Rewrite
 from weftplan.planner.spill.place import host_of
 
@@ -43,25 +43,25 @@ class Spill:
     home: Context | None = None
 
 
-def spilled(facts: PlacedGraph, num_forward: int, spills: Sequence[Spill]) -> tuple[PlacedGraph, int]:
+def spilled(program: Program, num_forward: int, spills: Sequence[Spill]) -> tuple[Program, int]:
     """The graph in which ``spills`` go to their homes, and the number of its forward steps."""
-    graph = facts.graph
-    changed = Rewrite(facts)
+    graph = program.graph
+    changed = Rewrite(program)
     outs: dict[int, list[int]] = {}
     backs: dict[int, list[int]] = {}
     fetched: dict[int, int] = {}
     for spill in sorted(spills, key=lambda spill: spill.entry):
         e = spill.entry
-        name, home = graph.entry_name(e), facts.contexts[facts.device[int(graph.entry_node[e])]]
+        name, home = graph.entry_name(e), program.contexts[program.device[int(graph.entry_node[e])]]
         out, waiting = changed.copy(e, name + OUT, COPY_OUT, context=spill.home or host_of(home), like=e)
         back, fetched[e] = changed.copy(waiting, name + BACK, COPY_BACK, context=home, like=e)
         outs.setdefault(spill.out, []).append(out)
         backs.setdefault(spill.back, []).append(back)
-    for nid in facts.order[num_forward:]:
+    for nid in program.order[num_forward:]:
         ignored = graph.works[nid].ignored
         changed.inputs[nid] = [e if slot in ignored else fetched.get(e, e) for slot, e in enumerate(graph.inputs[nid])]
     steps: list[int] = []
-    for step, nid in enumerate(facts.order):
+    for step, nid in enumerate(program.order):
         if step <= num_forward:
             steps.extend(outs.get(step, ()))
         steps.extend(backs.get(step, ()))

@@ -21,8 +21,8 @@ import numpy as np
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.graph import IntArray
-from weftplan.planner.liveness import PlacedGraph
 from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import Program
 from weftplan.planner.spill.link import PCIE, Idle, Link, StepTimes, timetable
 from weftplan.planner.spill.place import Place, places
 from weftplan.planner.spill.rewrite import Spill
@@ -51,7 +51,7 @@ class Search:
     """A training graph and what may leave its devices.
 
     Args:
-        facts: the graph in execution order.
+        program: the graph in execution order.
         num_forward: how many steps are the forward part.
         buffers: its buffers with their lifetimes.
         seconds: cost of every node.
@@ -61,7 +61,7 @@ class Search:
 
     def __init__(
         self,
-        facts: PlacedGraph,
+        program: Program,
         num_forward: int,
         buffers: Buffers,
         seconds: Sequence[float],
@@ -69,32 +69,32 @@ class Search:
         options: PlanOptions | None = None,
     ) -> None:
         chosen = PlanOptions() if options is None else options
-        homes = [places(context, chosen) for context in facts.contexts]
+        homes = [places(context, chosen) for context in program.contexts]
         self._room = {place.home: place.limit for row in homes for place in row}
         """Bytes that each home still takes; None: as many as there are."""
         self._num_forward = num_forward
         self._link = link
-        self._clock = StepTimes(seconds[nid] for nid in facts.order)
+        self._clock = StepTimes(seconds[nid] for nid in program.order)
         self._live = buffers.live()
         self._devices = [i for i, row in enumerate(homes) if row]
         self._homes = [homes[i] for i in self._devices]
-        self._counted = [i for i, context in enumerate(facts.contexts) if context.device_type != "cpu_pinned"]
+        self._counted = [i for i, context in enumerate(program.contexts) if context.device_type != "cpu_pinned"]
         """Devices whose bytes a budget counts; from those that are no ``_devices`` nothing leaves."""
         self._held = buffers.nbytes.tolist()
-        self._idle = [self._candidates(facts, buffers, device) for device in self._devices]
+        self._idle = [self._candidates(program, buffers, device) for device in self._devices]
 
-    def _candidates(self, facts: PlacedGraph, buffers: Buffers, device: int) -> list[Idle]:
+    def _candidates(self, program: Program, buffers: Buffers, device: int) -> list[Idle]:
         """What may leave ``device``, in the order in which it is made."""
-        turn, order = self._num_forward, facts.order
-        row = facts.graph.row
-        kept = set(facts.graph.outputs.tolist())
+        turn, order = self._num_forward, program.order
+        row = program.graph.row
+        kept = set(program.graph.outputs.tolist())
         group = buffers.entry_group.tolist()
         made: dict[int, int] = {}
         used: dict[int, int] = {}
         wanted: dict[int, int] = {}
         read_later: dict[int, set[int]] = {}
         for step, nid in enumerate(order):
-            for e in facts.reads[nid]:
+            for e in program.reads[nid]:
                 if group[e] < 0:
                     continue
                 if step < turn:
@@ -104,15 +104,15 @@ class Search:
                     read_later.setdefault(group[e], set()).add(e)
             if step < turn:
                 for e in range(row[nid], row[nid + 1]):
-                    if group[e] >= 0 and facts.device[nid] == device:
+                    if group[e] >= 0 and program.device[nid] == device:
                         made[e] = step
                         used[group[e]] = step
         held = {group[e] for e in kept if group[e] >= 0}
         found = []
         for e, step in made.items():
             g = group[e]
-            if read_later.get(g) == {e} and g not in held and facts.nbytes[e] >= SMALLEST:
-                found.append(Idle(e, g, facts.nbytes[e], step, used[g], wanted[e], turn, turn))
+            if read_later.get(g) == {e} and g not in held and program.nbytes[e] >= SMALLEST:
+                found.append(Idle(e, g, program.nbytes[e], step, used[g], wanted[e], turn, turn))
         return found
 
     def states(self) -> list[State]:

@@ -18,7 +18,7 @@ from math import prod, sqrt
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner.liveness import PlacedGraph
+from weftplan.planner.program import Program
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
 
@@ -66,11 +66,11 @@ def machine_of(context: Context) -> Machine:
     return HOST if context.is_host else ACCELERATOR
 
 
-def node_seconds(facts: PlacedGraph, measured: Mapping[str, float] | None = None) -> list[float]:
+def node_seconds(program: Program, measured: Mapping[str, float] | None = None) -> list[float]:
     """Seconds of every node of a graph (0 for variables).
 
     Args:
-        facts: the graph of a symbol with sizes, or what the core made of it.
+        program: the graph of a symbol with sizes, or what the core made of it.
         measured: seconds by node name; other nodes are modelled. A twin costs what its original costs.
 
     Raises:
@@ -80,8 +80,8 @@ def node_seconds(facts: PlacedGraph, measured: Mapping[str, float] | None = None
     for name, value in measured.items():
         if not value >= 0.0:
             raise PlanError(f"measured time of {name!r} must be a number of seconds >= 0, got {value!r}")
-    graph, row = facts.graph, facts.graph.row
-    machines = [machine_of(context) for context in facts.contexts]
+    graph, row = program.graph, program.graph.row
+    machines = [machine_of(context) for context in program.contexts]
     result: list[float] = []
     base = graph.base
     assert isinstance(base, IndexedGraph)
@@ -96,32 +96,32 @@ def node_seconds(facts: PlacedGraph, measured: Mapping[str, float] | None = None
         if known is not None:
             result.append(float(known))
             continue
-        machine = machines[facts.device[nid]]
+        machine = machines[program.device[nid]]
         outs = range(row[nid], row[nid + 1])
-        traffic: float = sum(facts.nbytes[e] for e in facts.reads[nid]) + sum(
-            facts.nbytes[e] for e in outs if facts.refs[e]
+        traffic: float = sum(program.nbytes[e] for e in program.reads[nid]) + sum(
+            program.nbytes[e] for e in outs if program.refs[e]
         )
         arithmetic = 0.0
         if node is not None and node.op is not None:
             name = node.op.backward_of or node.op.name
             traffic *= SWEEPS.get(name, 1.0)
             if name == "Pooling":
-                traffic += 2.0 * _window(node.params) * facts.nbytes[_pooled(nid, facts)]
-            arithmetic = _arithmetic(name, node.op.backward_of is not None, facts, graph.inputs[nid], outs)
+                traffic += 2.0 * _window(node.params) * program.nbytes[_pooled(nid, program)]
+            arithmetic = _arithmetic(name, node.op.backward_of is not None, program, graph.inputs[nid], outs)
         result.append(machine.call + max(arithmetic / machine.flops, traffic / machine.bandwidth))
     return result
 
 
-def _arithmetic(name: str, is_backward: bool, facts: PlacedGraph, inputs: Sequence[int], outs: Sequence[int]) -> float:
+def _arithmetic(name: str, is_backward: bool, program: Program, inputs: Sequence[int], outs: Sequence[int]) -> float:
     """Operations of one node. Backward nodes of products have the inputs (outgoing gradient, left, right, …)."""
-    elements, shapes = facts.elements, facts.shapes
+    elements, shapes = program.elements, program.shapes
     if name == "RNN":  # every parameter meets every step of every sample, twice more for the gradients
         data, vector = outs[:2] if is_backward else inputs[:2]
         return (4.0 if is_backward else 2.0) * prod(shapes[data][:2]) * elements[vector]
     if is_backward:
         if len(inputs) < 3 or name not in _PRODUCTS | _CONVOLUTIONS:
             return 0.0
-        out, left, right, times = inputs[0], inputs[1], inputs[2], 2.0 * sum(facts.refs[e] > 0 for e in outs[:2])
+        out, left, right, times = inputs[0], inputs[1], inputs[2], 2.0 * sum(program.refs[e] > 0 for e in outs[:2])
     else:
         if len(inputs) < 2:
             return 0.0
@@ -145,8 +145,8 @@ def _window(params: Mapping[str, object]) -> int:
     return prod(int(side) for side in kernel)
 
 
-def _pooled(nid: int, facts: PlacedGraph) -> int:
+def _pooled(nid: int, program: Program) -> int:
     """The smaller side of a pooling node, forward or backward: the entry that has one element per window."""
-    row = facts.graph.row
-    entries: list[int] = [*facts.graph.inputs[nid], *range(row[nid], row[nid + 1])]
-    return min(entries, key=lambda e: facts.nbytes[e])
+    row = program.graph.row
+    entries: list[int] = [*program.graph.inputs[nid], *range(row[nid], row[nid + 1])]
+    return min(entries, key=lambda e: program.nbytes[e])

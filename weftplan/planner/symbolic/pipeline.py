@@ -17,10 +17,10 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.ops.schema import Req, Shape
 from weftplan.planner.drafts import Drafts
-from weftplan.planner.liveness import PlacedGraph, placed_graph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.planned_steps import planned_steps
+from weftplan.planner.program import Program, program_of
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
@@ -105,17 +105,17 @@ def size_symbol(
         variable_contexts=variable_contexts or {},
         mirror=mirror,
     )
-    facts, num_forward = _sized(found, shapes, dtypes or {}, kernels=chosen.kernels)
+    program, num_forward = _sized(found, shapes, dtypes or {}, kernels=chosen.kernels)
     if chosen.compat == "paddle":
-        facts = replace(facts, order=breadth_first(facts, num_forward))
-    return SizedGraph(found, facts, num_forward=num_forward, options=chosen, mirrored=mirror is not None)
+        program = replace(program, order=breadth_first(program, num_forward))
+    return SizedGraph(found, program, num_forward=num_forward, options=chosen, mirrored=mirror is not None)
 
 
 class SizedGraph:
     """A symbol differentiated, placed and sized: what has to be known before memory is planned, under any budget.
 
     Attributes:
-        facts: the graph with sizes, in the order in which it is written.
+        program: the graph with sizes, in the order in which it is written.
         num_forward: how many steps of it are the forward part.
         options: how to plan.
     """
@@ -123,18 +123,18 @@ class SizedGraph:
     def __init__(
         self,
         found: Differentiated,
-        facts: PlacedGraph,
+        program: Program,
         *,
         num_forward: int,
         options: PlanOptions,
         mirrored: bool = False,
     ) -> None:
-        self.facts = facts
+        self.program = program
         self.num_forward = num_forward
         self.options = options
         self._found = found
         self._mirrored = mirrored
-        self._drafts = Drafts(facts, num_forward)
+        self._drafts = Drafts(program, num_forward)
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
         """The graph with its plan.
@@ -146,14 +146,14 @@ class SizedGraph:
         """
         chosen = self.options if options is None else options
         if chosen.peers:  # what computes is no home
-            here = [str(context) for context in self.facts.contexts]
+            here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
         if self._mirrored:
             draft = self._drafts.plain(chosen)
         else:
             draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
         found = self._found
-        graph = realised(found.graph, draft.facts.graph)
+        graph = realised(found.graph, draft.program.graph)
         outputs: list[int] = graph.outputs[: found.num_outputs].tolist()
         wanted = zip(found.wanted, graph.outputs[found.num_outputs :].tolist(), strict=True)
         steps = planned_steps(draft, outputs, {name: (eid, found.requests[name]) for name, eid in wanted})
@@ -180,7 +180,7 @@ class SizedGraph:
 
 def _sized(
     found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, kernels: str
-) -> tuple[PlacedGraph, int]:
+) -> tuple[Program, int]:
     """Sizes and what operators declare, and the number of forward steps."""
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
@@ -195,7 +195,7 @@ def _sized(
         "aux": [graph.row[graph.nid[n]] for n in found.states.values() if n in graph.nid],
         "head_grads": [graph.row[graph.nid[n]] for n in found.head_grads if n in graph.nid],
     }
-    facts = placed_graph(
+    program = program_of(
         graph,
         steps,
         shapes=sizes[0],
@@ -209,4 +209,4 @@ def _sized(
         workspaces=operator_workspaces(graph, *sizes, devices, operator_choices(graph, *sizes, devices, mode=kernels)),
         external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
     )
-    return facts, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1)
+    return program, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1)
