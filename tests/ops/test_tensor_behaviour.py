@@ -238,7 +238,7 @@ def test_random_depends_on_the_key_alone(dtype):
 
 def test_random_refuses_integers():
     """Uniform and normal numbers are floats."""
-    with pytest.raises(ParameterError, match="expected float16, float32, float64 or None"):
+    with pytest.raises(ParameterError, match="expected float16, bfloat16, float32, float64 or None"):
         run("_random_normal", [], {"shape": (2,), "dtype": "int32"})
 
 

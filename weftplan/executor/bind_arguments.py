@@ -11,6 +11,7 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import BindError, DTypeError, ParameterError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
+from weftplan.ops.floats import dtype_of
 from weftplan.planner.options import read_grad_req
 from weftplan.symbol import unknown
 from weftplan.symbol.provenance import warn
@@ -106,9 +107,10 @@ def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str
             hint = did_you_mean(name, names)
             raise ParameterError(f"type_dict: no variable is called {name!r}; {hint}variables: {listed(names)}")
         try:
-            known[name] = np.dtype(dtype)
-        except TypeError:
+            known[name] = dtype_of(dtype)
+        except TypeError as error:
+            why = f" ({error})" if dtype == "bfloat16" else ""
             raise DTypeError(
-                f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}"
+                f"type_dict: {name!r} needs a dtype such as 'float32' or numpy.float32, got {dtype!r}{why}"
             ) from None
     return known

@@ -12,6 +12,7 @@ import numpy as np
 
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
 from weftplan.ndarray import NDArray
+from weftplan.ops.floats import is_number
 
 
 def as_array(value: Any, target: NDArray, what: str) -> Any:
@@ -25,7 +26,7 @@ def as_array(value: Any, target: NDArray, what: str) -> Any:
         value = np.asarray(value)
     if tuple(value.shape) != tuple(target.shape):
         raise ShapeError(f"{what} was bound with shape {target.shape}, got {tuple(value.shape)}")
-    if not isinstance(value, NDArray) and value.dtype.kind not in "biuf":
+    if not isinstance(value, NDArray) and not is_number(value.dtype):
         raise DTypeError(f"{what} must hold numbers, got dtype {value.dtype}")
     return value
 

@@ -16,6 +16,7 @@ import numpy as np
 from weftplan.errors import FormatError, KVStoreError
 from weftplan.kvstore.mxnet_states import read_mxnet_states
 from weftplan.ndarray import NDArray, array
+from weftplan.ops.floats import is_half
 
 State = Any
 """None, an NDArray, or a (nested) tuple of states."""
@@ -65,7 +66,7 @@ class Updater:
     def _check(self, index: Any, state: State, weight: NDArray) -> None:
         """Raise unless a loaded state looks like one that the optimizer makes: silence would train something else."""
         optimizer: Any = self.optimizer
-        halves = getattr(optimizer, "multi_precision", False) and weight.dtype == np.float16
+        halves = getattr(optimizer, "multi_precision", False) and is_half(weight.dtype)
         if self.version < 2 and halves and getattr(optimizer, "weight_last", False):
             raise KVStoreError(
                 f"the loaded optimizer state of {index!r} was saved when its order was (float32 weight, state); "

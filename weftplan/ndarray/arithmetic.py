@@ -25,6 +25,7 @@ from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import Value, push_kernel, work
 from weftplan.ndarray.release import drain, due
+from weftplan.ops.floats import is_float, is_number
 
 Kernel = Callable[..., object]
 """``kernel(a, b, out)``."""
@@ -121,6 +122,8 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
     """
     chunk = lhs.chunk
     kind = lhs.dtype.kind
+    if kind == "V":  # bfloat16
+        kind = "f"
     reads: tuple[Any, ...] = ()
     rhs_class = rhs.__class__
     operand: Any
@@ -154,6 +157,8 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     """``lhs op rhs`` (``rhs op lhs`` when swapped) as a new array; raises as :func:`inplace` does."""
     shape, dtype, chunk = lhs.shape, lhs.dtype, lhs.chunk
     kind = dtype.kind
+    if kind == "V":  # bfloat16
+        kind = "f"
     rhs_class = rhs.__class__
     other: Any
     if kind == "f" and (rhs_class is float or (rhs_class is int and -_EXACT < rhs < _EXACT)):
@@ -209,7 +214,7 @@ def _operand(op: Binary, lhs: Array, rhs: Any) -> Any:
             raise DTypeError(
                 f"{op.name}: type {type(rhs).__name__} is not supported beside an NDArray; give an NDArray or a number"
             )
-        if rhs.dtype.kind not in "biuf":
+        if not is_number(rhs.dtype):
             raise DTypeError(
                 f"{op.name}: a NumPy array of {rhs.dtype} is not supported beside an NDArray of {lhs.dtype}"
             )
@@ -229,7 +234,7 @@ def scalar_as(dtype: np.dtype[Any], value: Any) -> Any:
     >>> scalar_as(np.dtype("int32"), 1.5), scalar_as(np.dtype("uint8"), 300), scalar_as(np.dtype("float32"), 1)
     (1, 44, 1.0)
     """
-    if dtype.kind == "f":
+    if is_float(dtype):
         try:
             return float(value)
         except OverflowError as error:

@@ -18,6 +18,7 @@ from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.chunk import Chunk, nothing
 from weftplan.ndarray.pushing import push
+from weftplan.ops.floats import dtype_of, is_number
 
 Shape = tuple[int, ...]
 Array = TypeVar("Array", bound="NDArrayBase")
@@ -210,9 +211,11 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
     if dtype is None:
         return np.dtype(np.float32)
     try:
-        wanted: np.dtype[Any] = np.dtype(dtype)
+        wanted = dtype_of(dtype)
     except TypeError as error:
+        if dtype == "bfloat16":
+            raise DTypeError(str(error)) from None
         raise DTypeError(f"unknown dtype {dtype!r}: expected float16, float32, float64, int8, …, bool") from error
-    if wanted.kind not in "biuf" or wanted.itemsize > 8:
+    if not is_number(wanted) or wanted.itemsize > 8:
         raise DTypeError(f"dtype {wanted} is not supported: expected booleans, integers or floats of at most 64 bits")
     return wanted if wanted.isnative else wanted.newbyteorder("=")

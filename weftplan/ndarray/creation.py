@@ -21,6 +21,7 @@ from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.invoke import invoke
 from weftplan.ndarray.pushing import Value, push_kernel
 from weftplan.ndarray.release import drain
+from weftplan.ops.floats import is_float, is_number
 
 
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
@@ -39,7 +40,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     wanted = check_dtype(dtype)
     try:
         values = np.asarray(source_array)
-        if values.dtype.kind not in "biuf":
+        if not is_number(values.dtype):
             raise TypeError(f"elements of dtype {values.dtype}")
         with np.errstate(all="ignore"):
             values = values.astype(wanted, copy=False)
@@ -130,7 +131,7 @@ def arange(
         raise ParameterError(f"arange: step must not be 0 and repeat at least 1, got step={step}, repeat={repeat}")
     wanted = check_dtype(dtype)
     values = np.arange(start, stop, step, dtype=np.float64)
-    if wanted.kind != "f":
+    if not is_float(wanted):
         values = (np.arange(len(values)) * math.trunc(step) + math.trunc(start)).astype(wanted)
     return array(np.repeat(values, repeat), ctx, wanted)
 

@@ -22,6 +22,7 @@ from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.base import check_context, check_dtype
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.seeds import next_key
+from weftplan.ops.floats import is_float
 from weftplan.ops.schema import OpContext
 
 UNSET: Any = ()
@@ -112,7 +113,7 @@ def sample(
     """
     name = draw.__name__
     wanted = out.dtype if out is not None else check_dtype(wanted_dtype(dtype))
-    if wanted.kind != "f":
+    if not is_float(wanted):
         raise DTypeError(f"{name}: the dtype must be a float, got {wanted}; use randint for integers")
     arrays = [value for value, _ in parameters.values() if isinstance(value, NDArray)]
     bounds = {key: bound for key, (_, bound) in parameters.items()}

@@ -22,6 +22,7 @@ from weftplan.ndarray.arithmetic import scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
 from weftplan.ndarray.pushing import Value, compute, push, push_kernel
+from weftplan.ops.floats import is_number
 
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
@@ -105,7 +106,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
     else:
         try:
             given = np.asarray(value)
-            if given.dtype.kind not in "biuf":
+            if not is_number(given.dtype):
                 raise TypeError(f"expected numbers, got elements of dtype {given.dtype}")
             # A copy, because the caller may change the values before the operation runs.
             operand = Value(np.array(given, dtype=array.dtype))

@@ -25,6 +25,7 @@ from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, FormatError
 from weftplan.files import replacing
 from weftplan.ndarray.array import NDArray, from_host
+from weftplan.ops.params import dtype_code
 
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -33,7 +34,6 @@ _MAX_ELEMENTS = 1 << 59
 _DTYPES = dict(
     enumerate("float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64".split())  # noqa: SIM905
 )
-_CODES = {np.dtype(name): code for code, name in _DTYPES.items()}
 _BFLOAT16 = 12
 _SPARSE = {1: ("row_sparse", 1), 2: ("csr", 2)}
 """Storage type -> (name, number of auxiliary arrays)."""
@@ -89,7 +89,9 @@ def _header(array: NDArray) -> bytes:
     where = array.context
     # MXNet knows no simulated devices, and memory that is pinned here need not be there.
     kind, index = (where.device_typeid, where.device_id) if where.device_type in ("cpu", "gpu") else (1, 0)
-    return struct.pack(f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, _CODES[array.dtype])
+    return struct.pack(
+        f"<Iii{array.ndim}qiii", version, 0, array.ndim, *array.shape, kind, index, dtype_code(array.dtype)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ reading

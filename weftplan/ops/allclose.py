@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.params import p_bool, p_float
 from weftplan.ops.registry import register
@@ -46,7 +47,7 @@ def _kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> 
         xp.logical_and(near, same, out=near)
         xp.equal(a, b, out=same)
         xp.logical_or(near, same, out=near)
-        if params["equal_nan"] and a.dtype.kind == "f":
+        if params["equal_nan"] and is_float(a.dtype):
             xp.not_equal(a, a, out=same)
             xp.not_equal(b, b, out=other)
             xp.logical_and(same, other, out=same)

@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.add_n import p_count
+from weftplan.ops.floats import is_float, is_half
 from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_dtype
 from weftplan.ops.registry import register
 from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, same_shape
 from weftplan.ops.schema import Arrays, DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
 
-_CAST_FROM = (np.dtype(np.float16), np.dtype(np.float32))
-
 
 def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     data = ins[0]
     if data is None:
         return ins, outs
-    wanted: DType = params["dtype"] if data in _CAST_FROM else data
+    wanted: DType = params["dtype"] if is_half(data) or data == np.float32 else data
     return ins, [merge_dtype(outs[0], wanted, f"output of amp_cast of {data}")]
 
 
@@ -41,10 +40,10 @@ register(
         forward=_casts,
         infer_shape=same_shape,
         infer_dtype=_cast_dtype,
-        params=(Param("dtype", p_dtype, doc="dtype of the output where data is float16 or float32"),),
+        params=(Param("dtype", p_dtype, doc="dtype of the output where data is float16, bfloat16 or float32"),),
         gradient=lambda builder: builder.node("_backward_amp_cast", [builder.ograd()], {}),
         inplace=UNARY_INPLACE,
-        doc="float16 or float32 data in another dtype; anything else unchanged.",
+        doc="float16, bfloat16 or float32 data in another dtype; anything else unchanged.",
     )
 )
 backward("amp_cast", _casts, ("ograd",), inplace=UNARY_INPLACE)
@@ -75,10 +74,10 @@ def _multicast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes,
     known = [dtype for dtype in ins if dtype is not None]
     if len(known) < len(ins):
         return ins, outs
-    floats = [dtype for dtype in known if dtype.kind == "f"]
+    floats = [dtype for dtype in known if is_float(dtype)]
     chosen = min if params["cast_narrow"] else max
     wanted = chosen(floats, key=lambda dtype: dtype.itemsize) if floats else None
-    made = [wanted if dtype.kind == "f" else dtype for dtype in known]
+    made = [wanted if is_float(dtype) else dtype for dtype in known]
     return ins, [merge_dtype(a, b, "output of amp_multicast") for a, b in zip(outs, made, strict=True)]
 
 

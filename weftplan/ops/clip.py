@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import BOOL, BlockKernel
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
@@ -23,7 +24,7 @@ def saturated(value: float, dtype: DType, nan: float) -> Any:
     >>> int(saturated(256.0, np.dtype("uint8"), 0.0)), int(saturated(-math.inf, np.dtype("int32"), 0.0))
     (255, -2147483648)
     """
-    if dtype.kind == "f":
+    if is_float(dtype):
         return value
     if dtype.kind == "b":
         return bool(value)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape, p_str
 from weftplan.ops.registry import register
@@ -146,7 +147,7 @@ def _arange(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> 
 def _range(ctx: OpContext, out: Any, start: float, step: float, repeat: int) -> None:
     """``out`` = start, start + step, …, each ``repeat`` times."""
     xp = ctx.xp
-    if out.dtype.kind != "f":  # the numbers of the range are integers from the first to the last
+    if not is_float(out.dtype):  # the numbers of the range are integers from the first to the last
         start, step = float(math.trunc(start)), float(math.trunc(step))
     done = 0
     for y, t in blocks(ctx, (out,), (FLOAT64,)):

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weftplan.ops import grain
+from weftplan.ops.floats import is_float, is_half
 from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec, aligned
 
 BOOL = np.dtype(bool)
@@ -46,8 +47,8 @@ copy_kernel = _CopyKernel()
 
 
 def accumulator(dtype: DType) -> DType:
-    """The dtype in which sums of ``dtype`` run: float32 for float16, else itself."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
+    """The dtype in which sums of ``dtype`` run: float32 for float16 and bfloat16, else itself."""
+    return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def blocks(ctx: OpContext, arrays: Sequence[Any], scratch: Sequence[DType] = ()) -> Iterator[tuple[Any, ...]]:
@@ -90,7 +91,7 @@ def scratch_dtype(kind: Kind, dtype: DType) -> DType:
     if kind is None:
         return dtype
     if kind == "float":
-        return accumulator(dtype) if dtype.kind == "f" else np.dtype(np.float64)
+        return accumulator(dtype) if is_float(dtype) else np.dtype(np.float64)
     return np.dtype(kind)
 
 
@@ -210,9 +211,9 @@ class UfuncKernel:
     def _bound(self, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         out, arrays = outputs[0], inputs[: self.count]
         function = getattr(ctx.xp, self.name)
-        if out.dtype.kind == "f" and all(array.dtype == out.dtype for array in arrays):
+        if is_float(out.dtype) and all(array.dtype == out.dtype for array in arrays):
             return partial(function, *arrays, out=out)
-        if self.real and out.dtype.kind != "f":  # NumPy would compute int8 in float16
+        if self.real and not is_float(out.dtype):  # NumPy would compute int8 in float16
             return partial(function, *arrays, out=out, dtype=float, casting="unsafe")
         return partial(function, *arrays, out=out, casting="unsafe")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import BOOL, accumulator
 from weftplan.ops.reduce import AXES, kept_shape, reduced_axes, reduced_shape, rowwise, rowwise_workspace
 from weftplan.ops.registry import register
@@ -18,7 +19,7 @@ def _forward(function: str, neutral: int) -> Kernel:
         xp, x = ctx.xp, inputs[0]
         axes = reduced_axes(params, x.ndim, "a reduction")
         view = out.reshape(kept_shape(x.shape, axes))
-        if x.dtype.kind == "f":
+        if is_float(x.dtype):
             mask = ctx.take(x.shape, BOOL)
             kept = ctx.take(x.shape, x.dtype)
             xp.isnan(x, out=mask)
@@ -35,7 +36,7 @@ def _forward(function: str, neutral: int) -> Kernel:
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, dtype = inputs[0]
-    return take_bytes((shape, BOOL), (shape, dtype)) if dtype.kind == "f" else 0
+    return take_bytes((shape, BOOL), (shape, dtype)) if is_float(dtype) else 0
 
 
 def _sum_gradient(xp: Any, g: Any, x: Any, y: Any, out: Any, mask: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.floats import is_half
 from weftplan.ops.kernels import accumulator, collapse, reduce_to, rows_per_block
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.reduce import kept_shape, reduced_axes, reduced_shape, rowwise
@@ -45,7 +46,7 @@ def _norm_plan(source: Shape, params: Params) -> tuple[Shape, Shape, int]:
 
 def _working(params: Params, data: DType, out: DType) -> DType:
     """In which sums run: squares leave the range of float32 and of integers long before their root does."""
-    if params["ord"] == 1 or data == np.float16:
+    if params["ord"] == 1 or is_half(data):
         return np.result_type(accumulator(data), accumulator(out))
     return np.dtype(np.float64)
 

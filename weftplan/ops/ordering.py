@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import ShapeError
+from weftplan.ops.floats import is_float, limits
 from weftplan.ops.kernels import INDEX
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_int, p_optional
 from weftplan.ops.registry import register
@@ -95,7 +96,7 @@ def _sized(shape: Shape, axis: int | None, size: int) -> Shape:
 
 def _holds(dtype: DType, size: int) -> bool:
     """Whether every position below ``size`` is a number of ``dtype``."""
-    most = 2 ** (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else int(np.iinfo(dtype).max)
+    most = 2 ** (limits(dtype).nmant + 1) if is_float(dtype) else int(np.iinfo(dtype).max)
     return size - 1 <= most
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.floats import dtype_of
+
 Parser = Callable[[Any], Any]
 _MEANINGS: dict[Parser, str] = {}
 """What a parser accepts, as an annotation."""
@@ -45,10 +47,13 @@ DTYPE_CODES: dict[int, str] = {
     9: "uint16",
     10: "uint32",
     11: "uint64",
+    12: "bfloat16",
 }
 """MXNet 1.9.1's numbers of dtypes, as files and ``__dtype__`` attributes hold them."""
 
 _CODE_OF = {name: code for code, name in DTYPE_CODES.items()}
+_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+"""Names of dtypes elsewhere."""
 _TRUE = frozenset({"true", "1"})
 _FALSE = frozenset({"false", "0"})
 _NONE = frozenset({"none", ""})
@@ -60,7 +65,7 @@ def dtype_code(dtype: Any) -> int:
     >>> dtype_code("float16")
     2
     """
-    name = np.dtype(dtype).name
+    name = dtype_of(dtype).name
     if name not in _CODE_OF:
         raise ValueError(f"dtype {name} has no number: expected one of {', '.join(_CODE_OF)}")
     return _CODE_OF[name]
@@ -241,15 +246,19 @@ def p_dtype(value: Any) -> np.dtype[Any]:
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         if int(value) not in DTYPE_CODES:
             raise ValueError(
-                f"expected a dtype: {int(value)} is not one of MXNet's numbers {min(_CODE_OF.values())} to 11"
+                f"expected a dtype: {int(value)} is not one of MXNet's numbers 0 to {max(_CODE_OF.values())}"
             )
-        return np.dtype(DTYPE_CODES[int(value)])
+        value = DTYPE_CODES[int(value)]
     try:
-        dtype: np.dtype[Any] | None = np.dtype(value) if value is not None else None
-    except TypeError:
+        dtype: np.dtype[Any] | None = dtype_of(value) if value is not None else None
+    except TypeError as error:
+        if value == "bfloat16":
+            raise ValueError(str(error)) from None
         dtype = None
     if dtype is None or dtype.name not in _CODE_OF:
-        raise ValueError(f"expected a dtype: one of {', '.join(_CODE_OF)}")
+        near = _SHORT.get(value) if isinstance(value, str) else None
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ValueError(f"{hint}expected a dtype: one of {', '.join(_CODE_OF)}")
     return dtype
 
 

@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from weftplan.errors import ParameterError
 from weftplan.ops.filling import FLOAT32, declared_shape, placed
+from weftplan.ops.floats import is_float, is_half
 from weftplan.ops.kernels import block_bytes, blocks
 from weftplan.ops.params import p_dtype, p_float, p_optional, p_shape
 from weftplan.ops.registry import register
@@ -22,8 +21,8 @@ from weftplan.ops.schema import Arrays, Kernel, Op, OpContext, Param, Params, Te
 
 def _float_dtype(value: Any) -> Any:
     dtype = p_optional(p_dtype)(value)
-    if dtype is not None and dtype.kind != "f":
-        raise ValueError("expected float16, float32, float64 or None")
+    if dtype is not None and not is_float(dtype):
+        raise ValueError("expected float16, bfloat16, float32, float64 or None")
     return FLOAT32 if dtype is None else dtype
 
 
@@ -33,7 +32,7 @@ def _drawn_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
 
 def _scratch(dtype: Any) -> list[Any]:
     """Generators draw float32 and float64; float16 is converted block by block."""
-    return [FLOAT32] if dtype == np.float16 else []
+    return [FLOAT32] if is_half(dtype) else []
 
 
 def _check_uniform(params: Params) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weftplan.errors import DTypeError, ShapeError, shape_text
+from weftplan.ops.floats import is_float
 from weftplan.ops.registry import register
 from weftplan.ops.schema import (
     DType,
@@ -130,7 +131,7 @@ def floats_only(name: str, rule: DTypeRule = same_dtype) -> DTypeRule:
     def infer(params: Params, ins: DTypes, outs: DTypes) -> tuple[Sequence[DType | None], Sequence[DType | None]]:
         new = rule(params, ins, outs)
         first = new[0][0]
-        if first is not None and first.kind != "f":
+        if first is not None and not is_float(first):
             raise DTypeError(f"{name} expects floats, got {first}: cast it to float32 first (Cast, astype)")
         return new
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import (
     BOOL,
     BlockKernel,
@@ -57,7 +58,7 @@ def converted(value: float, dtype: DType) -> Any:
     >>> int(converted(2.9, np.dtype("int32"))), int(converted(-1.0, np.dtype("uint8")))
     (2, 255)
     """
-    if dtype.kind == "f":
+    if is_float(dtype):
         return value
     return np.array(int(value) if math.isfinite(value) else 0, np.int64).astype(dtype)[()]
 
@@ -77,7 +78,7 @@ class _ScalarKernel:
         out = outputs[0]
         x, value = inputs[0], params["scalar"]
         function = getattr(ctx.xp, self.ufunc)
-        if out.dtype.kind == "f":
+        if is_float(out.dtype):
             function(value, x, out=out) if self.reverse else function(x, value, out=out)
             return
         value = converted(value, out.dtype)
@@ -90,7 +91,7 @@ class _ScalarKernel:
     def prepare(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> Callable[[], object] | None:
         """The bare call, with the number in the tensor's dtype; None for integers."""
         out, xp = outputs[0], ctx.xp
-        if out.dtype.kind != "f" or inputs[0].dtype != out.dtype:
+        if not is_float(out.dtype) or inputs[0].dtype != out.dtype:
             return None
         value: Any = np.asarray(params["scalar"], dtype=out.dtype)
         if xp is not np:  # an array would be on whatever device and stream are current now
@@ -153,7 +154,7 @@ _rmod = BlockKernel(_rmod_step, lambda params, dtype: [BOOL])
 
 def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers: Integers) -> BlockKernel:
     def on_slopes(xp: Any, params: Params, g: Any, x: Any, out: Any, *room: Any) -> None:
-        value = params["scalar"] if out.dtype.kind == "f" else float(converted(params["scalar"], out.dtype))
+        value = params["scalar"] if is_float(out.dtype) else float(converted(params["scalar"], out.dtype))
         apply_slope(xp, partial(derivative, xp, value), g, (x,), out, room, integers)
 
     return BlockKernel(on_slopes, lambda params, dtype: slope_scratch(scratch, dtype, 1, integers))
@@ -161,7 +162,7 @@ def _backward_kernel(derivative: Derivative, scratch: tuple[Kind, ...], integers
 
 def _backward_mod(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """The incoming gradient; of integers none, as of every remainder of integers."""
-    if outputs[0].dtype.kind != "f":
+    if not is_float(outputs[0].dtype):
         outputs[0].fill(0)
     else:
         copy_kernel(ctx, params, inputs, outputs)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from weftplan.errors import ShapeError
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import INDEX, block_bytes, blocks, copy_kernel, replayed
 from weftplan.ops.params import p_bool, p_dtype, p_int, p_optional, p_shape
 from weftplan.ops.registry import register
@@ -262,7 +263,7 @@ def _cast_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
 
 def _by_way_of(source: DType, target: DType) -> list[DType]:
     """Floats become small integers by way of int64, so that 300.0 wraps to 44 as in C on every machine."""
-    return [INDEX] if source.kind == "f" and target.kind in "iu" and target.itemsize < 8 else []
+    return [INDEX] if is_float(source) and target.kind in "iu" and target.itemsize < 8 else []
 
 
 def _convert(xp: Any, x: Any, out: Any, between: Any = None) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import Kind, scratch_dtype
 from weftplan.ops.schema import DType
 
@@ -23,7 +24,7 @@ because the gradient is zero."""
 
 def slope_scratch(scratch: Sequence[Kind], dtype: DType, operands: int, integers: Integers = "slope") -> list[DType]:
     """Dtypes of the scratch blocks that one formula needs for arrays of ``dtype``."""
-    if dtype.kind == "f" or integers == "whole":
+    if is_float(dtype) or integers == "whole":
         return [scratch_dtype(kind, dtype) for kind in scratch]
     if integers == "zero":
         return []
@@ -43,7 +44,7 @@ def apply_slope(
 
     ``out`` may be the memory of ``g`` or of an operand, as the formula allows.
     """
-    if out.dtype.kind == "f" or integers == "whole":
+    if is_float(out.dtype) or integers == "whole":
         formula(g, *operands, out, *room)
         return
     if integers == "zero":

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.erf import erf
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import BOOL, BlockKernel, Kind, UfuncKernel, block_workspace, scratch_dtype
 from weftplan.ops.params import p_float
 from weftplan.ops.registry import register
@@ -221,7 +222,7 @@ def _reciprocal(xp: Any, p: Params, g: Any, x: Any, out: Any, t: Any) -> None:
 
 
 def _sigmoid_forward(xp: Any, p: Params, x: Any, out: Any) -> None:
-    if out.dtype.kind != "f":
+    if not is_float(out.dtype):
         xp.copyto(out, 1.0 / (1.0 + xp.exp(-x.astype(float))), casting="unsafe")
         return
     xp.negative(x, out=out)
@@ -238,7 +239,7 @@ def _sigmoid(xp: Any, p: Params, g: Any, y: Any, out: Any, t: Any) -> None:
 
 def relu_step(xp: Any, p: Params, x: Any, out: Any) -> None:
     """``out`` = max(x, 0) of one block: NaN stays NaN, and -0 becomes 0. ``Activation`` uses it, too."""
-    if xp is np and x.size > 4096 and out.dtype.kind == "f":
+    if xp is np and x.size > 4096 and is_float(out.dtype):
         xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises this, and a maximum with a scalar not
         xp.add(out, 0.0, out=out)  # -0 passed
     else:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import DTypeError
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import block_workspace, blocks
 from weftplan.ops.registry import register
 from weftplan.ops.rules import DTypes, merge_dtype, same_shape
@@ -24,7 +25,7 @@ def mixed_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTyp
     """Weight, gradient and output share a float dtype; states and the copy are float32."""
     narrow = merge_dtype(ins[0], ins[1], "weight and gradient of a mixed-precision step")
     narrow = merge_dtype(narrow, outs[0], "weight and output of a mixed-precision step")
-    if narrow is not None and narrow.kind != "f":
+    if narrow is not None and not is_float(narrow):
         raise DTypeError(f"a mixed-precision step expects floats, got {narrow}: cast the weight first (Cast, astype)")
     wide = [merge_dtype(_WIDE, dtype, "state of a mixed-precision step") for dtype in ins[2:]]
     return [narrow, narrow, *wide], [narrow]

@@ -14,6 +14,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError
+from weftplan.ops.floats import dtype_of
 from weftplan.planner.inplace import Kind
 from weftplan.planner.labels import StoredLabels
 from weftplan.planner.layout import Layout
@@ -148,7 +149,7 @@ def _plan(document: dict[str, Any], kind: type[L]) -> L:
             steps=_integers(document["steps"], len(nodes), "steps"),
             names=[str(row["name"]) for row in entries],
             shapes=[tuple(int(d) for d in row["shape"]) for row in entries],
-            dtypes=[np.dtype(row["dtype"]) for row in entries],
+            dtypes=[dtype_of(row["dtype"]) for row in entries],
             makers=_integers([row["maker"] for row in entries], len(nodes), "maker of an entry"),
             sources=_integers([row["source"] for row in entries], len(entries), "source of an entry", low=-1),
             node_names=[str(row["name"]) for row in nodes],

@@ -17,6 +17,7 @@ import numpy as np
 from weftplan import planner
 from weftplan.errors import MXNetError, listed
 from weftplan.ndarray import NDArray
+from weftplan.ops.floats import is_float
 from weftplan.ops.rules import is_known
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Symbol, infer, placeholder, topological_order
@@ -312,7 +313,7 @@ def _doubts(nodes: Sequence[Node], args: Arrays, aux: Arrays) -> list[str]:
         if mean not in aux or var not in aux:
             fresh.append(node.name)
     for table in (args, aux):
-        broken += [key for key, value in table.items() if value.dtype.kind == "f" and not _finite(value)]
+        broken += [key for key, value in table.items() if is_float(value.dtype) and not _finite(value)]
     if ignored:
         found.append(f"{listed(ignored)}: fix_gamma is set, so the stored gamma, which is not 1, has no effect")
     if fresh:

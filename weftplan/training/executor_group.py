@@ -14,6 +14,7 @@ from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, DTypeError, ShapeError, listed
 from weftplan.executor import Executor, simple_bind
 from weftplan.ndarray import NDArray
+from weftplan.ops.floats import is_number
 from weftplan.symbol import Symbol
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.memory import Share
@@ -46,7 +47,7 @@ def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
     """
     if isinstance(value, NDArray):
         return value
-    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biuf":
+    if not isinstance(value, (np.ndarray, np.generic)) or not is_number(value.dtype):
         came = f"{type(value).__name__} of dtype {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
         raise DTypeError(
             f"{what} must be an NDArray or a NumPy array of numbers, got {came}; make one with mx.nd.array(...)"

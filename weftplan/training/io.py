@@ -14,6 +14,7 @@ import numpy as np
 from weftplan.device.context import cpu
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
+from weftplan.ops.floats import is_number
 from weftplan.training.iterator_state import State, key_in, make_state, not_resumable, numbers_in, read_state, whole_in
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -380,7 +381,7 @@ def _named(source: Any, default: str, *, empty_ok: bool) -> list[tuple[str, Host
         host = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
         if host.ndim == 0:
             raise ShapeError(f"{name}: expected samples along the first axis, got a scalar")
-        if host.dtype.kind not in "biuf":
+        if not is_number(host.dtype):
             raise DTypeError(f"{name}: expected an array of numbers, got dtype {host.dtype}")
         if not isinstance(value, NDArray) and (host.dtype == np.float64 or host.dtype.kind in "biu"):
             host = host.astype(np.float32)

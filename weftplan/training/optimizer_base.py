@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError, ScheduledRateError
 from weftplan.ndarray import NDArray
+from weftplan.ops.floats import is_half
 from weftplan.symbol import Symbol
 from weftplan.training.keyword_checks import number
 from weftplan.training.lr_scheduler import LRScheduler
@@ -173,7 +174,7 @@ class Optimizer:
         weight[:] = master
 
     def _in_float32(self, weight: NDArray) -> bool:
-        return self.multi_precision and weight.dtype == np.float16
+        return self.multi_precision and is_half(weight.dtype)
 
     def state_bytes(self, weight_nbytes: int) -> int:
         """Bytes of state that a weight of that many bytes gets (for memory reports), without ``multi_precision``."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from weftplan.errors import DTypeError, ShapeError
+from weftplan.ops.floats import is_float
 from weftplan.ops.kernels import BOOL, INDEX, accumulator, gather
 from weftplan.ops.params import p_bool, p_enum
 from weftplan.ops.registry import register
@@ -66,7 +67,7 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     data = merge_dtype(ins[0], outs[0], "CTCLoss: data and output")
     if data is None:
         return ins, outs
-    if data.kind != "f":
+    if not is_float(data):
         raise DTypeError(f"CTCLoss expects floats, got {data}: cast the data first (Cast, astype)")
     others = [data if dtype is None else dtype for dtype in ins[1:]]
     return [data, *others], [data, merge_dtype(accumulator(data), outs[1], "CTCLoss: alpha (float32 for float16)")]

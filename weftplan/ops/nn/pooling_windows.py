@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.ops.floats import is_float, limits
 from weftplan.ops.schema import Shape
 
 
@@ -63,7 +64,7 @@ def make_grid(image: Shape, grid: Shape, kernel: Shape, stride: Shape, pad: Shap
 
 
 def _lowest(dtype: Any) -> Any:
-    return np.finfo(dtype).min if dtype.kind == "f" else np.iinfo(dtype).min
+    return limits(dtype).min if is_float(dtype) else np.iinfo(dtype).min
 
 
 def divisors(xp: Any, grid: Grid, dtype: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -65,7 +66,7 @@ def plan(
             is what ``Module`` trains: the arguments whose shape is not given and whose name does not end in ``label``.
             ``simple_bind`` writes the gradient of every argument by default; ``"write"`` plans that.
         dtype: one dtype for all variables named in ``shapes``, or dtypes by name; what nothing says is float32.
-            ``bfloat16`` is planned as float16, which takes the same bytes.
+            Without the package ml_dtypes ``bfloat16`` is planned as float16, which takes the same bytes.
         budget: most bytes that everything together may take (:attr:`MemoryPlan.total`), such as ``"2GB"``, or ``"80%"``
             of the memory of the device; forward results are computed again in the backward part where that is needed
             to fit, for the least time. With several devices that have memory of their own it is the budget of each.
@@ -282,22 +283,21 @@ def _check_names(symbol: Any, shapes: Mapping[str, Shape]) -> None:
 
 
 def _dtypes(dtype: Any, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(dtypes by name, notes). bfloat16 has the size and the rules of inference of float16, whose plan it gets."""
+    """(dtypes by name, notes). Without ml_dtypes bfloat16 gets the plan of float16, whose size and rules it has."""
     named = dict(dtype) if isinstance(dtype, Mapping) else {} if dtype is None else dict.fromkeys(shapes, dtype)
-    halves = [name for name, value in named.items() if getattr(value, "name", value) == "bfloat16" or _is_bfloat(value)]
-    named.update(dict.fromkeys(halves, "float16"))
+    notes: tuple[str, ...] = ()
+    if "bfloat16" in named.values() and importlib.util.find_spec("ml_dtypes") is None:
+        named = {name: "float16" if value == "bfloat16" else value for name, value in named.items()}
+        notes = (
+            "bfloat16 is planned as float16, which takes the same bytes; running it needs the package ml_dtypes: "
+            "pip install ml_dtypes",
+        )
     for name, value in named.items():
         try:
             named[name] = None if value is None else p_dtype(value)
         except ValueError as error:
-            raise PlanError(f"the dtype of {name!r} is {value!r}: {error} or bfloat16") from None
-    notes = ("bfloat16 is planned as float16, which takes the same bytes",) if halves else ()
+            raise PlanError(f"the dtype of {name!r} is {value!r}: {error}") from None
     return {name: value for name, value in named.items() if value is not None}, notes
-
-
-def _is_bfloat(value: Any) -> bool:
-    """Whether this is the type of the package ml_dtypes."""
-    return isinstance(value, type) and value.__name__ == "bfloat16"
 
 
 def _state_bytes(

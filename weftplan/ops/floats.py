@@ -1,0 +1,61 @@
+"""Which dtypes are floats, bfloat16 included, which NumPy has from the package ml_dtypes only.
+
+NumPy calls a dtype of others kind ``V``, whatever it holds, so nobody asks for ``kind == "f"``. ml_dtypes is imported
+when somebody names bfloat16 and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+DType = np.dtype[Any]
+_INSTALL = "bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
+
+
+def dtype_of(value: Any) -> DType:
+    """``np.dtype(value)``, which knows ``"bfloat16"`` where ml_dtypes is installed.
+
+    Raises:
+        TypeError: no dtype; or bfloat16 without ml_dtypes, and what to install.
+
+    >>> dtype_of("float16")
+    dtype('float16')
+    """
+    if isinstance(value, str) and value.strip() == "bfloat16":
+        try:
+            value = importlib.import_module("ml_dtypes").bfloat16
+        except ImportError:
+            raise TypeError(_INSTALL) from None
+    found: DType = np.dtype(value)
+    return found
+
+
+def is_float(dtype: DType) -> bool:
+    """Whether its numbers are floats.
+
+    >>> is_float(np.dtype("float16")), is_float(np.dtype("int8")), is_float(np.dtype("V2"))
+    (True, False, False)
+    """
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.name == "bfloat16")
+
+
+def is_half(dtype: DType) -> bool:
+    """Whether it is a float of two bytes, whose sums need a wider one."""
+    return dtype.itemsize == 2 and is_float(dtype)
+
+
+def is_number(dtype: DType) -> bool:
+    """Whether arrays may hold it: booleans, integers and floats.
+
+    >>> is_number(np.dtype(bool)), is_number(np.dtype("complex64"))
+    (True, False)
+    """
+    return dtype.kind in "biuf" or is_float(dtype)
+
+
+def limits(dtype: DType) -> Any:
+    """``finfo`` of a float dtype: ``min``, ``max``, ``eps``, ``nmant``."""
+    return np.finfo(dtype) if dtype.kind == "f" else importlib.import_module("ml_dtypes").finfo(dtype)
