@@ -10,12 +10,16 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import re
+import sys
+from textwrap import wrap
 from typing import Any
 
 import click
 
 from weftplan import __version__
 from weftplan.errors import MXNetError, did_you_mean
+from weftplan.training.display import width_of
 
 _COMMANDS = {
     "train": "Train a network on handwritten digits, through every layer.",
@@ -67,12 +71,36 @@ class LazyGroup(click.Group):
         """Run; an error that weftplan raised on purpose, or one of the system, is a message, not a traceback."""
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            raise _fitted(error) from error.__cause__
         except MXNetError as error:
-            raise click.ClickException(str(error)) from error
+            raise _fitted(click.ClickException(str(error))) from error
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader has gone: click ends quietly
-            raise click.ClickException(str(error)) from error  # a full disk behind stdout, for one
+            raise _fitted(click.ClickException(str(error))) from error  # a full disk behind stdout, for one
+
+
+_UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b)\)", re.IGNORECASE)
+
+
+def _fitted(error: click.ClickException) -> click.ClickException:
+    """The error, whose message is broken between words on a terminal, and says what is meant by a lonely unit."""
+    text = error.format_message()
+    unit = _UNIT.search(text)
+    if unit is not None:
+        text += f". Write a number and its unit without a space, such as 2{unit[1]}"
+    width = width_of(sys.stderr)
+    if width is not None:
+        lines = [wrap(f"{PREFIX if not i else ''}{line}", width, break_long_words=False, break_on_hyphens=False)
+                 for i, line in enumerate(text.split("\n"))]  # fmt: skip
+        text = "\n".join("\n".join(part) for part in lines).removeprefix(PREFIX)
+    vars(error)["format_message"] = lambda: text
+    return error
+
+
+PREFIX = "Error: "
+"""What click writes before a message."""
 
 
 def _unavailable(name: str, error: ImportError) -> click.Command:

@@ -26,7 +26,9 @@ def parse_devices(text: str) -> list[Context]:
     for item in text.split(","):
         match = re.fullmatch(r"\s*(cpu|gpu|sim)[(:]?(\d+)\)?\s*", item)
         if match is None:
-            raise click.BadParameter(f"{item!r} is no device: expected a number, or a list such as cpu(0),cpu(1)")
+            raise click.BadParameter(
+                f"{item!r} is no device: expected a number of CPU contexts, or a list such as gpu0,gpu1"
+            )
         contexts.append(Context(match[1], int(match[2])))
     if len(set(contexts)) != len(contexts):
         raise click.BadParameter(f"a device occurs twice in {text!r}")

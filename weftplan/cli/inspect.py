@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import epochs, load_model
 from weftplan.cli.plan_inputs import parse_shapes
 from weftplan.errors import listed
@@ -18,6 +19,7 @@ from weftplan.files import replacing
 from weftplan.report.inspection import Inspection, Layer, inspect
 
 WIDTH = 160
+COLUMNS = ("layer", "operator", "output", "parameters", "operations", "bytes")
 
 
 @click.command("inspect", context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,9 +51,10 @@ def command(
         click.echo(json.dumps(found.as_dict(), indent=1))
     else:
         _show(found, console)
-        beside = [path.name for path in epochs(Path(model))] if params is None and Path(model).is_file() else []
+        beside = [path.name for path in epochs(Path(model))] if params is None else []
         if beside:
-            console.print(f"parameters beside it: {', '.join(beside)}", highlight=False, markup=False)
+            for line in paragraph(f"parameters beside it: {', '.join(beside)}", output_width()):
+                click.echo(line)
     if html_path is not None:
         with replacing(html_path) as file:
             file.write(page(found).encode())
@@ -96,12 +99,14 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
 
 def _show(found: Inspection, console: Console) -> None:
     table = Table(title=escape(found.name), title_justify="left", box=None, header_style="bold")
-    for column in ("layer", "operator", "output"):
-        table.add_column(column, overflow="fold")
-    for column in ("parameters", "operations", "bytes"):
-        table.add_column(column, justify="right")
-    for layer in found.layers:
-        table.add_row(*map(escape, _cells(layer)))
+    rows = [_cells(layer) for layer in found.layers]
+    known = [any(cells) for cells in zip(*rows, strict=True)]  # without shapes nothing is known of sizes
+    for column, wanted in zip(COLUMNS, known, strict=False):
+        if wanted:
+            words = column in COLUMNS[:3]
+            table.add_column(column, overflow="fold", justify="left" if words else "right")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell, wanted in zip(row, known, strict=True) if wanted))
     console.print(table)
     facts = Table(show_header=False, box=None)
     facts.add_column()
@@ -109,7 +114,7 @@ def _show(found: Inspection, console: Console) -> None:
     for name, text in _facts(found):
         facts.add_row(escape(name), escape(text))
     console.print(facts)
-    console.print(found.verdict, highlight=False, markup=False)
+    click.echo("\n".join(paragraph(found.verdict, output_width())))
 
 
 def _cells(layer: Layer) -> list[str]:
@@ -124,7 +129,7 @@ def page(found: Inspection) -> str:
         for layer in found.layers
     )
     facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>\n" for name, text in _facts(found))
-    head = "".join(f"<th>{word}</th>" for word in ("layer", "operator", "output", "parameters", "operations", "bytes"))
+    head = "".join(f"<th>{word}</th>" for word in COLUMNS)
     return (
         f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{html.escape(found.name)}</title>\n"
         "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from weftplan.cli.plan_inputs import load_network
+from weftplan.cli.plan_inputs import PARAMETERS, load_network
 from weftplan.convert import load_safetensors
 from weftplan.convert.onnx_in import import_model
 from weftplan.errors import FormatError
@@ -89,7 +89,7 @@ def _params_path(params: str, symbol_path: Path | None) -> Path:
 
 
 def _looks_like_params(path: Path) -> bool:
-    return path.read_bytes()[:8] == (0x112).to_bytes(8, "little")
+    return path.read_bytes()[:8] == PARAMETERS
 
 
 def _text(path: Path) -> str:

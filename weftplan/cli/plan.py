@@ -59,7 +59,11 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     return [Context("cpu", 0)] if value is None else parse_devices(value)
 
 
-@click.command("plan", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "plan",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Built-in networks: {', '.join(models.names())}.",
+)
 @click.argument("model", shell_complete=_models)
 @click.option(
     "--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
@@ -152,7 +156,7 @@ def command(
     want_compare: bool,
     want_curve: bool,
 ) -> None:
-    """Plan the memory of MODEL, an MXNet symbol file (.json) or a built-in network, without running it.
+    """Plan the memory of MODEL without running it: a built-in network, or an MXNet symbol file or its prefix.
 
     Nothing is allocated. The exit code is 1 when the network cannot be planned or does not fit the budget; the message
     then names the smallest budget that works.

@@ -17,6 +17,8 @@ from weftplan.planner.batch import with_batch
 from weftplan.symbol import Symbol, load_json, topological_order
 
 Shapes = Mapping[str, tuple[int, ...]]
+PARAMETERS = (0x112).to_bytes(8, "little")
+"""How a file of parameters begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Network:
 
 
 def load_network(model: str) -> Network:
-    """A built-in network by name, a symbol file (``.json``, also gzipped), or an ONNX file.
+    """A built-in network by name, a symbol file (``.json``, also gzipped) or its prefix, or an ONNX file.
 
     Raises:
         click.BadParameter: neither; names what is near.
@@ -71,17 +73,19 @@ def load_network(model: str) -> Network:
         for node in topological_order(symbol.entries):
             node.created_at = None  # nobody's line: the outermost caller is the library that runs commands
         return Network(model, symbol, built_in=True)
-    path = Path(model)
-    if not path.is_file():
+    path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
+    if path is None:
         hint = did_you_mean(model, models.names())
         raise click.BadParameter(
-            f"{model!r} is neither a file nor a built-in network; {hint}built in are {', '.join(models.names())}",
+            f"{model!r} is neither a file nor a built-in network; {hint}built-in networks: {', '.join(models.names())}",
             param_hint="MODEL",
         )
     if path.suffix == ".onnx":
         return Network(path.name, import_model(path)[0], built_in=False)
     try:
         content = path.read_bytes()
+        if content[:8] == PARAMETERS:
+            raise FormatError(f"{model} holds parameters and no network: give the symbol file, {_beside(path)}")
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise FormatError(
@@ -92,6 +96,12 @@ def load_network(model: str) -> Network:
             f"{model} holds a plan, as --save writes it, and no network; weftplan.planner.MemoryPlan.from_json reads it"
         )
     return Network(path.name, load_json(text, model), built_in=False)
+
+
+def _beside(path: Path) -> str:
+    """What the symbol file of a parameter file is called, if it is there."""
+    symbol = path.with_name(f"{path.stem.rpartition('-')[0]}-symbol.json")
+    return f"{symbol} beside it" if symbol.is_file() else "which ends in -symbol.json"
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

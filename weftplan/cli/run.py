@@ -175,8 +175,9 @@ def _feeds(
         name, equals, path = text.partition("=")
         name, path = (name, path) if equals and name in names else ("", text)
         if not Path(path).is_file():
+            near = did_you_mean(name or text.partition("=")[0], names) if equals else ""
             raise click.BadParameter(
-                f"there is no file {path!r}; the inputs are {', '.join(names)}", param_hint="--input"
+                f"there is no file {path!r}; {near}the inputs are {', '.join(names)}", param_hint="--input"
             )
         value = _read(Path(path), mean, std, resize)
         given = value if isinstance(value, dict) else {name or (data[0] if data else ""): value}

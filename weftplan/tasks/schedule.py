@@ -283,7 +283,8 @@ def _schedule(
 ) -> Task:
     """Push the call with the vars of ``read`` and ``written``; ``kwargs`` is the caller's no longer."""
     if not callable(fn):
-        raise EngineError(f"expected a function, got {type(fn).__name__}")
+        hint = ": write submit(fn, x), not submit(fn(x))" if fn is None else ""
+        raise EngineError(f"expected a function, got {type(fn).__name__}{hint}")
     engine = get()
     label = label_of(fn, name)
     if type(fn) is not np.ufunc:
@@ -297,7 +298,7 @@ def _schedule(
             try:
                 read_vars, write_vars = vars_for(read, written, engine, var)
             except EngineError as error:
-                raise EngineError(f"task {label!r}: {error}") from error
+                raise EngineError(f"task {label!r}: {error}") from None
             reads, writes = dedupe(read_vars, write_vars)
             if engine._debug:
                 changing = frozenset(writes)

@@ -169,8 +169,9 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
         raise ParameterError(f"an optimizer is a name such as 'sgd', or an Optimizer, got {name!r}")
     klass = Optimizer.opt_registry.get(name.lower())
     if klass is None:
-        hint = did_you_mean(name.lower(), Optimizer.opt_registry)
-        raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(Optimizer.opt_registry)}")
+        known = sorted({*Optimizer.opt_registry} - {"test"})
+        hint = did_you_mean(name.lower(), known)
+        raise ParameterError(f"unknown optimizer {name!r}: {hint}known: {', '.join(known)}")
     return construct(klass, (), kwargs, "optimizer")
 
 

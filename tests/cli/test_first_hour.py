@@ -1,0 +1,97 @@
+"""The first hour at the command line, with its mistakes, on a real pseudo-terminal of 80 columns.
+
+Whoever has a leftover model, or wants to know whether a network fits, types these lines. No answer is broken within a
+word or a number, and each says what to type next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.cli.test_widths import on_a_terminal
+
+WIDTH = 80
+CHILD = """
+import json, os, sys
+from weftplan.cli import main
+
+os.chdir(sys.argv[1])
+for arguments in json.loads(sys.argv[2]):
+    print("@", flush=True)
+    os.dup2(1, 2)
+    try:
+        main(arguments, prog_name="weftplan")
+    except SystemExit as end:
+        print("exit", end.code, flush=True)
+"""
+TYPED = {
+    "plan": (2, "Missing argument 'MODEL'"),
+    "plan --help": (0, "Built-in networks: mlp, lenet"),
+    "plan resnet-50": (2, "did you mean 'resnet50'?"),
+    "plan mlp --budget 2 GB": (2, "Write a number and its unit without a space, such as 2GB"),
+    "plan mlp --optimiser adam": (2, "--optimizer"),
+    "plan mlp --optimizer adm": (1, "did you mean 'adam'?"),
+    "plan mlp --dtype fp16": (1, "did you mean 'float16'?"),
+    "plan mlp --device cuda": (2, "such as gpu0,gpu1"),
+    "plan mlp --shape 32,784": (2, "NAME=DIMS such as data=32,3,224,224"),
+    "plan mlp --budget 1MB": (1, "the smallest budget"),
+    "plan mlp": (0, "KiB in all"),
+    "plan old": (1, "--shape data=N,C,H,W"),
+    "plan old --shape data=8,1,8,8": (0, "KiB in all"),
+    "plan old-0007.params": (1, "give the symbol file, old-symbol.json beside it"),
+    "inspect old": (0, "parameters beside it: old-0007.params"),
+    "inspect old 7": (0, "14 matched, 0 missing"),
+    "inspect old 0": (2, "beside old-symbol.json there are old-0007.params"),
+    "inspect old-0007.params": (1, "give the symbol file, old-symbol.json beside it"),
+    "run old 7": (2, "Missing option '--input'"),
+    "run old 7 --input images.npy": (0, "softmax_output: float32 (3, 10)"),
+    "run old 7 --input flat.npy": (1, "data=(3, 8, 8)"),
+    "run old 7 --input nope.npy": (2, "there is no file 'nope.npy'"),
+    "run old 7 --input dat=images.npy": (2, "did you mean 'data'?"),
+    "tarin": (2, "did you mean 'train'?"),
+}
+
+
+@pytest.fixture(scope="module")
+def screens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str]]]:
+    """Typed line -> exit code and the lines that it shows; one child process types all of them."""
+    folder = tmp_path_factory.mktemp("model")
+    leftover(folder)
+    text = on_a_terminal(CHILD, folder, json.dumps([line.split() for line in TYPED]))
+    found = {}
+    for typed, screen in zip(TYPED, text.split("@\n")[1:], strict=True):
+        *lines, end = screen.rstrip().split("\n")
+        found[typed] = int(end.removeprefix("exit ")), [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    return found
+
+
+def leftover(folder: Path) -> None:
+    """A model as MXNet leaves it, and arrays to run it on."""
+    net = mx.models.digits("lenet")
+    shapes, _, states = net.infer_shape(data=(1, 1, 8, 8))
+    weights = {
+        name: mx.nd.ones(shape)
+        for name, shape in zip(net.list_arguments(), shapes, strict=True)
+        if name not in ("data", "softmax_label")
+    }
+    aux = {name: mx.nd.ones(shape) for name, shape in zip(net.list_auxiliary_states(), states, strict=True)}
+    mx.model.save_checkpoint(str(folder / "old"), 7, net, weights, aux)
+    np.save(folder / "images.npy", np.zeros((3, 1, 8, 8), np.float32))
+    np.save(folder / "flat.npy", np.zeros((3, 8, 8), np.float32))
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_what_is_typed_in_the_first_hour(screens: dict[str, tuple[int, list[str]]], typed: str) -> None:
+    """It ends with the code and the words that it should, and the terminal breaks none of its lines."""
+    code, lines = screens[typed]
+    expected, words = TYPED[typed]
+    assert code == expected, "\n".join(lines)
+    assert re.sub(r"\s+", " ", words) in re.sub(r"\s+", " ", " ".join(lines)), "\n".join(lines)
+    assert max(map(len, lines)) <= WIDTH, "\n".join(lines)
+    assert not any("Traceback" in line for line in lines)
