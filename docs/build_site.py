@@ -28,6 +28,7 @@ GUIDES = {
     "Guides": {
         "Know and limit training memory": "docs/planning-memory.md",
         "Train a network": "docs/training.md",
+        "Feed a network": "docs/data.md",
         "Open an MXNet model": "docs/mxnet-models.md",
         "Schedule NumPy functions": "docs/engine-in-ten-minutes.md",
         "Who owns the bytes": "docs/storage.md",

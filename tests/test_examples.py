@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,17 @@ def test_every_example_is_in_the_gallery() -> None:
     page = (ROOT / "docs" / "gallery.md").read_text()
     files = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert {name for name in files if f"examples/{name}" not in page} == set()
-    assert set(SAYS) | {"engine_pipeline.py"} == files
+    assert set(SAYS) | {"engine_pipeline.py", "feed_from_workers.py"} == files
+
+
+def test_a_dataset_for_workers(tmp_path: Path) -> None:
+    """In a process of its own, since workers import the example: same weights with workers, and one that is killed is
+    replaced."""
+    script = str(ROOT / "examples" / "feed_from_workers.py")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "both learned the same weights, bit for bit" in done.stdout
+    assert "another one went on: 16 batches of 16" in done.stdout
 
 
 def test_the_planner_is_short() -> None:

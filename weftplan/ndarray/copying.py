@@ -21,7 +21,7 @@ from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.pushing import Value, compute, push_kernel
 
 
-def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0) -> None:
+def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, name: str = "copy") -> None:
     """Push a copy of ``source`` into ``target``, cast to its dtype; copying an array onto itself does nothing.
 
     Raises:
@@ -35,12 +35,12 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0) ->
     prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
     reads = () if source.var is target.var else (source.var,)
     if prop == FnProperty.NORMAL:
-        push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name="copy")
+        push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name=name)
         return
     transfer = partial(_transfer, device.get(device_end(source.context, target.context)))
     fn = partial(compute, transfer, [target, source])
     # No launch around it: Device.copy enqueues by itself.
-    engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name="copy")
+    engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name=name)
 
 
 def on_context(array: Array, context: Context) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,25 +17,11 @@ from weftplan.ops.floats import is_number
 from weftplan.symbol import Symbol
 from weftplan.training.io import DataBatch, DataDesc
 from weftplan.training.memory import Share
+from weftplan.training.placing import Placed, split_batch
 
 log = logging.getLogger("weftplan")
 
 GradReq = str | Sequence[str] | Mapping[str, str]
-
-
-def split_batch(batch_size: int, parts: int) -> list[slice]:
-    """Consecutive slices of nearly equal length, the longer ones last.
-
-    Raises:
-        BindError: fewer samples than parts.
-
-    >>> split_batch(5, 2)
-    [slice(0, 2, None), slice(2, 5, None)]
-    """
-    if batch_size < parts:
-        raise BindError(f"a batch of {batch_size} samples cannot be split over {parts} contexts: make it larger")
-    edges = [batch_size * i // parts for i in range(parts + 1)]
-    return [slice(lo, hi) for lo, hi in pairwise(edges)]
 
 
 def as_ndarray(value: Any, what: str, *, dtype: Any = None) -> NDArray:
@@ -158,8 +143,10 @@ class ExecutorGroup:
             ShapeError: an array does not have the shape that was bound. Nothing is copied then.
             DTypeError: something that is no array.
         """
-        work: list[tuple[DataDesc, NDArray]] = []
+        work: list[tuple[DataDesc, NDArray, Placed]] = []
         labels = getattr(batch, "label", None) or []
+        ahead = getattr(batch, "placed", None) or [{}] * (len(batch.data) + len(labels))
+        there = {"data": ahead[: len(batch.data)], "label": ahead[len(batch.data) :]}
         for what, descs, arrays in (("data", self.data_shapes, batch.data), ("label", self.label_shapes, labels)):
             if what == "label" and (not arrays or not descs):
                 continue  # a network without labels, or a run that only predicts
@@ -167,16 +154,18 @@ class ExecutorGroup:
                 raise ShapeError(
                     f"the batch has {len(arrays)} {what} arrays, bound were {len(descs)}: {[d.name for d in descs]}"
                 )
-            for desc, value in zip(descs, arrays, strict=True):
+            for desc, value, placed in zip(descs, arrays, there[what], strict=True):
                 array = as_ndarray(value, f"{what} {desc.name!r} of the batch", dtype=desc.dtype)
                 if tuple(array.shape) != tuple(desc.shape):
                     raise ShapeError(f"{what} {desc.name!r} was bound with shape {desc.shape}, got {array.shape}")
-                work.append((desc, array))
-        for desc, array in work:
+                work.append((desc, array, placed))
+        for desc, array, placed in work:
             for executor, part in zip(self.executors, self.slices, strict=True):
                 target = executor.arg_dict.get(desc.name)
                 if target is not None:
-                    piece = array if len(self.executors) == 1 else _cut(array, part, desc.batch_axis)
+                    piece = None if desc.batch_axis else placed.get((executor.context, part.start, part.stop))
+                    if piece is None:
+                        piece = array if len(self.executors) == 1 else _cut(array, part, desc.batch_axis)
                     (piece if piece.dtype == target.dtype else piece.astype(target.dtype)).copyto(target)
 
     def forward(self, *, is_train: bool) -> None:

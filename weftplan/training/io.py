@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weftplan.device.context import cpu
+from weftplan.device.context import Context, cpu
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array, random
 from weftplan.ops.floats import is_number
@@ -82,6 +82,8 @@ class DataBatch:
         self.bucket_key = bucket_key
         self.provide_data = provide_data
         self.provide_label = provide_label
+        self.placed: list[Mapping[tuple[Context, int, int], NDArray]] | None = None
+        """For data and then labels: (device, first row, end) -> these rows on that device (see ``PrefetchingIter``)."""
 
     def __str__(self) -> str:
         labels = [tuple(a.shape) for a in self.label] or None

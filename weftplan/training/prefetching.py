@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
-from weftplan.device.context import cpu_pinned
+from weftplan.device.context import Context, cpu_pinned
 from weftplan.errors import NotResumableError, ParameterError, ShapeError
 from weftplan.ndarray.seeds import Draws, next_key
 from weftplan.training.io import DataBatch, DataDesc, DataIter
 from weftplan.training.iterator_state import State, make_state, read_state
+from weftplan.training.placing import check_contexts, placed
 
 
 class _Read(NamedTuple):
@@ -39,9 +40,12 @@ class PrefetchingIter(DataIter):
         iters: iterators; their data and labels stand behind each other in a batch. They must not be used otherwise.
         rename_data, rename_label: for each iterator other names: a dictionary from old to new.
         depth: how many batches are made ahead; each takes memory.
+        ctx: the context of the module that trains, or the list of them: batches are put into page-locked memory, and
+            each device's samples are copied there on its copy queue, while the step before computes. Samples lie along
+            the first axis. CPU contexts get no copy.
 
     Raises:
-        ParameterError: no iterator, or a depth below 1.
+        ParameterError: no iterator, a depth below 1, or a context that is none.
         ShapeError: while reading, the iterators have different numbers of batches.
 
     >>> import weftplan as mx
@@ -58,7 +62,9 @@ class PrefetchingIter(DataIter):
         rename_label: Sequence[Mapping[str, str]] | None = None,
         *,
         depth: int = 1,
+        ctx: Context | Sequence[Context] | None = None,
     ) -> None:
+        contexts = check_contexts(ctx)
         self.iters = [iters] if isinstance(iters, DataIter) else list(iters)
         if not self.iters:
             raise ParameterError("PrefetchingIter needs at least one iterator")
@@ -71,7 +77,7 @@ class PrefetchingIter(DataIter):
         if hasattr(self.iters[0], "default_bucket_key"):
             self.default_bucket_key = self.iters[0].default_bucket_key
         self.current_batch: DataBatch | None = None
-        self._readers = [_Reader(it, depth) for it in self.iters]
+        self._readers = [_Reader(it, depth, contexts) for it in self.iters]
         self._begin()
 
     def _descs(self, of: Callable[[DataIter], Any], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:
@@ -133,6 +139,13 @@ class PrefetchingIter(DataIter):
             self._shapes(found, "provide_data", self.provide_data),
             self._shapes(found, "provide_label", self.provide_label),
         )
+        if all(batch.placed is not None for batch in found):
+            # Data of all before labels of all, as in the batch itself.
+            places = [(batch.placed or [], len(batch.data)) for batch in found]
+            self.current_batch.placed = [
+                *(one for placed, count in places for one in placed[:count]),
+                *(one for placed, count in places for one in placed[count:]),
+            ]
         return True
 
     @staticmethod
@@ -188,8 +201,9 @@ class PrefetchingIter(DataIter):
 class _Reader:
     """One iterator and the thread that reads it ahead."""
 
-    def __init__(self, source: DataIter, depth: int) -> None:
+    def __init__(self, source: DataIter, depth: int, contexts: list[Context]) -> None:
         self._source = source
+        self._contexts = contexts
         self._depth = depth
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weftplan-prefetch")
         self._coming: deque[Future[_Read]] = deque()
@@ -218,7 +232,8 @@ class _Reader:
             return _Read(None, before)
         try:
             with self._draws:
-                return _Read(self._source.next(), before)
+                batch = self._source.next()
+            return _Read(placed(batch, self._contexts) if self._contexts else batch, before)
         except StopIteration:
             self._ended = True
             return _Read(None, before)

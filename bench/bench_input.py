@@ -1,0 +1,173 @@
+"""Question: does training wait for its data, and what does the pipeline cost when the data are there?
+
+* *wait*: a reader that takes 1.5 times as long as the step in one process, and two workers. How much of the step is
+  spent waiting for data, beside the same reader without workers? Three kinds: the step is a device's, which leaves the
+  cores to the reader; the reader waits for a disk; both need the cores, whose two are then busy for 1.25 steps.
+* *overhead*: LeNet (batch 64) with the data there: processor time of the training process for a step that is fed by
+  workers, or by a thread that reads ahead, over one that is fed the same batch again and again.
+* *torch*: samples a second beside ``torch.utils.data.DataLoader`` on the same Python dataset, with two workers each, in
+  processes of their own, in turn: images that are augmented in NumPy, and images that are there.
+
+Figures are medians over the rounds, and ratios are medians of the ratios of each round.
+
+    python bench/bench_input.py wait|overhead [--rounds 5]
+    python bench/bench_input.py torch --torch-python PATH [--rounds 5]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers")
+sys.path.insert(0, PEERS)
+import blas_setting  # noqa: F401, E402 - before NumPy
+import numpy as np  # noqa: E402
+from data_samples import Slow  # noqa: E402
+
+import weftplan as mx  # noqa: E402
+
+BATCH = 16
+
+
+def busy(seconds):
+    """Use a core for so long."""
+    end = time.thread_time() + seconds
+    x = np.ones(1000)
+    while time.thread_time() < end:
+        x.sum()
+
+
+def waiting(step, read_busy, workers, step_s, steps):
+    """Seconds of waiting for data as a share of the steps."""
+    source = Slow(BATCH * (steps + 4), 1.5 * step_s / BATCH, read_busy)
+    with mx.io.DatasetIter(source, BATCH, num_workers=workers) as it:
+        it.next()
+        it.next()
+        waited = stepped = 0.0
+        for _ in range(steps):
+            start = time.perf_counter()
+            it.next()
+            middle = time.perf_counter()
+            step(step_s)
+            waited, stepped = waited + middle - start, stepped + time.perf_counter() - middle
+    return waited / stepped
+
+
+def wait(args):
+    """The row of a slow reader."""
+    kinds = {
+        "step on a device, reader on the cores": (time.sleep, True),
+        "step on a core, reader waits for a disk": (busy, False),
+        "step and reader on the cores": (busy, True),
+    }
+    print("| | no workers | 2 workers |\n|---|---|---|")
+    for kind, (step, read_busy) in kinds.items():
+        shares = {n: [] for n in (0, 2)}
+        for _ in range(args.rounds):
+            for workers, found in shares.items():
+                found.append(waiting(step, read_busy, workers, 0.04, args.steps))
+        figures = " | ".join(f"{statistics.median(found):.1%}" for found in shares.values())
+        print(f"| {kind}: data wait / step | {figures} |")
+    print("\nGoal: at most 10 % with two workers, where the cores suffice; the floor of the last row is 25 %.")
+
+
+def trained():
+    """A LeNet that is bound, and one step on a batch."""
+    module = mx.mod.Module(mx.models.build("lenet"))
+    module.bind([("data", (64, 1, 28, 28))], [("softmax_label", (64,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(kvstore=None, optimizer="sgd", optimizer_params={"learning_rate": 0.01})
+
+    def step(batch):
+        module.forward_backward(batch)
+        module.update()
+        module.get_outputs()[0].wait_to_read()
+
+    return step
+
+
+def overhead(args):
+    """The row of data that is there."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((64 * args.steps, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 64 * args.steps)
+    pairs = list(zip(images, labels.astype(np.float32), strict=True))
+    fixed = mx.io.NDArrayIter(images, labels, 64).next()
+    step = trained()
+    feeds = {
+        "workers: DatasetIter(num_workers=2)": mx.io.DatasetIter(pairs, 64, num_workers=2, ahead=4),
+        "a thread: PrefetchingIter(NDArrayIter, depth=2)": mx.io.PrefetchingIter(
+            mx.io.NDArrayIter(images, labels, 64), depth=2
+        ),
+    }
+
+    def epoch(batches):
+        start = time.process_time()
+        count = 0
+        for batch in batches:
+            step(batch)
+            count += 1
+        return (time.process_time() - start) / count
+
+    ratios = {name: [] for name in feeds}
+    alone = []
+    for _ in range(args.rounds + 1):
+        alone.append(epoch([fixed] * args.steps))
+        for name, it in feeds.items():
+            it.reset()
+            ratios[name].append(epoch(it) / alone[-1])
+    print(f"LeNet, batch 64: {statistics.median(alone[1:]) * 1e3:.2f} ms of processor time a step\n")
+    print("| | overhead |\n|---|---|")
+    for name, found in ratios.items():
+        print(f"| {name} | {statistics.median(found[1:]) - 1:+.1%} |")
+        feeds[name].close()
+    print("\nGoal: at most 2 %.")
+
+
+def torch(args):
+    """The row of PyTorch's loader."""
+    if not args.torch_python:
+        raise SystemExit("torch needs --torch-python: an interpreter that has PyTorch")
+
+    def rate(python, framework, dataset):
+        command = [python, os.path.join(PEERS, "data_loading.py"), framework, dataset, "64", "2", "3"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            raise SystemExit(f"{framework} failed:\n{done.stderr[-2000:]}")
+        return json.loads(done.stdout)
+
+    print("batch 64, 2 workers\n")
+    print("| dataset | weftplan, samples/s | torch, samples/s | weftplan / torch |\n|---|---|---|---|")
+    for dataset in ("images", "ready"):
+        rates = {"weftplan": [], "torch": []}
+        for number in range(args.rounds):
+            for framework in ("weftplan", "torch")[:: 1 if number % 2 else -1]:
+                python = sys.executable if framework == "weftplan" else args.torch_python
+                rates[framework].append(rate(python, framework, dataset))
+        ratio = statistics.median(a / b for a, b in zip(rates["weftplan"], rates["torch"], strict=True))
+        figures = " | ".join(f"{statistics.median(found):,.0f}" for found in rates.values())
+        print(f"| {dataset} | {figures} | {ratio:.2f} |")
+    print("\nGoal: at least 1.0.")
+
+
+ROWS = {"wait": wait, "overhead": overhead, "torch": torch}
+
+
+def main():
+    """Measure what was asked for and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("row", choices=ROWS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--torch-python", help="an interpreter of a virtual environment with torch")
+    args = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}\n")
+    ROWS[args.row](args)
+
+
+if __name__ == "__main__":
+    main()

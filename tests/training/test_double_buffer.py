@@ -1,0 +1,139 @@
+"""Batches that are read ahead lie in page-locked memory, and are copied while the step before computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, profiler, storage
+from weftplan.device.simulated import CostModel, configure
+from weftplan.errors import ParameterError
+from weftplan.profiler.recorder import OperationRecord
+
+ROWS = np.random.default_rng(0).random((48, 1, 8, 8), dtype="float32")
+LABELS = np.arange(48) % 10
+
+
+def batches(contexts, depth=2, **settings):
+    """Six batches, on their way to contexts."""
+    return mx.io.PrefetchingIter(mx.io.NDArrayIter(ROWS, LABELS, batch_size=8), depth=depth, ctx=contexts, **settings)
+
+
+def trained(contexts, it):
+    """The weights after two epochs, as bytes."""
+    mx.random.seed(2)
+    module = mx.mod.Module(mx.models.digits("mlp"), context=contexts)
+    module.fit(it, num_epoch=2, kvstore="device", optimizer_params={"learning_rate": 0.1})
+    return {name: value.asnumpy().tobytes() for name, value in module.get_params()[0].items()}
+
+
+@pytest.mark.parametrize("contexts", [[mx.sim(0)], [mx.sim(0), mx.sim(1)], [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]])
+def test_the_same_weights(contexts):
+    """Training on batches that were placed ahead gives the bits of training on those of the source."""
+    expected = trained(contexts, mx.io.NDArrayIter(ROWS, LABELS, batch_size=8))
+    with batches(contexts) as it:
+        assert trained(contexts, it) == expected
+
+
+def test_where_batches_are():
+    """The host's arrays are page-locked, each device has its samples, and CPU contexts get no copy."""
+    with batches([mx.sim(0), mx.sim(1)]) as it:
+        batch = it.next()
+        assert [a.context for a in (*batch.data, *batch.label)] == [mx.cpu_pinned(0)] * 2
+        for array, placed in zip((*batch.data, *batch.label), batch.placed, strict=True):
+            assert {key: a.context for key, a in placed.items()} == {
+                (mx.sim(0), 0, 4): mx.sim(0),
+                (mx.sim(1), 4, 8): mx.sim(1),
+            }
+            np.testing.assert_array_equal(np.concatenate([a.asnumpy() for a in placed.values()]), array.asnumpy())
+    with batches(mx.cpu(0)) as it:
+        batch = it.next()
+        assert (batch.data[0].context, batch.placed) == (mx.cpu(0), [{}, {}])
+    with mx.io.PrefetchingIter(mx.io.NDArrayIter(ROWS, LABELS, batch_size=8)) as it:
+        assert it.next().placed is None
+
+
+def test_placed_batches_serve_others():
+    """A module on another device, with other shares or a part of the batch takes the host's arrays."""
+    mx.random.seed(0)
+    others = (mx.sim(0), mx.sim(1), mx.cpu(0), [mx.sim(1), mx.sim(0)])
+    modules = [mx.mod.Module(mx.models.digits("mlp"), context=ctx) for ctx in others]
+    with batches([mx.sim(0), mx.sim(1)]) as it:
+        batch, found = it.next(), []
+        for module in modules:
+            module.bind(it.provide_data, it.provide_label, for_training=False)
+            module.init_params("one")
+            module.forward(batch)
+            found.append(module.get_outputs()[0].asnumpy())
+        assert all(np.array_equal(one, found[0]) for one in found)
+        part = mx.io.DataBatch([a[:4] for a in batch.data], [a[:4] for a in batch.label])
+        modules[0].forward(part)
+        np.testing.assert_array_equal(modules[0].get_outputs()[0].asnumpy(), found[0][:4])
+
+
+@pytest.fixture
+def slow_copies():
+    """A simulated device whose copies of a batch take about as long as its kernels."""
+    place = device.get(mx.sim(3))
+    before = place.cost
+    configure(3, cost=CostModel(launch=1e-5, latency=2e-4, bandwidth=1e12))
+    yield place
+    configure(3, cost=before)
+
+
+def clock_of_an_epoch(place, it):
+    """Virtual seconds of forward, backward and update over the batches."""
+    module = mx.mod.Module(mx.models.digits("mlp"), context=mx.sim(3))
+    module.bind(it.provide_data, it.provide_label)
+    module.init_params("one")
+    module.init_optimizer(kvstore=None)
+    mx.nd.waitall()
+    start = place.clock
+    for batch in it:
+        module.forward_backward(batch)
+        module.update()
+        module.get_outputs()[0].wait_to_read()
+    mx.nd.waitall()
+    return place.clock - start
+
+
+def test_copies_run_beside_the_step(slow_copies):
+    """On the device's own clock, steps whose batches were copied ahead are done much earlier than steps that wait for
+    their copies; the trace has the copies from the host on the copy queue, beside the step's operations."""
+    with mx.io.PrefetchingIter(mx.io.NDArrayIter(ROWS, LABELS, batch_size=8), depth=2) as it:
+        waiting = clock_of_an_epoch(slow_copies, it)
+    profiler.set_state("run")
+    try:
+        with batches(mx.sim(3)) as it:
+            ahead = clock_of_an_epoch(slow_copies, it)
+    finally:
+        profiler.set_state("stop")
+    assert ahead < 0.75 * waiting
+    copies = [OperationRecord(*record) for record in profiler.recorder.operations]
+    copies = [record for record in copies if record.name == "batch"]
+    assert len(copies) == 12  # data and labels of six batches
+    assert {(record.context, record.queue) for record in copies} == {(mx.sim(3), "copy")}
+
+
+def test_memory_under_way_is_bounded():
+    """Whatever the number of batches, those under way are few (about two ahead, one that is read, one in use, and what
+    the device has not finished with), and their memory is used again: 144 batches need a fraction of so many blocks."""
+    ctx, pools = mx.sim(2), [storage.get(where) for where in (mx.sim(2), mx.cpu_pinned(0))]
+    before = [pool.statistics() for pool in pools]
+    source = mx.io.NDArrayIter(np.zeros((96, 2048), "float32"), batch_size=8)
+    with mx.io.PrefetchingIter(source, depth=2, ctx=ctx) as it:
+        for _ in range(12):
+            for batch in it:
+                batch.placed[0][ctx, 0, 8].wait_to_read()
+            it.reset()
+    for then, now in zip(before, [pool.statistics() for pool in pools], strict=True):
+        assert now.allocations - then.allocations >= 144
+        assert now.system_allocations - then.system_allocations <= 24
+
+
+def test_wrong_contexts():
+    """What is no context, or is named twice, is refused."""
+    for wrong in ("gpu", [mx.cpu(0), mx.cpu(0)], [1]):
+        with pytest.raises(ParameterError, match="ctx must be a context or a list of contexts"):
+            batches(wrong)
