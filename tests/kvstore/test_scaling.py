@@ -1,0 +1,178 @@
+"""Closed forms of exchanges against a simulation of every message, the choice among them, and steps with overlap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from math import ceil, log2
+
+import pytest
+
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.compression import Compression
+from weftplan.kvstore.scaling import (
+    ALGORITHMS,
+    PRESETS,
+    Gradient,
+    Link,
+    Topology,
+    best_step,
+    cheapest,
+    parse_topology,
+    seconds,
+    step,
+)
+from weftplan.kvstore.scaling.step import BUCKETS
+
+LINK = Link(7e-6, 3e9, 2e-6)
+Round = list[tuple[int, int, float]]
+"""(from, to, bytes) of messages that are sent at once; a worker begins the next round when it has sent and received."""
+
+
+def rounds(algorithm: str, workers: int, nbytes: float) -> Iterator[Round]:
+    """The messages of an algorithm."""
+    every = range(workers)
+    part = nbytes / workers
+    if algorithm == "one_step":
+        for _ in range(2):
+            yield [(w, (w + k) % workers, part) for k in range(1, workers) for w in every]
+    elif algorithm == "ring":
+        for _ in range(2 * (workers - 1)):
+            yield [(w, (w + 1) % workers, part) for w in every]
+    elif algorithm == "halving":
+        distances = [1 << level for level in range(int(log2(workers)))]
+        for distance in [*reversed(distances), *distances]:
+            yield [(w, w ^ distance, part * distance) for w in every]
+    else:
+        levels = [1 << level for level in range(ceil(log2(workers)))]
+        for distance in levels:
+            yield [(w, w - distance, nbytes) for w in every if w % (2 * distance) == distance]
+        for distance in reversed(levels):
+            yield [(w - distance, w, nbytes) for w in every if w % (2 * distance) == distance]
+
+
+def simulated(algorithm: str, workers: int, nbytes: float, link: Link) -> float:
+    """Seconds of an exchange, message by message: each worker sends one at a time, and so does a shared link."""
+    clock = [0.0] * workers
+    bus = 0.0
+    for messages in rounds(algorithm, workers, nbytes):
+        begin, sent, done = list(clock), list(clock), list(clock)
+        for source, target, size in messages:
+            start = max(begin[source], sent[source]) + link.overhead
+            if link.shared:
+                bus = max(bus, start) + size / link.bandwidth
+                end = bus
+            else:
+                end = start + size / link.bandwidth
+            sent[source] = end
+            done[source], done[target] = max(done[source], end), max(done[target], end + link.latency)
+        clock = done
+    return max(clock)
+
+
+@pytest.mark.parametrize("nbytes", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("workers", [2, 4, 8, 32])
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_closed_forms_are_what_messages_take(algorithm: str, workers: int, nbytes: float) -> None:
+    """Within a part in a thousand, whether latency or bandwidth decides."""
+    found = seconds(algorithm, nbytes, workers, Topology("", LINK, LINK, 1))
+    assert found == pytest.approx(simulated(algorithm, workers, nbytes, LINK), rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_a_shared_link_carries_one_byte_at_a_time(algorithm: str) -> None:
+    """For large exchanges, where bandwidth decides."""
+    link = Link(7e-6, 3e9, 2e-6, shared=True)
+    found = seconds(algorithm, 1e9, 8, Topology("", link, link, 1))
+    assert found == pytest.approx(simulated(algorithm, 8, 1e9, link), rel=1e-2)
+
+
+@pytest.mark.parametrize("nbytes", [4e3, 1e5, 1e6, 1e8])
+@pytest.mark.parametrize("name", ["8xnvlink4+100gbe", "8xpcie4+100gbe"])
+def test_the_cheapest_is_no_slower_than_any(name: str, nbytes: float) -> None:
+    """On 8 devices of an NVLink mesh and of a PCIe tree, and on several such machines."""
+    topology = parse_topology(name)
+    for workers in (8, 12, 64):
+        algorithm, taken = cheapest(nbytes, workers, topology)
+        assert taken == seconds(algorithm, nbytes, workers, topology)
+        assert all(taken <= seconds(other, nbytes, workers, topology) for other in ALGORITHMS)
+
+
+def test_the_choice_depends_on_size_and_workers() -> None:
+    """Small exchanges of many workers avoid rings; between machines sums are made within each one first."""
+    flat, deep = parse_topology("100gbe"), parse_topology("8xnvlink4+100gbe")
+    assert cheapest(1e3, 1024, flat)[0] == "halving"
+    assert cheapest(1e9, 1023, flat)[0] in ("ring", "one_step")
+    assert cheapest(1e8, 64, deep)[0].startswith("within+")
+    assert seconds("ring", 1e6, 1, flat) == 0
+
+
+GRADIENTS = [Gradient(1 << 20, 0.01 + 0.001 * index) for index in range(20)]
+
+
+def test_exchanges_hide_behind_backward() -> None:
+    """All but the last one do on a fast network; on a slow one the step is as long as the exchanges."""
+    fast, slow = parse_topology("nvlink4"), parse_topology("(50us,0.1GB/s)")
+    computation = GRADIENTS[-1].ready
+    hidden = step(GRADIENTS, computation, 8, fast, bucket=1)
+    assert hidden.buckets == 20
+    assert hidden.exposed == pytest.approx(cheapest(1 << 20, 8, fast)[1])
+    exposed = step(GRADIENTS, computation, 8, slow, bucket=1)
+    assert exposed.seconds == pytest.approx(GRADIENTS[0].ready + exposed.exchanging)
+    joined = step(GRADIENTS, computation, 8, fast, bucket=1 << 40)
+    assert joined.buckets == 1
+    assert joined.exposed == pytest.approx(cheapest(20 << 20, 8, fast)[1])
+    assert step(GRADIENTS, computation, 1, slow, bucket=1).seconds == computation
+
+
+@pytest.mark.parametrize("workers", [2, 8, 4096])
+def test_the_best_bucket_size(workers: int) -> None:
+    """No size that is tried gives a shorter step."""
+    topology = parse_topology("8xpcie4+10gbe")
+    best = best_step(GRADIENTS, 0.03, workers, topology)
+    assert all(best.seconds <= step(GRADIENTS, 0.03, workers, topology, bucket=size).seconds for size in BUCKETS)
+    assert best.efficiency == pytest.approx(0.03 / best.seconds)
+
+
+def test_compression_pays_on_slow_links_only() -> None:
+    """16 times fewer bytes, and the time of packing and expanding."""
+    slow, fast, two = parse_topology("(50us,0.01GB/s)"), parse_topology("nvlink4"), Compression()
+    for topology, pays in ((slow, True), (fast, False)):
+        plain = best_step(GRADIENTS, 0.03, 4, topology)
+        packed = best_step(GRADIENTS, 0.03, 4, topology, compression=two)
+        assert (packed.seconds < plain.seconds) is pays
+        assert packed.algorithm == "gather"
+
+
+def test_thousands_of_workers_are_judged_quickly() -> None:
+    """Every number of workers up to 4,096 for a network of 200 gradients takes less than a minute of the processor."""
+    gradients = [Gradient(500_000, 0.001 * index) for index in range(200)]
+    topology, begin = parse_topology("8xnvlink4+100gbe"), time.process_time()
+    for workers in range(1, 4097, 256):
+        best_step(gradients, 0.2, workers, topology)
+    assert (time.process_time() - begin) * 256 < 60 * 16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("100gb", "did you mean '100gbe'"),
+        ("0xnvlink4+100gbe", "1 to 65,536"),
+        ("8xnvlink4", "unknown link"),
+        ("(1..2us,3GB/s)", "LATENCY"),
+        ("(1us,0GB/s)", "bandwidth > 0"),
+        ("", "a topology is"),
+    ],
+)
+def test_bad_topologies(text: str, words: str) -> None:
+    """The error says what a topology looks like."""
+    with pytest.raises(KVStoreError, match=words.replace("(", r"\(")):
+        parse_topology(text)
+
+
+def test_links() -> None:
+    """Presets and numbers mean the same kind of thing; an unknown algorithm names the known ones."""
+    found = parse_topology("4x(5us,12GB/s)+10gbe")
+    assert (found.per_machine, found.inner, found.outer) == (4, Link(5e-6, 12e9), PRESETS["10gbe"])
+    with pytest.raises(KVStoreError, match="one_step, ring"):
+        seconds("rings", 1, 2, found)

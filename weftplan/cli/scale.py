@@ -1,0 +1,159 @@
+"""``weftplan scale``: what a training step would take with more workers than there are here."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from weftplan.cli.columns import Column, output_width, paragraph, table
+from weftplan.cli.devices import parse_devices
+from weftplan.cli.plan_inputs import load_network, parse_shapes
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.compression import Compression
+from weftplan.kvstore.scaling import Gradient, Step, best_step, parse_topology
+from weftplan.planner.symbolic.cost import node_seconds
+from weftplan.planner.symbolic.estimate import parameters_only
+from weftplan.planner.symbolic.pipeline import size_symbol
+
+MOST = 1 << 20
+_BAR = 40
+
+
+def _counts(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+    """``1..4096`` is every power of two between the two, and both; ``1,3,24`` is a list."""
+    found = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*", value)
+    try:
+        if found is None:
+            counts = [int(part) for part in value.split(",")]
+        else:
+            first, last = map(int, found.groups())
+            counts = [first, *(1 << power for power in range(21) if first < 1 << power < last), last]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1 or max(counts) > MOST or counts != sorted(counts):
+        raise click.BadParameter(f"expected 1..4096 or a rising list such as 1,8,64, up to {MOST:,}; got {value!r}")
+    return list(dict.fromkeys(counts))
+
+
+def _topology(context: click.Context, parameter: click.Parameter, value: str) -> Any:
+    try:
+        return parse_topology(value)
+    except KVStoreError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command("scale", short_help="Predict a training step of many workers.")
+@click.option("--model", "-m", required=True, help="Built-in network, symbol JSON or ONNX file.")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples of each worker.")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=DIMS", help="Shape of an input.")
+@click.option("--workers", "-n", default="1..4096", show_default=True, callback=_counts, help="How many, or which.")
+@click.option(
+    "--topology",
+    "-t",
+    default="8xnvlink4+100gbe",
+    show_default=True,
+    callback=_topology,
+    help="Links: one, as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers a machine.",
+)
+@click.option("--device", default="gpu0", show_default=True, help="What computes, for the model of the computation.")
+@click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), help="Measured forward and backward of one.")
+@click.option("--compression", type=click.Choice(["1bit", "2bit"]), help="Compress gradients.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    model: str,
+    batch: int | None,
+    shapes: tuple[str, ...],
+    workers: list[int],
+    topology: Any,
+    device: str,
+    step_ms: float | None,
+    compression: str | None,
+    as_json: bool,
+) -> None:
+    """Predict the time of a training step of MODEL with many workers, each with its own batch.
+
+    Nothing runs and nothing is sent: the links are those that you name, exchanges are closed forms, and the computation
+    is modelled unless --step-ms says what you have measured. For each number of workers the algorithm and the size of
+    the buckets are those with the shortest step.
+
+    \b
+        weftplan scale --model resnet50 --workers 1..4096 --topology 8xnvlink4+100gbe
+        weftplan scale --model vgg16 --workers 1,8,64 --topology "(20us,1.1GB/s)" --step-ms 180 --compression 2bit
+    """
+    gradients, computation = _gradients(model, batch, shapes, device, step_ms)
+    chosen = None if compression is None else Compression(kind=compression)
+    steps = [best_step(gradients, computation, count, topology, compression=chosen) for count in workers]
+    how = "modelled" if step_ms is None else "measured by you, spread over the layers as modelled"
+    if as_json:
+        rows = [{**asdict(found), "efficiency": found.efficiency} for found in steps]
+        click.echo(
+            json.dumps(
+                {
+                    "model": model,
+                    "topology": topology.name,
+                    "computation_s": computation,
+                    "computation": how,
+                    "exchange": "modelled",
+                    "gradients": len(gradients),
+                    "gradient_bytes": sum(gradient.nbytes for gradient in gradients),
+                    "steps": rows,
+                },
+                indent=2,
+            )
+        )
+        return
+    width = output_width()
+    total = sum(gradient.nbytes for gradient in gradients)
+    said = (
+        f"{model} on {topology.name}: {total / 1e6:,.1f} MB in {len(gradients)} gradients, computation "
+        f"{computation * 1e3:,.2f} ms ({how}); exchanges and steps are modelled"
+    )
+    click.echo("\n".join([*paragraph(said, width), "", *_rows(steps, width), "", *_curve(steps)]))
+
+
+def _gradients(
+    model: str, batch: int | None, shapes: tuple[str, ...], device: str, step_ms: float | None
+) -> tuple[list[Gradient], float]:
+    """(gradients of parameters in the order in which backward ends with them, seconds of forward and backward)."""
+    network = load_network(model)
+    known = network.shapes(parse_shapes(shapes), batch)
+    contexts = parse_devices(device)
+    wanted = parameters_only(network.symbol, known)
+    sized = size_symbol(network.symbol, known, grad_req=wanted, context=contexts[0])
+    facts = sized.facts
+    costs, clock, ended = node_seconds(facts), 0.0, {}
+    for nid in facts.order:
+        clock += costs[nid]
+        for entry in range(facts.graph.row[nid], facts.graph.row[nid + 1]):
+            ended[entry] = clock
+    scale = 1.0 if step_ms is None else step_ms * 1e-3 / clock
+    entries = [int(e) for e in facts.graph.outputs[len(network.symbol.list_outputs()) :]]
+    found = [Gradient(facts.nbytes[e], ended[e] * scale) for e in entries if facts.nbytes[e]]
+    return sorted(found, key=lambda gradient: gradient.ready), clock * scale
+
+
+def _rows(steps: list[Step], width: int | None) -> list[str]:
+    return table(
+        [
+            Column("workers", [f"{found.workers:,}" for found in steps], right=True),
+            Column("step ms", [f"{found.seconds * 1e3:,.2f}" for found in steps], right=True),
+            Column("exchange ms", [f"{found.exchanging * 1e3:,.2f}" for found in steps], right=True, leave=2),
+            Column("exposed ms", [f"{found.exposed * 1e3:,.2f}" for found in steps], right=True),
+            Column("efficiency", [f"{100 * found.efficiency:.1f} %" for found in steps], right=True),
+            Column("buckets", [str(found.buckets) for found in steps], right=True, leave=1),
+            Column("algorithm", [found.algorithm for found in steps]),
+        ],
+        width,
+    )
+
+
+def _curve(steps: list[Step]) -> list[str]:
+    """Efficiency as bars."""
+    return [
+        f"{found.workers:>9,} {'█' * round(_BAR * found.efficiency):<{_BAR}} {100 * found.efficiency:.0f} %"
+        for found in steps
+    ]

@@ -1,0 +1,23 @@
+"""What an exchange of gradients would take on machines that are not here: closed forms, nothing is sent or measured.
+
+``topology.py`` has the links, ``costs.py`` the time of one exchange by each algorithm, ``step.py`` a training step
+whose exchanges overlap backward. Everything is a pure function of numbers. ``weftplan scale`` prints it.
+"""
+
+from weftplan.kvstore.scaling.costs import ALGORITHMS, cheapest, seconds
+from weftplan.kvstore.scaling.step import Gradient, Step, best_step, step
+from weftplan.kvstore.scaling.topology import PRESETS, Link, Topology, parse_topology
+
+__all__ = [
+    "ALGORITHMS",
+    "PRESETS",
+    "Gradient",
+    "Link",
+    "Step",
+    "Topology",
+    "best_step",
+    "cheapest",
+    "parse_topology",
+    "seconds",
+    "step",
+]
