@@ -124,15 +124,15 @@ def _gradients(
     contexts = parse_devices(device)
     wanted = parameters_only(network.symbol, known)
     sized = size_symbol(network.symbol, known, grad_req=wanted, context=contexts[0])
-    facts = sized.facts
-    costs, clock, ended = node_seconds(facts), 0.0, {}
-    for nid in facts.order:
+    program = sized.program
+    costs, clock, ended = node_seconds(program), 0.0, {}
+    for nid in program.order:
         clock += costs[nid]
-        for entry in range(facts.graph.row[nid], facts.graph.row[nid + 1]):
+        for entry in range(program.graph.row[nid], program.graph.row[nid + 1]):
             ended[entry] = clock
     scale = 1.0 if step_ms is None else step_ms * 1e-3 / clock
-    entries = [int(e) for e in facts.graph.outputs[len(network.symbol.list_outputs()) :]]
-    found = [Gradient(facts.nbytes[e], ended[e] * scale) for e in entries if facts.nbytes[e]]
+    entries = [int(e) for e in program.graph.outputs[len(network.symbol.list_outputs()) :]]
+    found = [Gradient(program.nbytes[e], ended[e] * scale) for e in entries if program.nbytes[e]]
     return sorted(found, key=lambda gradient: gradient.ready), clock * scale
 
 
