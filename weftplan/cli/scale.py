@@ -47,21 +47,38 @@ def _topology(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 @click.command("scale", short_help="Predict a training step of many workers.")
-@click.option("--model", "-m", required=True, help="Built-in network, symbol JSON or ONNX file.")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples of each worker.")
-@click.option("--shape", "shapes", multiple=True, metavar="NAME=DIMS", help="Shape of an input.")
-@click.option("--workers", "-n", default="1..4096", show_default=True, callback=_counts, help="How many, or which.")
+@click.option("--model", "-m", required=True, help="The network: a built-in one, a symbol file or an ONNX file.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="The batch size of each worker. The default of built-in networks is 32."
+)
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
+)
+@click.option(
+    "--workers",
+    "-n",
+    default="1..4096",
+    show_default=True,
+    callback=_counts,
+    help="Predict for powers of two from 1 to 4096, or for a list such as 1,8,24.",
+)
 @click.option(
     "--topology",
     "-t",
     default="8xnvlink4+100gbe",
     show_default=True,
     callback=_topology,
-    help="Links: one, as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers a machine.",
+    help="The link of every worker, as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers a machine.",
 )
-@click.option("--device", default="gpu0", show_default=True, help="What computes, for the model of the computation.")
-@click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), help="Measured forward and backward of one.")
-@click.option("--compression", type=click.Choice(["1bit", "2bit"]), help="Compress gradients.")
+@click.option("--device", default="gpu0", show_default=True, help="The device for which the computation is modelled.")
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="The milliseconds that you have measured for forward and backward.",
+)
+@click.option(
+    "--compression", type=click.Choice(["1bit", "2bit"]), help="Compress gradients to one or two bits an element."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     model: str,
@@ -81,8 +98,8 @@ def command(
     the buckets are those with the shortest step.
 
     \b
-        weftplan scale --model resnet50 --workers 1..4096 --topology 8xnvlink4+100gbe
-        weftplan scale --model vgg16 --workers 1,8,64 --topology "(20us,1.1GB/s)" --step-ms 180 --compression 2bit
+        weftplan scale -m resnet50 -n 1..4096 -t 8xnvlink4+100gbe
+        weftplan scale -m vgg16 -n 1,8,64 -t "(20us,1.1GB/s)" --step-ms 180
     """
     gradients, computation = _gradients(model, batch, shapes, device, step_ms)
     chosen = None if compression is None else Compression(kind=compression)
