@@ -210,7 +210,7 @@ def test_dumps_name_every_holder(debug):
     assert (dot.splitlines()[0], dot.splitlines()[-1]) == ("digraph engine {", "}")
     eng.wait_for_all()
     assert eng.dump() == "<Simulator: 5 pushed, 0 pending>\n"
-    assert (eng._in_flight, eng._running_on) == ({}, {})
+    assert (eng._region.in_flight, eng._running_on) == ({}, {})
 
 
 def test_a_dump_without_debug_mode_says_how_to_see_more():

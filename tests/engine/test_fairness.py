@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.engines import together
 from weftplan import engine
-from weftplan.engine import combining, waiting
+from weftplan.engine import region, waiting
 from weftplan.engine.edges import forking
 from weftplan.errors import EngineError
 
@@ -32,9 +32,9 @@ def test_the_region_is_left_in_the_middle_of_a_storm(kind, monkeypatch):
         dispatch.left = 0
         gate.set()
 
-    monkeypatch.setattr(combining, "sleep", another_comes)
+    monkeypatch.setattr(region, "sleep", another_comes)
     eng.push(lambda: None)
-    assert pauses == [10_000 - combining.MOST_AT_ONCE]
+    assert pauses == [10_000 - region.MOST_AT_ONCE]
     eng.wait_for_all()
     eng.stop()
 
@@ -69,7 +69,7 @@ def test_a_push_waits_while_too_many_are_pending(bounded, kind):
 
     def load():
         for _ in range(200):
-            eng.push(lambda: most.append(eng._pending), (), [var])
+            eng.push(lambda: most.append(eng._region.pending), (), [var])
 
     load()
     eng.wait_for_all()
@@ -97,7 +97,7 @@ def test_pushes_wait_while_the_thread_inside_is_held_up(bounded, kind, monkeypat
         thread.start()
     for thread in pushing:
         thread.join(0.05)  # too little for what must wait, enough for what would not
-    left = len(eng._requests)
+    left = len(eng._region.requests)
     forking.leave(eng)
     for thread in pushing:
         thread.join()

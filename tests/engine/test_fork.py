@@ -93,17 +93,17 @@ def test_work_that_comes_between_stop_and_fork(kind):
 
     def goes_on():
         del eng.stop
-        assert (var.version, len(eng._token)) == (1, 1)
+        assert (var.version, len(eng._region.token)) == (1, 1)
         eng.push(lambda: None, (), [var])
         eng.wait_for_all()
-        return (var.version, len(eng._token)) == (2, 1)
+        return (var.version, len(eng._region.token)) == (2, 1)
 
     eng.stop = stop_twice
     in_child(goes_on)
     del eng.stop
     eng.push(lambda: None, (), [var])
     eng.wait_for_all()
-    assert (var.version, len(eng._token), len(stops)) == (2, 1, 2)
+    assert (var.version, len(eng._region.token), len(stops)) == (2, 1, 2)
     eng.stop()
 
 
@@ -197,7 +197,7 @@ def test_both_sides_go_on(kind):
                 eng.push(lambda: ran.append(3), (), [good])
             eng.wait_for_all()
             assert (ran[100:], good.version, bad.version) == ([2, 3], 101, 2)
-            assert len(eng._token) == 1  # or two threads could be inside at once
+            assert len(eng._region.token) == 1  # or two threads could be inside at once
             eng.stop()
             status = 0
         finally:

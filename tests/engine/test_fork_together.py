@@ -159,7 +159,7 @@ def test_ctrl_c_ends_the_wait():
         print(os.wait()[1])
         gate.set()
         for eng in (idle, busy, new):
-            assert (eng._fork.gate, eng._fork.seizer, len(eng._token), "_apply" in vars(eng)) == (None, None, 1, False)
+            assert (eng._fork.gate, eng._fork.seizer, len(eng._region.token), eng._region.gate) == (None, None, 1, None)
         for eng, var in zip((idle, busy, new), variables):
             eng.push(lambda: None, (), [var])
             eng.wait_for_all()
@@ -202,5 +202,5 @@ def test_two_threads_fork_at_once(monkeypatch):
     assert not any(thread.is_alive() for thread in threads)
     for eng, var in zip(made, variables, strict=True):
         eng.wait_for_all()
-        assert (var.version, len(eng._token), eng._fork.gate) == (20, 1, None)
+        assert (var.version, len(eng._region.token), eng._fork.gate) == (20, 1, None)
         eng.stop()

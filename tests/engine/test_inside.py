@@ -149,7 +149,7 @@ def test_a_change_that_raises(eng):
     for _ in range(2):
         with pytest.raises(KeyError, match="in there"):
             eng._exclusively(change)
-    assert eng._exclusively(lambda: eng._pending) == 0
+    assert eng._exclusively(lambda: eng._region.pending) == 0
     counts = eng.statistics()
     assert (counts.pushed, counts.completed, counts.pending) == (0, 0, 0)
 
@@ -185,12 +185,12 @@ def test_what_is_counted_by_a_thread_that_has_just_been_woken(eng):
     thread = threading.Thread(target=lambda: counts.append(eng.statistics()), daemon=True)
 
     def wake():
-        before = len(eng._requests)
+        before = len(eng._region.requests)
         thread.start()
-        while len(eng._requests) == before:
+        while len(eng._region.requests) == before:
             time.sleep(0)
 
-    eng._admit(Waiter(wake, (), ()))
+    eng._region.ask(eng, Waiter(wake, (), ()))
     thread.join(60)
     [found] = counts
     assert (found.pending, found.pushed, found.completed) == (0, 0, 0)

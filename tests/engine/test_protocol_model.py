@@ -1,6 +1,6 @@
 """All interleavings of the engine's lock-free protocols, and that each order of steps in them is needed.
 
-The actors do what ``combining.py``, ``workers.py``, ``helping.py`` and ``waiting.py`` do, step by step in the order of
+The actors do what ``region.py``, ``workers.py``, ``helping.py`` and ``waiting.py`` do, step by step in the order of
 that code, where each read or write of shared state is one step: finer than with the GIL. ``change`` names one deviation
 from it; what the README calls harmless must hold without, and each deviation must break something.
 """
@@ -14,7 +14,7 @@ from tests.engine.model import Actor, Found, Steps, Violation, explore
 
 
 def apply(handle: Callable[[Any], Steps], change: str = "", most: int = 9, me: Any = 0) -> Steps:
-    """``Combining._apply``; ``handle`` carries out one request, up to its ``del requests[0]``, and dispatches.
+    """``Region.apply``; ``handle`` carries out one request, up to its ``del requests[0]``, and dispatches.
 
     After ``most`` requests the thread leaves a mark of its own and goes on unless another has been inside since.
     """

@@ -136,10 +136,10 @@ def test_every_act_happens_once_or_raises(kind):
 OTHERS = """
 import sys, threading, time
 from weftplan import engine
-from weftplan.engine import combining, waiting
+from weftplan.engine import region, waiting
 from weftplan.engine.edges import forking
 
-combining.PATIENCE_S = waiting.PATIENCE_S = 0.02
+region.PATIENCE_S = waiting.PATIENCE_S = 0.02
 eng = engine.create(sys.argv[1], cpu_workers=1)
 question = {"statistics": eng.statistics, "wait_for_all": eng.wait_for_all, "stop": eng.stop, "dump": eng.dump}
 if sys.argv[2] == "wait_for_var":
@@ -165,7 +165,7 @@ for frames in range(sys.getrecursionlimit() - 40, sys.getrecursionlimit()):
     forking.seize(eng)
     thread = threading.Thread(target=other, daemon=True)
     thread.start()
-    while not eng._requests:
+    while not eng._region.requests:
         time.sleep(0)
     forking.leave(eng)
     try:

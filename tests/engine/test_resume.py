@@ -6,6 +6,7 @@ crowd of readers and writers: the interrupt comes when a loop over an operation'
 
 import random
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -73,10 +74,10 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
             change()
         except KeyboardInterrupt:
             interrupts += 1
-        assert sim._token
+        assert sim._region.token
         waits = [(op.name, op.wait, op.seq) for op in ops if op.fn is not None]
         counts = sim.statistics()
-        seen.append((state(made), waits, sorted(op.name for op in sim._dispatched), sorted(sim._in_flight)))
+        seen.append((state(made), waits, sorted(op.name for op in sim._dispatched), sorted(sim._region.in_flight)))
         seen.append((counts.pushed, counts.completed, counts.pending, counts.failed, counts.skipped))
 
     for i, (reads, writes, fails) in enumerate(program):
@@ -93,13 +94,13 @@ def run(program, when=None, where=None, number=None, at=None, debug=False):
         ops.append(op)
         if when == "admission" and i == number:
             target.at = at
-        sim._requests.append(op)
-        fire(sim._apply)
+        sim._region.requests.append(op)
+        fire(partial(sim._region.apply, sim))
         if i % 4 == 3:
             fire(sim.step)
     while sim._dispatched:
         fire(sim.step)
-    assert sim._pending == 0
+    assert sim._region.pending == 0
     with suppress(Boom):
         sim.wait_for_all()
     return seen, sim.history, interrupts
@@ -147,7 +148,7 @@ def test_in_the_handing_over(monkeypatch, before):
             sim.push(lambda i=i: ran.append(i), (), [var])
         except KeyboardInterrupt:
             interrupts += 1
-    while sim._pending:
+    while sim._region.pending:
         try:
             sim.wait_for_all()
         except KeyboardInterrupt:

@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = {
     "engine": (
-        "core var operation combining execution waiting streams workers threaded naive bulk failure",
+        "core var operation region execution waiting streams workers threaded naive bulk failure",
         "tests/contract/test_engine_*.py tests/engine",
     ),
     "planner": (

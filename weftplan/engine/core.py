@@ -119,7 +119,7 @@ class Engine(Waiting):
             mine, var.deleted = not var.deleted, True
             if mine:
                 var.engine = None  # every later push meets the slow check, which explains
-                self._requests.append(op)
+                self._region.requests.append(op)
         if not mine:
             checked_vars(self, (), (var,), "delete_variable")
         self._admitted(op)
@@ -208,6 +208,7 @@ class Engine(Waiting):
                         kind = OwnBlock
                 else:
                     self._pusher = code
+            region = self._region
             if not self._unusual:
                 room()
                 op = new(kind)  # what `OprBlock.__init__` does, without its call
@@ -219,16 +220,16 @@ class Engine(Waiting):
                 op.lasti = lasti
                 op.wait = op.seq = 0
                 op.failure = None
-                self._requests.append(op)
+                region.requests.append(op)
             else:
                 traced = TracedBlock(fn, const_vars, mutable_vars, name, code, lasti)
                 traced.own = kind.own
                 traced.push_ns = time.perf_counter_ns()
-                self._requests.append(traced)
-            if self._token:
-                self._apply()
+                region.requests.append(traced)
+            if region.token:
+                region.apply(self)
             return
-        if self._bound and not running.engines and not self._is_inside():
+        if self._bound and not running.engines and not self._region.is_inside():
             self._make_room()
         site = push_site()
         own = origin(frame.f_code.co_filename) == OWN
@@ -251,10 +252,10 @@ class Engine(Waiting):
         """
         # With the requests that nobody has carried out yet: while one thread is held up inside, the others would leave
         # as many there as they like. In this order, as in wait_for_var.
-        if len(self._requests) + self._pending >= self._bound:
+        if len(self._region.requests) + self._region.pending >= self._bound:
             if self._bulking:
                 self._flush_bulk()
-            self._wait_idle(few=self._few)
+            self._wait_idle(few=self._region.few)
 
     def _submit(self, op: DetailedBlock) -> None:
         """Push what is not the usual."""
@@ -408,11 +409,11 @@ class Engine(Waiting):
 
     def _count(self) -> Statistics:
         return Statistics(
-            pushed=self._seq - self._waits,
-            completed=self._completed - self._waits,
+            pushed=self._region.seq - self._region.waits,
+            completed=self._region.completed - self._region.waits,
             failed=self._failed,
             skipped=self._skipped,
-            pending=self._pending,
+            pending=self._region.pending,
             queues=tuple(queue.statistics() for queue in self._queues()),
         )
 
@@ -429,12 +430,12 @@ class Engine(Waiting):
             raise EngineError(f"engine.dump: format must be 'text' or 'dot', got {format!r}")
 
         pending = self._exclusively(
-            lambda: snapshot([op for op in self._in_flight.values() if type(op) is not Waiter or op.reads])
+            lambda: snapshot([op for op in self._region.in_flight.values() if type(op) is not Waiter or op.reads])
         )
-        return dump_dot(pending) if format == "dot" else dump_text(repr(self), pending, hidden=self._pending > 0)
+        return dump_dot(pending) if format == "dot" else dump_text(repr(self), pending, hidden=self._region.pending > 0)
 
     def __repr__(self) -> str:
-        return f"<{self.kind}: {self._seq - self._waits} pushed, {self._pending} pending>"
+        return f"<{self.kind}: {self._region.seq - self._region.waits} pushed, {self._region.pending} pending>"
 
 
 def _check_place(ctx: Any, priority: Any) -> int:

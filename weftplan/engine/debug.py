@@ -37,8 +37,8 @@ def _watch(reference: weakref.ref[Core], gone: threading.Event, patience_s: floa
         engine = reference()
         if engine is None:
             return
-        finished = engine._completed - engine._waits  # without the waits for reports
-        if finished != seen or not engine._pending:
+        finished = engine._region.completed - engine._region.waits  # without the waits for reports
+        if finished != seen or not engine._region.pending:
             seen, quiet, told = finished, 0, False
         else:
             quiet += 1
@@ -54,7 +54,7 @@ def report(engine: Core, patience_s: float) -> str:
     frames = sys._current_frames()
     for number, ident in sorted(dict(engine._running_on).items()):
         frame = frames.get(ident)
-        op = engine._in_flight.get(number)
+        op = engine._region.in_flight.get(number)
         if op is None:
             continue
         if frame is None:

@@ -1,6 +1,6 @@
 """Running the function of an operation: skipping, failing, asynchronous completion, tracing.
 
-Nothing here changes vars or queues; that is the region's (``combining.py``). What an operation finds on its vars was
+Nothing here changes vars or queues; that is the region's (``region.py``). What an operation finds on its vars was
 put there before it was granted them, so it is read outside the region.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, MutableSet
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from weftplan import config
 from weftplan.device.context import cpu
@@ -19,11 +20,13 @@ from weftplan.engine.bulk import BulkRun, BulkState
 from weftplan.engine.edges.shield import shielded
 from weftplan.engine.failure import Failure, traceback_of
 from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock, ample_room
+from weftplan.engine.region import Region
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.undeclared import undeclared_write
 
+T = TypeVar("T")
 Tracer = Callable[..., None]
 
 _CPU0 = cpu(0)
@@ -90,8 +93,6 @@ class Execution:
         """Workers of asynchronous devices, each with a stream, for waits to synchronise."""
         self._streams_used = False
         """Sticky: a stream exists or existed, so vars may carry marks."""
-        self._in_flight: dict[int, OprBlock] = {}
-        """Debug mode: every operation that is pushed and not finished."""
         self._running_on: dict[int, int] = {}
         """Debug mode: number of a running operation -> identifier of its thread."""
         self._lacking: list[object] = []
@@ -100,6 +101,9 @@ class Execution:
         if self._debug:
             self._careful = True
         self._raise_once = config.get("WEFTPLAN_ERRORS") == "mxnet"
+        self._region = Region(few=self._bound // 2, debug=self._debug)
+        self._here: Any = deque()
+        """What the thread that was inside does when it is outside again."""
 
     def _enlist(self) -> None:
         """The last step of making an engine: from here on a fork and the end of the process see it."""
@@ -122,9 +126,32 @@ class Execution:
         """How many threads run operations, or are about to."""
         return 0
 
-    def _exclusively(self, change: Callable[[], Any]) -> Any:
-        """Make a change of state inside the region; see ``combining.py``."""
+    def _exclusively(self, change: Callable[[], T]) -> T:
+        """Make a change of state inside the region, after all requests so far; see ``region.py``."""
+        return self._region.exclusively(self, change)
+
+    def _dispatch(self) -> None:
+        """Inside: hand over everything in the region's ``ready``."""
         raise NotImplementedError
+
+    def _run_here(self) -> None:
+        """Outside: do what is in ``_here``."""
+
+    def _wake_all(self) -> None:
+        """Wake whoever has work: an interrupt may have come before somebody was woken."""
+
+    def _admit(self, op: OprBlock) -> None:
+        """Push ``op``."""
+        self._region.requests.append(op)
+        self._admitted(op)
+
+    def _admitted(self, op: OprBlock) -> None:
+        """``op`` has just been put into the region's ``requests``."""
+        self._region.apply(self)
+
+    def _complete(self, op: OprBlock, failure: Any) -> None:
+        """``op`` has run, on whatever thread."""
+        self._region.complete(self, op, failure)
 
     def _obstacle(self, op: OprBlock) -> Failure | None:
         """The failure because of which ``op`` must be skipped, if any. Called by whoever runs it, outside the region:

@@ -18,7 +18,7 @@ from weftplan.engine.core import Engine
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
 from weftplan.engine.inspection import QueueStatistics
-from weftplan.engine.operation import FnProperty, OprBlock, Waiter
+from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.engine.var import Var
 
 
@@ -36,6 +36,7 @@ class NaiveEngine(Engine):
         """Takes the first of them, in a way that no signal can come in between."""
         self._sleepers: list[Any] = []
         """Locks on which threads sleep whose operations wait for those of others; opened after every change."""
+        self._here = self._sleepers
         self._next_sleeper = iter(self._sleepers.pop, None)
         self._deferred: set[OprBlock] = set()
         """Operations that are not performed yet though their pushes, inside other operations, have returned."""
@@ -43,15 +44,13 @@ class NaiveEngine(Engine):
         self._enlist()
 
     def _dispatch(self) -> None:
-        self._dispatch_to(self._dispatched)
+        self._region.hand_over(self._dispatched)
 
     def _admitted(self, op: OprBlock) -> None:
-        self._apply()
-        if type(op) is not Waiter:
-            self._run_inline(op)
+        self._region.apply(self)
+        self._run_inline(op)
 
-    def _apply(self) -> None:
-        super()._apply()
+    def _run_here(self) -> None:
         while True:
             try:
                 for lock in self._next_sleeper:  # noqa: B007
@@ -86,7 +85,7 @@ class NaiveEngine(Engine):
                     raise
                 if op is None or op.wait == _PERFORMED:
                     break
-                if any(engine._inline for engine in running.engines) or self._is_inside(_RUN):
+                if any(engine._inline for engine in running.engines) or self._region.is_inside(self, _RUN):
                     self._deferred.add(op)
                     break
                 lock = threading.Lock()
@@ -98,7 +97,7 @@ class NaiveEngine(Engine):
             except BaseException:
                 if following is not None and following.wait != _PERFORMED:  # an interrupt came before
                     self._dispatched.appendleft(following)
-                self._apply()
+                self._region.apply(self)
                 raise
             if deferred and isinstance(following.failure, Failure) and raised is None:
                 raised = following.failure
@@ -111,7 +110,7 @@ class NaiveEngine(Engine):
         """Run one operation to its end on this thread."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
         failure: Any = None
-        requests = self._requests
+        requests = self._region.requests
         engines = running.engines
         running.engines = (*engines, self)
         try:
@@ -132,7 +131,7 @@ class NaiveEngine(Engine):
         ctx = op.ctx or _CPU0
         self._by_context[ctx] = self._by_context.get(ctx, 0) + 1
         self._deferred.discard(op)
-        self._apply()
+        self._region.apply(self)
         if start:
             self._trace(op, "inline", threading.current_thread().name, start)
 

@@ -44,7 +44,7 @@ class Simulator(Engine):
         self._enlist()
 
     def _dispatch(self) -> None:
-        self._dispatch_to(self._dispatched)
+        self._region.hand_over(self._dispatched)
 
     def stop(self) -> None:
         if self not in running.engines:
@@ -99,7 +99,7 @@ class Simulator(Engine):
         self._arrived.release()
 
     def _before_wait(self, var: Var | None = None) -> None:
-        while self._requests or (var.write is not None if var is not None else self._pending):
+        while self._region.requests or (var.write is not None if var is not None else self._region.pending):
             # Counted before the step: what another thread ends is dispatched first and no longer asynchronous then.
             started = len(self._asynchronous)
             if not self.step() and not started:

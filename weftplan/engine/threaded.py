@@ -78,7 +78,7 @@ class ThreadedBase(Engine):
 
     def _dispatch(self) -> None:
         # No call may stand between taking an operation out of `ready` and the one that puts it into its queue.
-        ready, here, plain = self._ready, self._here, self._plain_queues
+        ready, here, plain = self._region.ready, self._here, self._plain_queues
         while ready:
             op = ready[0]
             queue = plain.get(type(op))
@@ -95,7 +95,7 @@ class ThreadedBase(Engine):
                 except IndexError:  # a worker has just taken the first
                     items.append(op)
             elif type(op) is Waiter:
-                self._tell(op)
+                self._region.tell(op)
                 continue
             elif self._short_inline and op.prop in _SHORT and not self._streams_used:
                 del ready[0]
@@ -156,7 +156,7 @@ class ThreadedBase(Engine):
         running.engines, running.short = (*engines, self), self
         try:
             more = True
-            while True:  # no condition in the head, none at the end: see `combining.py`
+            while True:  # no condition in the head, none at the end: see `region.py`
                 if not more or not self._here:
                     break
                 more = self._run_short()
@@ -166,7 +166,7 @@ class ThreadedBase(Engine):
     def _run_short(self) -> bool:
         """Run the first of them; False when another thread took the last one."""
         start = time.perf_counter_ns() if self._tracer is not None else 0
-        requests, due = self._requests, [1]
+        requests, due = self._region.requests, [1]
         op: Any = None
         failure: Any = None
 
@@ -179,7 +179,7 @@ class ThreadedBase(Engine):
             requests.append(op)
             if start:
                 self._trace(op, "inline", threading.current_thread().name, start)
-            self._apply()
+            self._region.apply(self)
 
         # An interrupt counts as the failure of the operation, so that its vars go on. No signal can come between taking
         # it and the inner try, nor between the end of that and the request.
@@ -208,7 +208,7 @@ class ThreadedBase(Engine):
             if op is None:
                 return False
             raise
-        self._apply()
+        self._region.apply(self)
         if start and not op.asynchronous:
             self._trace(op, "inline", threading.current_thread().name, start)
         return True

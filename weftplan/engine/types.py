@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, MutableSet
 from typing import Any, Protocol
+
+from weftplan.engine.region import Driver, Region
 
 
 class Runs(Protocol):
@@ -22,34 +23,23 @@ class Runs(Protocol):
     def _start_async(self, op: Any, done: Callable[[Any], None], *, on_stream: bool = False) -> None: ...
 
 
-class Core(Runs, Protocol):
+class Core(Runs, Driver, Protocol):
     """Any engine, as seen from bulks, forks, the watchdog and who lacks memory."""
 
     _bulking: list[Any]
-    _completed: int
     _debug: bool
     _fork: Any
-    _here: deque[Any]
-    _idle_waiters: list[Any]
-    _in_flight: dict[int, Any]
+    _here: Any
     _lacking: list[object]
-    _ready: deque[Any]
-    _requests: deque[Any]
+    _region: Region
     _running_on: dict[int, int]
-    _seq: int
-    _token: dict[int, Any]
-    _waits: int
 
-    @property
-    def _pending(self) -> int: ...
-    def _apply(self) -> None: ...
     def _at_work(self) -> int: ...
     def _flush_bulk(self) -> None: ...
     def _forget_threads(self) -> None: ...
     def _note_unusual(self) -> None: ...
     def _push_bulk(self, shared: list[Any]) -> None: ...
     def _refuse(self, message: str) -> None: ...
-    def _refuse_inside(self) -> None: ...
     def _run_another(self) -> bool: ...
     def dump(self, format: str = "text") -> str: ...
     def settle(self, timeout: float) -> bool: ...

@@ -12,7 +12,7 @@ Invariant: never a reader and a granted write at once, and never two granted wri
 Invariant: ``waiting`` is non-empty only while ``write`` is set, so "ready to read" is exactly ``write is None``.
 Invariant: an operation is granted exactly once per var, in push order (consecutive reads together).
 
-Everything here is done by the one thread that is inside the engine's region (``combining.py``), which has the hot paths
+Everything here is done by the one thread that is inside the engine's region (``region.py``), which has the hot paths
 of these methods written out. Grants lower ``op.wait``; an operation whose count reaches 0 goes to ``ready``. Nothing
 here blocks or calls user code. An interrupt (Ctrl-C on the main thread) can come at the ends of the loops, when a
 method begins and after a call, nowhere else: hence an operation is appended last, when all else about its var is done.

@@ -7,16 +7,16 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any
 
-from weftplan.engine.combining import PATIENCE_S, Combining
-from weftplan.engine.execution import running
+from weftplan.engine.execution import Execution, running
 from weftplan.engine.failure import Failure, add_note
 from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, ample_room, checked_vars
+from weftplan.engine.region import PATIENCE_S
 from weftplan.engine.sites import push_site
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, WaitInWorkerError
 
 
-class Waiting(Combining):
+class Waiting(Execution):
     """Every way to wait."""
 
     def _before_wait(self, var: Var | None = None) -> None:
@@ -58,15 +58,15 @@ class Waiting(Combining):
             self._flush_bulk()
         if getattr(var, "engine", None) is not self:
             checked_vars(self, (var,), (), "wait_for_var")
-        if self._requests:
+        if self._region.requests:
             ample_room(6)
-            self._apply()
+            self._region.apply(self)
         # Requests first: once there are none, those of this thread are admitted, and what they write says so.
-        if self._requests or var.write is not None:
+        if self._region.requests or var.write is not None:
             if inside:
                 self._forbid_wait("wait_for_var", would_block=True)
             self._before_wait(var)
-            if (self._requests or var.write is not None) and not self._block(var, timeout):
+            if (self._region.requests or var.write is not None) and not self._block(var, timeout):
                 return False
         if var.events is not None:
             self._synchronize(var)
@@ -75,10 +75,10 @@ class Waiting(Combining):
     def _block(self, var: Var, timeout: float | None) -> bool:
         """Become a reader of ``var`` that is granted like any other, and whose grant wakes this thread; False when
         ``timeout`` seconds were not enough."""
-        self._refuse_inside()
+        self._region.refuse_inside()
         done = threading.Lock()
         done.acquire()
-        self._admit(Waiter(done.release, (var,), ()))
+        self._region.ask(self, Waiter(done.release, (var,), ()))
         if timeout is not None:
             return done.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
         while not done.acquire(timeout=PATIENCE_S):
@@ -95,7 +95,7 @@ class Waiting(Combining):
         ample_room()
         if self._bulking:
             self._flush_bulk()
-        self._apply()
+        self._region.apply(self)
         self._before_wait()
         self._wait_idle()
         for stream in list(self._streams):
@@ -118,7 +118,7 @@ class Waiting(Combining):
             return False
         if self._bulking:
             self._flush_bulk()
-        self._apply()
+        self._region.apply(self)
         self._before_wait()
         idle = self._wait_idle(timeout)
         if idle:
@@ -138,15 +138,15 @@ class Waiting(Combining):
         """Wait until no more than ``few`` are pending; False when ``timeout`` seconds were not enough."""
         while True:
             ample_room(6)
-            self._apply()
-            if len(self._requests) + self._pending <= few:  # in this order, as in wait_for_var
+            self._region.apply(self)
+            if len(self._region.requests) + self._region.pending <= few:  # in this order, as in wait_for_var
                 return True
-            self._refuse_inside()
+            self._region.refuse_inside()
             done = threading.Lock()
             done.acquire()
-            self._idle_waiters.append(done)
+            self._region.idle_waiters.append(done)
             # What ended meanwhile may have told the others before this one was there.
-            if len(self._requests) + self._pending <= few:
+            if len(self._region.requests) + self._region.pending <= few:
                 continue
             if timeout >= 0:
                 if not done.acquire(timeout=timeout):
@@ -158,7 +158,7 @@ class Waiting(Combining):
     def _look_after_workers(self) -> None:
         """Now and then during a wait: carry out what nobody has."""
         ample_room(6)
-        self._apply()
+        self._region.apply(self)
 
     def throw(self, var: Var) -> None:
         """Raise the failure of ``var`` if it has one, without waiting."""
@@ -215,7 +215,7 @@ class Waiting(Combining):
     def _observe(self, failure: Failure) -> None:
         """Inside: the user has been told. From here on new operations may heal what failed."""
         if failure.observed_seq is None:
-            failure.observed_seq = self._seq
+            failure.observed_seq = self._region.seq
             if self._raise_once:
                 failure.heal_everywhere(self._failed_vars)
 

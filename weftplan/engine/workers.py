@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from weftplan import blas
 from weftplan.engine.bulk import BulkRun
-from weftplan.engine.combining import ONE
 from weftplan.engine.execution import once, report, running
 from weftplan.engine.failure import Failure
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import OprBlock, ample_room
+from weftplan.engine.region import ONE
 from weftplan.engine.streams import LATER, enter
 from weftplan.locks import Lock
 
@@ -225,12 +225,12 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     name = threading.current_thread().name
     items, idle, take = queue.items, queue.idle, queue.take if queue.by_priority else queue.items.popleft
     alone = queue.threads == 1
-    requests, token = engine._requests, engine._token
+    requests, token, apply = engine._region.requests, engine._region.token, engine._region.apply
     running.engines = (engine,)
     blas.enter_worker()
     device = enter(engine, queue.context)
     running.place = queue, me, name, device
-    execute, apply = engine._execute, engine._apply
+    execute = engine._execute
     queue.waking = False
     stand_back = queue.standing_in()
     woken = perf_counter_ns()
@@ -253,7 +253,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
                     if queue.stopping and not items:
                         break
                     continue
-            del execute, apply, engine
+            del execute, engine
             running.engines = ()
             found = _sleep(queue, me)
             if found is None:
@@ -263,7 +263,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
             engine = found
             running.engines = (engine,)
             del found
-            execute, apply = engine._execute, engine._apply
+            execute = engine._execute
             queue.waking = False
             stand_back = queue.standing_in()
             woken = perf_counter_ns()
@@ -300,7 +300,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
         del op
         if token:
             try:
-                apply()
+                apply(engine, True)
             except BaseException as error:  # of a destructor's or a tracer's: the region has been left in order
                 report(error)
     if device is not None:

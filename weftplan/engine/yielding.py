@@ -35,14 +35,14 @@ def others_first(engine: Core, patience_s: float) -> Iterator[None]:
     if engine not in running.engines:
         for _ in range(_ROUNDS):
             try:
-                if not engine._pending or not engine.settle(patience_s):
+                if not engine._region.pending or not engine.settle(patience_s):
                     return
             except EngineError:  # a finalizer or signal handler, which must not wait
                 return
             yield
         return
-    for _ in range(engine._pending + _ROUNDS):
-        ended = engine._completed
+    for _ in range(engine._region.pending + _ROUNDS):
+        ended = engine._region.completed
         yield  # before the next wait: something may have ended since the last try
         if not _another(engine, ended):
             return
@@ -50,7 +50,7 @@ def others_first(engine: Core, patience_s: float) -> Iterator[None]:
 
 def _another(engine: Core, ended: int) -> bool:
     """Inside an operation: run or await another, until more than ``ended`` have; False when none will end."""
-    if engine._completed == ended and running.nested < _DEEPEST:
+    if engine._region.completed == ended and running.nested < _DEEPEST:
         running.nested += 1
         try:
             if engine._run_another():
@@ -60,11 +60,11 @@ def _another(engine: Core, ended: int) -> bool:
     mark = object()
     engine._lacking.append(mark)
     try:
-        while engine._completed == ended:
+        while engine._region.completed == ended:
             with _giving_up:
                 # Who gives up counts as at work again until its operation has ended, so the next one waits for that.
                 # In this order: a worker first completes its operation, then is idle.
-                if engine._at_work() <= len(engine._lacking) and engine._completed == ended:
+                if engine._at_work() <= len(engine._lacking) and engine._region.completed == ended:
                     engine._lacking.remove(mark)
                     return False
             time.sleep(_GLANCE_S)

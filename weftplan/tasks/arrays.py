@@ -246,7 +246,7 @@ class _Registry:
 
             def idle(var: Var) -> bool:
                 # In this order: what has been asked for is carried out first, and seen on the var then.
-                return not engine._requests and var.write is None and not var.readers
+                return not engine._region.requests and var.write is None and not var.readers
 
             after, fences = parts.cut(*bounds(array), engine.new_variable, idle)
             for group in fences:
@@ -322,7 +322,7 @@ def _fence(engine: Engine, variables: list[Var]) -> DetailedBlock:
     fence.own = True
     if engine._tracer is not None:
         fence.push_ns = time.perf_counter_ns()
-    engine._requests.append(fence)
+    engine._region.requests.append(fence)
     return fence
 
 

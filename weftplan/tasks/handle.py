@@ -182,7 +182,8 @@ def as_completed(tasks: Iterable[Task], timeout: float | None = None) -> Iterato
         if engine._bulking:
             engine._flush_bulk()
     for task in waiting:  # inside the region a put is one step and blocks nobody
-        task.var.engine._admit(Waiter(functools.partial(ended.put, task), (task.var,), ()))
+        engine = task.var.engine
+        engine._region.ask(engine, Waiter(functools.partial(ended.put, task), (task.var,), ()))
     return _in_turn(waiting, ended, None if timeout is None else time.monotonic() + timeout)
 
 

@@ -73,15 +73,14 @@ def hold_pushes(engine: Core) -> None:
     fork.threads.add(threading.get_ident())
     if fork.gate is not None:  # another thread forks, too
         return
-    gate, forking, apply = threading.Event(), fork.threads, type(engine)._apply
+    gate, forking = threading.Event(), fork.threads
 
     def held() -> None:
         if threading.get_ident() not in forking and not running.engines:
             gate.wait(_GATE_S)
-        apply(engine)
 
     fork.gate = gate
-    engine._apply = held  # type: ignore[method-assign]
+    engine._region.gate = held
 
 
 def let_pushes_go(engine: Core) -> None:
@@ -89,7 +88,7 @@ def let_pushes_go(engine: Core) -> None:
     fork = engine._fork
     fork.threads.discard(threading.get_ident())
     if not fork.threads and fork.gate is not None:
-        engine.__dict__.pop("_apply", None)
+        engine._region.gate = None
         fork.gate.set()
         fork.gate = None
 
@@ -99,10 +98,10 @@ def quiet(engine: Core) -> None:
     engine._flush_bulk()  # or both sides would run it
     engine.stop()
     seize(engine)
-    while engine._pending and not running.engines:
+    while engine._region.pending and not running.engines:
         # Another thread has pushed in between, and left it to the one inside, which was this.
         leave(engine)
-        type(engine)._apply(engine)
+        engine._region.apply(engine, past_gate=True)
         time.sleep(0.0001)
         engine.stop()
         seize(engine)
@@ -111,7 +110,7 @@ def quiet(engine: Core) -> None:
 def seize(engine: Core) -> None:
     """Before a fork: be the thread inside, until :func:`leave`, so that the child sees no half-made change."""
     while not try_to_seize(engine):
-        engine._refuse_inside()
+        engine._region.refuse_inside()
         time.sleep(0.0001)
 
 
@@ -119,7 +118,7 @@ def try_to_seize(engine: Core) -> bool:
     """Be the thread inside, if none is."""
     me, fork = threading.get_ident(), engine._fork
     try:
-        del engine._token[0]
+        del engine._region.token[0]
     except KeyError:
         return False
     fork.seizer = me  # no call in between, hence no interrupt
@@ -129,7 +128,7 @@ def try_to_seize(engine: Core) -> bool:
 def leave(engine: Core) -> None:
     """Let another thread be inside."""
     engine._fork.seizer = None
-    engine._token[0] = 1
+    engine._region.token[0] = 1
 
 
 def forget_the_parent(engine: Core) -> None:
@@ -140,23 +139,23 @@ def forget_the_parent(engine: Core) -> None:
     """
     fork = engine._fork
     # The gate is not set: a thread that was about to wait there may have held its lock, and does not exist here.
-    engine.__dict__.pop("_apply", None)
+    engine._region.gate = None
     fork.gate = None
     fork.threads.clear()
-    engine._requests.clear()
-    engine._ready.clear()
+    engine._region.requests.clear()
+    engine._region.ready.clear()
     engine._here.clear()
-    engine._idle_waiters.clear()
-    whole = fork.seizer is not None or bool(engine._token)  # else a thread was in the middle of a change
+    engine._region.idle_waiters.clear()
+    whole = fork.seizer is not None or bool(engine._region.token)  # else a thread was in the middle of a change
     fork.seizer = None
-    engine._token[0] = 1
-    if engine._pending or not whole:
+    engine._region.token[0] = 1
+    if engine._region.pending or not whole:
         when = "from inside one of its operations" if running.engines else "before it was idle"
         engine._refuse(
             f"{engine!r} was forked {when}: its threads are gone and their work with them; fork outside of "
             f"operations, or make a new engine and new arrays in the child"
         )
-        engine._completed = engine._seq
+        engine._region.completed = engine._region.seq
     engine._forget_threads()
 
 
@@ -210,7 +209,7 @@ def _after_fork_in_parent() -> None:
             leave(engine)
         let_pushes_go(engine)
     for engine in held:
-        type(engine)._apply(engine)  # past the gate of another thread that forks, and waits for the rest of these
+        engine._region.apply(engine, past_gate=True)  # of another thread that forks, and waits for the rest of these
     error, guard = _fork.error, _fork.shield
     _fork.error = _fork.shield = None
     try:

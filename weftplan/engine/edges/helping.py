@@ -54,7 +54,7 @@ _scene = _Scene()
 
 def help_var(engine: Threads, var: Var) -> None:
     """Run what ``var`` waits for, as long as no worker would be quicker."""
-    last = engine._seq
+    last = engine._region.seq
     while True:
         op = var.write
         if op is None or op.wait or op.seq > last:
@@ -74,7 +74,7 @@ def help_var(engine: Threads, var: Var) -> None:
 def help_all(engine: Threads) -> None:
     """Run what is ready in queues whose workers are all asleep."""
     found = True
-    while found and engine._pending:
+    while found and engine._region.pending:
         found = False
         for queue in list(engine._all_queues):
             if queue.quick and queue.items and engine._can_help(queue):
@@ -99,7 +99,7 @@ def _stand_in(engine: Threads, queue: WorkerQueue, most: int) -> bool:
             return False
         try:
             more = queue.all_asleep()  # looked at again, now that no other comes
-            while True:  # no condition in the head: see `combining.py`
+            while True:  # no condition in the head: see `region.py`
                 if not more or not queue.items or not queue.quick or shield.held or 0 < most <= count:
                     break
                 more = run_next(engine, queue)
@@ -152,11 +152,11 @@ def run_next(engine: Threads, queue: WorkerQueue) -> bool:
             if op is not None:
                 op.failure = failure
                 queue.looking = True  # no worker need be woken for what this makes ready: the seat looks next
-                requests = engine._requests
+                requests = engine._region.requests
                 requests += (op,)  # not a call, in which an interrupt could come
                 queue.helped += 1
                 queue.measure(start)
-                type(engine)._apply(engine)  # past the gate of a fork, which waits for this operation
+                engine._region.apply(engine, past_gate=True)  # of a fork, which waits for this operation
     except IndexError:
         if op is None:
             return False

@@ -1,15 +1,15 @@
 """The region: all changes of an engine's state, made by one thread at a time, without a lock that anybody waits for.
 
-Whoever wants a change puts a request into ``_requests`` and calls :meth:`Combining._apply`. The thread that gets the
-``_token`` is inside: it carries out all requests, its own and the others', until none is left; a thread that does not
+Whoever wants a change puts a request into ``requests`` and calls :meth:`Region.apply`. The thread that gets the
+``token`` is inside: it carries out all requests, its own and the others', until none is left; a thread that does not
 get it goes on, since the one inside looks again after giving the token back. This is flat combining (Hendler, Incze,
 Shavit, Tzafrir, SPAA 2010), here for another reason than scaling: with a lock, each thread that the interpreter
 suspends inside makes the others sleep and wake at every operation, which cost more than the operations.
 
 A request is an operation: with ``seq`` 0 to be registered with its vars (*admission*), otherwise to release them
-(*completion*). What becomes ready goes to ``_ready`` and is handed over by :meth:`Combining._dispatch`, which a driver
-provides. User code never runs inside, destructors and signal handlers excepted: those may push (a request like any
-other) but not wait.
+(*completion*). What becomes ready goes to ``ready`` and is handed over by the engine, the region's :class:`Driver`.
+User code never runs inside, destructors and signal handlers excepted: those may push (a request like any other) but not
+wait. Any thread may call anything here unless a method says that it is for the thread inside.
 
 The token is a dictionary of one item, because ``del token[0]`` is atomic, and on the main thread cannot be separated by
 a signal from the ``try`` that follows, which a call of ``acquire`` can. Interrupts come at the ends of loops, when a
@@ -25,12 +25,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sized
 from time import sleep
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from weftplan.engine.execution import Execution
 from weftplan.engine.operation import OprBlock, Waiter, ample_room
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
@@ -49,47 +48,79 @@ PAUSE_S = 0.00005
 """How long it waits for another to come."""
 
 
-class Combining(Execution):
-    """Requests, and the region that carries them out."""
+class Driver(Protocol):
+    """An engine, as its region sees it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._requests: deque[OprBlock] = deque()
-        """Operations to admit or to complete, in order. The first stays until it is carried out."""
-        self._token: dict[int, Any] = {0: 1}
-        """Empty while a thread is inside; otherwise tells who was there last, as far as that one wants to know."""
-        self._ready: deque[OprBlock] = deque()
-        """Granted all their vars, not handed over yet; empty outside the region."""
-        self._here: deque[OprBlock] = deque()
-        """Short operations that the thread inside runs when it is outside again (see ``_short_inline``)."""
-        self._seq = 0
-        """Operations admitted so far, and the number of the last."""
-        self._completed = 0
-        self._waits = 0
-        """How many of the completed operations were waiters."""
-        self._idle_waiters: list[Any] = []
-        """Locks to release when no more than ``_few`` are pending."""
-        self._few = self._bound // 2
-
-    # -- what a driver provides -------------------------------------------------------------------------------------
+    _any_failure: bool
+    """Some var holds a failure, so every completion is to be told to ``_spread``."""
+    _here: Sized
+    """What the thread that was inside does when it is outside again."""
 
     def _dispatch(self) -> None:
-        """Inside: hand over everything in ``_ready``, removing each only when nothing can interrupt the rest."""
-        raise NotImplementedError
+        """Inside: hand over everything in ``ready``, removing each only when nothing can interrupt the rest."""
+
+    def _spread(self, op: OprBlock) -> Any:
+        """Inside: give the failure of ``op`` to what it writes. Returns what is to be dropped outside."""
 
     def _run_here(self) -> None:
-        """Outside: run what is in ``_here``."""
+        """Outside: do what is in ``_here``."""
 
     def _wake_all(self) -> None:
-        """Wake whoever has work: an interrupt may have come before somebody was woken."""
+        """Inside: wake whoever has work, since an interrupt may have come before somebody was woken."""
 
-    def _dispatch_to(self, queue: MutableSequence[OprBlock]) -> None:
-        """:meth:`_dispatch` of a driver with one queue."""
-        ready = self._ready
+
+class Region:
+    """Requests, and what one thread at a time does about them.
+
+    Args:
+        few: how many pending operations those who sleep in ``idle_waiters`` are to be told of.
+        debug: keep every operation that is pending in ``in_flight``.
+
+    A region does not hold its engine, which goes as soon as nobody else holds it: methods that need it are given it.
+    """
+
+    __slots__ = (
+        "completed",
+        "debug",
+        "few",
+        "gate",
+        "idle_waiters",
+        "in_flight",
+        "ready",
+        "requests",
+        "seq",
+        "token",
+        "waits",
+    )
+
+    def __init__(self, *, few: int = 0, debug: bool = False) -> None:
+        self.requests: deque[OprBlock] = deque()
+        """Operations to admit or to complete, in order. The first stays until it is carried out."""
+        self.token: dict[int, Any] = {0: 1}
+        """Empty while a thread is inside; otherwise tells who was there last, as far as that one wants to know."""
+        self.ready: deque[OprBlock] = deque()
+        """Granted all their vars, not handed over yet; empty outside the region."""
+        self.seq = 0
+        """Operations admitted so far, and the number of the last."""
+        self.completed = 0
+        self.waits = 0
+        """How many of the completed operations were waiters."""
+        self.idle_waiters: list[Any] = []
+        """Locks to release when no more than ``few`` are pending."""
+        self.few = few
+        self.debug = debug
+        self.in_flight: dict[int, OprBlock] = {}
+        """Debug mode: every operation that is admitted and not completed."""
+        self.gate: Callable[[], None] | None = None
+        """Called before each :meth:`apply` that does not pass it, outside: a fork keeps other threads waiting there."""
+
+    def hand_over(self, queue: MutableSequence[OprBlock]) -> None:
+        """Inside: ``_dispatch`` of a driver with one queue."""
+        ready = self.ready
         while ready:
             op = ready[0]
             if type(op) is Waiter:
-                self._tell(op)
+                self.tell(op)
             else:
                 del ready[0]
                 queue += (op,)
@@ -97,24 +128,17 @@ class Combining(Execution):
     # -- the region -------------------------------------------------------------------------------------------------
 
     @property
-    def _pending(self) -> int:
+    def pending(self) -> int:
         """Operations that are admitted and not completed. Outside the region: 0 only if there was a moment without."""
-        completed = self._completed  # first: both only grow
-        return self._seq - completed
+        completed = self.completed  # first: both only grow
+        return self.seq - completed
 
-    def _admit(self, op: OprBlock) -> None:
-        """Push ``op``."""
-        self._requests.append(op)
-        self._admitted(op)
-
-    def _admitted(self, op: OprBlock) -> None:
-        """``op`` has just been put into ``_requests``."""
-        self._apply()
-
-    def _apply(self) -> None:
+    def apply(self, driver: Driver, past_gate: bool = False) -> None:
         """Carry out all requests, or leave them to the thread that is inside."""
-        requests, token, ready = self._requests, self._token, self._ready
-        debug, idle_waiters = self._debug, self._idle_waiters
+        if self.gate is not None and not past_gate:
+            self.gate()
+        requests, token, ready = self.requests, self.token, self.ready
+        debug, idle_waiters = self.debug, self.idle_waiters
         interrupted: BaseException | None = None
         dropped: Any = None
         try:
@@ -158,17 +182,17 @@ class Combining(Execution):
                                     else:
                                         var.waiting.append(op)
                                 edge = var
-                            self._seq = op.seq = self._seq + 1
+                            self.seq = op.seq = self.seq + 1
                             op.wait = wait
                             if debug:
-                                self._in_flight[op.seq] = op
+                                self.in_flight[op.seq] = op
                             del requests[0]
                             if not wait:
                                 granted, op = op, None  # over, should an interrupt come after the next call
                                 ready.append(granted)
                         else:
-                            if self._any_failure or op.failure is not None:
-                                dropped = (self._spread(op), dropped)
+                            if driver._any_failure or op.failure is not None:
+                                dropped = (driver._spread(op), dropped)
                             for var in op.reads:
                                 var.readers -= 1
                                 if not var.readers and var.write is not None:
@@ -183,21 +207,21 @@ class Combining(Execution):
                                 if var.waiting:
                                     var.grant(ready)
                                 edge = var
-                            self._completed += 1
+                            self.completed += 1
                             del requests[0]
                             if debug:
-                                del self._in_flight[op.seq]
+                                del self.in_flight[op.seq]
                             if op.fn is not None:
                                 dropped = (op, dropped)  # what it holds may have destructors: they run outside
                         op = var = None
                         if ready:
-                            self._dispatch()
-                        if idle_waiters and self._seq - self._completed <= self._few:
+                            driver._dispatch()
+                        if idle_waiters and self.seq - self.completed <= self.few:
                             self._tell_idle()
                         edge = None
                 except BaseException as error:
                     interrupted = interrupted or error
-                    self._resume(op, var)
+                    self._resume(driver, op, var)
                 finally:
                     token[0] = mine = left or [0]
                 if not left:
@@ -206,38 +230,38 @@ class Combining(Execution):
                         break  # one has, and goes on unless another has come since
                 edge = None  # noqa: F841
             dropped = None
-            if self._here:
-                self._run_here()
+            if driver._here:
+                driver._run_here()
         except BaseException as error:  # after the token was given back: there may be a request that nobody looks at
             interrupted = interrupted or error
-            self._apply()
+            self.apply(driver)
         if interrupted is not None:
             raise interrupted
 
-    def _complete(self, op: OprBlock, failure: Any) -> None:
+    def complete(self, driver: Driver, op: OprBlock, failure: Any) -> None:
         """``op`` has run, on whatever thread."""
         op.failure = failure
-        self._requests.append(op)
-        self._apply()
+        self.requests.append(op)
+        self.apply(driver)
 
-    def _tell(self, op: OprBlock) -> None:
+    def tell(self, op: OprBlock) -> None:
         """Inside: ``op``, first in ``_ready``, is a waiter; it is over as soon as it is granted."""
         if not op.wait:
             # Before it is told: what the woken thread asks next is answered after this one is over. Not a call, after
             # which an interrupt could come.
-            requests = self._requests
+            requests = self.requests
             requests += (op,)
             op.wait = _TOLD
         try:  # noqa: SIM105  # `suppress` is slow
             op.fn()
         except RuntimeError:  # told before an interrupt, or no room for it here: who asked asks again
             pass
-        self._waits += 1
-        del self._ready[0]
+        self.waits += 1
+        del self.ready[0]
 
     def _tell_idle(self) -> None:
         """Inside: little or nothing is pending. Who is told looks whether it is little enough."""
-        waiters = self._idle_waiters
+        waiters = self.idle_waiters
         while waiters:
             try:  # noqa: SIM105
                 waiters[0].release()
@@ -247,7 +271,7 @@ class Combining(Execution):
 
     # -- after an interrupt -----------------------------------------------------------------------------------------
 
-    def _resume(self, op: OprBlock | None, var: Var | None) -> None:
+    def _resume(self, driver: Driver, op: OprBlock | None, var: Var | None) -> None:
         """Inside: an exception (KeyboardInterrupt, MemoryError) broke off the region; bring the request to its end.
 
         Half a change would block its vars for ever. ``op`` is the request at hand (None: between two), ``var`` the last
@@ -256,12 +280,12 @@ class Combining(Execution):
         if op is not None and not op.seq:
             self._resume_admission(op, var)
         elif op is not None:
-            self._resume_completion(op, var)
-        if self._ready:
-            self._dispatch()
-        if self._idle_waiters and self._seq - self._completed <= self._few:
+            self._resume_completion(driver, op, var)
+        if self.ready:
+            driver._dispatch()
+        if self.idle_waiters and self.seq - self.completed <= self.few:
             self._tell_idle()
-        self._wake_all()
+        driver._wake_all()
 
     def _resume_admission(self, op: OprBlock, var: Var | None) -> None:
         reads_done = writes_done = 0
@@ -278,45 +302,50 @@ class Combining(Execution):
         op.wait = sum(v.write is not None for v in op.reads) + sum(
             v.write is not op or v.readers > 0 for v in op.writes
         )
-        self._seq = op.seq = self._seq + 1
-        if self._debug:
-            self._in_flight[op.seq] = op
-        del self._requests[0]
+        self.seq = op.seq = self.seq + 1
+        if self.debug:
+            self.in_flight[op.seq] = op
+        del self.requests[0]
         if not op.wait:
-            self._ready.append(op)
+            self.ready.append(op)
 
-    def _resume_completion(self, op: OprBlock, var: Var | None) -> None:
+    def _resume_completion(self, driver: Driver, op: OprBlock, var: Var | None) -> None:
         reads_done = writes_done = 0
         if var is None:
-            if self._any_failure or op.failure is not None:
-                self._spread(op)
+            if driver._any_failure or op.failure is not None:
+                driver._spread(op)
         elif var in op.writes:
             reads_done, writes_done = len(op.reads), [*op.writes].index(var) + 1
             if var.write is op:
-                var.finish_write(self._ready)
+                var.finish_write(self.ready)
             elif var.write is None and var.waiting:
-                var.grant(self._ready)
+                var.grant(self.ready)
         else:
             reads_done = op.reads.index(var) + 1
         for other in op.reads[reads_done:]:
-            other.finish_read(self._ready)
+            other.finish_read(self.ready)
         for other in [*op.writes][writes_done:]:
-            other.finish_write(self._ready)
-        self._completed += 1
-        if self._debug:
-            del self._in_flight[op.seq]
-        del self._requests[0]
+            other.finish_write(self.ready)
+        self.completed += 1
+        if self.debug:
+            del self.in_flight[op.seq]
+        del self.requests[0]
 
     # -- others inside ----------------------------------------------------------------------------------------------
 
-    def _exclusively(self, change: Callable[[], T]) -> T:
+    def ask(self, driver: Driver, waiter: Waiter) -> None:
+        """Have ``waiter`` called inside, by whatever thread, when it is granted its vars."""
+        self.requests.append(waiter)
+        self.apply(driver)
+
+    def exclusively(self, driver: Driver, change: Callable[[], T]) -> T:
         """``change()``, made inside after all requests so far, on whatever thread; returns or raises what it does.
 
         Raises:
             EngineError: called by a destructor or signal handler that interrupted this thread inside.
         """
         ample_room(30)
-        self._refuse_inside()
+        self.refuse_inside()
         done = threading.Lock()
         done.acquire()
         outcome: list[Any] = []
@@ -325,8 +354,8 @@ class Combining(Execution):
             if not outcome:
                 ample_room()  # this thread, which may be another than the asking one, has it; or it is asked again
                 # Counts without the waiter that this is.
-                self._waits += 1
-                self._completed += 1
+                self.waits += 1
+                self.completed += 1
                 try:
                     outcome.extend((True, change()))
                 except BaseException as error:
@@ -334,14 +363,14 @@ class Combining(Execution):
                         raise
                     outcome.extend((False, error))
                 finally:
-                    self._waits -= 1
-                    self._completed -= 1
+                    self.waits -= 1
+                    self.completed -= 1
             done.release()
 
         try:
-            self._admit(Waiter(make, (), ()))
+            self.ask(driver, Waiter(make, (), ()))
             while not done.acquire(timeout=PATIENCE_S):
-                self._admit(Waiter(make, (), ()))
+                self.ask(driver, Waiter(make, (), ()))
         except BaseException:
             outcome.append(None)  # nobody is told of it any more: if it has not been made, it is not to be
             raise
@@ -350,24 +379,27 @@ class Combining(Execution):
             raise result
         return result  # type: ignore[no-any-return]
 
-    def _refuse_inside(self) -> None:
+    def refuse_inside(self) -> None:
         """Raise if this thread is inside already, interrupted by what calls this: it would wait for itself."""
-        if self._is_inside():
+        if self.is_inside():
             raise EngineError(
                 "a finalizer or signal handler waited while the engine was in the middle of a change on this thread"
             )
 
-    def _is_inside(self, method: CodeType | None = None) -> bool:
-        """True when a finalizer or signal handler calls this that has interrupted its thread inside the region, or in
-        ``method`` of this engine (which may be the caller)."""
-        frame = None if self._token and method is None else sys._getframe(1)
+    def is_inside(self, owner: object = None, method: CodeType | None = None) -> bool:
+        """True when a finalizer or signal handler calls this that has interrupted its thread inside, or in ``method``
+        of ``owner`` (which may be the caller)."""
+        frame = None if self.token and method is None else sys._getframe(1)
         if method is not None and frame is not None:
             frame = frame.f_back
         while frame is not None:
-            if frame.f_code in (_REGION, method) and frame.f_locals.get("self") is self:
+            code = frame.f_code
+            if code is _APPLY and frame.f_locals.get("self") is self:
+                return True
+            if code is method and frame.f_locals.get("self") is owner:
                 return True
             frame = frame.f_back
         return False
 
 
-_REGION = Combining._apply.__code__
+_APPLY = Region.apply.__code__
