@@ -2,7 +2,9 @@
 
 import gc
 import itertools
+import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import weftplan as mx
 from weftplan import device, storage
 from weftplan.errors import BindError, ConfigError, MXNetError, OutOfMemoryError
+from weftplan.executor.collecting import Collector
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.ndarray import stream_order
 from weftplan.ndarray.release import drain
@@ -390,3 +393,42 @@ def test_memory_behind_a_stream_orders_who_takes_it(dynamic):
     assert resource.statistics().live == 1
     assert stream_order.settle(block=True) == 512
     assert resource.statistics().live == 0
+
+
+def test_what_goes_back_inside_a_segment_has_no_other_user_then():
+    """Programs of random segments: whoever gives a chunk back inside comes behind every other user in all orders that
+    the engine may take, which are those of a serial search; and a chain gives everything back inside."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        chunks = [SimpleNamespace(var=object(), nbytes=1) for _ in range(5)]
+        segments = []
+        for number in range(rng.randint(1, 8)):
+            used = rng.sample(chunks, rng.randint(1, 3))
+            writes = [chunk.var for chunk in used if rng.random() < 0.5]
+            reads = [chunk.var for chunk in used if chunk.var not in writes]
+            step = SimpleNamespace(nid=number, bind=1, used=used)
+            segments.append(SimpleNamespace(steps=[step], reads=reads, writes=writes, pushed=rng.random() < 0.9))
+        local = Collector().settle(segments, [], lambda step: step.used, inside=True)
+        before = [set() for _ in segments]  # whom each must wait for, found without masks
+        for later, segment in enumerate(segments):
+            for earlier in range(later):
+                other = segments[earlier]
+                clash = set(map(id, other.writes)) & set(map(id, [*segment.reads, *segment.writes]))
+                clash |= set(map(id, other.reads)) & set(map(id, segment.writes))
+                if clash and other.pushed and segment.pushed:
+                    before[later] |= {earlier} | before[earlier]
+        for number, dropped in local[True].items():
+            for chunk in dropped:
+                users = {k for k, segment in enumerate(segments) if chunk in segment.steps[0].used}
+                assert users <= before[number] | {number}, seed
+    chain = [SimpleNamespace(var=object(), nbytes=1) for _ in range(4)]
+    segments = [
+        SimpleNamespace(
+            steps=[SimpleNamespace(nid=k, bind=1, used=chain[k : k + 2])],
+            reads=[chain[k].var],
+            writes=[chain[k + 1].var],
+            pushed=True,
+        )
+        for k in range(3)
+    ]
+    assert sum(map(len, Collector().settle(segments, [], lambda step: step.used, inside=True)[True].values())) == 4

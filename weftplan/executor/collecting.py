@@ -49,29 +49,32 @@ class Collector:
         Args:
             forward, backward: segments in the order in which they are pushed.
             chunks_of: the chunks that a step uses.
-            inside: chunks may go back inside a segment.
+            inside: chunks may go back inside a segment, if that is ordered behind all others that use them.
 
         Returns:
             By is_train and node, the chunks that go back when the step of that node is over.
         """
         local: Local = {}
         for is_train in (True, False):
-            first: dict[int, int] = {}
+            segments = (*forward, *backward) if is_train else forward
+            users: dict[int, int] = defaultdict(int)
             last: dict[int, tuple[int, Step]] = {}
             known: dict[int, Any] = {}
-            for number, segment in enumerate((*forward, *backward) if is_train else forward):
+            for number, segment in enumerate(segments):
                 for step in segment.steps:
                     for chunk in chunks_of(step):
                         known[id(chunk)] = chunk
-                        first.setdefault(id(chunk), number)
+                        users[id(chunk)] |= 1 << number
                         last[id(chunk)] = number, step
+            behind = _behind(segments)
             chosen = {id(chunk) for chunk in self._chosen(list(known.values()))}
             here: dict[int, list[Any]] = defaultdict(list)
             ends: dict[int, list[Any]] = defaultdict(list)
             for key, (number, step) in last.items():
                 if key not in chosen:
                     continue
-                if inside and self.threshold == 0 and first[key] == number and step.bind is not None:
+                alone = not users[key] & ~(behind[number] | 1 << number)
+                if inside and self.threshold == 0 and alone and step.bind is not None:
                     here[step.nid].append(known[key])
                 else:
                     ends[number].append(known[key])
@@ -106,3 +109,24 @@ class Collector:
     def _emptied(self) -> list[Any]:
         dead, self._queue, self._queued = self._queue, [], 0
         return dead
+
+
+def _behind(segments: Sequence[Segment]) -> list[int]:
+    """For each segment a mask of those that the engine always runs before it, by the vars that they share."""
+    found: list[int] = []
+    writer: dict[int, int] = {}
+    readers: dict[int, int] = {}
+    """By var: the mask of its last writer and all before that, of the readers since and all before those."""
+    for number, segment in enumerate(segments):
+        mask = 0
+        if segment.pushed:
+            for var in segment.reads:
+                mask |= writer.get(id(var), 0)
+            for var in segment.writes:
+                mask |= writer.get(id(var), 0) | readers.pop(id(var), 0)
+            for var in segment.reads:
+                readers[id(var)] = readers.get(id(var), 0) | mask | 1 << number
+            for var in segment.writes:
+                writer[id(var)] = mask | 1 << number
+        found.append(mask)
+    return found

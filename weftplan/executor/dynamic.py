@@ -1,9 +1,10 @@
 """The executor strategy ``dynamic``: each result takes memory when it is written, and gives it back when it is dead.
 
 The graph is planned without sharing, except in place. Each storage is a chunk of its own, which takes memory inside the
-operation that first writes it. A chunk that one segment alone uses goes back inside that segment, behind the last step
-that uses it; every other one by an operation of its own, which writes the chunk's var and therefore runs when the last
-reader is over, on streams too. When that happens, and for which chunks, is up to the :class:`Collector`.
+operation that first writes it. A chunk whose last segment is ordered behind all others that use it goes back inside
+that segment, behind the last step that uses it; every other one by an operation of its own, which writes the chunk's
+var and therefore runs when the last reader is over, on streams too. When that happens, and for which chunks, is up to
+the :class:`Collector`.
 
 Outputs, arguments, gradients and auxiliary states are held for as long as the executor lives.
 """
@@ -22,7 +23,7 @@ from weftplan.executor.collecting import Collector
 from weftplan.executor.executor import Executor
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.pool import Placement, SlabPool
-from weftplan.executor.run import Bind, RunState
+from weftplan.executor.run import Bind, Call, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray, spilling
@@ -66,9 +67,11 @@ class DynamicMemory(PlannedMemory):
         """By is_train and node: what goes back when the step of that node is over."""
         self.used: dict[int, list[Chunk]] = {}
         """By node: every chunk that its call looks at."""
-        self._calls: dict[tuple[int, ...], tuple[Bind, list[Any]]] = {}
-        """By node and addresses: calls that were made before, with the bytes that they look at, which are therefore
-        still those; pools hand out the same again."""
+        self.random: frozenset[int] = frozenset()
+        """Nodes whose calls differ from run to run."""
+        self._calls: dict[tuple[int, ...], tuple[Call | None, Bind, list[Any]]] = {}
+        """By node, mode and addresses: calls that were made before, with the bytes that they look at, which are
+        therefore still those; pools hand out the same again. A random node has one for each run."""
         self._remembered = 0
 
     def bound(self, nid: int, make: Callable[[], Bind]) -> Bind:
@@ -76,25 +79,27 @@ class DynamicMemory(PlannedMemory):
         return lambda run: partial(self._call, nid, make, run)
 
     def _call(self, nid: int, make: Callable[[], Bind], run: RunState) -> None:
-        raws = [chunk.raw for chunk in self.used.get(nid, ())]
-        key = (nid, *[chunk.address for chunk in self.used.get(nid, ())])
+        chunks = self.used.get(nid, ())
+        raws = [chunk.raw for chunk in chunks]
+        key = (nid, run.is_train, *[chunk.address for chunk in chunks])
         known = self._calls.get(key)
-        if known is not None:
-            bind = known[0]
-        else:
-            bind = make()
-            self._remember(key, raws, bind)
+        if known is None:
+            known = self._made(key, raws, make(), run)
+        call = known[0] or known[1](run)
         del raws, known
-        bind(run)()
+        call()
         for chunk in self.local[run.is_train].get(nid, ()):
             chunk.drop()
 
-    def _remember(self, key: tuple[int, ...], raws: list[Any], bind: Bind) -> None:
-        """Keep a call of small results: its views keep their memory in the process, also when a pool gives it back."""
+    def _made(self, key: tuple[int, ...], raws: list[Any], bind: Bind, run: RunState) -> Any:
+        """A call, which is kept if its results are small: its views keep their memory in the process, also when a pool
+        gives it back."""
+        made = None if key[0] in self.random else bind(run), bind, raws
         nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
         if self._remembered + nbytes <= _MOST_REMEMBERED and not spilling.active():
             self._remembered += nbytes
-            self._calls[key] = bind, raws
+            self._calls[key] = made
+        return made
 
     def after(self, storage: int) -> list[Any]:
         """No storage lies where another one lay."""
@@ -121,6 +126,12 @@ class DynamicExecutor(Executor):
             for segment in (*self._forward_segments, *self._backward_segments)
             for step in segment.steps
         }
+        self._memory.random = frozenset(
+            step.nid
+            for segment in (*self._forward_segments, *self._backward_segments)
+            for step in segment.steps
+            if step.node.op is not None and step.node.op.random
+        )
         self._memory.local = self._collector.settle(
             self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=not asynchronous
         )

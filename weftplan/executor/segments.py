@@ -37,6 +37,11 @@ class Segment:
         )
         self._operators: dict[bool, Any] = {}
 
+    @property
+    def pushed(self) -> bool:
+        """False where there is nothing to do."""
+        return bool(self._binds)
+
     def _work(self, run: RunState) -> Callable[[], None]:
         """The function of one engine operation."""
         calls = [bind(run) for bind in self._binds]

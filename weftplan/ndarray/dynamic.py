@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from weftplan import storage
 from weftplan.device.context import Context
-from weftplan.ndarray import stream_order
+from weftplan.ndarray import spilling, stream_order
+from weftplan.ndarray.release import drain, due
 from weftplan.ndarray.spilling import SpillableChunk
 from weftplan.storage import Allocation, Resource
 from weftplan.storage.recording import address_of
@@ -25,7 +27,14 @@ class DynamicChunk(SpillableChunk):
         super().__init__(ctx, nbytes, delay_alloc=True, name=name)
 
     def _first_use(self) -> Any:
-        raw = super()._first_use()
+        if spilling.moving() or self._home is not None:
+            raw = super()._first_use()
+        else:  # nobody else moves the bytes
+            if due:
+                drain()
+            resource, allocation = self._place = self._take()
+            self._release = partial(resource.free, allocation)
+            raw = self._raw = allocation.raw
         self._address = address_of(raw) if self.nbytes else 0
         return raw
 
@@ -36,6 +45,15 @@ class DynamicChunk(SpillableChunk):
             if allocation is not None:
                 return resource, allocation
         return super()._take()
+
+    def drop(self) -> None:
+        if spilling.moving() or self._home is not None:
+            super().drop()
+            return
+        release = self._release
+        self._release = self._raw = self._place = None
+        if release is not None:
+            release()
 
     @property
     def address(self) -> int:

@@ -295,6 +295,11 @@ def active() -> bool:
     return bool(_homes)
 
 
+def moving() -> bool:
+    """True while arrays may wait elsewhere or move."""
+    return bool(_homes or _movable)
+
+
 def _first(*args: Any, **kwargs: Any) -> Chunk:
     """The first array: reads the setting. ``true``, the default, is for plans with a budget alone."""
     text = config.process("WEFTPLAN_SPILL")
