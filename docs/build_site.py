@@ -38,7 +38,7 @@ GUIDES = {
     "Reference": {
         "Glossary": "docs/glossary.md",
         "Environment variables": "docs/environment.md",
-        "Flags of memory": "docs/flags.md",
+        "Flags": "docs/flags.md",
         "Changelog": "CHANGELOG.md",
     },
     "How it works": {

@@ -1,7 +1,7 @@
 """Lists what settings do, and the tests that show it.
 
 ``python docs/list_settings.py`` writes ``docs/flags.md``: every flag and variable that Paddle's and MXNet's pages on
-memory name, and every other setting of storage. What a setting does stands in the package's table of variables; which
+memory name, and every other setting. What a setting does stands in the package's table of variables; which
 tests change it and observe what happens is read from their mark ``shows``, without running them. A test compares the
 page with today's, and fails for a setting that claims an effect and has no test.
 """
@@ -76,7 +76,7 @@ def rows() -> list[tuple[str, str, str, str, tuple[str, ...]]]:
     found = list(shown(ROOT / "tests"))
     chosen = [(page, name) for page, names in PAGES.items() for name in names]
     named = {name for _, name in chosen}
-    chosen += [("ours", v.name) for v in table() if v.group == "storage" and v.name not in named]
+    chosen += [(f"other: {v.group}", v.name) for v in table() if v.name not in named]
     return [
         (
             page,
@@ -92,10 +92,10 @@ def rows() -> list[tuple[str, str, str, str, tuple[str, ...]]]:
 def page() -> str:
     """The text of the page."""
     lines = [
-        "# Flags and variables of memory",
+        "# Flags and variables",
         "",
         "Every flag and variable that the documentation of PaddlePaddle and MXNet names for memory and its speed, and",
-        "every other setting of storage: what it does here, and the test that changes it and observes that.",
+        "every other setting: what it does here, and the test that changes it and observes that.",
         "[environment.md](environment.md) has legal values and meanings. `python docs/list_settings.py` makes this",
         "page.",
         "",

@@ -185,6 +185,7 @@ def test_variables_set_the_threads():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.shows("MXNET_MP_WORKER_NTHREADS")
 def test_forked_children_have_threads_of_their_own_number():
     """MXNET_MP_WORKER_NTHREADS, for the engine that the child inherits and for those that it makes."""
     text = """
@@ -212,3 +213,18 @@ def test_forked_children_have_threads_of_their_own_number():
         print(os.waitpid(pid, 0)[1])
     """
     assert script(text, MXNET_CPU_WORKER_NTHREADS="1", MXNET_MP_WORKER_NTHREADS="3") == ["0"]
+
+
+@pytest.mark.shows("WEFTPLAN_TASK_WORKERS")
+def test_a_variable_sets_the_threads_of_tasks():
+    """As many tasks run at a time, on the first CPU; three that wait for each other end with three threads."""
+    text = """
+        import threading
+        import weftplan as mx
+        meeting = threading.Barrier(3, timeout=60)
+        for task in [mx.engine.submit(meeting.wait) for _ in range(3)]:
+            task.wait()
+        print(*(queue.workers for queue in mx.engine.get().statistics().queues if queue.queue == "task"))
+    """
+    assert script(text, WEFTPLAN_TASK_WORKERS="3") == ["3"]
+    assert script(text.replace("Barrier(3", "Barrier(1"), WEFTPLAN_TASK_WORKERS="1") == ["1"]

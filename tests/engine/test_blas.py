@@ -75,6 +75,7 @@ class TestInAProcess:
         assert after == 1
         assert before == run("from threadpoolctl import *; import numpy; print(threadpool_info()[0]['num_threads'])")[0]
 
+    @pytest.mark.shows("WEFTPLAN_BLAS_NTHREADS")
     def test_our_variable(self):
         """WEFTPLAN_BLAS_NTHREADS is the number, whatever BLAS's own variables say."""
         assert run(PROBE.format(kind="ThreadedEngine"), WEFTPLAN_BLAS_NTHREADS="2", OMP_NUM_THREADS="1")[1] == 2

@@ -268,6 +268,7 @@ def test_a_failing_bulk_member_without_writes_is_raised(eng):
         eng.wait_for_all()
 
 
+@pytest.mark.shows("WEFTPLAN_ERRORS")
 def test_raise_once(monkeypatch):
     """WEFTPLAN_ERRORS=mxnet: one raise heals every array that holds the failure, as MXNet 1.9.1 does."""
     monkeypatch.setenv("WEFTPLAN_ERRORS", "mxnet")

@@ -63,6 +63,7 @@ def test_the_watchdog_names_what_is_stuck(debug, capfd):
     ],
     ids=str,
 )
+@pytest.mark.shows("WEFTPLAN_ENGINE_WATCHDOG_S")
 def test_who_is_watched(monkeypatch, variables, watched):
     """Engines in debug mode, and all where the variable is set; 0 seconds is nobody."""
     for name, value in variables.items():
@@ -252,6 +253,7 @@ def test_an_undeclared_write_is_found_where_it_happens(debug):
     eng.stop()
 
 
+@pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_arrays_are_locked_only_in_debug_mode(monkeypatch):
     """ndarray asks the engine, made with or without debug mode: without, operators get writable arrays."""
     assert not engine.debug_enabled()

@@ -62,6 +62,7 @@ def bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.shows("WEFTPLAN_ENGINE_MAX_PENDING")
 def test_a_push_waits_while_too_many_are_pending(bounded, kind):
     """From one thread and from four; the bound is that of each thread's push, so a push of each may come on top."""
     eng = bounded(kind, cpu_workers=1)

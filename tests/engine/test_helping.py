@@ -133,6 +133,7 @@ def test_a_wait_beside_a_busy_worker_sleeps(eng, what):
     assert time.thread_time() - before < 0.03
 
 
+@pytest.mark.shows("WEFTPLAN_ENGINE_WAITERS_HELP")
 def test_never_when_switched_off(monkeypatch):
     """WEFTPLAN_ENGINE_WAITERS_HELP=0."""
     monkeypatch.setenv("WEFTPLAN_ENGINE_WAITERS_HELP", "0")

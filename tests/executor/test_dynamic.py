@@ -133,6 +133,7 @@ def held_by(symbol=deep, is_train=True, backward=True):
     return peak, end, total
 
 
+@pytest.mark.shows("WEFTPLAN_EXECUTOR_STRATEGY")
 def test_each_result_goes_back_after_its_last_reader(dynamic):
     """A chain without a backward part holds two results at a time, of 4,000 bytes each, not twenty."""
     peak, end, total = held_by(backward=False, is_train=False)

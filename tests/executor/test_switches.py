@@ -136,6 +136,9 @@ MEMORY = [
 
 @pytest.mark.parametrize(("variable", "value", "others", "net", "training", "bytes_"), MEMORY)
 @pytest.mark.shows("MXNET_EXEC_NUM_TEMP", "MXNET_EXEC_MATCH_RANGE", "MXNET_EXEC_ENABLE_INPLACE")
+@pytest.mark.shows(
+    "NNVM_AUTO_SEARCH_MATCH_RANGE", "MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "MXNET_ELIMINATE_COMMON_EXPR", "MXNET_MEMORY_OPT"
+)
 def test_a_switch_of_the_planner_changes_what_is_allocated_and_no_bit(
     monkeypatch, variable, value, others, net, training, bytes_
 ):
@@ -195,6 +198,7 @@ def segments(most_forward, most_backward, executor):
         ({"MXNET_EXEC_BULK_EXEC_INFERENCE": "0"}, 15, 15),
     ],
 )
+@pytest.mark.shows("MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN*")
 def test_bulk_switches_of_training_change_what_is_pushed(monkeypatch, settings, forward, backward):
     """Segments have at most the nodes that the variables allow, in each direction, and results are the same."""
     monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", "match_range")  # whose plans need no fence before a run
@@ -207,6 +211,7 @@ def test_bulk_switches_of_training_change_what_is_pushed(monkeypatch, settings, 
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", 1), ("0", 5)])
+@pytest.mark.shows("MXNET_EXEC_BULK_EXEC_INFERENCE")
 def test_the_bulk_switch_of_inference_changes_what_is_pushed(monkeypatch, value, expected):
     """One operation for the whole graph, or one for each node."""
     monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", value)
@@ -224,3 +229,15 @@ def test_switching_sharing_off_leaves_what_runs_in_place(monkeypatch, range_):
     kinds = bound(layers([64] * 5) + 1, training=False).memory_plan.entry_kind.tolist()
     assert (Kind.SHARED in kinds) == bool(range_)
     assert Kind.INPLACE in kinds
+
+
+@pytest.mark.shows("WEFTPLAN_PLANNER_STRATEGY")
+def test_the_strategy_changes_what_is_allocated_and_no_bit(monkeypatch):
+    """Offsets in one slab need less than whole blocks where sizes differ; nothing else differs."""
+    held, found = {}, {}
+    for strategy in ("match_range", "arena", "auto"):
+        monkeypatch.setenv("WEFTPLAN_PLANNER_STRATEGY", strategy)
+        executor = bound(branches(), training=True)
+        held[strategy], found[strategy] = executor.allocated_bytes, results(executor, training=True)
+    assert held["match_range"] > held["arena"] == held["auto"]
+    assert all(bits == found["auto"] for bits in found.values())

@@ -226,6 +226,7 @@ def test_uneven_batches_end_cleanly(tmp_path: Path):
     )
 
 
+@pytest.mark.shows("WEFTPLAN_KVSTORE_STALL", "WEFTPLAN_KVSTORE_TIMEOUT")
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
     """Waiting has an end: a warning after the stall time, an error that names the rank after the timeout."""
     done = run_ranks(

@@ -208,6 +208,7 @@ def test_contexts_agree_on_moving_statistics_after_an_epoch():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("kvstore", ["local", "device"])
+@pytest.mark.shows("MXNET_UPDATE_ON_KVSTORE")
 def test_updating_on_the_store_or_on_the_devices_is_the_same(optimizer, kvstore, monkeypatch):
     """MXNET_UPDATE_ON_KVSTORE decides where the optimizer runs (and how often: per context), not what comes out."""
     results = []

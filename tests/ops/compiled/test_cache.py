@@ -51,6 +51,7 @@ def objects(home: Path) -> list[Path]:
 
 @needs_compiler
 @posix
+@pytest.mark.shows("WEFTPLAN_KERNEL_CACHE")
 def test_a_second_process_compiles_nothing_and_damage_is_mended(tmp_path: Path):
     """Compiled, then loaded; a corrupt object, an empty one and one that others could write are compiled again."""
     home = tmp_path.resolve()

@@ -245,3 +245,14 @@ print(interrupted)
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 6
+
+
+@needs_compiler
+@pytest.mark.shows("WEFTPLAN_KERNELS")
+def test_the_variable_chooses_who_computes(monkeypatch: pytest.MonkeyPatch):
+    """The next bind has compiled kernels, or NumPy's alone."""
+    net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8, no_bias=True, name="conv")
+    for mode in ("numpy", "native"):
+        monkeypatch.setenv("WEFTPLAN_KERNELS", mode)
+        executor = net.simple_bind(mx.cpu(), grad_req="null", data=(1, 3, 8, 8))
+        assert executor.memory_plan.kernels["conv"].startswith(mode)
