@@ -11,7 +11,7 @@ waited for it. ``release.py`` says how the memory of a dead chunk goes back, ``p
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -21,10 +21,9 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.origin import origin_of
 from weftplan.ndarray.release import FEW, PATIENCE_S, SMALL, dead, drain, due
-from weftplan.storage import Allocation, Resource
+from weftplan.storage import Allocation, Resource, relief
 
 _delay_lock = whole_in_children(Lock())
-_NONE = object()
 
 
 class Chunk:
@@ -250,19 +249,18 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
     """
     if resource is None:
         resource = storage.get(ctx)
-    others: Iterator[None] | None = None
-    over = False
-    while True:
-        try:
-            return resource, resource.allocate(nbytes, name=origin)
-        except OutOfMemoryError:
-            # What is dead, and frees that wait, have been tried on the ladder of storage.
-            others = engine.get().others_first(PATIENCE_S) if others is None else others
-            if over:
-                raise
-            # Once more when none is left: the last may have ended after this was refused and before anybody looked.
-            over = next(others, _NONE) is _NONE
-            drain(everything=True)
+    try:
+        return resource, resource.allocate(nbytes, name=origin)
+    except OutOfMemoryError:
+        pass  # what is dead, and frees that wait, have been tried on the ladder of storage
+    allocate = partial(_after_others, resource, nbytes, origin)
+    return resource, relief.again(allocate, engine.get().others_first(PATIENCE_S))
+
+
+def _after_others(resource: Resource, nbytes: int, origin: object) -> Allocation:
+    """Memory, once what has died meanwhile has gone back."""
+    drain(everything=True)
+    return resource.allocate(nbytes, name=origin)
 
 
 def _let_go(owner: Any) -> None:

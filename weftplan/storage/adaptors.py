@@ -191,37 +191,43 @@ class LimitResource(StatisticsResource):
 
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:
         nbytes = checked_size(nbytes, self.context)
-        promised = self._promise(nbytes)
-        for _ in relief.climb(self.context, nbytes) if not promised and nbytes <= self.limit else ():
-            if promised := self._promise(nbytes):
-                break
-        if not promised:
-            with self._lock:
-                self._failures += 1
-                self._settle()
-                raise OutOfMemoryError(
-                    report(
-                        nbytes,
-                        context=self.context,
-                        requested=self._requested,
-                        allocated=self._allocated,
-                        reserved=self._allocated,
-                        largest_free=0,
-                        holders=self.holders(),
-                        cause=f"The limit of this resource is {self.limit:,} bytes. {relief.explanation()}".rstrip(),
-                    )
-                )
+        try:
+            self._promise(nbytes)
+        except OutOfMemoryError as error:
+            if nbytes > self.limit:
+                raise self._refused(nbytes, error) from None
+            try:
+                relief.again(partial(self._promise, nbytes), relief.climb(self.context, nbytes))
+            except OutOfMemoryError as last:
+                raise self._refused(nbytes, last) from None
         return super().allocate(nbytes, name=name)
 
-    def _promise(self, nbytes: int) -> bool:
-        """Set bytes aside, which are on their way through the upstream and not yet counted; False: not below the
-        limit."""
+    def _promise(self, nbytes: int) -> None:
+        """Set bytes aside, which are on their way through the upstream and not yet counted; raises OutOfMemoryError
+        where they are not below the limit."""
         with self._lock:
             self._settle()
             if nbytes > 0 and self._requested + self._promised + nbytes > self.limit:
-                return False
+                raise OutOfMemoryError(f"The limit of this resource is {self.limit:,} bytes.")
             self._promised += nbytes
-            return True
+
+    def _refused(self, nbytes: int, cause: OutOfMemoryError) -> OutOfMemoryError:
+        """The report of a request that no rung has helped."""
+        with self._lock:
+            self._failures += 1
+            self._settle()
+            return OutOfMemoryError(
+                report(
+                    nbytes,
+                    context=self.context,
+                    requested=self._requested,
+                    allocated=self._allocated,
+                    reserved=self._allocated,
+                    largest_free=0,
+                    holders=self.holders(),
+                    cause=f"{cause} {relief.explanation()}".rstrip(),
+                )
+            )
 
     # A promise ends in the step that counts the bytes: in between they would count twice, and refuse another thread.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from typing import Any
@@ -127,9 +128,9 @@ class Ledger(Resource):
         except OutOfMemoryError as error:
             cause = error
         try:
-            for _ in relief.climb(self.context, nbytes) if nbytes <= self._room() else ():
+            if nbytes <= self._room():
                 try:
-                    return self._allocate_now(nbytes, name)
+                    return relief.again(partial(self._allocate_now, nbytes, name), relief.climb(self.context, nbytes))
                 except OutOfMemoryError as error:
                     cause = error
             with self._lock:

@@ -12,9 +12,13 @@ allocates, is refused at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from weftplan.device.context import Context
+from weftplan.errors import OutOfMemoryError
+
+T = TypeVar("T")
 
 Rung = Callable[[Context, int], bool]
 """Makes room on a context, for so many bytes if it can choose; True if there may be more than before."""
@@ -42,21 +46,35 @@ def add(height: int, rung: Rung, *, again: bool = False) -> None:
 
 
 def climb(context: Context, nbytes: int) -> Iterator[None]:
-    """Yields after each rung that may have made room, and once at the end: other threads give memory back at any
-    moment, so that what a rung looked for may have come back just before it looked."""
+    """Yields after each rung that may have made room: chances for :func:`again`."""
     if _climbing.now:
         return
     _climbing.now, _climbing.why = True, ""
     try:
         for height in sorted(_rungs):
-            for rung, again in _rungs[height]:
+            for rung, repeated in _rungs[height]:
                 while rung(context, nbytes):
                     yield
-                    if not again:
+                    if not repeated:
                         break
-        yield
     finally:
         _climbing.now = False
+
+
+def again(attempt: Callable[[], T], chances: Iterable[object]) -> T:
+    """What ``attempt`` returns, which raises OutOfMemoryError while there is no room: called after each of ``chances``,
+    and once more when there are none left. Other threads give memory back at any moment, so what the last chance looked
+    for may have come back between the attempt before it and its look.
+
+    Raises:
+        OutOfMemoryError: the last attempt's.
+    """
+    for _ in chances:
+        try:
+            return attempt()
+        except OutOfMemoryError:
+            pass
+    return attempt()
 
 
 def explain(text: str) -> None:
