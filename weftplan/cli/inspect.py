@@ -131,11 +131,16 @@ def page(found: Inspection) -> str:
     facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>\n" for name, text in _facts(found))
     head = "".join(f"<th>{word}</th>" for word in COLUMNS)
     return (
-        f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{html.escape(found.name)}</title>\n"
-        "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222}"
+        "<!doctype html>\n<html lang=en><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width,initial-scale=1'>"
+        f"<title>{html.escape(found.name)}</title>\n"
+        "<style>:root{color-scheme:light dark}"
+        "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222}"
         "table{border-collapse:collapse;width:100%}td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;"
         "text-align:left}td:nth-child(n+4),th:nth-child(n+4){text-align:right;font-variant-numeric:tabular-nums}"
-        "dt{font-weight:600}dd{margin:0 0 .4rem 1.5rem}.verdict{background:#eef4fb;padding:.8rem 1rem}</style>\n"
+        "dt{font-weight:600}dd{margin:0 0 .4rem 1.5rem}.verdict{background:#eef4fb;padding:.8rem 1rem}"
+        "@media(prefers-color-scheme:dark){body{color:#e6eaf0;background:#12161c}.verdict{background:#1b212a}"
+        "td,th{border-color:#343d4a}}</style>\n"
         f"<h1>{html.escape(found.name)}</h1>\n<p class=verdict>{html.escape(found.verdict)}</p>\n"
         f"<dl>\n{facts}</dl>\n<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n</html>\n"
     )
