@@ -125,10 +125,15 @@ def vars_for(
         # What runs at once gains nothing, and in debug mode an array is writable or read-only as a whole.
         if type(array) is np.ndarray and array.base is not None and not engine._inline and not engine._debug:
             _registry.cut(array, engine)
-    return (
-        [var for array in read for var in vars_of(array, engine)],
-        [var for array in written for var in vars_of(array, engine)],
-    )
+    reads: list[Var] = []
+    writes: list[Var] = []
+    for arrays, found in ((read, reads), (written, writes)):
+        for array in arrays:
+            if type(array) is np.ndarray:
+                _registry.add_vars(array, engine, found)
+            else:
+                found += vars_of(array, engine)
+    return reads, writes
 
 
 def tiles(array: Any, tile: int | Sequence[int]) -> Tiles:
@@ -205,9 +210,24 @@ class _Registry:
         """(owner, anchor) ids of arrays that died; appended by weak-reference callbacks only."""
 
     def vars_of(self, array: Any, engine: Engine) -> list[Var]:
+        found: list[Var] = []
+        self.add_vars(array, engine, found)
+        return found
+
+    def add_vars(self, array: Any, engine: Engine, found: list[Var]) -> None:
+        """Append the vars of ``array`` to ``found``."""
         with self._lock:
-            entry = self._entry(array, engine)
-            return _vars_in(entry, array)
+            entry = None
+            if array.base is None and not self._dead:  # most arrays own their memory, and have been seen before
+                entry = self._entries.get(id(array))
+                if entry is not None and (entry.var.engine is not engine or id(array) not in entry.anchors):
+                    entry = None
+            if entry is None:
+                entry = self._entry(array, engine)
+            if entry.parts is None and entry.grid is None:
+                found.append(entry.var)
+            else:
+                found += _vars_in(entry, array)
 
     def whole(self, array: Any, engine: Engine) -> list[Var]:
         """The one var that orders every access to the buffer from now on; or those of the tiles of ``array``."""

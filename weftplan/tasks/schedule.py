@@ -90,10 +90,20 @@ def submit(
         if twice:
             raise EngineError(f"submit: {twice[0]!r} is given twice, in kwargs and by itself")
         options.update(kwargs)
-    taken = [*arrays_in(args), *arrays_in(options.values())] if args or options else []
+    taken: list[Any] = []
+    for value in (*args, *options.values()) if options else args:
+        kind = type(value)
+        if kind is np.ndarray:
+            taken.append(value)
+        elif kind not in _NO_ARRAYS:
+            taken += arrays_in((value,))
     if out is not None:
         options["out"] = out
-    return _schedule(fn, args, options, [*taken, *reads], [*targets, *writes], ctx, priority, prop, name, out)
+    if reads:
+        taken += reads
+    if writes:
+        targets += writes
+    return _schedule(fn, args, options, taken, targets, ctx, priority, prop, name, out)
 
 
 def submit_each(fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
@@ -299,11 +309,14 @@ def _schedule(
                 read_vars, write_vars = vars_for(read, written, engine, var)
             except EngineError as error:
                 raise EngineError(f"task {label!r}: {error}") from None
-            reads, writes = dedupe(read_vars, write_vars)
+            if len(read_vars) < 2 and len(write_vars) == 1 and read_vars != write_vars:
+                reads, writes = read_vars, write_vars
+            else:
+                reads, writes = dedupe(read_vars, write_vars)
             if engine._debug:
                 changing = frozenset(writes)
                 work = functools.partial(_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
-            if any(type(array) is not np.ndarray for array in (*written, *read)):
+            if not _plain(read) or not _plain(written):
                 if ctx is None:
                     ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
                 if not engine._debug and any(is_ndarray(array) for array in (*read, *written)):
@@ -313,6 +326,14 @@ def _schedule(
     finally:
         in_flight.discard(var)
     return made
+
+
+def _plain(arrays: Sequence[Any]) -> bool:
+    """Whether all are NumPy arrays, not of a derived class."""
+    for array in arrays:  # noqa: SIM110  # a generator costs more than the looks
+        if type(array) is not np.ndarray:
+            return False
+    return True
 
 
 def _opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
