@@ -1,4 +1,4 @@
-"""Do the tests notice a wrong core? ``python -m tests.stress.mutation engine|planner SEED COUNT [--tests TREE]``.
+"""Do the tests notice a wrong core? ``python -m tests.stress.mutation engine|planner|packing|spill SEED COUNT [--tests TREE]``.
 
 Each mutant is the package with one small mistake in it: a comparison turned round, a number that is one too large, a
 condition negated, a statement left out. The tests of the area run on a copy of the tree with that mistake, up to the
@@ -31,18 +31,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = {
     "engine": (
+        "engine",
         "core var operation region execution waiting streams workers threaded naive bulk failure",
         "tests/contract/test_engine_*.py tests/engine",
     ),
     "planner": (
+        "planner",
         "inplace match_range layout liveness program graph reachability workspace strategies rewiring "
-        "order symbolic/gradient symbolic/cse symbolic/realise recompute/rewrite spill/rewrite spill/search "
-        "packing/from_the_peak packing/edges packing/problem validation/replay",
+        "order symbolic/gradient symbolic/cse symbolic/realise recompute/rewrite validation/replay",
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",
     ),
+    "packing": (
+        "planner/packing",
+        "from_the_peak edges problem holders incumbent solve precedence check",
+        "tests/planner/test_packing*.py tests/planner/test_reuse_waits.py",
+    ),
+    "spill": ("planner/spill", "link search rewrite budget place", "tests/planner/spill"),
 }
-"""For each area the modules that are mutated, and the tests that must notice."""
+"""For each area its folder, the modules that are mutated, and the tests that must notice."""
 
 MEMORY = 16 << 30
 """The address space of a child: a mutant that never stops asking must not take the machine with it."""
@@ -164,8 +171,9 @@ class Sites(ast.NodeVisitor):
 
 def mutants(area: str) -> Iterator[Mutant]:
     """Every mutant of an area."""
-    for name in AREAS[area][0].split():
-        path = f"weftplan/{area}/{name}.py"
+    folder, names, _ = AREAS[area]
+    for name in names.split():
+        path = f"weftplan/{folder}/{name}.py"
         if (ROOT / path).exists():  # a file that went away takes its mutants with it
             source = (ROOT / path).read_text()
             sites = Sites(path, source)
@@ -228,7 +236,7 @@ def main() -> None:
         shutil.copytree(ROOT / "weftplan", tree / "weftplan", ignore=shutil.ignore_patterns("__pycache__"))
         tests = [
             str(p.relative_to(tree))
-            for t in (given.paths or AREAS[given.area][1]).split()
+            for t in (given.paths or AREAS[given.area][2]).split()
             for p in sorted(tree.glob(t))
         ]
         limit = given.seconds
