@@ -13,7 +13,7 @@ from weftplan.planner.drafts import Drafts
 from weftplan.planner.graph import VARIABLE, Graph, Work
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.planned_steps import PlannedSteps, planned_steps
-from weftplan.planner.program import program_of
+from weftplan.planner.program import Program, program_of
 
 BYTE = np.dtype(np.uint8)
 
@@ -27,10 +27,53 @@ class Step:
     nbytes: int
     over: int | None = None
     """The position in ``reads`` of a result that this one may be computed over."""
+    adds: bool = False
+    """It adds its second input to its first."""
     scratch: int = 0
     seconds: float = 1.0
     repeats: bool = True
     device: Context = field(default_factory=lambda: Context("cpu", 0))
+
+
+def program_of_steps(
+    given: Mapping[str, int], steps: Sequence[Step], outputs: Sequence[str], *, gradients: Sequence[str] = ()
+) -> Program:
+    """The steps as the planner's input; entry and node of a result have the same number, in the order of the lists."""
+    names = [*given, *(step.name for step in steps)]
+    number = {name: nid for nid, name in enumerate(names)}
+    sizes = [*given.values(), *(step.nbytes for step in steps)]
+    works = [
+        Work(
+            label="step",
+            inplace=() if step.over is None else (InplacePair(step.over, 0),),
+            is_sum=step.adds,
+            may_repeat=step.repeats,
+        )
+        for step in steps
+    ]
+    graph = Graph(
+        names=names,
+        works=[VARIABLE] * len(given) + works,
+        inputs=[[] for _ in given] + [[number[name] for name in step.reads] for step in steps],
+        controls=[[] for _ in names],
+        counts=[1] * len(names),
+        outputs=[number[name] for name in (*outputs, *gradients)],
+    )
+    contexts = tuple(dict.fromkeys(step.device for step in steps))
+    return program_of(
+        graph,
+        [number[step.name] for step in steps],
+        shapes=[(size,) for size in sizes],
+        dtypes=[BYTE] * len(names),
+        elements=np.array(sizes, dtype=np.int64),
+        nbytes=np.array(sizes, dtype=np.int64),
+        contexts=contexts,
+        device=[0] * len(given) + [contexts.index(step.device) for step in steps],
+        gradients=[number[name] for name in gradients],
+        added=frozenset(),
+        workspaces={number[step.name]: step.scratch for step in steps if step.scratch},
+        external_bytes={"given": sum(given.values())},
+    )
 
 
 def plan_steps(
@@ -47,40 +90,7 @@ def plan_steps(
     The first ``forward`` steps make ``outputs``, which the caller reads. They may be run again for the others, or their
     results wait on the host; the others write ``gradients`` to arrays of the caller's.
     """
-    names = [*given, *(step.name for step in steps)]
-    number = {name: nid for nid, name in enumerate(names)}  # one result per node: entries have the same numbers
-    sizes = [*given.values(), *(step.nbytes for step in steps)]
-    works = [VARIABLE] * len(given) + [
-        Work(
-            label="step",
-            inplace=() if step.over is None else (InplacePair(step.over, 0),),
-            may_repeat=step.repeats,
-        )
-        for step in steps
-    ]
-    graph = Graph(
-        names=names,
-        works=works,
-        inputs=[[] for _ in given] + [[number[name] for name in step.reads] for step in steps],
-        controls=[[] for _ in names],
-        counts=[1] * len(names),
-        outputs=[number[name] for name in (*outputs, *gradients)],
-    )
-    contexts = tuple(dict.fromkeys(step.device for step in steps))
-    program = program_of(
-        graph,
-        [number[step.name] for step in steps],
-        shapes=[(size,) for size in sizes],
-        dtypes=[BYTE] * len(names),
-        elements=np.array(sizes, dtype=np.int64),
-        nbytes=np.array(sizes, dtype=np.int64),
-        contexts=contexts,
-        device=[0] * len(given) + [contexts.index(step.device) for step in steps],
-        gradients=[number[name] for name in gradients],
-        added=frozenset(),
-        workspaces={number[step.name]: step.scratch for step in steps if step.scratch},
-        external_bytes={"given": sum(given.values())},
-    )
+    program = program_of_steps(given, steps, outputs, gradients=gradients)
     seconds = [0.0] * len(given) + [step.seconds for step in steps]
     draft = Drafts(program, len(steps) if forward is None else forward).plan(
         PlanOptions() if options is None else options,

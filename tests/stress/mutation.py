@@ -1,4 +1,4 @@
-"""Do the tests notice a wrong core? ``python -m tests.stress.mutation engine|planner|packing|spill SEED COUNT [--tests TREE]``.
+"""Do the tests notice a wrong core? ``python -m tests.stress.mutation AREA SEED COUNT [--tests TREE]``; see ``AREAS``.
 
 Each mutant is the package with one small mistake in it: a comparison turned round, a number that is one too large, a
 condition negated, a statement left out. The tests of the area run on a copy of the tree with that mistake, up to the
