@@ -80,7 +80,7 @@ def test_a_fetched_term_is_not_added_by_its_copy() -> None:
     f0 = program.graph.row[1]
     assert program.graph.entry_name(f0) == "f0_output"
     after, num_forward = spilled(program, 2, [Spill(f0, out=2, back=3)])
-    draft = plan_graph(after, num_forward, PlanOptions(inplace_grad_sum_cap=0))
+    draft = plan_graph(after, num_forward, PlanOptions(compat="mxnet"))
     outputs = after.graph.outputs.tolist()
     planned = planned_steps(draft, outputs[:1], {"g": (outputs[1], Req.WRITE)})
     validate(planned)
