@@ -15,8 +15,8 @@ from weftplan.planner import PlanOptions, validate
 from weftplan.planner.inplace import Kind
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-WORDS = {"DType", "InplacePair", "Req", "Shape", "aligned"}
-"""What the core may take from ``weftplan.ops``: words for data, all of them in ``schema.py``."""
+WORDS = {"DType", "InplacePair", "Req", "Shape", "aligned", "dtype_of"}
+"""What the core may take from ``weftplan.ops``: words for data, of ``schema.py`` and ``floats.py``."""
 CHOICES = {"options.py": {"MODES", "keep_objects"}}
 """What a user may choose names the kernels that there are."""
 
