@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -139,6 +140,27 @@ def test_the_largest_batch_of_a_file(tmp_path: Path) -> None:
     batch = figures(path, *shapes, "--budget", "2MB", "--batch-max")["batch_max"]
     assert figures(path, "--shape", f"data={batch},784", "--shape", f"softmax_label={batch}")["total"] <= 2_000_000
     assert figures(path, "--shape", f"data={batch + 1},784")["total"] > 2_000_000
+
+
+def test_micro_batches_for_a_budget() -> None:
+    """A batch that does not fit is cut into the fewest equal pieces that do; fit allocates what was planned."""
+    found = figures("lenet", "--batch", 48, "--budget", "6MB", "--batch-max")
+    pieces = found["micro_batches"]
+    assert pieces > 1
+    assert found["micro_batch"] * pieces == 48
+    assert found["total"] <= 6_000_000
+    fewer = max(count for count in range(1, pieces) if 48 % count == 0)
+    written = plan("lenet", "--batch", 48, "--budget", "6MB", "--batch-max").output
+    assert f"fit(…, micro_batches={pieces})" in " ".join(written.split())
+    rng = np.random.default_rng(0)
+    data = mx.io.NDArrayIter(rng.random((48, 1, 28, 28)), rng.integers(0, 10, 48), batch_size=48)
+    module = mx.mod.Module(models.get("lenet"))
+    module.fit(data, num_epoch=1, kvstore=None, micro_batches=pieces)
+    assert module.group.executors[0].memory_plan.counted == found["total"] <= 6_000_000
+    bound = mx.mod.Module(models.get("lenet"))
+    bound.bind([("data", (48 // fewer, 1, 28, 28))], [("softmax_label", (48 // fewer,))], grad_req="add")
+    assert bound.group.executors[0].memory_plan.counted > 6_000_000
+    assert figures("lenet", "--batch", 8, "--budget", "60MB", "--batch-max")["micro_batches"] == 1
 
 
 def test_not_even_one_sample() -> None:
@@ -288,7 +310,7 @@ def test_options_reach_the_planner() -> None:
         (["mlp", "--shape", "data=0,784"], 1, "cannot be inferred"),
         (["mlp", "--budget", "much"], 2, "expected a number of bytes such as 2GB"),
         (["mlp", "--batch-max"], 2, "--batch-max needs --budget"),
-        (["mlp", "--batch-max", "--budget", "1GB", "--batch", "3"], 2, "do not give --batch"),
+        (["mlp", "--batch-max", "--budget", "1GB", "--batch", "3", "--inference"], 2, "leave out --inference"),
         (["mlp", "--recompute", "budget"], 2, "--recompute budget needs --budget"),
         (["mlp", "--inference", "--optimizer", "adam"], 2, "leave out --inference"),
         (["mlp", "--optimizer", "adamm"], 1, "did you mean 'adam'"),

@@ -17,6 +17,7 @@ from weftplan import models
 from weftplan.cli import plan_output
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.devices import parse_devices
+from weftplan.cli.plan_batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan_compare import Row, compare, curve
 from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes
 from weftplan.cli.progress import Progress
@@ -24,18 +25,13 @@ from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, ShapeError
 from weftplan.planner import MemoryPlan, plan
 from weftplan.planner.amounts import bytes_of
-from weftplan.planner.batch import batch_size, largest_fitting
-from weftplan.planner.explain import amount
+from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
 from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.training import optimizer as optimizers
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-Make = Callable[..., MemoryPlan]
-"""Plans the network; keywords are those of :func:`weftplan.planner.plan`, ``batch`` changes the batch size."""
 
 
 def _models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -103,7 +99,11 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--budget", metavar="BYTES", help="Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device."
 )
-@click.option("--batch-max", is_flag=True, help="Find the largest batch that fits the budget.")
+@click.option(
+    "--batch-max",
+    is_flag=True,
+    help="Find the largest batch that fits the budget; with --batch, in how many micro-batches that one is trained.",
+)
 @click.option(
     "--order", type=click.Choice(["given", "best"]), help="Whether the planner may choose the execution order."
 )
@@ -165,8 +165,8 @@ def command(
         raise click.UsageError("--recompute budget needs --budget BYTES")
     if batch_max and budget is None:
         raise click.UsageError("--batch-max needs --budget BYTES to fit into")
-    if batch_max and batch is not None:
-        raise click.UsageError("--batch-max looks for the batch size; do not give --batch")
+    if batch_max and batch is not None and not train:
+        raise click.UsageError("--batch-max with --batch looks for micro-batches of training; leave out --inference")
     if (input_grads or optimizer is not None) and not train:
         raise click.UsageError("gradients and optimizer states belong to training; leave out --inference")
     if want_curve and not train:
@@ -197,22 +197,41 @@ def command(
     with Progress(doing) as progress, _advice(network, shapes), _best_so_far(as_needed) as stopped:
         if batch_max:
             assert limit is not None
-            found, chosen_plan = _largest(make, limit, progress, recompute=recompute == "budget" and train)
-            facts["batch_max"] = found
+            again_fits = recompute == "budget" and train
+            if batch is None:
+                facts["batch_max"], chosen_plan = largest(make, limit, progress, recompute=again_fits)
+            else:
+                pieces, chosen_plan = micro_batches(
+                    make,
+                    chosen["grad_req"],
+                    batch,
+                    limit,
+                    progress,
+                    recompute=again_fits,
+                    devices=len(contexts),
+                )
+                facts["micro_batches"], facts["micro_batch"] = pieces, batch // pieces
         else:
             chosen_plan = _fitting(make, limit, as_needed=as_needed)
-    described = _described(network, shapes, dtypes, facts.get("batch_max"), contexts)
+    described = _described(network, shapes, dtypes, facts.get("batch_max", facts.get("micro_batch")), contexts)
     what = f"{'training' if train else 'inference'} {described}"
     lines = paragraph(plan_output.answer(chosen_plan, what, train=train), width)
-    if batch_max:
-        lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes", width)
+    if "batch_max" in facts:
+        hint = "; give --batch, too, to learn in how many micro-batches a larger one is trained" if train else ""
+        lines += paragraph(f"batch {facts['batch_max']} is the largest that fits {limit:,} bytes{hint}", width)
+    if "micro_batches" in facts:
+        assert batch is not None
+        assert budget is not None
+        lines += paragraph(what_to_type(batch, facts["micro_batches"], budget), width)
     lines += ["", *plan_output.figures(chosen_plan, width), "", *plan_output.peak(chosen_plan, width)]
     if want_kernels:
         lines += ["", *plan_output.kernels(chosen_plan, width)]
     lines += ["", *paragraph(chosen_plan.left_out, width)]
     if not want_json:
         click.echo("\n".join(lines))
-    again = partial(plan, network.symbol, network.shapes(given, facts.get("batch_max", batch)), **chosen)
+    again = partial(
+        plan, network.symbol, network.shapes(given, facts.get("batch_max", facts.get("micro_batch", batch))), **chosen
+    )
     several: dict[str, list[Row]] = {}
     interrupted = stopped()
     for name, wanted, rows, shown in (
@@ -313,30 +332,6 @@ def _fitting(make: Make, budget: int | None, *, as_needed: bool) -> MemoryPlan:
             smallest=found.counted,
         )
     return found
-
-
-def _largest(make: Make, budget: int, progress: Progress, *, recompute: bool) -> tuple[int, MemoryPlan]:
-    """The largest batch that fits, and its plan. Ctrl-C names the best that was found until then.
-
-    Raises:
-        BudgetError: not even one sample fits.
-    """
-    best = 0
-
-    def tried(batch: int, nbytes: int) -> None:
-        nonlocal best
-        if nbytes <= budget:
-            best = max(best, batch)
-        progress.say(f"batch {batch} needs {amount(nbytes)}; the largest that fits so far is {best}")
-
-    again = make().again
-    assert again is not None
-    try:
-        return largest_fitting(again, budget, recompute=recompute, tried=tried)
-    except KeyboardInterrupt:
-        if best:
-            click.echo(f"interrupted: batch {best} is the largest found so far that fits {budget:,} bytes", err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _collect(rows: Iterator[Row], what: str) -> tuple[list[Row], bool]:

@@ -1,0 +1,97 @@
+"""How large a batch may be: ``weftplan plan --batch-max``, and in how many micro-batches a larger one is trained.
+
+It plans and prints progress; nothing is kept. It runs on the main thread, on which Ctrl-C ends a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from weftplan.cli.progress import Progress
+from weftplan.planner import MemoryPlan
+from weftplan.planner.batch import largest_fitting
+from weftplan.planner.explain import amount
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+Make = Callable[..., MemoryPlan]
+"""Plans the network; keywords are those of :func:`weftplan.planner.plan`, ``batch`` changes the batch size."""
+
+
+def largest(make: Make, budget: int, progress: Progress, *, recompute: bool) -> tuple[int, MemoryPlan]:
+    """The largest batch that fits, and its plan. Ctrl-C names the best that was found until then.
+
+    Raises:
+        BudgetError: not even one sample fits.
+    """
+    best = 0
+
+    def tried(batch: int, nbytes: int) -> None:
+        nonlocal best
+        if nbytes <= budget:
+            best = max(best, batch)
+        progress.say(f"batch {batch} needs {amount(nbytes)}; the largest that fits so far is {best}")
+
+    again = make().again
+    assert again is not None
+    try:
+        return largest_fitting(again, budget, recompute=recompute, tried=tried)
+    except KeyboardInterrupt:
+        if best:
+            click.echo(f"interrupted: batch {best} is the largest found so far that fits {budget:,} bytes", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def micro_batches(
+    make: Make,
+    requests: str | Mapping[str, str],
+    batch: int,
+    budget: int,
+    progress: Progress,
+    *,
+    recompute: bool,
+    devices: int,
+) -> tuple[int, MemoryPlan]:
+    """The fewest equal pieces of a batch of which each fits, and the plan of a piece.
+
+    Args:
+        make: plans the network.
+        requests: what is computed of each gradient; where there are several pieces, gradients are added up.
+        batch: samples of a step.
+        budget: most bytes.
+        recompute: forward results may be computed again to fit.
+        devices: over which each piece is split.
+
+    Raises:
+        BudgetError: not even one sample fits.
+    """
+    again = make().again
+    assert again is not None
+    most, whole = largest(make, budget, progress, recompute=recompute)
+    if most >= batch:
+        return 1, whole if most == batch else again(batch=batch, budget=budget if recompute else None)
+    added: Any = "add" if isinstance(requests, str) else {n: "add" if r == "write" else r for n, r in requests.items()}
+    most, _ = largest(lambda **how: make(grad_req=added, **how), budget, progress, recompute=recompute)
+    pieces = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= most)
+    if batch // pieces < devices:
+        raise click.ClickException(
+            f"a batch of {batch} fits {budget:,} bytes in {pieces} micro-batches of {batch // pieces}, which "
+            f"{devices} devices cannot share: use fewer devices, or another batch"
+        )
+    summed = make(grad_req=added).again
+    assert summed is not None
+    return pieces, summed(batch=batch // pieces, budget=budget if recompute else None)
+
+
+def what_to_type(batch: int, pieces: int, budget: str) -> str:
+    """The answer in words, with what to pass to ``fit``."""
+    if pieces == 1:
+        return f"batch {batch} fits {budget} at once"
+    return (
+        f"batch {batch} fits {budget} in {pieces} micro-batches of {batch // pieces}, whose gradients are summed "
+        f"before one update: type fit(…, micro_batches={pieces}), or weftplan train --batch-size {batch} "
+        f"--micro-batches {pieces}"
+    )
