@@ -31,6 +31,13 @@ def test_micro_batches_take_the_memory_of_a_piece():
     assert abs(pieces["test_accuracy"] - whole["test_accuracy"]) < 0.05
 
 
+def test_mixed_precision():
+    """Digits are learnt in float16, too; bytes allocated are still those planned."""
+    result = train(*MLP, "--epochs", "2", "--mixed-precision", "float16")
+    assert result["test_accuracy"] > 0.8
+    assert result["allocated_bytes"] == result["planned_peak_bytes"]
+
+
 def test_a_batch_that_cannot_be_cut():
     """The message says which numbers work."""
     result = CliRunner().invoke(main, ["train", *MLP, "--micro-batches", "7"])

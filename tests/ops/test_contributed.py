@@ -281,3 +281,11 @@ def test_group_adagrad():
     decaying = mx.optimizer.create("groupadagrad", wd=0.1)
     with pytest.raises(ParameterError, match="no weight decay"):
         decaying.update(0, weight, grad, state)
+
+
+def test_scale_gradient():
+    """The data go through; their gradient is multiplied by the number in the array, and the array has none."""
+    x, scale = uniform(3, 4), np.array([8.0])
+    np.testing.assert_array_equal(run("_scale_gradient", [x, scale], {})[0], x)
+    np.testing.assert_allclose(gradients("_scale_gradient", [x, scale], [x], {})[0], 8.0 * x)
+    check_contract("_scale_gradient", [x, scale], {})

@@ -118,6 +118,11 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     "`weftplan plan --batch-max` says how many a budget needs.",
 )
 @click.option(
+    "--mixed-precision",
+    type=click.Choice(("float16",)),
+    help="Compute products in float16. Parameters stay float32, and the loss is scaled.",
+)
+@click.option(
     "--seed",
     default=0,
     show_default=True,
@@ -181,6 +186,7 @@ def command(
     epochs: int | None,
     batch_size: int,
     micro_batches: int,
+    mixed_precision: str | None,
     seed: int,
     lr: float | None,
     budget: str | None,
@@ -212,7 +218,7 @@ def command(
     chosen = engine.create(kind) if kind is not None else engine.get()
     with engine.using(chosen):
         try:
-            wishes = _Wishes(epochs, micro_batches, checkpoint, every, keep, resume, patience, report)
+            wishes = _Wishes(epochs, micro_batches, mixed_precision, checkpoint, every, keep, resume, patience, report)
             task = train_tasks.make(
                 network,
                 devices,
@@ -242,6 +248,7 @@ class _Wishes:
 
     epochs: int | None
     micro_batches: int
+    mixed_precision: str | None
     checkpoint: Path | None
     every: int | None
     keep: int
@@ -296,6 +303,7 @@ def _run(
                 initializer=Xavier(magnitude=2.24),
                 num_epoch=epochs,
                 micro_batches=wishes.micro_batches,
+                mixed_precision=wishes.mixed_precision,
                 checkpoint=wishes.checkpoint,
                 every=wishes.every,
                 keep=wishes.keep,

@@ -1,6 +1,7 @@
-"""amp_cast and amp_multicast: the casts that MXNet's automatic mixed precision puts into networks.
+"""amp_cast and amp_multicast, the casts of MXNet's automatic mixed precision, and the scaling of a loss.
 
-They convert floats among each other and leave everything else as it is.
+The casts convert floats among each other and leave everything else as it is. ``_scale_gradient`` stands before a loss
+whose gradient is to be multiplied by a number that changes while training runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from weftplan.ops.floats import is_float, is_half
 from weftplan.ops.kernels import blocks
 from weftplan.ops.params import p_bool, p_dtype
 from weftplan.ops.registry import register
-from weftplan.ops.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, same_shape
+from weftplan.ops.rules import (
+    IDENTITY_INPLACE,
+    UNARY_INPLACE,
+    DTypes,
+    Shapes,
+    backward,
+    merge_dtype,
+    merge_shape,
+    same_dtype,
+    same_shape,
+)
 from weftplan.ops.schema import Arrays, DType, EntryRef, GradientBuilder, InplacePair, Op, OpContext, Param, Params
 
 
@@ -112,3 +123,36 @@ backward(
     params=_MULTICAST,
     inplace=_pairs,
 )
+
+
+def _scaled_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "_scale_gradient: data and output")
+    return [data, merge_shape(ins[1], (1,), "scale of _scale_gradient")], [data]
+
+
+def _forwards(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    if outputs[0] is not inputs[0]:
+        ctx.xp.copyto(outputs[0], inputs[0])
+
+
+def _scales(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    ctx.xp.multiply(inputs[0], inputs[1], out=outputs[0])
+
+
+register(
+    Op(
+        name="_scale_gradient",
+        forward=_forwards,
+        infer_shape=_scaled_shape,
+        infer_dtype=same_dtype,
+        inputs=("data", "scale"),
+        gradient=lambda builder: [
+            builder.node("_backward_scale_gradient", [builder.ograd(), builder.input(1)], {})[0],
+            None,
+        ],
+        inplace=IDENTITY_INPLACE,
+        ignored_inputs=(1,),
+        doc="data, whose gradient is multiplied by scale, an array of one element.",
+    )
+)
+backward("_scale_gradient", _scales, ("ograd", "scale"), inplace=(InplacePair(0, 0),))

@@ -19,7 +19,7 @@ from weftplan.errors import MXNetError, ShapeTypeError
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import metric as metrics
-from weftplan.training import microbatch
+from weftplan.training import microbatch, precision
 from weftplan.training.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
 from weftplan.training.checkpoint import read_params, write_params
 from weftplan.training.display import Display
@@ -112,6 +112,14 @@ class BaseModule:
         """Make the gradients zero that the steps for this batch will be added to."""
         raise MXNetError(f"{type(self).__name__}.fit takes no micro_batches")
 
+    def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
+        """Compute in this dtype from the next binding on, with float32 parameters; None: in that of the data."""
+        if dtype is not None:
+            raise MXNetError(f"{type(self).__name__}.fit takes no mixed_precision")
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Multiply losses by this in mixed precision; ``fit`` does so, and divides gradients by it."""
+
     def _accumulate(self, micro_batches: int) -> None:
         """Be told, before there is an optimizer, how many bound batches make a step."""
         if micro_batches > 1:
@@ -174,6 +182,7 @@ class BaseModule:
         memory_budget: int | str | None = None,
         progress: bool | Display = False,
         micro_batches: int = 1,
+        mixed_precision: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
         keep: int | None = 3,
@@ -201,6 +210,9 @@ class BaseModule:
                 a piece, the step of the batch. Batch normalization uses the statistics of each piece, and moves its
                 running averages once for each; a loss that divides by the batch (``normalization="batch"``) divides by
                 the piece.
+            mixed_precision: ``"float16"``: products run in float16 and what is sensitive in float32. Parameters stay
+                float32, and so do outputs; losses are scaled by a power of two that rises, and falls when a gradient
+                overflows, whose update is left out.
             checkpoint: prefix of checkpoints, ``<prefix>-step<updates>.safetensors``, which hold everything that the
                 run needs to go on with the same bits. They are written while training goes on, whole or not at all;
                 where the disk is full, training goes on, says so, and the last good one stays.
@@ -230,9 +242,11 @@ class BaseModule:
             _check_iterator("fit: eval_data", eval_data)
         train_metric = metrics.create(eval_metric)
         check_metric = train_metric if validation_metric is None else metrics.create(validation_metric)
-        count = microbatch.checked(micro_batches)
+        count, dtype = microbatch.checked(micro_batches), precision.checked(mixed_precision)
         checkpoints = make_checkpoints(checkpoint, every, keep, resume)
         self._expect(memory_budget, kvstore, optimizer, optimizer_params, rebind=force_rebind)
+        if dtype is not None or force_rebind:
+            self.set_precision(dtype, rebind=force_rebind)
         bind_for(self, train_data, count, rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
@@ -254,6 +268,7 @@ class BaseModule:
             if eval_data is None
             else Validation(eval_data, check_metric, eval_end_callback, eval_batch_end_callback),
             micro_batches=count,
+            scaling=None if dtype is None else precision.LossScale(),
             checkpoints=checkpoints,
             stopping=early_stopping,
             display=progress if isinstance(progress, Display) else Display(num_epoch, silent=not progress),

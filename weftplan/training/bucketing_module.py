@@ -199,6 +199,8 @@ class BucketingModule(BaseModule):
                     f"bucket {bucket_key!r} has parameters {strange}, which the default bucket "
                     f"{self.default_bucket_key!r} has not: all buckets share its parameters; give them its names"
                 )
+            module.set_precision(self._default._precision)
+            module.loss_scale = self._default.loss_scale
             module.bind(data_shapes, label_shapes, shared_module=self._default, **self._bind_options)
             if self._monitor is not None:
                 module.install_monitor(self._monitor)
@@ -263,6 +265,19 @@ class BucketingModule(BaseModule):
 
     def _accumulate(self, micro_batches: int) -> None:
         self._default._accumulate(micro_batches)
+
+    def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
+        self._default.set_precision(dtype, rebind=rebind)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """As of the default bucket."""
+        return self._default.loss_scale
+
+    def set_loss_scale(self, scale: float) -> None:
+        self._default.set_loss_scale(scale)
+        for module in self._buckets.values():
+            module.set_loss_scale(scale)
 
     # -- running: the current bucket ------------------------------------------------------------------------------
 

@@ -246,7 +246,7 @@ def gradient_norm(module: Any) -> float | None:
     if not gradients:
         return None
     squares = nd.multi_sum_sq(*gradients, num_arrays=len(gradients)).asnumpy()
-    rescale = float(_optimizer(module).rescale_grad)
+    rescale = float(_optimizer(module).rescale_grad) / float(getattr(module, "loss_scale", None) or 1.0)
     return math.sqrt(float(squares.astype("float64").sum())) * abs(rescale)
 
 

@@ -182,6 +182,12 @@ class ExecutorGroup:
                 grads = zip(out_grads, self._output_axes, strict=False)
                 executor.backward([_cut(g, part, axis).as_in_context(executor.context) for g, axis in grads])
 
+    def set_argument(self, name: str, value: float) -> None:
+        """Fill an argument of every executor that has it with a number."""
+        for executor in self.executors:
+            if name in executor.arg_dict:
+                executor.arg_dict[name][:] = value
+
     def clear_gradients(self) -> None:
         """Make every gradient zero, for those that are added to."""
         for executor in self.executors:

@@ -22,6 +22,7 @@ from weftplan.training.metric import EvalMetric
 from weftplan.training.microbatch import MicroBatchIter, Pieces, cut_descs
 from weftplan.training.monitor import Monitor
 from weftplan.training.plain_state import Packer, restore, unpacked
+from weftplan.training.precision import LossScale
 from weftplan.training.run_state import (
     differences,
     gather_metric,
@@ -57,6 +58,7 @@ class Fitting:
         epochs: (first, end): the epochs to train.
         validation: None where there is none.
         micro_batches: pieces into which each batch is cut.
+        scaling: of the loss, in mixed precision.
         checkpoints: where and when checkpoints are written.
         stopping: may end training early.
         events: is told how it goes.
@@ -72,6 +74,7 @@ class Fitting:
         *,
         validation: Validation | None = None,
         micro_batches: int = 1,
+        scaling: LossScale | None = None,
         checkpoints: Checkpoints | None = None,
         stopping: EarlyStopping | None = None,
         display: Display,
@@ -92,6 +95,11 @@ class Fitting:
         self._micro_batches = micro_batches
         self._pieces = Pieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
+        self._scaling = scaling
+        if scaling is not None:
+            if getattr(module.owner()._kvstore, "num_workers", 1) > 1:
+                raise MXNetError("fit: mixed_precision is for one process: several would scale their losses apart")
+            module.set_loss_scale(scaling.scale)
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._display = display
@@ -221,7 +229,7 @@ class Fitting:
         if self._micro_batches == 1:
             module.forward_backward(batch)
             since = window.spent("compute", since)
-            module.update()
+            self._apply()
             since = window.spent("exchange", since)
             module.update_metric(self.metric, batch.label)
             return since
@@ -231,8 +239,16 @@ class Fitting:
             module.forward_backward(piece)
             module.update_metric(self.metric, piece.label)
         since = window.spent("compute", since)
-        module.update()
+        self._apply()
         return window.spent("exchange", since)
+
+    def _apply(self) -> None:
+        """Update the parameters, unless a gradient of mixed precision has overflowed."""
+        scaling = self._scaling
+        if scaling is None:
+            self.module.update()
+        elif not scaling.update(self.module) and scaling.scale == 1.0:
+            self._watch.overflow(f"epoch {self.epoch}, batch {self.batches}")
 
     def _end_epoch(self, start: float) -> None:
         module, epoch = self.module, self.epoch
@@ -300,6 +316,7 @@ class Fitting:
             "random": gather_random(packer),
             "before_epoch": packer.value(self._before_epoch),
             "iterator": packer.value(_place(self.data)),
+            "scaling": None if self._scaling is None else packer.attributes(self._scaling),
             "stopping": None if self._stopping is None else packer.attributes(self._stopping),
         }
         return Snapshot(args, aux, packer.arrays, facts)
@@ -310,6 +327,7 @@ class Fitting:
             owner = self.module.owner()
             fitting = {
                 "micro_batches": self._micro_batches,
+                "mixed_precision": None if self._scaling is None else "float16",
                 "iterator": type(self.data).__name__,
                 "metric": [name for name, _ in self.metric.get_name_value()],
             }
@@ -364,6 +382,9 @@ class Fitting:
         if self._stopping is not None and facts["stopping"] is not None:
             wished = {name: getattr(self._stopping, name) for name in ("metric", "patience", "min_delta", "mode")}
             restore(self._stopping, {**facts["stopping"], **wished}, arrays)
+        if self._scaling is not None and facts["scaling"] is not None:
+            restore(self._scaling, facts["scaling"], arrays)
+            self.module.set_loss_scale(self._scaling.scale)
         self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
         self._before_epoch = unpacked(facts["before_epoch"], arrays)
         if place is not None:

@@ -40,6 +40,7 @@ from weftplan.training.module_checks import (
 )
 from weftplan.training.monitor import Monitor
 from weftplan.training.parameters import complete, first_values, unknown_names
+from weftplan.training.precision import SCALE, lowered
 from weftplan.training.states import adopt, read_states
 
 
@@ -122,6 +123,9 @@ class Module(BaseModule):
         self._optimizer: optimizers.Optimizer | None = None
         self._pending_states: bytes | None = None
         self._micro_batches = 1
+        self._precision: str | None = None
+        self.loss_scale: float | None = None
+        """By what losses are multiplied, where the network runs in mixed precision."""
         self._ran = False
         self._monitors: list[Monitor] = []
 
@@ -218,7 +222,7 @@ class Module(BaseModule):
 
     def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
         return ExecutorGroup(
-            self.symbol,
+            self.symbol if self._precision is None else lowered(self.symbol),
             self.contexts,
             data,
             label,
@@ -284,6 +288,8 @@ class Module(BaseModule):
             for executor in group.executors:
                 monitor.install(executor)
         self._group = group
+        if self.loss_scale is not None:
+            self.set_loss_scale(self.loss_scale)
 
     def install_monitor(self, mon: Monitor) -> None:
         """Let ``mon`` watch every executor, those of later batch sizes too; one that watched before does no more."""
@@ -513,6 +519,22 @@ class Module(BaseModule):
 
     def _accumulate(self, micro_batches: int) -> None:
         self._micro_batches = micro_batches
+
+    def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
+        if dtype == self._precision:
+            return
+        if self.binded and not rebind:
+            raise BindError(
+                f"fit: mixed_precision={dtype!r} needs another binding than that with {self._precision!r}, which there "
+                f"is: pass force_rebind=True"
+            )
+        self._precision = dtype
+        self.loss_scale = None if dtype is None else 1.0
+
+    def set_loss_scale(self, scale: float) -> None:
+        self.loss_scale = scale
+        if self._group is not None:
+            self._group.set_argument(SCALE, scale)
 
     # -- running --------------------------------------------------------------------------------------------------
 

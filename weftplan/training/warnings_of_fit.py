@@ -50,6 +50,10 @@ class Watch:
                 self._tell(phase, f"{100 * share:.0f} % of the last {self._steps} steps went by {advice}")
         self._seconds, self._steps = {}, 0
 
+    def overflow(self, where: str) -> None:
+        """A gradient of mixed precision is not finite, however small the scale of the loss."""
+        self._tell("norm", f"{where}: gradients are not finite even with a loss scale of 1. {_ADVICE}")
+
     def gradients(self, where: str, norm: float | None) -> None:
         """The norm of the gradients of an update."""
         if norm is None:

@@ -1,0 +1,224 @@
+"""Mixed precision: float16 products, float32 master weights, and a loss scale that rises and falls."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import BindError, ParameterError
+from weftplan.training.checkpointing import Checkpoints, read_snapshot
+from weftplan.training.precision import SCALE, LossScale, lowered
+
+
+def network():
+    """Convolution, normalization, products, dropout and a loss."""
+    net = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=4, kernel=(3, 3), name="conv")
+    net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
+    net = mx.sym.Activation(net, act_type="relu", name="act")
+    net = mx.sym.FullyConnected(mx.sym.Flatten(net, name="flat"), num_hidden=3, name="fc")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def data(scale=1.0):
+    """Classes that an image's brightness tells."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 3, 48)
+    images = rng.random((48, 1, 6, 6)) * 0.3 + labels[:, None, None, None] * 0.5
+    return mx.io.NDArrayIter(images.astype("float32") * scale, labels, batch_size=8, shuffle=True)
+
+
+def fit(dtype="float16", *, module=None, make=data, contexts=None, **settings):
+    """A few epochs."""
+    mx.random.seed(3)
+    module = mx.mod.Module(network(), context=contexts or mx.cpu()) if module is None else module
+    module.fit(
+        make(),
+        num_epoch=settings.pop("num_epoch", 4),
+        kvstore="device",
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+        initializer=mx.init.Xavier(),
+        mixed_precision=dtype,
+        **settings,
+    )
+    return module
+
+
+def weights(module):
+    """All parameters and auxiliary states."""
+    args, aux = module.get_params()
+    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
+
+
+def test_what_runs_in_which_dtype():
+    """Products and what follows them are float16; parameters, losses and outputs are float32."""
+    low = lowered(network())
+    internals = low.get_internals()
+    _, types, _ = internals.infer_type(**dict.fromkeys(low.list_arguments(), "float32"))
+    by_name = dict(zip(internals.list_outputs(), map(str, types), strict=True))
+    assert by_name["conv_output"] == by_name["act_output"] == by_name["fc_output"] == "float16"
+    assert by_name["bn_output"] == "float16"
+    assert by_name["softmax_output"] == by_name["softmax_scaled_output"] == "float32"
+    assert {by_name[name] for name in ("conv_weight", "fc_weight", "bn_gamma", SCALE)} == {"float32"}
+    assert low.list_outputs() == network().list_outputs()
+    assert set(low.list_arguments()) == {*network().list_arguments(), SCALE}
+    assert low.list_auxiliary_states() == network().list_auxiliary_states()
+
+
+def first_batch():
+    """An epoch of one step."""
+    batches = data()
+    one = next(batches)
+    return mx.io.NDArrayIter(one.data[0], one.label[0], batch_size=8)
+
+
+def test_it_learns_as_float32_does():
+    """Weights stay float32; a step moves them as float32 does up to its rounding; the symbol stays the plain one."""
+    low, whole = fit(make=first_batch, num_epoch=1), fit(None, make=first_batch, num_epoch=1)
+    for name, value in weights(whole).items():
+        assert weights(low)[name].dtype == np.float32
+        np.testing.assert_allclose(weights(low)[name], value, rtol=0.02, atol=4e-3)
+    assert low.symbol.list_arguments() == whole.symbol.list_arguments()
+    assert low.predict(data()).dtype == np.float32
+
+
+def test_the_scale_changes_no_bit_of_a_step():
+    """Scales are powers of two, so weights after a step do not depend on them."""
+    ends = []
+    for scale in (1.0, 1024.0):
+        mx.random.seed(3)
+        module = mx.mod.Module(network())
+        batches = data()
+        module.set_precision("float16")
+        module.bind(batches.provide_data, batches.provide_label)
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(None, "sgd", {"learning_rate": 0.1})
+        scaling = LossScale(scale)
+        module.set_loss_scale(scale)
+        module.forward_backward(next(batches))
+        assert scaling.update(module)
+        ends.append(weights(module))
+    for name, value in ends[0].items():
+        # Gradients below what float16 holds are lost without a scale: that is what it is for.
+        np.testing.assert_allclose(ends[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_small_gradients_survive():
+    """A loss whose gradients are below the least float16 teaches nothing without a scale, and something with it."""
+
+    def trained(scale):
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc1")
+        net = mx.sym.FullyConnected(net, num_hidden=2, name="fc2")
+        net = mx.sym.SoftmaxOutput(net, grad_scale=1e-9, name="softmax")
+        mx.random.seed(1)
+        module = mx.mod.Module(net)
+        module.set_precision("float16")
+        module.bind([("data", (4, 3))], [("softmax_label", (4,))])
+        module.init_params(mx.init.Xavier())
+        before = weights(module)
+        module.init_optimizer(None, "sgd", {"learning_rate": 1e8})
+        module.set_loss_scale(scale)
+        batch = mx.io.DataBatch([mx.nd.ones((4, 3))], [mx.nd.zeros((4,))])
+        module.forward_backward(batch)
+        LossScale(scale).update(module)
+        return any((before[name] != value).any() for name, value in weights(module).items())
+
+    assert not trained(1.0)
+    assert trained(2.0**16)
+
+
+def test_an_overflow_leaves_an_update_out_and_halves_the_scale():
+    """Infinite gradients change no weight; updates without one double the scale again."""
+    mx.random.seed(3)
+    module = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)])
+    batches = data()
+    module.set_precision("float16")
+    module.bind(batches.provide_data, batches.provide_label)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer("device", "sgd", {"learning_rate": 0.1})
+    scaling = LossScale(2.0**24, every=2)
+    module.set_loss_scale(scaling.scale)
+    batch = next(batches)
+    before = weights(module)
+    module.forward_backward(batch)
+    assert not scaling.update(module)
+    after = weights(module)
+    for name in module.param_names:
+        np.testing.assert_array_equal(after[name], before[name])
+    assert (scaling.scale, scaling.skipped, module.loss_scale) == (2.0**23, 1, 2.0**23)
+    while not scaling.update(module):
+        module.forward_backward(batch)
+    scale = scaling.scale
+    assert scale < 2.0**23
+    module.forward_backward(batch)
+    assert scaling.update(module)
+    assert scaling.scale == 2 * scale
+    assert module.group.executors[1].arg_dict[SCALE].asscalar() == 2 * scale
+    assert module._states_holder().optimizer.rescale_grad == 1 / 8
+
+
+def test_the_scale_is_part_of_a_checkpoint(tmp_path):
+    """A run that was stopped goes on with its scale, and ends with the same bits."""
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(param):
+        if (param.epoch, param.nbatch) == (1, 3):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        fit(batch_end_callback=stop, checkpoint=tmp_path / "run", every=2)
+    facts = read_snapshot(Checkpoints(tmp_path / "run").found()[-1]).facts
+    assert facts["scaling"]["good"] == facts["step"] - facts["scaling"]["skipped"] == 8
+    resumed, whole = fit(checkpoint=tmp_path / "run", every=2, resume=True), fit()
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value)
+    with pytest.raises(ParameterError, match="mixed_precision was 'float16', is now None"):
+        fit(None, checkpoint=tmp_path / "run", every=2, resume=True)
+
+
+@pytest.mark.parametrize("settings", [{"micro_batches": 2}, {"contexts": [mx.cpu(0), mx.cpu(1)]}], ids=["micro", "two"])
+def test_with_micro_batches_and_devices(settings):
+    """Sums over pieces and devices are scaled alike."""
+    module, whole = (fit(dtype, make=first_batch, num_epoch=1, **settings) for dtype in ("float16", None))
+    for name, value in weights(whole).items():
+        np.testing.assert_allclose(weights(module)[name], value, rtol=0.02, atol=4e-3)
+
+
+def test_buckets():
+    """All buckets run in float16 with one scale."""
+
+    def generate(key):
+        net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=7, output_dim=4, name="embed")
+        net = mx.sym.FullyConnected(mx.sym.Reshape(net, shape=(-1, 4)), num_hidden=7, name="fc")
+        label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+        return mx.sym.SoftmaxOutput(net, label, name="softmax"), ("data",), ("softmax_label",)
+
+    mx.random.seed(1)
+    rng = np.random.default_rng(0)
+    sentences = [list(rng.integers(1, 7, length)) for length in (3, 5) for _ in range(8)]
+    it = mx.rnn.BucketSentenceIter(sentences, 4, buckets=[3, 5], invalid_label=0)
+    module = mx.mod.BucketingModule(generate, it.default_bucket_key)
+    module.fit(it, num_epoch=1, eval_metric=mx.metric.Perplexity(0), mixed_precision="float16")
+    for bucket in module._buckets.values():
+        assert bucket.group.executors[0].arg_dict[SCALE].asscalar() == module.loss_scale == 2.0**10
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [("bfloat16", "needs arrays of that dtype, which NumPy does not have"), ("int8", "must be 'float16' or None")],
+)
+def test_modes_that_there_are_not(dtype, words):
+    """They are named before anything is bound."""
+    module = mx.mod.Module(network())
+    with pytest.raises(ParameterError, match=words):
+        fit(dtype, module=module)
+    assert not module.binded
+
+
+def test_a_module_that_was_bound_in_float32():
+    """It says what to pass."""
+    module = fit(None, num_epoch=1)
+    with pytest.raises(BindError, match="pass force_rebind=True"):
+        fit(module=module, num_epoch=1)
+    fit(module=module, num_epoch=1, force_rebind=True)
+    assert module.loss_scale == 2.0**10
