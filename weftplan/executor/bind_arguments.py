@@ -82,8 +82,9 @@ def check_context(verb: str, ctx: Any) -> None:
 
 def _warn_unknown(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
     """Extra names are allowed, as in MXNet, but a misspelt one would silently train nothing."""
+    known = frozenset(names)
     for name in given:
-        if name not in names:
+        if name not in known:
             hint = did_you_mean(name, names)
             warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
 
@@ -100,10 +101,11 @@ def as_shape(name: str, shape: Any) -> tuple[int, ...]:
 def given_dtypes(type_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str, np.dtype[Any]]:
     """The dtypes that ``type_dict`` gives to variables; raises DTypeError, or ParameterError for an unknown name."""
     known: dict[str, np.dtype[Any]] = {}
+    every = frozenset(names)
     for name, dtype in type_dict.items():
         if dtype is None:
             continue
-        if name not in names:
+        if name not in every:
             hint = did_you_mean(name, names)
             raise ParameterError(f"type_dict: no variable is called {name!r}; {hint}variables: {listed(names)}")
         try:

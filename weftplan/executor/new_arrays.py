@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.pool_memory import grow, growable
 from weftplan.ndarray import NDArray, empty, zeros
-from weftplan.ndarray.chunk import MovableChunk
+from weftplan.ndarray.chunk import Chunk, MovableChunk
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
 
 Groups = Mapping[str, Context] | None
+_AT_ONCE = 1 << 16
+"""Most bytes that are filled where they are made: to push an operation takes as long as to fill so many."""
 
 
 def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:
@@ -94,4 +97,14 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
 
 def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
     """Zeros whose memory is taken now, not when the operation that fills them runs: a bind that lacks room raises."""
-    return zeros(shape, out=empty(shape, ctx, dtype))
+    array = empty(shape, ctx, dtype)
+    if writes_of_zeros(array):
+        return zeros(shape, out=array)
+    array.chunk.raw.fill(0)  # nobody else knows the array yet, and its memory does not move
+    return array
+
+
+def writes_of_zeros(array: NDArray) -> int:
+    """How many writes its var has counted when :func:`new_zeros` has made it: none where it is filled at once."""
+    at_once = array.nbytes <= _AT_ONCE and type(array.chunk) is Chunk
+    return 0 if at_once and not device.get(array.context).asynchronous else 1

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError, did_you_mean, listed
+from weftplan.executor.new_arrays import writes_of_zeros
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import is_number
 
@@ -47,7 +48,7 @@ def unset(executor: Any, given: Collection[str]) -> list[str]:
     for name, array in arrays.items():
         if name not in given and not name.endswith("label"):
             array.wait_to_read()
-            if array.var.version <= 1:  # the zeros
+            if array.var.version <= writes_of_zeros(array):
                 found.append(name)
     return found
 
