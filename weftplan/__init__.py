@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weftplan import kvstore as kv
     from weftplan import ndarray as nd
     from weftplan import symbol as sym
-    from weftplan.compat import base, contrib, operator, runtime, util
+    from weftplan.compat import base, contrib, operator, runtime, test_utils, util
     from weftplan.compat.util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
     from weftplan.device import num_gpus
     from weftplan.ndarray import random
@@ -78,6 +78,7 @@ _LAZY = {
     "rnn": "rnn",
     "runtime": "compat.runtime",
     "sym": "symbol",
+    "test_utils": "compat.test_utils",
     "util": "compat.util",
     "visualization": "report.viz",
     "viz": "report.viz",

@@ -125,8 +125,8 @@ _ENGINE = (
         "WEFTPLAN_BLAS_NTHREADS",
         1,
         "Threads of one BLAS call, whatever the number of workers.",
-        "set for the process when its first engine is made, unless OMP_NUM_THREADS or another variable of BLAS is set "
-        "and this one is not",
+        "set for the process when its first engine is made, unless OPENBLAS_NUM_THREADS or another variable of BLAS "
+        "alone is set and this one is not; OMP_NUM_THREADS does not count",
     ),
     _engine(
         name="WEFTPLAN_ERRORS",

@@ -1,8 +1,10 @@
 """How many threads one BLAS call uses: a number that does not depend on the number of workers.
 
 The rule: making the first engine of a process limits BLAS to WEFTPLAN_BLAS_NTHREADS threads, 1 by default; where a user
-has set one of BLAS's own variables (OMP_NUM_THREADS, …) and not ours, BLAS stays as it is. Parallelism then comes from
-operations that run side by side. Why 1 and not "CPUs divided by workers":
+has set a variable of a BLAS (OPENBLAS_NUM_THREADS, …) and not ours, BLAS stays as it is. OMP_NUM_THREADS is none of
+them: containers and scripts for MXNet set it for everything that counts by OpenMP, and who meant no BLAS would get the
+contention of 2. below. Parallelism then comes from operations that run side by side. Why 1 and not "CPUs divided by
+workers":
 
 1. Bits. A BLAS may add in another order with another thread count, and results must not depend on the workers.
 2. Time. Threads of BLAS that compete with workers spin: where all cores were busy, two BLAS threads made the layers of
@@ -25,7 +27,9 @@ from weftplan.locks import Lock, free_in_children
 
 VARIABLE = "WEFTPLAN_BLAS_NTHREADS"
 NATIVE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""Variables of BLAS libraries; a user who sets one has decided."""
+"""Variables that BLAS libraries read."""
+DECIDING = tuple(name for name in NATIVE if name != "OMP_NUM_THREADS")
+"""Those that speak of BLAS alone; a user who sets one has decided."""
 
 _lock = free_in_children(Lock())
 _applied = False
@@ -49,7 +53,7 @@ def planned() -> tuple[int | None, str]:
     """
     setting = config.lookup(VARIABLE)
     if setting.origin == "default":
-        for name in NATIVE:
+        for name in DECIDING:
             if os.environ.get(name):
                 return None, name
     return int(config.process(VARIABLE)), VARIABLE

@@ -133,7 +133,14 @@ class TestRule:
         blas.enter_worker()
         assert fresh.set_to == [1]
 
-    @pytest.mark.parametrize("name", blas.NATIVE)
+    def test_a_variable_of_everything_decides_nothing(self, fresh, monkeypatch: pytest.MonkeyPatch):
+        """OMP_NUM_THREADS, which containers and scripts for MXNet set, leaves the limit where it is."""
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        assert blas.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")
+        blas.limit()
+        assert fresh.set_to == [1]
+
+    @pytest.mark.parametrize("name", blas.DECIDING)
     def test_planned(self, fresh, monkeypatch: pytest.MonkeyPatch, name: str):
         """What would happen, and because of which variable; an empty variable is none."""
         assert blas.planned() == (1, "WEFTPLAN_BLAS_NTHREADS")

@@ -1,0 +1,159 @@
+"""``mx.test_utils``: comparisons that can fail, checks of symbols that find wrong numbers, random arrays, helpers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.errors import MXNetError, ParameterError
+
+tu = mx.test_utils
+X, Y = mx.sym.Variable("x"), mx.sym.Variable("y")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Any:
+    """NumPy's global generator, from which such tests draw, is as it was afterwards."""
+    state = np.random.get_state()
+    np.random.seed(1)
+    yield
+    np.random.set_state(state)
+
+
+def test_comparisons() -> None:
+    """Equal, nearly equal, different, NaN in both or one; the message names the worst place."""
+    a = mx.nd.array([1.0, 2.0, 3.0])
+    assert tu.same(a, np.array([1, 2, 3], np.float32))
+    assert tu.almost_equal(a, a * (1 + 1e-6))
+    assert not tu.almost_equal(a, a * 1.1)
+    tu.assert_almost_equal(a, np.array([[1.0, 2.0, 3.0]]))
+    with pytest.raises(AssertionError, match=r"ours and theirs differ.*most at \(1,\): 2.0 and 4.0"):
+        tu.assert_almost_equal(a, np.array([1.0, 4.0, 3.1]), names=("ours", "theirs"))
+    with pytest.raises(AssertionError, match="shape"):
+        tu.assert_almost_equal(a, np.ones((1, 3)), use_broadcast=False)
+    gap = np.array([1.0, np.nan, 3.0])
+    assert not tu.almost_equal(gap, gap)
+    assert tu.almost_equal(gap, gap, equal_nan=True)
+    assert tu.almost_equal_ignore_nan(gap, a)
+    tu.assert_almost_equal_ignore_nan(gap, a)
+    place, times = tu.find_max_violation(np.array([1.0, 3.0]), np.array([1.0, 2.0]), rtol=0.1, atol=0)
+    assert place == (1,)
+    assert times == pytest.approx(5.0)
+
+
+def test_exceptions_and_retries() -> None:
+    """An error that does not come fails; a test may fail so many times, by assertion alone."""
+    tu.assert_exception(int, ValueError, "x")
+    with pytest.raises(AssertionError, match="did not raise"):
+        tu.assert_exception(int, ValueError, "1")
+    calls: list[int] = []
+
+    @tu.retry(3)
+    def flaky() -> str:
+        calls.append(1)
+        assert len(calls) == 3
+        return "done"
+
+    assert flaky() == "done"
+    with pytest.raises(AssertionError):
+        tu.retry(2)(lambda: (_ for _ in ()).throw(AssertionError))()
+
+
+def test_outputs_and_gradients_are_compared() -> None:
+    """Right numbers pass, wrong ones do not; ``add`` adds to what was there, ``null`` keeps it."""
+    net, place = X * Y, {"x": np.array([1.0, 2.0]), "y": np.array([3.0, 4.0])}
+    tu.check_symbolic_forward(net, place, [np.array([3.0, 8.0])])
+    with pytest.raises(AssertionError, match="output"):
+        tu.check_symbolic_forward(net, place, [np.array([3.0, 9.0])])
+    head = [np.array([1.0, 10.0])]
+    right = {"x": np.array([3.0, 40.0]), "y": np.array([1.0, 20.0])}
+    for req in ("write", "add", "null"):
+        tu.check_symbolic_backward(net, place, head, right, grad_req=req, rtol=1e-4)
+    with pytest.raises(AssertionError, match="gradient of y"):
+        tu.check_symbolic_backward(net, place, head, {**right, "y": np.array([1.0, 21.0])})
+    with pytest.raises(ParameterError, match="z"):
+        tu.check_symbolic_forward(net, {**place, "z": 1}, [np.zeros(2)])
+    assert tu.simple_forward(net, **place).tolist() == [3.0, 8.0]
+
+
+def test_central_differences_find_a_wrong_gradient() -> None:
+    """A layer with states passes; an operator whose backward is wrong does not."""
+    net = mx.sym.BatchNorm(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), name="bn", fix_gamma=False)
+    shapes, _, states = net.infer_shape(x=(4, 2))
+    place = [np.random.normal(size=shape) for shape in shapes]
+    tu.check_numeric_gradient(net, place, [np.ones(shape) for shape in states], numeric_eps=1e-4, dtype=np.float64)
+
+    class Wrong(mx.operator.CustomOp):
+        def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+            self.assign(out_data[0], req[0], in_data[0] * 2)
+
+        def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
+            self.assign(in_grad[0], req[0], out_grad[0] * 3)
+
+    @mx.operator.register("test_utils_wrong")
+    class WrongProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> Any:
+            return Wrong()
+
+    with pytest.raises(AssertionError, match="gradient of x"):
+        tu.check_numeric_gradient(mx.sym.Custom(X, op_type="test_utils_wrong"), {"x": np.ones((2, 2))})
+
+
+def test_contexts_and_dtypes_agree() -> None:
+    """A network computes the same on a simulated device and in float64; another network does not."""
+    net = mx.sym.Activation(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), act_type="tanh")
+    runs = [
+        {"ctx": mx.cpu(), "x": (2, 4), "type_dict": {"x": np.float64}},
+        {"ctx": mx.cpu(), "x": (2, 4), "type_dict": {"x": np.float32}},
+        {"ctx": mx.sim(0), "x": (2, 4), "type_dict": {"x": np.float32}},
+    ]
+    tu.check_consistency(net, runs)
+    other = mx.sym.Activation(mx.sym.FullyConnected(X, num_hidden=3, name="fc"), act_type="sigmoid")
+    # Both outputs have the name of their node's kind, so only the values tell them apart.
+    renamed = [mx.sym.identity(one, name="out") for one in (net, other)]
+    with pytest.raises(AssertionError, match="run 1"):
+        tu.check_consistency(renamed, runs[:2])
+    assert tu.check_speed(net, x=(2, 4), N=2) > 0
+
+
+def test_random_arrays_are_what_was_asked_for() -> None:
+    """Shapes within their bounds, dtypes, samples in order, sums over several axes."""
+    assert len(tu.rand_shape_nd(4, 3)) == 4
+    assert max(max(tu.rand_shape_3d(2, 3, 4)) for _ in range(20)) <= 4
+    assert min(min(tu.rand_shape_2d()) for _ in range(50)) >= 1
+    array = tu.rand_ndarray((3, 2), dtype="float64", modifier_func=abs)
+    assert (array.dtype, array.shape) == (np.float64, (3, 2))
+    assert array.asnumpy().min() >= 0
+    assert tu.rand_ndarray((5, 2), "row_sparse", density=0).asnumpy().any() is np.False_
+    with pytest.raises(ParameterError, match="csr"):
+        tu.rand_ndarray((2, 2), "csr")
+    one, two = tu.random_arrays((2, 3), ())
+    assert (one.shape, two.shape) == ((2, 3), ())
+    chosen = tu.random_sample(range(10), 4)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == 4
+    data = np.arange(24.0).reshape(2, 3, 4)
+    np.testing.assert_array_equal(tu.np_reduce(data, (0, -1), True, np.sum), data.sum(axis=(0, 2), keepdims=True))
+    assert tu.create_vector(3).asnumpy().tolist() == [0, 1, 2]
+
+
+def test_helpers() -> None:
+    """Environment, memory shared, the default context, a batch for ever, optimizers that agree, no downloads."""
+    with tu.EnvManager("WEFTPLAN_TEST_UTILS_X", "1"):
+        assert os.environ["WEFTPLAN_TEST_UTILS_X"] == "1"
+    assert "WEFTPLAN_TEST_UTILS_X" not in os.environ
+    a = mx.nd.ones((4,))
+    assert tu.same_array(a, a.reshape((2, 2)).reshape((4,)))
+    assert not tu.same_array(a, a.copy())
+    assert tu.default_context() == mx.cpu()
+    endless = tu.DummyIter(mx.io.NDArrayIter(np.zeros((2, 1)), batch_size=2))
+    assert endless.next() is endless.next()
+    tu.compare_optimizer(mx.optimizer.SGD(momentum=0.9), mx.optimizer.SGD(momentum=0.9), (3, 2), np.float32)
+    with pytest.raises(AssertionError, match="weight"):
+        tu.compare_optimizer(mx.optimizer.SGD(), mx.optimizer.SGD(learning_rate=0.5), (3, 2), np.float32)
+    with pytest.raises(MXNetError, match="fetch the file"):
+        tu.get_mnist()

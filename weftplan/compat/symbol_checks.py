@@ -1,0 +1,285 @@
+"""Checks of a symbol that tests written for MXNet use: outputs, gradients, central differences, two contexts, speed.
+
+Each binds the symbol anew on the thread that calls, and raises AssertionError where numbers differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.device.context import Context, current_context
+from weftplan.errors import ParameterError
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+
+Host = np.ndarray[Any, np.dtype[Any]]
+Named = Mapping[str, Any] | Sequence[Any]
+
+
+def _host(value: Any) -> Host:
+    return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+
+
+def _named(given: Named | None, names: Sequence[str], what: str) -> dict[str, Any]:
+    """Values by name; raises ParameterError for names or numbers of values that do not fit."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        unknown = sorted({*given} - {*names})
+        if unknown:
+            raise ParameterError(f"{what}: {unknown} are none of {list(names)}")
+        return dict(given)
+    if len(given) != len(names):
+        raise ParameterError(f"{what}: {len(given)} values for {list(names)}")
+    return dict(zip(names, given, strict=True))
+
+
+def _bound(
+    symbol: Symbol, location: Named, aux_states: Any, ctx: Context | None, dtype: Any, reqs: Any, grads: Any = None
+) -> Any:
+    """An executor on copies of these values; floats of them get ``dtype``."""
+    ctx = current_context() if ctx is None else ctx
+
+    def arrays(values: Mapping[str, Any]) -> dict[str, NDArray]:
+        found = {}
+        for name, value in values.items():
+            host = _host(value)
+            kept = isinstance(value, NDArray) or host.dtype.kind != "f"
+            found[name] = nd.array(host, ctx=ctx, dtype=host.dtype if kept else dtype)
+        return found
+
+    args = arrays(_named(location, symbol.list_arguments(), "location"))
+    aux = arrays(_named(aux_states, symbol.list_auxiliary_states(), "aux_states"))
+    return symbol.bind(ctx, args, args_grad=grads, grad_req=reqs, aux_states=aux)
+
+
+def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any) -> Any:
+    """Outputs of a symbol for NumPy arrays by name; one alone is no list."""
+    executor = _bound(sym, inputs, None, ctx, np.float32, "null")
+    outputs = [out.asnumpy() for out in executor.forward(is_train=is_train)]
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _compare(found: Any, wanted: Any, rtol: float, atol: float | None, equal_nan: bool, what: str) -> None:
+    np.testing.assert_allclose(
+        _host(found), _host(wanted), rtol=rtol, atol=1e-20 if atol is None else atol, equal_nan=equal_nan, err_msg=what
+    )
+
+
+def check_symbolic_forward(
+    sym: Symbol,
+    location: Named,
+    expected: Named,
+    rtol: float = 1e-4,
+    atol: float | None = None,
+    aux_states: Named | None = None,
+    ctx: Context | None = None,
+    equal_nan: bool = False,
+    dtype: Any = np.float32,
+) -> list[NDArray]:
+    """Compare the outputs with ``expected``; the outputs."""
+    executor = _bound(sym, location, aux_states, ctx, dtype, "null")
+    outputs: list[NDArray] = executor.forward(is_train=False)
+    wanted = _named(expected, sym.list_outputs(), "expected")
+    for name, output in zip(sym.list_outputs(), outputs, strict=True):
+        if name in wanted:
+            _compare(output, wanted[name], rtol, atol, equal_nan, f"output {name}")
+    return outputs
+
+
+def check_symbolic_backward(
+    sym: Symbol,
+    location: Named,
+    out_grads: Any,
+    expected: Named,
+    rtol: float = 1e-5,
+    atol: float | None = None,
+    aux_states: Named | None = None,
+    grad_req: Any = "write",
+    ctx: Context | None = None,
+    grad_stypes: Any = None,
+    equal_nan: bool = False,
+    dtype: Any = np.float32,
+) -> dict[str, NDArray]:
+    """Compare the gradients for ``out_grads`` with ``expected``; the gradients by name.
+
+    An argument whose ``grad_req`` is ``add`` begins with random numbers, to which its gradient must be added; one
+    that is ``null`` must keep them.
+    """
+    names = sym.list_arguments()
+    values = _named(location, names, "location")
+    reqs = dict.fromkeys(names, grad_req) if isinstance(grad_req, str) else _named(grad_req, names, "grad_req")
+    wanted = {name: value for name, value in _named(expected, names, "expected").items() if value is not None}
+    before = {name: np.asarray(np.random.normal(size=_host(values[name]).shape), dtype) for name in wanted}
+    ctx = current_context() if ctx is None else ctx
+    grads = {name: nd.array(value, ctx=ctx, dtype=dtype) for name, value in before.items()}
+    executor = _bound(sym, values, aux_states, ctx, dtype, {name: reqs.get(name, "null") for name in names}, grads)
+    executor.forward(is_train=True)
+    if isinstance(out_grads, Mapping):
+        out_grads = [out_grads[name] for name in sym.list_outputs()]
+    if out_grads is not None:
+        out_grads = [nd.array(_host(one), ctx=ctx, dtype=_host(one).dtype if isinstance(one, NDArray) else dtype)
+                     for one in ([out_grads] if isinstance(out_grads, NDArray) else out_grads)]  # fmt: skip
+    executor.backward(out_grads)
+    for name, value in wanted.items():
+        req, found = reqs.get(name, "null"), grads[name].asnumpy()
+        goal = {"write": _host(value), "add": before[name] + _host(value), "null": before[name]}[req]
+        _compare(found, goal, rtol, atol, equal_nan, f"gradient of {name} (grad_req {req})")
+    return grads
+
+
+def check_numeric_gradient(
+    sym: Symbol,
+    location: Named,
+    aux_states: Named | None = None,
+    numeric_eps: float = 1e-3,
+    rtol: float = 1e-2,
+    atol: float | None = None,
+    grad_nodes: Sequence[str] | Mapping[str, str] | None = None,
+    use_forward_train: bool = True,
+    ctx: Context | None = None,
+    grad_stype_dict: Any = None,
+    dtype: Any = np.float32,
+) -> None:
+    """Compare gradients of a random weighted sum of the outputs with central differences.
+
+    Args:
+        numeric_eps: step of the differences.
+        grad_nodes: arguments whose gradients are compared; default: all that are floats.
+        use_forward_train: run as in training, also for the differences.
+    """
+    names = sym.list_arguments()
+    values = {name: np.array(_host(value)) for name, value in _named(location, names, "location").items()}
+    values = {name: value.astype(dtype) if value.dtype.kind == "f" else value for name, value in values.items()}
+    wanted = list(grad_nodes) if grad_nodes is not None else [n for n in names if values[n].dtype.kind == "f"]
+    ctx = current_context() if ctx is None else ctx
+    grads = {name: nd.zeros(values[name].shape, ctx=ctx, dtype=values[name].dtype) for name in wanted}
+    reqs = {name: "write" if name in grads else "null" for name in names}
+    executor = _bound(sym, values, aux_states, ctx, dtype, reqs, grads)
+    states = {name: value.asnumpy() for name, value in executor.aux_dict.items()}
+    weights = [np.random.normal(size=out.shape).astype(out.dtype) for out in executor.forward(is_train=True)]
+    executor.backward([nd.array(weight, ctx=ctx, dtype=weight.dtype) for weight in weights])
+    found = {name: grad.asnumpy() for name, grad in grads.items()}
+
+    def total() -> float:
+        for name, state in states.items():
+            executor.aux_dict[name][:] = state
+        outputs = executor.forward(is_train=use_forward_train)
+        pairs = zip(outputs, weights, strict=True)
+        return float(sum((out.asnumpy().astype(np.float64) * weight).sum() for out, weight in pairs))
+
+    for name in wanted:
+        base, numeric = values[name], np.zeros(values[name].shape)
+        for place in np.ndindex(base.shape):
+            sides = []
+            for step in (numeric_eps / 2, -numeric_eps / 2):
+                moved = base.copy()
+                moved[place] += step
+                executor.arg_dict[name][:] = moved
+                sides.append(total())
+            numeric[place] = (sides[0] - sides[1]) / numeric_eps
+        executor.arg_dict[name][:] = base
+        _compare(found[name], numeric, rtol, 1e-4 if atol is None else atol, False, f"gradient of {name}")
+
+
+_TOLERANCES = {"float16": 1e-1, "float32": 1e-3, "float64": 1e-5}
+
+
+def check_consistency(
+    sym: Symbol | Sequence[Symbol],
+    ctx_list: Sequence[Mapping[str, Any]],
+    scale: float = 1.0,
+    grad_req: Any = "write",
+    arg_params: Mapping[str, Any] | None = None,
+    aux_params: Mapping[str, Any] | None = None,
+    tol: Any = None,
+    raise_on_err: bool = True,
+    ground_truth: Any = None,
+    equal_nan: bool = False,
+    use_uniform: bool = False,
+    rand_type: Any = np.float64,
+) -> list[Host]:
+    """Compare outputs and gradients of a symbol on several contexts or with several dtypes; those of the finest dtype.
+
+    Args:
+        ctx_list: for each run ``{"ctx": context, "type_dict": dtypes by argument, name: shape, …}``.
+        scale: of the random values.
+        tol: the tolerance; by default that of the coarser dtype.
+        raise_on_err: False: what differs is printed.
+    """
+    symbols = [sym] * len(ctx_list) if isinstance(sym, Symbol) else list(sym)
+    runs = []
+    random = np.random.RandomState(np.random.randint(1 << 31))
+    values: dict[str, Host] = {}
+    for symbol, facts in zip(symbols, ctx_list, strict=True):
+        settings = dict(facts)
+        executor = symbol.simple_bind(
+            settings.pop("ctx"), grad_req=grad_req, type_dict=settings.pop("type_dict", None), **settings
+        )
+        for name, array in executor.arg_dict.items():
+            if name not in values:
+                draw = random.uniform(-0.5, 0.5, array.shape) if use_uniform else random.normal(size=array.shape)
+                given = (arg_params or {}).get(name)
+                values[name] = (draw * scale).astype(rand_type) if given is None else _host(given)
+            array[:] = values[name]
+        for name, array in executor.aux_dict.items():
+            array[:] = _host((aux_params or {}).get(name, 0))
+        train = any(req != "null" for req in executor.grad_req.values())
+        outputs = executor.forward(is_train=train)
+        found = {name: out.asnumpy() for name, out in zip(symbol.list_outputs(), outputs, strict=True)}
+        if train:
+            executor.backward([out.copy() for out in outputs])
+            found.update((f"gradient of {n}", g.asnumpy()) for n, g in executor.grad_dict.items() if g is not None)
+        kind = min((out.dtype for out in outputs), key=lambda one: np.dtype(one).itemsize)
+        runs.append((np.dtype(kind), found))
+    truth = max(runs, key=lambda run: run[0].itemsize)[1] if ground_truth is None else dict(ground_truth)
+    for number, (kind, found) in enumerate(runs):
+        most = _TOLERANCES.get(kind.name, 0.0) if tol is None else tol[kind] if isinstance(tol, Mapping) else tol
+        for name, value in found.items():
+            try:
+                _compare(value, truth[name], most, most, equal_nan, f"run {number} ({kind}): {name}")
+            except AssertionError as error:
+                if raise_on_err:
+                    raise
+                print(error)
+    return list(truth.values())
+
+
+def check_speed(
+    sym: Symbol,
+    location: Mapping[str, Any] | None = None,
+    ctx: Context | None = None,
+    N: int = 20,
+    grad_req: Any = None,
+    typ: str = "whole",
+    **kwargs: Any,
+) -> float:
+    """Seconds of a run, forward and backward (``whole``) or ``forward`` alone, on average over ``N``.
+
+    ``location`` gives values; else ``kwargs`` give shapes, and values are normal numbers.
+    """
+    if typ not in ("whole", "forward"):
+        raise ParameterError(f"check_speed: typ must be 'whole' or 'forward', got {typ!r}")
+    req = grad_req or ("write" if typ == "whole" else "null")
+    shapes = kwargs if location is None else {name: _host(value).shape for name, value in location.items()}
+    executor = sym.simple_bind(current_context() if ctx is None else ctx, grad_req=req, **shapes)
+    for name, array in executor.arg_dict.items():
+        array[:] = np.random.normal(size=array.shape) if location is None else _host(location[name])
+
+    def run() -> None:
+        executor.forward(is_train=typ == "whole")
+        if typ == "whole":
+            executor.backward(executor.outputs)
+
+    run()
+    nd.waitall()
+    start = time.perf_counter()
+    for _ in range(N):
+        run()
+    nd.waitall()
+    return (time.perf_counter() - start) / N

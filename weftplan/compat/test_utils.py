@@ -1,0 +1,409 @@
+"""``mx.test_utils``: what scripts and tests written for MXNet lean on: comparisons, random arrays, small helpers.
+
+Checks of whole symbols stand in ``symbol_checks.py`` and have their names here, too. Random arrays come from NumPy's
+global generator, which such tests seed. What MXNet's module fetches from the network is absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from weftplan import ndarray as nd
+from weftplan.compat.symbol_checks import (
+    check_consistency,
+    check_numeric_gradient,
+    check_speed,
+    check_symbolic_backward,
+    check_symbolic_forward,
+    simple_forward,
+)
+from weftplan.device import gpus
+from weftplan.device.context import Context, current_context
+from weftplan.errors import MXNetError, ParameterError
+from weftplan.ndarray import NDArray
+from weftplan.training.io import DataBatch, DataIter
+
+__all__ = [
+    "DummyIter",
+    "EnvManager",
+    "almost_equal",
+    "almost_equal_ignore_nan",
+    "assert_almost_equal",
+    "assert_almost_equal_ignore_nan",
+    "assert_exception",
+    "check_consistency",
+    "check_numeric_gradient",
+    "check_speed",
+    "check_symbolic_backward",
+    "check_symbolic_forward",
+    "compare_optimizer",
+    "create_vector",
+    "default_context",
+    "default_dtype",
+    "discard_stderr",
+    "download",
+    "find_max_violation",
+    "get_atol",
+    "get_mnist",
+    "get_rtol",
+    "list_gpus",
+    "np_reduce",
+    "rand_coord_2d",
+    "rand_ndarray",
+    "rand_shape_2d",
+    "rand_shape_3d",
+    "rand_shape_nd",
+    "random_arrays",
+    "random_sample",
+    "retry",
+    "same",
+    "same_array",
+    "set_default_context",
+    "set_env_var",
+    "simple_forward",
+]
+
+Host = np.ndarray[Any, np.dtype[Any]]
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def default_context() -> Context:
+    """Where arrays are made for which nothing else is said."""
+    return current_context()
+
+
+def set_default_context(ctx: Context) -> None:
+    """Make arrays there from now on, where nothing else is said."""
+    Context.default_ctx = ctx
+
+
+def default_dtype() -> type[np.float32]:
+    """The dtype of arrays for which nothing else is said."""
+    return np.float32
+
+
+def get_atol(atol: float | None = None) -> float:
+    """The absolute tolerance of comparisons: 1e-20 where none is given."""
+    return 1e-20 if atol is None else atol
+
+
+def get_rtol(rtol: float | None = None) -> float:
+    """The relative tolerance of comparisons: 1e-5 where none is given."""
+    return 1e-5 if rtol is None else rtol
+
+
+def list_gpus() -> range:
+    """Numbers of the GPUs that can be used."""
+    return range(gpus.num_gpus())
+
+
+# -- comparisons -------------------------------------------------------------------------------------------------------
+
+
+def _host(value: Any) -> Host:
+    return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether all elements are equal.
+
+    >>> same(nd.ones((2,)), np.ones(2)), same([1], [2])
+    (True, False)
+    """
+    return np.array_equal(_host(a), _host(b))
+
+
+def almost_equal(a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False) -> bool:
+    """Whether ``|a - b| <= atol + rtol |b|`` everywhere."""
+    return np.allclose(_host(a), _host(b), get_rtol(rtol), get_atol(atol), equal_nan)
+
+
+def _without_nan(a: Any, b: Any) -> tuple[Host, Host]:
+    left, right = np.array(_host(a)), np.array(_host(b))
+    lost = np.isnan(left) | np.isnan(right)
+    left[lost] = right[lost] = 0
+    return left, right
+
+
+def almost_equal_ignore_nan(a: Any, b: Any, rtol: float | None = None, atol: float | None = None) -> bool:
+    """:func:`almost_equal` where neither is NaN."""
+    return almost_equal(*_without_nan(a, b), rtol, atol)
+
+
+def find_max_violation(
+    a: Any, b: Any, rtol: float | None = None, atol: float | None = None
+) -> tuple[tuple[int, ...], float]:
+    """(place, how many times the tolerance) of the largest difference."""
+    left, right = _host(a), _host(b)
+    allowed = get_atol(atol) + get_rtol(rtol) * np.abs(right)
+    with np.errstate(all="ignore"):
+        worse = np.abs(left - right) / (allowed + 1e-300)
+    place = np.unravel_index(int(np.argmax(np.nan_to_num(worse, nan=np.inf))), worse.shape)
+    return tuple(int(k) for k in place), float(worse[place])
+
+
+def assert_almost_equal(
+    a: Any,
+    b: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    names: Sequence[str] = ("a", "b"),
+    equal_nan: bool = False,
+    use_broadcast: bool = True,
+    mismatches: tuple[int, int] = (10, 10),
+) -> None:
+    """Raise AssertionError unless :func:`almost_equal`; it shows the largest difference and the first ones.
+
+    >>> assert_almost_equal(nd.ones((2,)), 1)
+    >>> assert_almost_equal(1.0, 1.1)
+    Traceback (most recent call last):
+    AssertionError: a and b differ (rtol 1e-05, atol 1e-20), most at (): 1.0 and 1.1, 9090.91 times the tolerance
+    """
+    left, right = _host(a), _host(b)
+    if not use_broadcast and left.shape != right.shape:
+        raise AssertionError(f"{names[0]} has shape {left.shape}, {names[1]} {right.shape}")
+    if almost_equal(left, right, rtol, atol, equal_nan):
+        return
+    left, right = np.broadcast_arrays(left, right)
+    place, times = find_max_violation(left, right, rtol, atol)
+    wrong = np.argwhere(~np.isclose(left, right, get_rtol(rtol), get_atol(atol), equal_nan))
+    shown = [f"{tuple(map(int, at))}: {left[tuple(at)]} and {right[tuple(at)]}" for at in wrong[: mismatches[1]]]
+    more = f"\n{len(wrong)} of {left.size} elements:\n" + "\n".join(shown) if left.ndim else ""
+    raise AssertionError(
+        f"{names[0]} and {names[1]} differ (rtol {get_rtol(rtol)}, atol {get_atol(atol)}), most at {place}: "
+        f"{left[place]} and {right[place]}, {times:.6g} times the tolerance{more}"
+    )
+
+
+def assert_almost_equal_ignore_nan(
+    a: Any, b: Any, rtol: float | None = None, atol: float | None = None, names: Sequence[str] = ("a", "b")
+) -> None:
+    """:func:`assert_almost_equal` where neither is NaN."""
+    assert_almost_equal(*_without_nan(a, b), rtol, atol, names)
+
+
+def assert_exception(f: Callable[..., Any], exception_type: type[BaseException], *args: Any, **kwargs: Any) -> None:
+    """Raise AssertionError unless the call raises such an error."""
+    try:
+        f(*args, **kwargs)
+    except exception_type:
+        return
+    raise AssertionError(f"{getattr(f, '__name__', f)} did not raise {exception_type.__name__}")
+
+
+def same_array(array1: NDArray, array2: NDArray) -> bool:
+    """Whether two arrays share their memory; both change for a moment."""
+    array1[:] += 1
+    if not same(array1, array2):
+        array1[:] -= 1
+        return False
+    array1[:] -= 1
+    return same(array1, array2)
+
+
+# -- random arrays -----------------------------------------------------------------------------------------------------
+
+
+def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> tuple[int, ...]:
+    """A shape of so many dimensions, each up to ``dim``."""
+    return tuple(int(n) for n in np.random.randint(0 if allow_zero_size else 1, dim + 1, size=num_dim))
+
+
+def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
+    """A shape of two dimensions."""
+    low = 0 if allow_zero_size else 1
+    return int(np.random.randint(low, dim0 + 1)), int(np.random.randint(low, dim1 + 1))
+
+
+def rand_shape_3d(dim0: int = 10, dim1: int = 10, dim2: int = 10, allow_zero_size: bool = False) -> tuple[int, ...]:
+    """A shape of three dimensions."""
+    low = 0 if allow_zero_size else 1
+    return tuple(int(np.random.randint(low, dim + 1)) for dim in (dim0, dim1, dim2))
+
+
+def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[int, int]:
+    """A place in a rectangle, the high ends left out."""
+    return int(np.random.randint(x_low, x_high)), int(np.random.randint(y_low, y_high))
+
+
+def rand_ndarray(
+    shape: Sequence[int],
+    stype: str = "default",
+    density: float | None = None,
+    dtype: Any = None,
+    modifier_func: Callable[[Any], Any] | None = None,
+    shuffle_csr_indices: bool = False,
+    distribution: str | None = None,
+    ctx: Context | None = None,
+) -> NDArray:
+    """Numbers of [-1, 1); of storage type ``row_sparse``, which is dense here, a ``density`` share of rows.
+
+    Raises:
+        ParameterError: another storage type.
+    """
+    if stype not in ("default", "row_sparse"):
+        raise ParameterError(f"rand_ndarray: storage type {stype!r} is absent on purpose; use 'default'")
+    values = np.random.uniform(-1.0, 1.0, tuple(shape)).astype(dtype or np.float32)
+    if stype == "row_sparse":
+        values[np.random.rand(len(values)) >= (np.random.rand() if density is None else density)] = 0
+    if modifier_func is not None:
+        values = np.vectorize(modifier_func, otypes=[values.dtype])(values)
+    return nd.array(values, ctx=ctx, dtype=values.dtype).tostype(stype)
+
+
+def random_arrays(*shapes: Sequence[int]) -> Any:
+    """NumPy arrays of normal numbers, one for each shape; one alone is no list."""
+    arrays = [np.array(np.random.randn(), np.float32) if not s else np.random.randn(*s).astype(np.float32)
+              for s in shapes]  # fmt: skip
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def random_sample(population: Sequence[Any], k: int) -> list[Any]:
+    """So many different ones, in the order in which they stand."""
+    chosen = np.sort(np.random.permutation(len(population))[:k])
+    return [population[int(place)] for place in chosen]
+
+
+def create_vector(size: int, dtype: Any = np.int64) -> NDArray:
+    """The numbers from 0 on."""
+    return nd.arange(0, size, dtype=dtype)
+
+
+def np_reduce(
+    dat: Any, axis: int | Sequence[int] | None, keepdims: bool, numpy_reduce_func: Callable[..., Any]
+) -> Host:
+    """What a reduction of NumPy of one axis gives over several."""
+    axes = list(range(dat.ndim)) if axis is None else [axis] if isinstance(axis, int) else list(axis)
+    result = dat
+    for one in sorted((k % dat.ndim for k in axes), reverse=True):
+        result = numpy_reduce_func(result, axis=one)
+    if keepdims:
+        result = np.reshape(result, [1 if k in {a % dat.ndim for a in axes} else n for k, n in enumerate(dat.shape)])
+    return np.asarray(result)
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: a test may fail by AssertionError ``n - 1`` times."""
+    if n < 1:
+        raise ParameterError(f"retry: expected at least 1, got {n}")
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(test)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            for left in reversed(range(n)):
+                try:
+                    return test(*args, **kwargs)
+                except AssertionError:
+                    if not left:
+                        raise
+            return None
+
+        return run
+
+    return decorate
+
+
+def set_env_var(key: str, val: str, default_val: str = "") -> str:
+    """Set an environment variable; what it was."""
+    before = os.environ.get(key, default_val)
+    os.environ[key] = val
+    return before
+
+
+class EnvManager:
+    """Within ``with`` an environment variable has another value."""
+
+    def __init__(self, key: str, val: str) -> None:
+        self._key, self._value = key, val
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get(self._key)
+        os.environ[self._key] = self._value
+
+    def __exit__(self, *exc: object) -> None:
+        if self._before is None:
+            os.environ.pop(self._key, None)
+        else:
+            os.environ[self._key] = self._before
+
+
+@contextlib.contextmanager
+def discard_stderr() -> Iterator[None]:
+    """Within ``with`` what anybody writes to the standard error goes nowhere."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+class DummyIter(DataIter):
+    """The first batch of another iterator, for ever: to measure speed without reading."""
+
+    def __init__(self, real_iter: DataIter) -> None:
+        super().__init__(real_iter.batch_size)
+        self.real_iter = real_iter
+        self.provide_data, self.provide_label = real_iter.provide_data, real_iter.provide_label
+        self.the_batch = next(real_iter)
+
+    def next(self) -> DataBatch:
+        return self.the_batch
+
+
+def compare_optimizer(
+    opt1: Any,
+    opt2: Any,
+    shape: Sequence[int],
+    dtype: Any,
+    w_stype: str = "default",
+    g_stype: str = "default",
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    compare_states: bool = True,
+) -> None:
+    """Raise AssertionError unless two optimizers change equal weights by equal gradients in the same way."""
+    weights = rand_ndarray(shape, w_stype, dtype=dtype)
+    grads = rand_ndarray(shape, g_stype, dtype=dtype)
+    pairs = []
+    for optimizer in (opt1, opt2):
+        weight = weights.copy()
+        state = optimizer.create_state_multi_precision(0, weight)
+        optimizer.update_multi_precision(0, weight, grads.copy(), state)
+        pairs.append((weight, state))
+    if compare_states:
+        for left, right in zip(_flat(pairs[0][1]), _flat(pairs[1][1]), strict=True):
+            assert_almost_equal(left, right, rtol, atol, ("state 1", "state 2"))
+    assert_almost_equal(pairs[0][0], pairs[1][0], rtol, atol, ("weight 1", "weight 2"))
+
+
+def _flat(state: Any) -> list[Any]:
+    if state is None:
+        return []
+    return [part for one in state for part in _flat(one)] if isinstance(state, (list, tuple)) else [state]
+
+
+def _from_the_network(what: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise MXNetError(f"mx.test_utils.{what} is absent on purpose: fetch the file yourself and give its path")
+
+    refuse.__doc__ = "Absent: it would fetch files from the network."
+    return refuse
+
+
+download = _from_the_network("download")
+get_mnist = _from_the_network("get_mnist")
