@@ -1,6 +1,7 @@
-"""Samples a second of a loader: ``data_loading.py weftplan|torch DATASET BATCH WORKERS EPOCHS``; prints JSON.
+"""Speed of a loader: ``data_loading.py weftplan|torch DATASET BATCH WORKERS EPOCHS``.
 
-The first epoch starts the workers and does not count. Every batch is looked at once.
+Prints as JSON samples a second, the median over the epochs, and microseconds of processor time a sample, of this
+process and of its workers together. The first epoch starts the workers and does not count.
 """
 
 import json
@@ -13,7 +14,7 @@ from data_samples import DATASETS
 
 
 def weftplan_epochs(source, batch, workers):
-    """A function that reads one epoch."""
+    """A function that reads one epoch, and one that gives the numbers of the workers."""
     import weftplan as mx
 
     it = mx.io.DatasetIter(source, batch, shuffle=True, num_workers=workers)
@@ -22,29 +23,40 @@ def weftplan_epochs(source, batch, workers):
         it.reset()
         return sum(one.data[0].shape[0] - one.pad for one in it)
 
-    return epoch
+    return epoch, lambda: it.worker_pids
 
 
 def torch_epochs(source, batch, workers):
-    """A function that reads one epoch."""
+    """A function that reads one epoch, and one that gives the numbers of the workers."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(source, batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    return lambda: sum(len(data) for data, _ in loader)
+    return lambda: sum(len(data) for data, _ in loader), lambda: [w.pid for w in loader._iterator._workers]
+
+
+def processor_s(pids):
+    """Processor time of this process and of others so far."""
+    total = time.process_time()
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def main():
     """Measure and print."""
     framework, name, batch, workers, epochs = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     source = DATASETS[name]()
-    epoch = (weftplan_epochs if framework == "weftplan" else torch_epochs)(source, batch, workers)
+    epoch, pids = (weftplan_epochs if framework == "weftplan" else torch_epochs)(source, batch, workers)
     epoch()
-    rates = []
+    rates, read, before = [], 0, processor_s(pids())
     for _ in range(epochs):
         start = time.perf_counter()
         count = epoch()
         rates.append(count / (time.perf_counter() - start))
-    print(json.dumps(sorted(rates)[len(rates) // 2]))
+        read += count
+    print(json.dumps([sorted(rates)[len(rates) // 2], (processor_s(pids()) - before) / read * 1e6]))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,8 @@ def test_other_shapes(workers):
     [
         ((np.zeros(2),), "it has 1 parts, the first sample had 2"),
         (np.zeros(2), r"'data' has shape \(\), expected \(2,\)"),
-        ({"data": 1}, "has not the parts of the first sample"),
+        ({"data": 1}, "it has 1 parts, the first sample had 2"),
+        ({"data": 1, "label": 1}, "has not the parts of the first sample"),
         ((np.zeros(2), np.array("text")), "'softmax_label' has dtype <U4, expected numbers"),
         ((np.zeros(2), [[1], [1, 2]]), "cannot be read"),
         (7, "int 7 has not the parts of the first sample"),

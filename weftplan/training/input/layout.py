@@ -78,16 +78,19 @@ class Layout:
         Raises:
             DoesNotFit: the sample lacks a part.
         """
-        if len(self.parts) == 1 and self.parts[0].key is None:
+        parts = self.parts
+        first = parts[0].key
+        if first is None:
             return [to_host(sample)]
-        if isinstance(sample, Sequence) and len(sample) != len(self.parts) and not isinstance(self.parts[0].key, str):
-            raise DoesNotFit(f"it has {len(sample)} parts, the first sample had {len(self.parts)}")
         try:
-            return [to_host(sample[part.key]) for part in self.parts]
+            if first.__class__ is int and len(sample) != len(parts):
+                raise DoesNotFit(f"it has {len(sample)} parts, the first sample had {len(parts)}")
+            found = [sample[part.key] for part in parts]
         except (KeyError, TypeError, IndexError):
             raise DoesNotFit(
-                f"{_described(sample)} has not the parts of the first sample: {[part.key for part in self.parts]}"
+                f"{_described(sample)} has not the parts of the first sample: {[part.key for part in parts]}"
             ) from None
+        return [to_host(value) for value in found]
 
     def store(self, arrays: Sequence[Host], views: Sequence[Host], row: int) -> int:
         """Put the parts of one sample into row ``row`` of a batch, or a whole batch into the rows from there; returns
@@ -96,13 +99,13 @@ class Layout:
         Raises:
             DoesNotFit: an array has another shape than that of the first sample, or holds no numbers.
         """
-        count = 1
-        if self.batched:
+        batched, count = self.batched, 1
+        if batched:
             count = len(arrays[0]) if arrays[0].ndim else 0
             if not 1 <= count <= self.rows - row:
                 raise DoesNotFit(f"it has {count} samples, the first batch had {self.rows}")
         for part, array, view in zip(self.parts, arrays, views, strict=True):
-            wanted = (count, *part.shape) if self.batched else part.shape
+            wanted = (count, *part.shape) if batched else part.shape
             if array.shape != wanted:
                 raise DoesNotFit(
                     f"{part.name!r} has shape {array.shape}, expected {wanted} as in the first; let transform give all "
@@ -110,7 +113,10 @@ class Layout:
                 )
             if array.dtype.kind not in "biuf":
                 raise DoesNotFit(f"{part.name!r} has dtype {array.dtype}, expected numbers")
-            np.copyto(view[row : row + count], array, casting="unsafe")
+            if batched:
+                view[row : row + count] = array
+            else:
+                view[row] = array
         return count
 
 
@@ -127,7 +133,7 @@ def to_host(value: Any) -> Host:
     """
     if isinstance(value, np.ndarray):
         return value
-    if hasattr(value, "__dlpack__"):
+    if not isinstance(value, (int, float, np.generic)) and hasattr(value, "__dlpack__"):
         try:
             return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError):  # of another device, or part of a graph of gradients

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from weftplan.errors import DataError
 from weftplan.training.input.layout import DoesNotFit, Host, Layout
-from weftplan.training.input.seeding import Key, epoch_order, sample_seed, seed_sample
+from weftplan.training.input.seeding import Key, epoch_order, epoch_seed, sample_seed, seed_sample
 from weftplan.training.input.sources import Dataset, Stream
 
 
@@ -96,7 +96,7 @@ class Reader:
         errors: list[str] = []
         for _, number, get in items:
             try:
-                return self._read((0, 0), number, get)
+                return self._read(epoch_seed((0, 0)), number, get)
             except _Unreadable as error:
                 if not self._skip:
                     raise DataError(str(error)) from error.__cause__
@@ -122,11 +122,13 @@ class Reader:
         """
         ended: list[int] = []
         items = self._stream(task, ended) if isinstance(self._source, Stream) else self._dataset(task)
+        epoch = epoch_seed(task.key)
         row, places, skipped = 0, [], []
+        pick, store = self.layout.pick, self.layout.store
         for place, number, get in items:
             try:
-                arrays = self._read(task.key, number, get, self.layout.pick)
-                row += self.layout.store(arrays, views, row)
+                arrays = self._read(epoch, number, get, pick)
+                row += store(arrays, views, row)
                 places.append(place)
             except _Unreadable as error:
                 if not self._skip:
@@ -137,8 +139,8 @@ class Reader:
         _repeat(views, row)
         return Filled(row, places if skipped else None, skipped, *ended)
 
-    def _read(self, key: Key, number: int, get: Callable[[], Any], use: Callable[[Any], Any] | None = None) -> Any:
-        seed_sample(sample_seed(key, number))
+    def _read(self, epoch: int, number: int, get: Callable[[], Any], use: Callable[[Any], Any] | None = None) -> Any:
+        seed_sample(sample_seed(epoch, number))
         try:
             sample = get()
             if self._transform is not None:
@@ -156,7 +158,7 @@ class Reader:
         numbers = self.numbers(task)
         together: Sequence[Any] | None = None
         if self._source.reads_together and numbers:
-            seed_sample(sample_seed(task.key, numbers[0]))
+            seed_sample(sample_seed(epoch_seed(task.key), numbers[0]))
             try:
                 together = self._source.together(numbers)
             except Exception:

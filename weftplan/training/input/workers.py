@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from multiprocessing import connection, reduction
+from multiprocessing import connection
 from typing import Any
 
 from weftplan.errors import DataError, DataWorkerError, ParameterError
@@ -320,8 +320,9 @@ def _signal_name(number: int) -> str:
 
 
 def _pickled(recipe: Recipe) -> bytes:
+    # Not multiprocessing's pickler, into which PyTorch puts tensors as descriptors that one process alone can fetch.
     try:
-        return bytes(reduction.ForkingPickler.dumps(recipe))
+        return pickle.dumps(recipe, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise DataError(
             f"the source or the transform cannot be sent to workers: {type(error).__name__}: {error}. Define classes "
