@@ -242,3 +242,19 @@ class TestSubmit:
         engine.submit(got.append, a)
         engine.wait()
         assert got[0] is a
+
+
+class TestFirstMistakes:
+    """What somebody new to tasks gets wrong is one short error."""
+
+    def test_a_list_for_an_array(self, driver):
+        """One traceback, which names the task and what came."""
+        with pytest.raises(EngineError, match="task 'add': expected a NumPy or CuPy array.*got int") as caught:
+            engine.submit(np.add, [1, 2], 1, out=[0, 0])
+        assert caught.value.__suppress_context__
+        assert caught.value.__cause__ is None
+
+    def test_a_call_for_a_function(self, driver):
+        """``submit(f(x))`` calls f at once: the error shows what was meant."""
+        with pytest.raises(EngineError, match=r"got NoneType: write submit\(fn, x\), not submit\(fn\(x\)\)"):
+            engine.submit([].clear())
