@@ -2,8 +2,8 @@
 
 * *cost*: processor time of submitting functions that do nothing and taking their results, all submitted first.
 * *50 us*: wall time of independent tasks of about 50 microseconds of NumPy that release the GIL, against the loop.
-* *stencil*: an in-place iteration over bands of a grid. Tasks on tiles need no barrier; the pool waits for all bands
-  after each step, which is what one writes by hand.
+* *stencil*: an iteration over bands of a grid in two buffers. Tasks, on slices or on tiles, need no barrier; the pool
+  waits for all bands after each step, which is what one writes by hand.
 
 Each figure is the median over the rounds; in every round all candidates run one after the other in one process, in
 turning order. BLAS is not used.
@@ -17,6 +17,7 @@ import platform
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -117,6 +118,8 @@ def stencil(pool, bands, size, steps):
     for grid in divided:
         engine.tiles(grid, (rows, size))
 
+    sliced = [grid.copy() for grid in grids]
+
     def loop():
         old, new = grids
         for _ in range(steps):
@@ -124,8 +127,8 @@ def stencil(pool, bands, size, steps):
                 smooth(old[first - 1 : last + 1], new[first:last])
             old, new = new, old
 
-    def ours():
-        old, new = divided
+    def ours(buffers):
+        old, new = buffers
         for _ in range(steps):
             for first, last in places:
                 engine.submit(smooth, old[first - 1 : last + 1], out=new[first:last])
@@ -140,7 +143,12 @@ def stencil(pool, bands, size, steps):
                 future.result()
             old, new = new, old
 
-    return {"the loop": loop, "weftplan, tiles": ours, "ThreadPoolExecutor": executor}
+    return {
+        "the loop": loop,
+        "weftplan, slices": partial(ours, sliced),
+        "weftplan, tiles": partial(ours, divided),
+        "ThreadPoolExecutor": executor,
+    }
 
 
 def measure(candidates, rounds, clock):

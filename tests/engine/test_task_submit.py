@@ -249,7 +249,7 @@ class TestFirstMistakes:
 
     def test_a_list_for_an_array(self, driver):
         """One traceback, which names the task and what came."""
-        with pytest.raises(EngineError, match="task 'add': expected a NumPy or CuPy array.*got int") as caught:
+        with pytest.raises(EngineError, match=r"task 'add': expected a NumPy or CuPy array.*got int") as caught:
             engine.submit(np.add, [1, 2], 1, out=[0, 0])
         assert caught.value.__suppress_context__
         assert caught.value.__cause__ is None
