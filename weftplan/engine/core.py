@@ -18,7 +18,7 @@ from weftplan.engine.edges.forking import Fork
 from weftplan.engine.execution import Tracer as Tracer
 from weftplan.engine.execution import running
 from weftplan.engine.failure import Failure
-from weftplan.engine.inspection import Statistics, dump_dot, dump_text, snapshot
+from weftplan.engine.inspection import QueueStatistics, Statistics, dump_dot, dump_text, snapshot
 from weftplan.engine.operation import (
     DetailedBlock,
     FnProperty,
@@ -37,7 +37,6 @@ from weftplan.engine.operation import (
     searchable,
 )
 from weftplan.engine.sites import OWN, origin, push_site
-from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
 from weftplan.engine.waiting import Waiting
 from weftplan.engine.yielding import others_first
@@ -257,12 +256,6 @@ class Engine(Waiting):
                 self._flush_bulk()
             self._wait_idle(few=self._region.few)
 
-    def _submit(self, op: DetailedBlock) -> None:
-        """Push what is not the usual."""
-        if self._tracer is not None:
-            op.push_ns = time.perf_counter_ns()
-        self._admit(op)
-
     def _plain(self, reads: Sequence[Var], writes: Sequence[Var]) -> bool:
         """True when the vars need nothing done to them: all of this engine, alive, none twice."""
         for var in writes:
@@ -304,9 +297,6 @@ class Engine(Waiting):
         op = DetailedBlock(fn, reads, writes, name, push_site(), ctx, checked_property(prop), priority)
         op.asynchronous = True
         self._submit(op)
-
-    def _synchronize(self, var: Var) -> None:
-        synchronize_var(self, var)
 
     # -- bulk -----------------------------------------------------------------------------------------------------
 
@@ -414,10 +404,10 @@ class Engine(Waiting):
             failed=self._failed,
             skipped=self._skipped,
             pending=self._region.pending,
-            queues=tuple(queue.statistics() for queue in self._queues()),
+            queues=tuple(self._count_queues()),
         )
 
-    def _queues(self) -> Sequence[Any]:
+    def _count_queues(self) -> Sequence[QueueStatistics]:
         return ()
 
     def dump(self, format: str = "text") -> str:

@@ -19,8 +19,8 @@ from weftplan.device.context import cpu
 from weftplan.engine.bulk import BulkRun, BulkState
 from weftplan.engine.edges.shield import shielded
 from weftplan.engine.failure import Failure, traceback_of
-from weftplan.engine.operation import FnProperty, FutureBlock, OprBlock, ample_room
-from weftplan.engine.region import Region
+from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
+from weftplan.engine.region import Driver, Region
 from weftplan.engine.streams import synchronize_host
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
@@ -56,7 +56,7 @@ live_engines: weakref.WeakSet[Any] = weakref.WeakSet()
 """Engines that a fork has to stop, and whose failures are reported at exit."""
 
 
-class Execution:
+class Execution(Driver):
     """State that decides how operations run; the public face is :class:`~weftplan.engine.core.Engine`."""
 
     kind = "Engine"
@@ -68,7 +68,6 @@ class Execution:
         self._failed_vars: MutableSet[Any] = weakref.WeakSet()
         """Vars that hold a failure."""
         self._any_failure = False
-        """There are such vars; otherwise nobody looks for failures."""
         self._careful = False
         """Running an operation needs :meth:`_execute_carefully`. Set inside the region, before the operation that needs
         it can be granted, so whoever fetches that operation sees it."""
@@ -103,7 +102,6 @@ class Execution:
         self._raise_once = config.get("WEFTPLAN_ERRORS") == "mxnet"
         self._region = Region(few=self._bound // 2, debug=self._debug)
         self._here: Any = deque()
-        """What the thread that was inside does when it is outside again."""
 
     def _enlist(self) -> None:
         """The last step of making an engine: from here on a fork and the end of the process see it."""
@@ -130,18 +128,10 @@ class Execution:
         """Make a change of state inside the region, after all requests so far; see ``region.py``."""
         return self._region.exclusively(self, change)
 
-    def _dispatch(self) -> None:
-        """Inside: hand over everything in the region's ``ready``."""
-        raise NotImplementedError
-
-    def _run_here(self) -> None:
-        """Outside: do what is in ``_here``."""
-
-    def _wake_all(self) -> None:
-        """Wake whoever has work: an interrupt may have come before somebody was woken."""
-
-    def _admit(self, op: OprBlock) -> None:
-        """Push ``op``."""
+    def _submit(self, op: DetailedBlock) -> None:
+        """Push what is not the usual."""
+        if self._tracer is not None:
+            op.push_ns = time.perf_counter_ns()
         self._region.requests.append(op)
         self._admitted(op)
 
@@ -151,7 +141,9 @@ class Execution:
 
     def _complete(self, op: OprBlock, failure: Any) -> None:
         """``op`` has run, on whatever thread."""
-        self._region.complete(self, op, failure)
+        op.failure = failure
+        self._region.requests.append(op)
+        self._region.apply(self)
 
     def _obstacle(self, op: OprBlock) -> Failure | None:
         """The failure because of which ``op`` must be skipped, if any. Called by whoever runs it, outside the region:

@@ -154,23 +154,11 @@ class NaiveEngine(Engine):
         self._deferred.clear()
         self._dispatched.clear()
 
-    def _queues(self) -> Sequence[Any]:
-        return [_Inline(ctx, count) for ctx, count in self._by_context.items()]
+    def _count_queues(self) -> Sequence[QueueStatistics]:
+        return [QueueStatistics(ctx, "inline", count, 0, 0) for ctx, count in self._by_context.items()]
 
 
 _RUN = NaiveEngine._run_inline.__code__
-
-
-class _Inline:
-    """Stands for the pushing threads in statistics."""
-
-    def __init__(self, context: Context, completed: int) -> None:
-        self._context = context
-        self._completed = completed
-
-    def statistics(self) -> QueueStatistics:
-        """Counts of one context."""
-        return QueueStatistics(self._context, "inline", self._completed, 0, 0)
 
 
 _CPU0 = Context("cpu", 0)

@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.operation import FnProperty, OprBlock
@@ -43,17 +45,12 @@ class ThreadedEnginePerDevice(ThreadedBase):
         super()._forget_threads()
         self._cpu_workers = self._task_workers = config.process("MXNET_MP_WORKER_NTHREADS")
 
-    def _route(self, op: OprBlock) -> WorkerQueue:
-        key = _key(op)
-        queue = self._by_route.get(key)
-        if queue is None:
-            queue = self._by_route[key] = self._choose(*key)
-        return queue
+    def _key(self, op: OprBlock) -> tuple[Any, ...]:
+        ctx = context_of(op)
+        return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer: hashing the enumeration costs more
 
-    def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
-        return self._by_route.get(_key(op))
-
-    def _choose(self, kind: str, index: int, prop: int) -> WorkerQueue:
+    def _choose(self, *key: Any) -> WorkerQueue:
+        kind, index, prop = key
         if kind == "file" and prop in _COPIES:
             way = "copy in" if prop == FnProperty.COPY_TO_GPU else "copy out"
             return self._queue(Context(kind, index), way, 1, by_priority=True)
@@ -76,8 +73,3 @@ class ThreadedEnginePerDevice(ThreadedBase):
         if queue is None:
             queue = self._by_route[key] = self._new_queue(ctx, name, threads, by_priority=by_priority)
         return queue
-
-
-def _key(op: OprBlock) -> tuple[str, int, int]:
-    ctx = context_of(op)
-    return ctx.device_type, ctx.device_id, op.prop + 0  # a plain integer: hashing the enumeration costs more

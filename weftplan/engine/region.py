@@ -25,7 +25,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sized
+from collections.abc import Callable, MutableSequence
 from time import sleep
 from types import CodeType
 from typing import Any, Protocol, TypeVar
@@ -53,7 +53,7 @@ class Driver(Protocol):
 
     _any_failure: bool
     """Some var holds a failure, so every completion is to be told to ``_spread``."""
-    _here: Sized
+    _here: Any
     """What the thread that was inside does when it is outside again."""
 
     def _dispatch(self) -> None:
@@ -64,9 +64,11 @@ class Driver(Protocol):
 
     def _run_here(self) -> None:
         """Outside: do what is in ``_here``."""
+        return
 
     def _wake_all(self) -> None:
         """Inside: wake whoever has work, since an interrupt may have come before somebody was woken."""
+        return
 
 
 class Region:
@@ -78,20 +80,6 @@ class Region:
 
     A region does not hold its engine, which goes as soon as nobody else holds it: methods that need it are given it.
     """
-
-    __slots__ = (
-        "completed",
-        "debug",
-        "few",
-        "gate",
-        "idle_waiters",
-        "in_flight",
-        "ready",
-        "requests",
-        "seq",
-        "token",
-        "waits",
-    )
 
     def __init__(self, *, few: int = 0, debug: bool = False) -> None:
         self.requests: deque[OprBlock] = deque()
@@ -237,12 +225,6 @@ class Region:
             self.apply(driver)
         if interrupted is not None:
             raise interrupted
-
-    def complete(self, driver: Driver, op: OprBlock, failure: Any) -> None:
-        """``op`` has run, on whatever thread."""
-        op.failure = failure
-        self.requests.append(op)
-        self.apply(driver)
 
     def tell(self, op: OprBlock) -> None:
         """Inside: ``op``, first in ``_ready``, is a waiter; it is over as soon as it is granted."""

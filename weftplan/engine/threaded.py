@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from heapq import heappush
 from typing import Any
 
@@ -15,6 +14,7 @@ from weftplan.device.context import Context
 from weftplan.engine.core import Engine
 from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
+from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TaskBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.var import Var
 from weftplan.engine.workers import WorkerQueue, run_another
@@ -63,8 +63,12 @@ class ThreadedBase(Engine):
         if not self._finalizer.alive:
             self._finalizer = _End(self._all_queues)
 
-    def _route(self, op: OprBlock) -> WorkerQueue:
-        """Inside the region: the queue of an operation, made if need be."""
+    def _key(self, op: OprBlock) -> tuple[Any, ...]:
+        """What decides which queue an operation goes to."""
+        raise NotImplementedError
+
+    def _choose(self, *key: Any) -> WorkerQueue:
+        """Inside the region: the queue for a key that is new."""
         raise NotImplementedError
 
     def _new_queue(self, context: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
@@ -73,48 +77,46 @@ class ThreadedBase(Engine):
         self._all_queues.append(queue)
         return queue
 
-    def _queues(self) -> Sequence[WorkerQueue]:
-        return self._all_queues
+    def _count_queues(self) -> Sequence[QueueStatistics]:
+        return [queue.statistics() for queue in self._all_queues]
 
     def _dispatch(self) -> None:
         # No call may stand between taking an operation out of `ready` and the one that puts it into its queue.
         ready, here, plain = self._region.ready, self._here, self._plain_queues
         while ready:
             op = ready[0]
-            queue = plain.get(type(op))
-            if queue is not None:
-                items = queue.items
+            queue, urgent = plain.get(type(op)), False
+            if queue is None:
+                if type(op) is Waiter:
+                    self._region.tell(op)
+                    continue
+                if self._short_inline and op.prop in _SHORT and not self._streams_used:
+                    del ready[0]
+                    here += (op,)
+                    continue
+                key, urgent = self._key(op), op.prop is _DELETE
+                queue = self._by_route.get(key)
+                if queue is None:
+                    queue = self._by_route[key] = self._choose(*key)
+                if type(op) in PLAIN:
+                    plain[type(op)] = queue
+            items = queue.items
+            if queue.by_priority:
+                entry = (-op.priority, op.seq, op)
+                with queue.heap_lock:
+                    del ready[0]
+                    heappush(items, entry)
+            else:
                 # The order of the program, as far as that is to be had: who reads a result before anything else is
                 # made runs before it, and the result can go.
                 del ready[0]
                 try:
-                    if items and items[0].seq > op.seq:
+                    if items and (urgent or items[0].seq > op.seq):
                         items.appendleft(op)
                     else:
                         items.append(op)
                 except IndexError:  # a worker has just taken the first
                     items.append(op)
-            elif type(op) is Waiter:
-                self._region.tell(op)
-                continue
-            elif self._short_inline and op.prop in _SHORT and not self._streams_used:
-                del ready[0]
-                here += (op,)
-                continue
-            else:
-                queue = self._route(op)
-                if type(op) in PLAIN:
-                    plain[type(op)] = queue
-                items = queue.items
-                if queue.by_priority:
-                    entry = (-op.priority, op.seq, op)
-                    with queue.heap_lock:
-                        del ready[0]
-                        heappush(items, entry)
-                else:
-                    first = op.prop is _DELETE or _precedes(op, items)
-                    del ready[0]
-                    (items.appendleft if first else items.append)(op)
             if not queue.waking and not queue.looking and (queue.idle or queue.permits or queue.stopping):
                 if queue.stopping:
                     queue.revive(self)
@@ -240,12 +242,8 @@ class ThreadedBase(Engine):
         """The queue that ``op`` is or was in, if it is one where a waiting thread may help."""
         if not op.own and self._waiters_help != "all":
             return None
-        queue = self._plain_queues.get(type(op)) or self._known_queue(op)
+        queue = self._plain_queues.get(type(op)) or self._by_route.get(self._key(op))
         return queue if queue is not None and self._can_help(queue) else None
-
-    def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
-        """:meth:`_route` without making a queue."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         if self in running.engines:
@@ -266,13 +264,6 @@ class ThreadedBase(Engine):
         self._by_route.clear()
         self._all_queues.clear()
         return queues
-
-
-def _precedes(op: OprBlock, items: Sequence[OprBlock]) -> bool:
-    """True when ``op`` was pushed before what is first in the queue."""
-    with suppress(IndexError):  # a worker has taken the last one
-        return items[0].seq > op.seq
-    return False
 
 
 def _end(queues: list[WorkerQueue]) -> None:
@@ -314,16 +305,12 @@ class ThreadedEngine(ThreadedBase):
         self._copy_workers = copy_workers
         self._enlist()
 
-    def _route(self, op: OprBlock) -> WorkerQueue:
-        copy = op.prop in _COPIES
-        queue = self._by_route.get((copy,))
-        if queue is None:
-            name, threads = ("copy", self._copy_workers) if copy else ("worker", self._workers)
-            queue = self._by_route[copy,] = self._new_queue(None, name, threads)
-        return queue
+    def _key(self, op: OprBlock) -> tuple[Any, ...]:
+        return (op.prop in _COPIES,)
 
-    def _known_queue(self, op: OprBlock) -> WorkerQueue | None:
-        return self._by_route.get((op.prop in _COPIES,))
+    def _choose(self, *key: Any) -> WorkerQueue:
+        name, threads = ("copy", self._copy_workers) if key[0] else ("worker", self._workers)
+        return self._new_queue(None, name, threads)
 
 
 _CPU0 = Context("cpu", 0)

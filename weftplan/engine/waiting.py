@@ -12,6 +12,7 @@ from weftplan.engine.failure import Failure, add_note
 from weftplan.engine.operation import FnProperty, FutureBlock, Waiter, ample_room, checked_vars
 from weftplan.engine.region import PATIENCE_S
 from weftplan.engine.sites import push_site
+from weftplan.engine.streams import synchronize_var
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError, WaitInWorkerError
 
@@ -69,7 +70,7 @@ class Waiting(Execution):
             if (self._region.requests or var.write is not None) and not self._block(var, timeout):
                 return False
         if var.events is not None:
-            self._synchronize(var)
+            synchronize_var(self, var)
         return True
 
     def _block(self, var: Var, timeout: float | None) -> bool:
@@ -189,7 +190,7 @@ class Waiting(Execution):
         reads, _ = checked_vars(self, (var,), (), "future")
         if self._bulking:
             self._flush_bulk()
-        self._admit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
+        self._submit(FutureBlock(settle, reads, (), "future", push_site(), prop=FnProperty.NO_SKIP))
         return result
 
     def _await(self, var: Var) -> Generator[Any, None, Var]:
@@ -218,9 +219,6 @@ class Waiting(Execution):
             failure.observed_seq = self._region.seq
             if self._raise_once:
                 failure.heal_everywhere(self._failed_vars)
-
-    def _synchronize(self, var: Var) -> None:
-        """Block the host until the last write of ``var`` on an asynchronous device has passed."""
 
     def _refuse(self, message: str) -> None:
         """From now on every push and wait raises EngineError."""
