@@ -44,7 +44,9 @@ def named_by_modules() -> set[str]:
                 parts = [None, node.right.value]
             else:
                 continue
-            if re.search(r"[A-Z]{3}", "".join(str(part) for part in parts if part is not None)):
+            if len(parts) == 1:
+                found |= BY_NAME.keys() & {parts[0]}
+            elif re.search(r"[A-Z]{3}", "".join(str(part) for part in parts if part is not None)):
                 pattern = "".join(".*" if part is None else re.escape(str(part)) for part in parts)
                 found |= {name for name in BY_NAME if re.fullmatch(pattern, name)}
     return found
