@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import KVStoreError, WorkerLostError
+from weftplan.kvstore.distributed.mpi import note_loss
 from weftplan.kvstore.distributed.wire import INLINE, SIZE, Kind, Message, clip, decode, digest
 from weftplan.kvstore.reduce import Array
 
@@ -32,6 +33,9 @@ _HEADER, _DATA = 1, 2
 
 _LOOKS = 50
 """Looks, 10 ms apart, for who has died."""
+
+_SETTLE_S = 2.0
+"""Seconds that a process gives MPI to let go of what a loss has interrupted."""
 
 _SPINS = 2000
 """Looks at the requests before a waiting thread sleeps between them."""
@@ -54,6 +58,9 @@ class Group:
         self._stall_s, self.timeout_s = stall_s, timeout_s
         self._add = add
         self._scratch = np.empty(0, np.uint8)
+        self._receiving: list[Any] = []
+        self._sending: list[Any] = []
+        """Requests of exchanges that a loss has ended; they keep their buffers, which MPI may still write and read."""
         self.members: list[int] = list(range(comm.size))
         self.sequence = 0
 
@@ -150,6 +157,7 @@ class Group:
             raise KVStoreError("this mpi4py cannot go on after a death: mpi4py 4.1 and Open MPI with ULFM can")
         with self._losses("go on after a death"):
             self._comm.Revoke()
+            self._settle()
             self._renew(self._comm.Shrink())  # Ishrink would let us look at the clock, but ends in an error (5.0.11)
             counts = np.zeros(len(self.members), np.int64)
             self._comm.Allgather(np.array([self.sequence], np.int64), counts)
@@ -184,7 +192,11 @@ class Group:
         return messages
 
     def _swap(self, own: Message, what: str) -> list[Message]:
-        """Send one message to every member, receive one from each."""
+        """Send one message to every member, receive one from each.
+
+        Sends are synchronous. A small one would otherwise be complete before it has left this process, and what
+        :meth:`_is_done` avoids could happen to it.
+        """
         mpi, others = self._mpi, self._others()
         encoded = own.encode()
         found: dict[int, Message] = {self.position: own}
@@ -196,8 +208,8 @@ class Group:
 
         with self._losses(what):
             receives = [self._comm.Irecv([inbox[p], mpi.BYTE], source=p, tag=_HEADER) for p in others]
-            sends = [self._comm.Isend([encoded, mpi.BYTE], dest=p, tag=_HEADER) for p in others]
-            self._wait([*receives, *sends], [*others, *others], what, arrived)
+            sends = [self._comm.Issend([encoded, mpi.BYTE], dest=p, tag=_HEADER) for p in others]
+            self._wait(receives, sends, [*others, *others], what, arrived)
         return [found[place] for place in range(len(self.members))]
 
     def _difference(self, description: str) -> KVStoreError:
@@ -249,8 +261,8 @@ class Group:
         byte = self._mpi.BYTE
         with self._losses(what):
             receives = [self._comm.Irecv([data, byte], source=p, tag=_DATA) for p, data in incoming.items()]
-            sends = [self._comm.Isend([data, byte], dest=p, tag=_DATA) for p, data in outgoing.items()]
-            self._wait([*receives, *sends], [*incoming, *outgoing], what)
+            sends = [self._comm.Issend([data, byte], dest=p, tag=_DATA) for p, data in outgoing.items()]
+            self._wait(receives, sends, [*incoming, *outgoing], what)
 
     def _room(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """Scratch for that many elements, kept for the next time."""
@@ -263,29 +275,47 @@ class Group:
 
     def _wait(
         self,
-        requests: list[Any],
+        receives: list[Any],
+        sends: list[Any],
         places: list[int],
         what: str,
         arrived: Callable[[int, Any], None] | None = None,
     ) -> None:
-        """Until all requests are done; ``arrived`` is told of each of the first half that is, with its status."""
-        mpi = self._mpi
-        statuses = [mpi.Status() for _ in requests]
-        left, half, spins = set(range(len(requests))), len(requests) // 2, 0
+        """Until all requests are done; ``places`` are those of both, and ``arrived`` hears of each receive's status."""
+        try:
+            self._wait_for([*receives, *sends], len(receives), places, what, arrived)
+        except BaseException:
+            self._receiving += receives
+            self._sending += sends
+            raise
+
+    def _wait_for(
+        self,
+        requests: list[Any],
+        first_send: int,
+        places: list[int],
+        what: str,
+        arrived: Callable[[int, Any], None] | None,
+    ) -> None:
+        mpi, status = self._mpi, self._mpi.Status()
+        left, spins = set(range(len(requests))), 0
         begun = time.monotonic()
         warned = False
         while left:
-            done = mpi.Request.Testsome(requests, statuses)
-            if done:
-                for status, index in zip(statuses, done, strict=False):
-                    left.discard(index)
-                    if arrived is not None and index < half:
+            done = []
+            for index in left:
+                if self._is_done(requests[index], status):
+                    done.append(index)
+                    if arrived is not None and index < first_send:
                         arrived(places[index], status)
+            left.difference_update(done)
+            if done:
                 continue
             spins += 1
             if spins < _SPINS:
                 os.sched_yield()
                 continue
+            self._look_for_losses()
             time.sleep(0.0001 if spins < 2 * _SPINS else 0.001)
             waited = time.monotonic() - begun
             if waited > self._stall_s and not warned:
@@ -293,6 +323,26 @@ class Group:
                 log.warning("%s", self._stalled(what, left, places, waited))
             if waited > self.timeout_s:
                 raise WorkerLostError(f"{self._stalled(what, left, places, waited)}; gave up")
+        mpi.Request.Waitall(requests)  # all are complete, and now MPI may forget them
+
+    def _is_done(self, request: Any, status: Any) -> bool:
+        """Whether a request is complete; raises MPI's exception where it has failed, and leaves it as it is.
+
+        ``Test`` would free a request that has failed. If the transport below fails later for the same message, Open MPI
+        (5.0.11) takes that for an error of a request that nobody has any more, and ends this process: "Send error after
+        request freed".
+        """
+        if not request.Get_status(status):
+            return False
+        error = status.Get_error()
+        if error != self._mpi.SUCCESS:
+            raise self._mpi.Exception(error)
+        return True
+
+    def _look_for_losses(self) -> None:
+        """Raise MPI's exception where a member has died or another one has noticed that."""
+        if self.lost() or (hasattr(self._comm, "Is_revoked") and self._comm.Is_revoked()):
+            raise self._mpi.Exception(getattr(self._mpi, "ERR_PROC_FAILED", self._mpi.ERR_OTHER))
 
     def _stalled(self, what: str, left: set[int], places: list[int], waited: float) -> str:
         ranks = sorted({self.members[places[index]] for index in left})
@@ -300,6 +350,23 @@ class Group:
             f"rank {self.members[self.position]} has waited {waited:.0f} s for rank"
             f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} to {what} (exchange {self.sequence})"
         )
+
+    def _settle(self) -> None:
+        """Until MPI writes to no buffer of a lost exchange any more: late data must not land in the next sum.
+
+        Sends are kept for good, for the reason that :meth:`_is_done` gives.
+        """
+        begun = time.monotonic()
+        while self._receiving and time.monotonic() - begun < _SETTLE_S:
+            self._receiving = [request for request in self._receiving if not self._ended(request)]
+        if self._receiving:
+            log.warning("MPI still receives %d messages of an exchange that was lost", len(self._receiving))
+
+    def _ended(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception:
+            return not request
 
     def _losses(self, what: str) -> _Losses:
         return _Losses(self, what)
@@ -342,6 +409,7 @@ class _Losses:
             if dead:
                 break
             time.sleep(0.01)
+        note_loss()
         who = f"rank{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} died" if dead else f"a rank was lost ({error})"
         raise WorkerLostError(f"{self._what}: {who}; kv.recover() goes on without") from error
 

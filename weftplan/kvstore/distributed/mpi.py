@@ -5,8 +5,11 @@ Importing :mod:`mpi4py.MPI` starts MPI, so nothing here does it before a store o
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import os
+import sys
 from typing import Any
 
 from weftplan.errors import KVStoreError
@@ -21,12 +24,36 @@ def environment() -> dict[str, str]:
     return {"OMPI_MCA_coll": COMPONENTS}
 
 
+_lost: list[bool] = []
+
+
+def note_loss() -> None:
+    """A process of this job has died: this one will end without ``MPI_Finalize``.
+
+    There Open MPI (5.0.11) waits for all processes, and after a death now and then for ever.
+    """
+    if not _lost:
+        _lost.append(True)
+
+
+def _end() -> None:
+    """At exit, after the stores: leave at once where MPI might not let this process go."""
+    if not _lost:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(1 if hasattr(sys, "last_value") else 0)
+
+
 def start() -> Any:
     """The module :mod:`mpi4py.MPI`, with MPI running and callable from any thread.
 
     Raises:
         KVStoreError: mpi4py or an MPI library is missing, or the library does not allow calls from several threads.
     """
+    atexit.unregister(_end)
+    atexit.register(_end)
     for name, value in environment().items():
         os.environ.setdefault(name, value)
     try:

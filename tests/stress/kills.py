@@ -1,0 +1,175 @@
+"""Processes of a job that are killed at random moments, and exchanges whose arrays come in random orders.
+
+    python -m tests.stress.kills kills SEED COUNT       until COUNT processes have been killed
+    python -m tests.stress.kills orders SEED COUNT      COUNT orders of arrival
+
+The first starts jobs of four processes on this machine. In each, one to three of them send themselves SIGKILL at random
+moments of a loop of pushes; the others must get an error, recover, and go on with right sums. It prints how many sums
+were wrong, how many jobs hung, and the seconds from an error to the end of ``recover``. The second pushes the same
+gradients again and again while threads, priorities, buckets and moments of arrival differ: all bits must be equal.
+Both exit with 1 where something was wrong.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.kvstore.ranks import run_ranks
+
+RANKS = 4
+
+KILLS = """
+    import random, threading
+    chance = random.Random(int(os.environ["SEED"]))
+    dying = {int(word) for word in os.environ["DYING"].split(",")}
+    moments = [chance.random() * float(os.environ["LONGEST"]) for _ in range(size)]
+    sizes = [3, 700, 5000, 300000]
+    me, left = rank, size - len(dying)
+    for i, n in enumerate([*sizes, 2 * size]):
+        kv.init(i, mx.nd.zeros((n,)))
+    kv.barrier()
+    if me in dying:
+        def end():
+            time.sleep(moments[me])
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Thread(target=end, daemon=True).start()
+
+    def agree(step):
+        # The largest step of all, and whether all have seen the last death.
+        mine = np.zeros(2 * size, "f4")
+        mine[me], mine[size + me] = step, len(kv._group.members) == left
+        kv.push(len(sizes), mx.nd.array(mine))
+        every = value(len(sizes), (2 * size,))
+        return int(every[:size].max()), every[size:].sum() == left
+
+    sums, step, begun = 0, 0, None
+    while True:
+        try:
+            if begun is not None:
+                kv.recover()
+                step, _ = agree(step)
+                print("recovered %.4f" % (time.monotonic() - begun), flush=True)
+                begun = None
+            step += 1
+            for i, n in enumerate(sizes):
+                kv.push(i, mx.nd.full((n,), 2.0 ** me * step))
+                found = value(i, (n,))
+                want = sum(2.0 ** member for member in kv._group.members) * step
+                if not (found == want).all():
+                    print("WRONG", me, step, i, found[:3], want, flush=True)
+                sums += 1
+            step, over = agree(step)
+            if over:
+                break
+        except WorkerLostError:
+            begun = time.monotonic() if begun is None else begun
+    print("sums %d" % sums, flush=True)
+    print("survived", me, flush=True)
+"""
+
+ORDERS = """
+    import hashlib
+    chance = np.random.default_rng(int(os.environ["SEED"]) * 1000 + rank)
+    shapes = [(7,), (300, 11), (5, 5), (20000,), (1,), (2, 1500)]
+    rng = np.random.default_rng(rank)
+    values = [rng.standard_normal(shape).astype("f4") * 10.0 ** rng.integers(-3, 4, shape) for shape in shapes]
+    for i, shape in enumerate(shapes):
+        kv.init(i, mx.nd.zeros(shape))
+    arrays = [mx.nd.array(v) for v in values]
+    mx.nd.waitall()
+    digests = set()
+    for order in range(int(os.environ["COUNT"])):
+        for i in chance.permutation(len(arrays)):  # each is ready at a moment of its own
+            pause = float(chance.random() * 0.001)
+            mx.engine.get().push(lambda pause=pause: time.sleep(pause), mutable_vars=[arrays[i].var])
+        with kv.together():
+            for i in range(len(arrays)):
+                kv.push(i, arrays[i], priority=int(chance.integers(-5, 5)))
+        digests.add(hashlib.sha256(b"".join(value(i, s).tobytes() for i, s in enumerate(shapes))).hexdigest())
+    for digest in digests:
+        print("digest", digest, flush=True)
+"""
+
+
+def kills(seed: int, count: int) -> tuple[int, int, list[float], int]:
+    """(wrong sums, hangs, seconds of each recovery, sums that were right) of at least ``count`` deaths."""
+    chance = random.Random(seed)
+    wrong = hangs = right = killed = job = 0
+    times: list[float] = []
+    while killed < count:
+        job += 1
+        dying = chance.sample(range(RANKS), chance.randint(1, min(RANKS - 1, count - killed)))
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                done = run_ranks(
+                    Path(folder),
+                    RANKS,
+                    KILLS,
+                    ok=False,
+                    SEED=str(seed * 1000 + job),
+                    DYING=",".join(map(str, dying)),
+                    LONGEST="1.0",
+                )
+            except pytest.fail.Exception as error:
+                hangs += 1
+                print(f"job {job}, dying {dying}: HANG {error}", flush=True)
+                continue
+        killed += len(dying)
+        survived = done.stdout.count("survived")
+        wrong += done.stdout.count("WRONG") + (survived != RANKS - len(dying))
+        if survived != RANKS - len(dying) or "WRONG" in done.stdout:
+            print(f"job {job}, dying {dying}: {survived} survived\n{done.stdout}\n{done.stderr[-3000:]}", flush=True)
+        times += [float(text) for text in re.findall(r"recovered ([\d.]+)", done.stdout)]
+        right += sum(int(text) for text in re.findall(r"sums (\d+)", done.stdout))
+    return wrong, hangs, times, right
+
+
+def orders(seed: int, count: int) -> set[str]:
+    """The digests of ``count`` orders of arrival, in five jobs with other threads and buckets; one, if all is well."""
+    found: set[str] = set()
+    for job, (threads, reducing, group, mebibytes) in enumerate(
+        ((1, 1, 1, -1), (2, 4, -1, 0.05), (3, 2, 3, 0.01), (4, 3, 2, -1), (2, 1, -1, -1))
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            done = run_ranks(
+                Path(folder),
+                3,
+                ORDERS,
+                SEED=str(seed * 10 + job),
+                COUNT=str(-(-count // 5)),
+                MXNET_CPU_WORKER_NTHREADS=str(threads),
+                MXNET_KVSTORE_REDUCTION_NTHREADS=str(reducing),
+                MXNET_KVSTORE_BIGARRAY_BOUND="1000",
+                FLAGS_fuse_parameter_groups_size=str(group),
+                FLAGS_fuse_parameter_memory_size=str(mebibytes),
+            )
+        found |= set(re.findall(r"digest ([0-9a-f]{64})", done.stdout))
+    return found
+
+
+def main() -> None:
+    """Run one of the two and print what came of it."""
+    what, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if what == "orders":
+        found = orders(seed, count)
+        print(f"seed {seed}: {count} orders of arrival, {len(found)} different results")
+        sys.exit(len(found) != 1)
+    wrong, hangs, times, right = kills(seed, count)
+    middle = f"{statistics.median(times):.3f}" if times else "none"
+    worst = f"{max(times):.3f}" if times else "none"
+    print(
+        f"seed {seed}: at least {count} processes killed, {right} sums right, {wrong} wrong, {hangs} hangs; recovery "
+        f"median {middle} s, longest {worst} s ({len(times)} recoveries)"
+    )
+    sys.exit(bool(wrong or hangs or not times))
+
+
+if __name__ == "__main__":
+    main()
