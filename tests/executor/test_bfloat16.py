@@ -89,12 +89,12 @@ def test_training() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 120)
     data = (rng.standard_normal((3, 10))[labels] * 2 + rng.standard_normal((120, 10))).astype("float32")
-    net = mx.sym.FullyConnected(mx.sym.Cast(mx.sym.Variable("data"), dtype="bfloat16"), num_hidden=3)
+    net = mx.sym.FullyConnected(mx.sym.Cast(mx.sym.Variable("data"), dtype="bfloat16"), num_hidden=3, name="fc")
     net = mx.sym.SoftmaxOutput(mx.sym.Cast(net, dtype="float32"), name="softmax")
     module = mx.mod.Module(net)
     batches = mx.io.NDArrayIter(data, labels, batch_size=40)
     module.fit(batches, num_epoch=4, optimizer_params={"learning_rate": 0.2, "multi_precision": True})
-    assert module.group.executors[0].arg_dict["fullyconnected0_weight"].dtype == ml_dtypes.bfloat16
+    assert module.group.executors[0].arg_dict["fc_weight"].dtype == ml_dtypes.bfloat16
     assert module.score(batches, "acc")[0][1] > 0.8
 
 
