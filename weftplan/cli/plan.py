@@ -112,7 +112,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "--recompute",
     type=click.Choice([*RECOMPUTE, "budget"]),
     help="What the backward part computes again instead of keeping it. With --budget the default is budget, which "
-    "computes no more again than fitting takes.",
+    "computes again only what it must to make everything fit.",
 )
 @click.option(
     "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's own figure does."
