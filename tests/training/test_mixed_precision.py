@@ -50,7 +50,7 @@ def weights(module):
 
 def test_what_runs_in_which_dtype():
     """Products and what follows them are float16; parameters, losses and outputs are float32."""
-    low = lowered(network())
+    low = lowered(network(), "float16")
     internals = low.get_internals()
     _, types, _ = internals.infer_type(**dict.fromkeys(low.list_arguments(), "float32"))
     by_name = dict(zip(internals.list_outputs(), map(str, types), strict=True))
@@ -205,13 +205,36 @@ def test_buckets():
 
 @pytest.mark.parametrize(
     ("dtype", "words"),
-    [("bfloat16", "needs arrays of that dtype, which NumPy does not have"), ("int8", "must be 'float16' or None")],
+    [("int8", "must be 'float16', 'bfloat16' or None, got 'int8'"), (16, "got 16")],
 )
 def test_modes_that_there_are_not(dtype, words):
     """They are named before anything is bound."""
     module = mx.mod.Module(network())
     with pytest.raises(ParameterError, match=words):
         fit(dtype, module=module)
+    assert not module.binded
+
+
+def test_bfloat16():
+    """Its range needs no scale; weights stay float32 and move as in float32 up to its eight bits."""
+    pytest.importorskip("ml_dtypes")
+    low, whole = (fit(dtype, make=first_batch, num_epoch=1) for dtype in ("bfloat16", None))
+    assert low.loss_scale == 1.0
+    types = dict.fromkeys(lowered(network(), "bfloat16").list_arguments(), "float32")
+    internals = lowered(network(), "bfloat16").get_internals()
+    by_name = dict(zip(internals.list_outputs(), map(str, internals.infer_type(**types)[1]), strict=True))
+    assert by_name["conv_output"] == "bfloat16"
+    for name, value in weights(whole).items():
+        assert weights(low)[name].dtype == np.float32
+        np.testing.assert_allclose(weights(low)[name], value, rtol=0.1, atol=0.03)
+
+
+def test_bfloat16_without_its_package(monkeypatch):
+    """It says what to install, before anything is bound."""
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    module = mx.mod.Module(network())
+    with pytest.raises(ParameterError, match="pip install ml_dtypes"):
+        fit("bfloat16", module=module)
     assert not module.binded
 
 

@@ -119,8 +119,8 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
 )
 @click.option(
     "--mixed-precision",
-    type=click.Choice(("float16",)),
-    help="Compute products in float16. Parameters stay float32, and the loss is scaled.",
+    type=click.Choice(("float16", "bfloat16")),
+    help="Compute products in this dtype. Parameters stay float32, and the loss is scaled with float16.",
 )
 @click.option(
     "--seed",

@@ -210,9 +210,9 @@ class BaseModule:
                 a piece, the step of the batch. Batch normalization uses the statistics of each piece, and moves its
                 running averages once for each; a loss that divides by the batch (``normalization="batch"``) divides by
                 the piece.
-            mixed_precision: ``"float16"``: products run in float16 and what is sensitive in float32. Parameters stay
-                float32, and so do outputs; losses are scaled by a power of two that rises, and falls when a gradient
-                overflows, whose update is left out.
+            mixed_precision: ``"float16"`` or ``"bfloat16"`` (needs ml_dtypes): products run in it and what is sensitive
+                in float32. Parameters stay float32, and so do outputs; with float16 losses are scaled by a power of two
+                that rises, and falls when a gradient overflows, whose update is left out.
             checkpoint: prefix of checkpoints, ``<prefix>-step<updates>.safetensors``, which hold everything that the
                 run needs to go on with the same bits. They are written while training goes on, whole or not at all;
                 where the disk is full, training goes on, says so, and the last good one stays.
@@ -268,7 +268,7 @@ class BaseModule:
             if eval_data is None
             else Validation(eval_data, check_metric, eval_end_callback, eval_batch_end_callback),
             micro_batches=count,
-            scaling=None if dtype is None else precision.LossScale(),
+            scaling=None if dtype is None else precision.LossScale.of(dtype),
             checkpoints=checkpoints,
             stopping=early_stopping,
             display=progress if isinstance(progress, Display) else Display(num_epoch, silent=not progress),

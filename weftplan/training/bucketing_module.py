@@ -199,7 +199,7 @@ class BucketingModule(BaseModule):
                     f"bucket {bucket_key!r} has parameters {strange}, which the default bucket "
                     f"{self.default_bucket_key!r} has not: all buckets share its parameters; give them its names"
                 )
-            module.set_precision(self._default._precision)
+            module.set_precision(self._default.precision)
             module.loss_scale = self._default.loss_scale
             module.bind(data_shapes, label_shapes, shared_module=self._default, **self._bind_options)
             if self._monitor is not None:

@@ -327,7 +327,7 @@ class Fitting:
             owner = self.module.owner()
             fitting = {
                 "micro_batches": self._micro_batches,
-                "mixed_precision": None if self._scaling is None else "float16",
+                "mixed_precision": self.module.owner().precision,
                 "iterator": type(self.data).__name__,
                 "metric": [name for name, _ in self.metric.get_name_value()],
             }

@@ -222,7 +222,7 @@ class Module(BaseModule):
 
     def _make_group(self, data: list[DataDesc], label: list[DataDesc], shared: ExecutorGroup | None) -> ExecutorGroup:
         return ExecutorGroup(
-            self.symbol if self._precision is None else lowered(self.symbol),
+            self.symbol if self._precision is None else lowered(self.symbol, self._precision),
             self.contexts,
             data,
             label,
@@ -519,6 +519,11 @@ class Module(BaseModule):
 
     def _accumulate(self, micro_batches: int) -> None:
         self._micro_batches = micro_batches
+
+    @property
+    def precision(self) -> str | None:
+        """The dtype of mixed precision, None without."""
+        return self._precision
 
     def set_precision(self, dtype: str | None, *, rebind: bool = False) -> None:
         if dtype == self._precision:

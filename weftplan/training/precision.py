@@ -1,10 +1,10 @@
-"""Mixed precision: a network computed in float16 with float32 weights, and the scale of its loss.
+"""Mixed precision: a network computed in float16 or bfloat16 with float32 weights, and the scale of its loss.
 
-:func:`lowered` puts casts into a network: what consists of products runs in float16, what is sensitive (losses,
+:func:`lowered` puts casts into a network: what consists of products runs in 16 bits, what is sensitive (losses,
 softmax, sums, whatever is not known to be harmless) in float32. Parameters stay float32, so they are the master weights
 themselves, gradients arrive in float32, and optimizers, stores and checkpoints need not know. :class:`LossScale`
 multiplies the gradients of all losses by a power of two, so that small ones do not become zero in float16, and lets it
-rise and fall. One thread uses it, the one that trains.
+rise and fall; bfloat16, whose range is that of float32, has the scale 1. One thread uses it, the one that trains.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
 from weftplan.ops import registry
+from weftplan.ops.floats import dtype_of
 from weftplan.symbol import Symbol
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import topological_order
 
 SCALE = "weftplan_loss_scale"
 """The argument of a lowered network that holds the scale."""
-_HALF = "float16"
+MODES = ("float16", "bfloat16")
 _PRODUCTS = frozenset(
     {
         "Convolution",
@@ -32,7 +33,7 @@ _PRODUCTS = frozenset(
         "linalg_gemm2",
     }
 )
-"""What runs in float16."""
+"""What runs in 16 bits."""
 _HARMLESS = frozenset(
     {
         "Activation",
@@ -71,9 +72,9 @@ _HARMLESS = frozenset(
         "transpose",
     }
 )
-"""What stays in float16 where all of its data come so."""
+"""What stays in 16 bits where all of its data come so."""
 _OWN_PARAMETERS = frozenset({"BatchNorm"})
-"""Whose parameters are float32 beside data of float16."""
+"""Whose parameters are float32 beside data of 16 bits."""
 
 
 def checked(dtype: Any) -> str | None:
@@ -81,37 +82,36 @@ def checked(dtype: Any) -> str | None:
     if dtype is None:
         return None
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
-    if name == "bfloat16":
-        raise ParameterError(
-            "fit: mixed_precision='bfloat16' needs arrays of that dtype, which NumPy does not have and no kernel here "
-            "computes: use 'float16', whose loss is scaled"
-        )
-    if name != _HALF:
-        raise ParameterError(f"fit: mixed_precision must be 'float16' or None, got {dtype!r}")
+    if name not in MODES:
+        raise ParameterError(f"fit: mixed_precision must be 'float16', 'bfloat16' or None, got {dtype!r}")
+    try:
+        dtype_of(name)
+    except TypeError as error:
+        raise ParameterError(f"fit: mixed_precision={name!r}: {error}") from None
     return name
 
 
-def lowered(symbol: Symbol) -> Symbol:
+def lowered(symbol: Symbol, low_dtype: str) -> Symbol:
     """The network with casts and with the scale of its losses as one more argument, :data:`SCALE`.
 
     Names of arguments and outputs are those of ``symbol``, and outputs are float32.
     """
     halves: set[tuple[Node, int]] = set()
-    """Entries of the new network that are float16."""
+    """Entries of the new network that have 16 bits."""
     twins: dict[Node, Node] = {}
     casts: dict[tuple[Node, int, str], Entry] = {}
     scale = Node(None, SCALE, attrs={"__shape__": "(1,)", "__dtype__": "0"})
 
     def cast(entry: Entry, dtype: str) -> Entry:
         half = (entry.node, entry.index) in halves
-        if half == (dtype == _HALF):
+        if half == (dtype == low_dtype):
             return entry
         key = (entry.node, entry.index, dtype)
         if key not in casts:
             name = f"{entry.node.name}{entry.index or ''}_{dtype}"
             made = _node("amp_cast", name, [entry], {"dtype": dtype})
             casts[key] = Entry(made)
-            if dtype == _HALF:
+            if dtype == low_dtype:
                 halves.add((made, 0))
         return casts[key]
 
@@ -122,7 +122,7 @@ def lowered(symbol: Symbol) -> Symbol:
         inputs = [Entry(twins[entry.node], entry.index, entry.version) for entry in node.inputs]
         low = False
         if node.op.name in _PRODUCTS:
-            inputs = [cast(entry, _HALF) for entry in inputs]
+            inputs = [cast(entry, low_dtype) for entry in inputs]
             low = True
         elif node.op.name in _HARMLESS:
             counted = inputs[:1] if node.op.name in _OWN_PARAMETERS else inputs
@@ -167,10 +167,15 @@ class LossScale:
 
     Args:
         scale: the first one; gradients of losses are sums over the batch, of the size of 1, so it leaves room for them.
-        every: updates without overflow before it is doubled.
+        every: updates without overflow before it is doubled; 0: never.
     """
 
     LARGEST = 2.0**24
+
+    @classmethod
+    def of(cls, dtype: str) -> LossScale:
+        """The scale that a mode begins with; that of bfloat16 is 1 and does not rise."""
+        return cls() if dtype == "float16" else cls(1.0, every=0)
 
     def __init__(self, scale: float = 2.0**10, every: int = 2000) -> None:
         self.scale = scale
@@ -195,7 +200,7 @@ class LossScale:
         finally:
             optimizer.rescale_grad = rescale
         self.good += 1
-        if self.good >= self.every and self.scale < self.LARGEST:
+        if self.every and self.good >= self.every and self.scale < self.LARGEST:
             self._change(module, self.scale * 2)
         return True
 
