@@ -29,6 +29,7 @@ GUIDES = {
         "Know and limit training memory": "docs/planning-memory.md",
         "Train a network": "docs/training.md",
         "Feed a network": "docs/data.md",
+        "Leave it running": "docs/long-runs.md",
         "Open an MXNet model": "docs/mxnet-models.md",
         "Schedule NumPy functions": "docs/engine-in-ten-minutes.md",
         "Who owns the bytes": "docs/storage.md",

@@ -38,7 +38,7 @@ def draw() -> None:
         screenshot(Path(folder) / "lanes.html", DOCS / "images" / "lanes-page.png")
 
 
-def screenshot(page: Path, image: Path) -> None:
+def screenshot(page: Path, image: Path, window: str = WINDOW) -> None:
     """A picture of a page, where Chromium is there."""
     browser = shutil.which("chromium")
     if browser is None:
@@ -47,7 +47,7 @@ def screenshot(page: Path, image: Path) -> None:
     with tempfile.TemporaryDirectory() as profile:
         switches = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
         subprocess.run(
-            [browser, *switches, f"--window-size={WINDOW}", f"--screenshot={image}", page.resolve().as_uri()],
+            [browser, *switches, f"--window-size={window}", f"--screenshot={image}", page.resolve().as_uri()],
             check=True,
             capture_output=True,
             timeout=60,

@@ -104,3 +104,12 @@ def test_the_numbers_of_operators():
     public = {registry.get(name).name for name in dir(mx.sym) if registry.contains(name)}
     assert f" {len(public)} operators, listed by `dir(mx.sym)`" in (ROOT / "README.md").read_text()
     assert f": {len(operators)} operators, backward ones included" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_tests_that_a_document_names_exist():
+    """The page of long runs names a test for each row of its table."""
+    text = (ROOT / "docs" / "long-runs.md").read_text()
+    named = re.findall(r"`(tests/[^`]+?)::(test_\w+)`", text)
+    assert len(named) >= 12
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test}"

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 SAYS = {
     "fit_a_budget.py": "bit for bit",
     "leftover_model.py": "classes [",
+    "overnight.py": "ended with the same weights, bit for bit",
     "planner_in_100_lines.py": "this planner 3,156,480 bytes; weftplan's match_range 3,156,480",
     "read_a_trace.py": "lanes.html: open it in a browser",
     "stencil_with_tasks.py": "both gave the same bits",

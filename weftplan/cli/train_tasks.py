@@ -103,7 +103,8 @@ def characters(
         raise ParameterError("--network lstm trains in one process: its buckets are not shared between several")
     text = load_help_text(seed=seed)
     train = rnn.BucketSentenceIter(text.train, batch_size, buckets=list(BUCKETS), invalid_label=0)
-    test = rnn.BucketSentenceIter(text.test, min(batch_size, 16), buckets=list(BUCKETS), invalid_label=0)
+    fullest = max(np.bincount(np.searchsorted(BUCKETS, [len(line) for line in text.test])))
+    test = rnn.BucketSentenceIter(text.test, min(batch_size, int(fullest)), buckets=list(BUCKETS), invalid_label=0)
     classes = len(text.characters) + 1  # 0 fills up
 
     def generate(length: int) -> tuple[Symbol, Sequence[str], Sequence[str]]:

@@ -1,0 +1,39 @@
+"""Draws the page of a training run that the documents show.
+
+``python docs/draw_training.py`` trains the LSTM on the text of Python's help for two epochs, kills the process in the
+second, lets it go on, and takes the picture ``images/training-page.png`` of its report; that needs Chromium.
+"""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from weftplan.training.checkpointing import Checkpoints
+
+DOCS = Path(__file__).parent
+
+
+def draw() -> None:
+    """Train, kill, train on, and take the picture."""
+    screenshot = runpy.run_path(str(DOCS / "draw_plans.py"))["screenshot"]
+    with tempfile.TemporaryDirectory() as folder:
+        prefix, report = Path(folder) / "text", Path(folder) / "report"
+        command = [sys.executable, "-m", "weftplan", "train", "--network", "lstm", "--devices", "1", "--epochs", "2"]
+        command += ["--checkpoint", str(prefix), "--every", "30", "--resume", "--report", str(report)]
+        command += ["--patience", "2"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not Checkpoints(prefix).path(120).exists():
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        subprocess.run(command, check=True, capture_output=True)
+        screenshot(report / "index.html", DOCS / "images" / "training-page.png", "1240,1560")
+
+
+if __name__ == "__main__":
+    draw()
