@@ -94,6 +94,9 @@ def test_the_default_context_may_be_set():
         assert mx.current_context() == mx.cpu(3)
         with pytest.raises(DeviceError, match="must be a context"):
             mx.Context.default_ctx = "cpu"
+        mx.Context._default_ctx.value = mx.cpu(4)  # how mx.test_utils.set_default_context does it
+        assert mx.current_context() == mx.Context._default_ctx.value == mx.cpu(4)
+        assert in_a_thread(lambda: mx.Context._default_ctx.value) == mx.cpu(0)
     finally:
         mx.Context.default_ctx = before
 

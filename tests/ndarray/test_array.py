@@ -3,13 +3,22 @@
 import copy
 import gc
 import pickle
+import struct
 
 import numpy as np
 import pytest
 
 import weftplan as mx
 from weftplan import nd, storage
-from weftplan.errors import DeviceError, DTypeError, MXNetError, OutOfMemoryError, ParameterError, ShapeError
+from weftplan.errors import (
+    DeviceError,
+    DTypeError,
+    FormatError,
+    MXNetError,
+    OutOfMemoryError,
+    ParameterError,
+    ShapeError,
+)
 from weftplan.ndarray import Chunk, NDArray
 from weftplan.storage import LimitResource, PoisonResource, RawResource
 
@@ -367,6 +376,28 @@ def test_parts_of_a_chunk_have_their_own_vars_and_keep_it_alive():
         assert resource.statistics().live == 0
         with pytest.raises(MXNetError, match="does not lie within"):
             Chunk(context, 10).part(5, 6)
+
+
+def test_numpy_asks_whether_all_or_any_elements_are_true():
+    """numpy.all and numpy.any take arrays, along an axis too, and give NumPy's values."""
+    x = mx.nd.array([[1, 0], [1, 1]])
+    assert np.all(x == x)
+    assert not np.all(x)
+    assert np.any(x)
+    assert np.all(x, axis=0).tolist() == [True, False]
+    assert np.any(x, axis=1, keepdims=True).tolist() == [[True], [True]]
+
+
+def test_the_state_of_an_array_that_mxnet_has_pickled():
+    """It is one record of a parameter file, here of arange(3) on gpu(2): the array becomes that, maybe on a CPU."""
+    record = struct.pack("<IiIqiii3f", 0xF993FAC9, 0, 1, 3, 2, 0, 0, 0, 1, 2)
+    array = mx.nd.ones((2, 2), dtype="int32")
+    array.__setstate__({"handle": bytearray(record)})
+    assert (array.shape, array.dtype, array.asnumpy().tolist()) == ((3,), np.float32, [0, 1, 2])
+    array += 1
+    assert array.asnumpy().tolist() == [1, 2, 3]
+    with pytest.raises(FormatError, match="pickled array"):
+        array.__setstate__({"handle": record[:-1]})
 
 
 def test_an_array_that_outlives_its_module(monkeypatch):

@@ -36,6 +36,28 @@ def test_we_read_the_memory_of_numpy():
     np.testing.assert_array_equal(kept.asnumpy(), np.full(1000, 7.0))
 
 
+def test_memory_that_is_shared_becomes_read_only_for_numpy():
+    """As in MXNet: the engine would not see what NumPy writes. It can be shared again, which other read-only memory
+    cannot; a copy leaves the array as it is."""
+    values = np.arange(4, dtype=np.float32)
+    nd.from_numpy(values, zero_copy=False)
+    assert values.flags.writeable
+    first, second = nd.from_numpy(values), nd.from_numpy(values)
+    with pytest.raises(ValueError, match="read-only"):
+        values[0] = 1
+    for x in (first, second):
+        x += 1
+        x.wait_to_read()
+    np.testing.assert_array_equal(values, [2, 3, 4, 5])
+    own = np.arange(3.0)
+    own.flags.writeable = False
+    with pytest.raises(DTypeError, match="writable memory"):
+        nd.from_numpy(own)
+    swapped = np.arange(3, dtype=">f4")
+    nd.from_numpy(swapped)
+    assert swapped.flags.writeable  # nothing is shared
+
+
 def test_what_cannot_be_shared_is_copied_or_refused():
     """Strided and read-only memory: from_dlpack copies strides; from_numpy asks for a copy."""
     values = np.arange(6, dtype=np.float32)

@@ -7,7 +7,7 @@ import pytest
 from ops_harness import check_hidden, differentiate, gradients, prepare, run
 
 import weftplan as mx
-from weftplan.errors import MXNetError, ParameterError, UnknownOperatorError
+from weftplan.errors import MXNetError, ParameterError, ShapeError, UnknownOperatorError
 from weftplan.ops import grain, kernels, registry
 from weftplan.ops.schema import OpContext
 
@@ -355,3 +355,12 @@ def test_allclose_is_numpys(size, dtype):
                 settings,
                 left[-1],
             )
+
+
+def test_broadcast_like_with_no_axes():
+    """Axes that are given must name some; without them all are repeated. MXNet 1.9.1 refuses empty ones, too."""
+    x, like = mx.nd.ones((1, 3)), mx.nd.ones((2, 3))
+    assert mx.nd.broadcast_like(x, like).shape == (2, 3)
+    for axes in ({"lhs_axes": (), "rhs_axes": ()}, {"lhs_axes": (0,)}, {"lhs_axes": (0,), "rhs_axes": ()}):
+        with pytest.raises(ShapeError, match="equally long and not empty"):
+            mx.nd.broadcast_like(x, like, **axes)

@@ -32,6 +32,34 @@ def trained():
     return module
 
 
+def test_batches_of_somebodys_own_module():
+    """fit asks a batch for nothing but its label: what else is in it is the module's affair."""
+    seen = []
+
+    class Mine(mx.mod.BaseModule):
+        def forward_backward(self, batch):
+            seen.append(batch.number)
+
+        bind = init_params = init_optimizer = update = update_metric = set_params = lambda self, *args, **kwargs: None
+
+        def get_params(self):
+            return None, None
+
+    one = namedtuple("One", ["number", "label"])
+
+    class Source(mx.io.DataIter):
+        provide_data = provide_label = ()
+
+        def __iter__(self):
+            return iter([one(0, []), one(1, [])])
+
+        def reset(self):
+            pass
+
+    Mine().fit(Source(), num_epoch=2)
+    assert seen == [0, 1, 0, 1]
+
+
 def test_a_batch_that_is_a_named_tuple():
     """One field, data, is enough to predict, whatever the number of samples; to train the label is asked for."""
     module = trained()

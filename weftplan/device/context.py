@@ -28,8 +28,25 @@ def set_pools(empty: Callable[[Context], int]) -> None:
     _empty = empty
 
 
+class _Current:
+    """``value`` is the current context of this thread."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Context:
+        return Context.default_ctx
+
+    @value.setter
+    def value(self, ctx: Context) -> None:
+        Context.default_ctx = ctx
+
+
 class _Defaults(type):
     """Gives the class the property that MXNet's has."""
+
+    _default_ctx = _Current()
+    """Where ``mx.test_utils.set_default_context`` of MXNet 1.9.1 writes."""
 
     @property
     def default_ctx(cls) -> Context:

@@ -38,6 +38,8 @@ class Verbs:
 
     call: Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
     """Calls an operator by name: ``invoke.py``."""
+    record: Callable[[bytes, str], NDArray]
+    """Reads one array of a parameter file: ``serialize.py``."""
     split_v2: Callable[..., Any]
     """``creation.py``."""
     as_row_sparse: Callable[[NDArray], NDArray]
@@ -327,6 +329,15 @@ class NDArray(NDArrayBase, Methods):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.asnumpy(), self.context)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Become the array that MXNet 1.9.1 has pickled: its state is one record of a parameter file.
+
+        Raises:
+            FormatError: it is no such record.
+        """
+        found = verbs.record(bytes(state["handle"]), "the state of a pickled array")
+        NDArrayBase.__init__(self, found.chunk, found.shape, found.dtype, found.offset)
 
 
 def _method(name: str) -> Any:

@@ -134,6 +134,14 @@ class NDArrayBase:
             raise ShapeError(f"the current array is not a scalar: it has shape {self.shape}; take one element first")
         return self.asnumpy().reshape(())[()]
 
+    def all(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
+        """What ``numpy.all(array)`` asks for: whether no element is 0, as NumPy's value; waits."""
+        return np.all(self.asnumpy(), axis, out, **kwargs)
+
+    def any(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
+        """What ``numpy.any(array)`` asks for: whether an element is not 0, as NumPy's value; waits."""
+        return np.any(self.asnumpy(), axis, out, **kwargs)
+
     def item(self) -> Any:
         """The only element as a Python number."""
         return self.asscalar().item()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any
 
 import numpy as np
@@ -95,17 +96,35 @@ def from_dlpack(dlpack: Any) -> NDArray:
     return adopt(foreign, Context("cpu", 0))
 
 
+_lent: dict[int, weakref.ref[Any]] = {}
+"""NumPy arrays that :func:`from_numpy` has made read-only, by their ids: they can be shared again."""
+
+
 def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
     """An array on the memory of a NumPy array, or with ``zero_copy=False`` a copy of it.
+
+    Of shared memory the NumPy array becomes read-only, as in MXNet: the engine would not see what it writes.
 
     Raises:
         DTypeError: not a NumPy array, a dtype that is not supported, or memory that cannot be shared.
     """
     if not isinstance(ndarray, np.ndarray):
         raise DTypeError(f"from_numpy needs a NumPy array, got {type(ndarray).__name__}")
-    if zero_copy and not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
+    if not zero_copy:
+        return adopt(ndarray.copy(), Context("cpu", 0))
+    lent = _lent.get(id(ndarray), lambda: None)() is ndarray
+    if lent:
+        ndarray.flags.writeable = True
+    if not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
         raise DTypeError("from_numpy: only contiguous, writable memory can be shared; pass zero_copy=False")
-    return adopt(ndarray if zero_copy else ndarray.copy(), Context("cpu", 0))
+    made = adopt(ndarray, Context("cpu", 0))
+    if not np.may_share_memory(made.chunk.raw, ndarray):  # another order of bytes, or none
+        return made
+    ndarray.flags.writeable = False
+    if not lent:
+        place = id(ndarray)
+        _lent[place] = weakref.ref(ndarray, lambda gone: _lent.pop(place, None))
+    return made
 
 
 def adopt(foreign: Any, context: Context) -> NDArray:

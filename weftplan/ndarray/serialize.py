@@ -24,7 +24,7 @@ from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DeviceError, DTypeError, FormatError
 from weftplan.files import replacing
-from weftplan.ndarray.array import NDArray, from_host
+from weftplan.ndarray.array import NDArray, from_host, verbs
 from weftplan.ops.params import dtype_code
 
 _LIST_MAGIC = 0x112
@@ -147,6 +147,9 @@ def load_record(data: bytes, where: str) -> NDArray:
         raise FormatError(f"{where}: expected one dense array, got {record if isinstance(record, str) else 'more'}")
     values, context, _ = record
     return from_host(values, context)
+
+
+verbs.record = load_record
 
 
 def _read(data: memoryview, where: str) -> list[NDArray] | dict[str, NDArray]:

@@ -78,8 +78,11 @@ def _like_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shap
     left, right = params["lhs_axes"], params["rhs_axes"]
     if left is None and right is None:
         wanted = like
-    elif left is None or right is None or len(left) != len(right):
-        raise ShapeError(f"broadcast_like: lhs_axes {left} and rhs_axes {right} must come together, equally long")
+    elif not left or not right or len(left) != len(right):
+        raise ShapeError(
+            f"broadcast_like: lhs_axes {left} and rhs_axes {right} must come together, equally long and not empty; "
+            f"leave both out to repeat all axes"
+        )
     else:
         dims = list(source)
         for a, b in zip(left, right, strict=True):

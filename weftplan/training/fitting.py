@@ -183,7 +183,8 @@ class Fitting:
             since = self._window.spent("compute", since)
             number, self.batches, self.step = self.batches, self.batches + 1, self.step + 1
             self._watch.batch(self.epoch, number, batch.label, pairs)
-            samples = batch.data[0].shape[0] if batch.data else 0
+            data = getattr(batch, "data", None)  # a batch of somebody's own need not have it
+            samples = data[0].shape[0] if data else 0
             self._display.batch(self.epoch, number, samples, pairs)
             param = BatchEndParam(self.epoch, number, self.metric, {"self": self.module})
             try:
