@@ -107,6 +107,10 @@ class DTypeError(MXNetError, TypeError):
     """A dtype conflicts or is not supported."""
 
 
+class IndexRangeError(MXNetError, IndexError):
+    """An index names an element that is not there."""
+
+
 class UnknownOperatorError(MXNetError, AttributeError):
     """No operator has this name; the message lists near names."""
 

@@ -111,6 +111,43 @@ def trained(net):
     return {name: value.asnumpy() for name, value in module.get_params()[0].items()}
 
 
+class Careless(mx.operator.CustomOp):
+    """Its forward part raises what it was told to."""
+
+    error: Exception = AssertionError("no luck")
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        raise Careless.error
+
+
+@mx.operator.register("careless")
+class CarelessProp(mx.operator.CustomOpProp):
+    """One input, one output of its shape."""
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Careless()
+
+
+class OwnError(Exception):
+    """Takes what no other exception takes."""
+
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+@pytest.mark.parametrize("error", [AssertionError("no luck"), KeyError("k"), OSError(2, "gone"), OwnError(code=7)])
+def test_what_user_code_raises_is_an_mxnet_error_too(error, monkeypatch):
+    """As in MXNet; it is also still what it was, with its arguments and attributes."""
+    monkeypatch.setattr(Careless, "error", error)
+    with pytest.raises(MXNetError) as caught:
+        mx.nd.Custom(mx.nd.ones((2,)), op_type="careless").wait_to_read()
+    assert isinstance(caught.value, type(error))
+    assert caught.value.args == error.args
+    assert getattr(caught.value, "code", None) == getattr(error, "code", None)
+    assert any("test_custom_operators.py" in str(frame.path) for frame in caught.traceback)
+
+
 @pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator"])
 def test_training_with_a_loss_in_python(kind):
     """On every engine the network with the loss in Python trains to the weights of SoftmaxOutput's."""

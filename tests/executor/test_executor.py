@@ -167,7 +167,7 @@ def test_bind_bad_input():
         net.simple_bind(mx.cpu(), data=(4, 5), fc1_weight=(1, 1))
     with pytest.raises(ShapeError, match=r"shape of argument 'data' is unknown and cannot be inferred"):
         net.simple_bind(mx.cpu(), fc1_bias=(8,))
-    with pytest.warns(UserWarning, match="no arguments named"):
+    with pytest.warns(UserWarning, match="no arguments or options named"):
         net.simple_bind(mx.cpu(), data=(4, 5), dta=(1,))
 
 
@@ -404,6 +404,39 @@ def test_zeros_may_be_meant():
     own = layers().bind(mx.cpu(), arrays, grad_req="null", aux_states=[mx.nd.zeros((3,)), mx.nd.ones((3,))])
     own.copy_params_from({"fc_weight": mx.nd.ones((3, 4))})
     own.forward()
+
+
+@pytest.mark.parametrize("strategy", ["", "dynamic"])
+def test_backward_without_forward(strategy, monkeypatch):
+    """It runs where the gradients need nothing that forward computes, twice and with shared memory too, as in MXNet; an
+    executor whose memory it takes has to run forward again."""
+    if strategy:
+        monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
+    x = mx.sym.Variable("x")
+    net = mx.sym.repeat(mx.sym.sin(x) * 2.0, repeats=2, axis=0)
+    first = mx.sym.tanh(mx.sym.exp(x)).simple_bind(mx.cpu(), x=(3,))
+    first.forward(is_train=True)
+    second = net.simple_bind(mx.cpu(), x=(3,), shared_exec=None if strategy else first)
+    second.arg_dict["x"][:] = values = np.array([0.5, 1.0, -2.0], "f4")
+    for scale in (1.0, 3.0):
+        second.backward(mx.nd.full((6,), scale))
+        np.testing.assert_allclose(second.grad_dict["x"].asnumpy(), 4 * scale * np.cos(values), rtol=1e-5)
+    with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) first$"):
+        mx.sym.tanh(x).simple_bind(mx.cpu(), x=(3,)).backward(mx.nd.ones((3,)))
+    drawn = mx.sym.Dropout(x) * 2.0
+    with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) first$"):
+        drawn.simple_bind(mx.cpu(), x=(3,)).backward(mx.nd.ones((3,)))
+
+
+def test_words_that_simple_bind_does_not_know():
+    """What resembles no option and no argument is left out with a warning (MXNet does that silently); what is near
+    one is an error that names it."""
+    net = mx.sym.Variable("data") * 2.0
+    with pytest.warns(UserWarning, match=r"no arguments or options named \['force_rebind', 'zzz'\]"):
+        executor = net.simple_bind(mx.cpu(), data=(2,), force_rebind=True, zzz=3)
+    assert executor.forward(data=mx.nd.ones((2,)))[0].asnumpy().tolist() == [2, 2]
+    with pytest.raises(BindError, match=r"no option .*'grad_reg'.*did you mean 'grad_req'"):
+        net.simple_bind(mx.cpu(), data=(2,), grad_reg="null")
 
 
 def test_backward_after_forward_outside_training():

@@ -6,7 +6,7 @@ from ops_harness import check_contract, check_gradient, check_hidden, differenti
 from ops_nn_cases import _rnn
 
 import weftplan as mx
-from weftplan.errors import MXNetError, ParameterError, ShapeError
+from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ops import registry
 
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
@@ -197,3 +197,10 @@ def test_joined_parameters():
     op = registry.get("_rnn_param_concat")
     shapes, _ = op.infer_shape(registry.parse_params(op, {"num_args": 3, "dim": 0}), [(3,), (0,), (2,)], [(9,)])
     assert list(shapes) == [(3,), (4,), (2,)]
+
+
+def test_integers_are_refused():
+    """Gates have fractions: an RNN of integers is an error of inference, not of NumPy in the middle of a run."""
+    network = mx.sym.RNN(mx.sym.Variable("data"), state_size=2, num_layers=1, mode="gru", name="rnn")
+    with pytest.raises(DTypeError, match="RNN expects floats, got int64: cast"):
+        network.simple_bind(mx.cpu(), data=(3, 2, 4), type_dict={"data": "int64"})

@@ -364,3 +364,30 @@ def test_broadcast_like_with_no_axes():
     for axes in ({"lhs_axes": (), "rhs_axes": ()}, {"lhs_axes": (0,)}, {"lhs_axes": (0,), "rhs_axes": ()}):
         with pytest.raises(ShapeError, match="equally long and not empty"):
             mx.nd.broadcast_like(x, like, **axes)
+
+
+def test_indices_out_of_bounds_are_index_errors():
+    """gather_nd, and take with mode raise, name the range; the wait raises an IndexError that is an MXNetError too."""
+    data = mx.nd.array([[0, 1, 2], [3, 4, 5]])
+    with pytest.raises(IndexError, match="indices from 0 to 3 exceed axis 1") as caught:
+        mx.nd.gather_nd(data, mx.nd.array([[0, 1, 0], [0, 1, 3]])).wait_to_read()
+    assert isinstance(caught.value, MXNetError)
+    with pytest.raises(IndexError, match="indices from 0 to 2 exceed the 2 rows"):
+        mx.nd.take(data, mx.nd.array([0, 2]), mode="raise").wait_to_read()
+
+
+def test_dimensions_of_makers_that_others_decide():
+    """-1 in the shape of ones is an unknown dimension, as 0 is; users decide it, through a transpose, too."""
+    total = mx.sym.ones(shape=(2, -1)) + mx.sym.transpose(mx.sym.ones(shape=(3, -1)))
+    assert total.bind(mx.cpu(), {}).forward()[0].shape == (2, 3)
+    total = mx.sym.ones(shape=(2, 3)) + mx.sym.transpose(mx.sym.ones(shape=(-1, -1)))
+    assert total.infer_shape()[1] == [(2, 3)]
+
+
+def test_padding_of_axes_that_are_not_there():
+    """Zeros for more axes than the kernel has do no harm in Pooling, as in MXNet; other numbers are refused."""
+    x = mx.nd.ones((1, 1, 10))
+    same = {"kernel": 2, "stride": 2, "pool_type": "max", "pooling_convention": "same"}
+    assert mx.nd.Pooling(x, pad=(0, 0, 0), **same).shape == (1, 1, 5)
+    with pytest.raises(ParameterError, match="pad="):
+        mx.nd.Pooling(x, pad=(0, 1, 0), **same)

@@ -7,7 +7,8 @@ NaiveEngine of the thread (:func:`weftplan.engine.nested`), so it may call ``mx.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,6 +91,33 @@ def _as_shape(value: Any) -> Any:
     return None if value is None or not len(value) else tuple(int(dim) for dim in value)
 
 
+def _both(kind: type[Exception]) -> type[Exception] | None:
+    """A class that is ``kind`` and :class:`MXNetError`; None where Python can make none."""
+    try:
+        return type(kind.__name__, (MXNetError, kind), {"__module__": kind.__module__})
+    except TypeError:
+        return None
+
+
+@contextmanager
+def _raising_ours() -> Iterator[None]:
+    """What a user's function raises is an MXNetError too, as in MXNet, and still what it was."""
+    try:
+        yield
+    except MXNetError:
+        raise
+    except Exception as error:
+        kind = _both(type(error))
+        try:
+            raised = kind(*error.args) if kind is not None else None
+        except Exception:  # its own idea of arguments
+            raised = None
+        if raised is None:
+            raise MXNetError(f"{type(error).__name__}: {error}") from error
+        raised.__dict__.update(error.__dict__)
+        raise raised.with_traceback(error.__traceback__) from error.__cause__
+
+
 def forward_op(declared: Declared, backward: Op) -> Op:
     """The operator of the node."""
     count = len(declared.arguments)
@@ -129,9 +157,10 @@ def forward_op(declared: Declared, backward: Op) -> Op:
             arrays = [_wrap(where, raw) for raw in inputs]
             computing = declared.object(where, arrays[:count])
             made, reqs = _targets(where, outputs, ctx.output_shapes, arrays[0].dtype if arrays else np.float32)
-            computing.forward(
-                is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=made, aux=arrays[count:]
-            )
+            with _raising_ours():
+                computing.forward(
+                    is_train=ctx.is_train, req=reqs, in_data=arrays[:count], out_data=made, aux=arrays[count:]
+                )
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
         grads, ins, outs = declared.needed
@@ -169,14 +198,15 @@ def backward_op(declared: Declared) -> Op:
             out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]
             made, reqs = _targets(where, outputs, ctx.output_shapes, np.float32)
             computing = declared.object(where, in_data if len(in_data) == len(declared.arguments) else made)
-            computing.backward(
-                req=reqs,
-                out_grad=out_grad,
-                in_data=in_data,
-                out_data=arrays[ends[1] : ends[2]],
-                in_grad=made,
-                aux=arrays[ends[2] :],
-            )
+            with _raising_ours():
+                computing.backward(
+                    req=reqs,
+                    out_grad=out_grad,
+                    in_data=in_data,
+                    out_data=arrays[ends[1] : ends[2]],
+                    in_grad=made,
+                    aux=arrays[ends[2] :],
+                )
 
     names = (
         *(f"ograd{k}" for k in grads),

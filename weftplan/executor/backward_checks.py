@@ -29,6 +29,17 @@ def needs_training(forward: Iterable[Step]) -> str:
     return ""
 
 
+def reads_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
+    """True when ``backward`` reads what the forward part computes; else it may run without it."""
+    graph = planned.graph
+    own = {step.nid for step in backward}
+    return any(
+        array is not None and graph.nodes[node := int(graph.entry_node[e])].op is not None and node not in own
+        for step in backward
+        for e, array in zip(graph.inputs[step.nid], step.inputs, strict=True)
+    )
+
+
 def keeps_forward(planned: PlannedGraph, backward: Sequence[Step]) -> bool:
     """True when ``backward`` may run twice after one forward: it writes nothing where results of forward lie that it
     reads.

@@ -275,15 +275,16 @@ def simple_bind(
     every = (*names, *aux_names)
     unknown = [name for name in shapes if name not in every]
     for name in unknown:
-        if not isinstance(shapes[name], (tuple, list)):
-            hint = did_you_mean(name, [*_OPTIONS, *every])
+        hint = did_you_mean(name, [*_OPTIONS, *every])
+        if hint and not isinstance(shapes[name], (tuple, list)):
             raise BindError(
                 f"simple_bind has no option and the symbol no argument {name!r}; {hint}options: {', '.join(_OPTIONS)}; "
                 f"arguments: {listed(names)}"
             )
     if unknown:
         hint = did_you_mean(unknown[0], every)
-        warn(f"simple_bind: no arguments named {listed(unknown)}; {hint}the arguments are {listed(names)}")
+        warn(f"simple_bind: no arguments or options named {listed(unknown)}; {hint}the arguments are {listed(names)}")
+        shapes = {name: shape for name, shape in shapes.items() if name in every}
     shared = {name: shared_exec.arg_dict for name in shared_arg_names or () if name in names} if shared_exec else {}
     if shared_exec is not None:
         shared.update((name, shared_exec.aux_dict) for name in aux_names if name in shared_exec.aux_dict)

@@ -11,7 +11,7 @@ from typing import Any
 from weftplan import engine
 from weftplan.device.context import Context
 from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, listed
-from weftplan.executor.backward_checks import keeps_forward, needs_training
+from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
 from weftplan.executor.debug import debug_str
 from weftplan.executor.memory import PlannedMemory
 from weftplan.executor.monitor import Monitored
@@ -194,16 +194,16 @@ class Executor:
             is_train: kept for MXNet's signature; the mode of the forward run decides.
 
         Raises:
-            MXNetError: no forward came before; forward(is_train=False) came before, and the network has an operator
-                that keeps what its gradient needs in training only; a needed output gradient is missing; or backward
-                has run since the last forward and has overwritten what it needs.
+            MXNetError: no forward came before, and a gradient needs its results; forward(is_train=False) came before,
+                and the network has an operator that keeps what its gradient needs in training only; a needed output
+                gradient is missing; or backward has run since the last forward and has overwritten what it needs.
         """
         if not self.planned.gradients:
             return  # nothing is wanted, as in MXNet
         if not self._ran_training_forward:
             self._check_mode()
         self._check_engine("backward")
-        if not self._memory.pool.owned_by(self._memory.placement):
+        if self._ran_forward and not self._memory.pool.owned_by(self._memory.placement):
             raise MXNetError(
                 "backward: another executor that shares this one's planned memory has run since this one's forward, so "
                 "what backward needs is overwritten; run forward(is_train=True) again"
@@ -211,8 +211,9 @@ class Executor:
         heads = head_values(out_grads, self.output_names, self._head_grads)
         if not self._prepared:
             self._prepare()
-        if self._ran_backward:
+        if self._ran_backward and self._ran_forward:
             self._check_repeatable()
+        if self._ran_backward or not self._ran_forward:
             self._fence()
         self._ran_backward = True
         for value, head in heads:
@@ -221,10 +222,12 @@ class Executor:
 
     def _check_mode(self) -> None:
         """Raise unless a forward run outside training came before that made what backward reads."""
-        if not self._ran_forward:
-            raise MXNetError("backward: run forward(is_train=True) first")
         if not self._prepared:
             self._prepare()
+        if not self._ran_forward:
+            if self._random or reads_forward(self.planned, self._backward_steps):
+                raise MXNetError("backward: run forward(is_train=True) first")
+            return  # all it reads is given: arguments, and gradients of outputs
         why = needs_training(self._forward_steps)
         if why:
             raise MXNetError(

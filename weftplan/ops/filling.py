@@ -34,8 +34,9 @@ FLOAT64 = np.dtype(np.float64)
 
 
 def declared_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    """The output has the shape of parameter ``shape``; where that is unknown (None, (), 0) the users of it decide."""
-    return [], [merge_shape(outs[0], params["shape"] or None, "output and the parameter shape")]
+    """The output has the shape of parameter ``shape``; where that is unknown (None, (), 0, -1) its users decide."""
+    shape = tuple(0 if dim == -1 else dim for dim in params["shape"] or ())
+    return [], [merge_shape(outs[0], shape or None, "output and the parameter shape")]
 
 
 def declared_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import MXNetError, ShapeError
+from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.expand import like_dtype
 from weftplan.ops.kernels import INDEX, gather, to_index
 from weftplan.ops.params import p_shape
@@ -49,7 +49,7 @@ def _flat(ctx: OpContext, name: str, index: Any, tensor: Shape, *, wrap: bool) -
         if part.size:
             low, high = int(part.min()), int(part.max())
             if high >= size or low < (-size if wrap else 0):
-                raise MXNetError(
+                raise IndexRangeError(
                     f"{name}: indices from {low} to {high} exceed axis {axis} of a tensor of shape {tensor}: expected "
                     f"{-size if wrap else 0} to {size - 1}"
                 )

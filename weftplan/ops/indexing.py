@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import MXNetError, ShapeError
+from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.expand import like_dtype
 from weftplan.ops.kernels import BOOL, INDEX, gather, rows_per_block, to_index
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
@@ -59,7 +59,7 @@ def _positions(ctx: OpContext, params: Params, index: Any, size: int) -> Any:
         return found
     xp.copyto(found, index, casting="unsafe")
     if found.size and (int(found.min()) < 0 or int(found.max()) >= size):
-        raise MXNetError(
+        raise IndexRangeError(
             f"take: indices from {int(found.min())} to {int(found.max())} exceed the {size} rows (mode=raise)"
         )
     return found

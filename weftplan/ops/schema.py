@@ -167,6 +167,8 @@ class OpContext:
         nbytes = np.dtype(dtype).itemsize
         for dim in shape:
             nbytes *= dim
+        if not nbytes:  # nothing was declared for it, so there may be no workspace at all
+            return self.xp.empty(shape, dtype)
         start = self._offset
         end = start + aligned(nbytes)
         have = 0 if self._workspace is None else self._workspace.size

@@ -463,6 +463,9 @@ def _place(data: Any) -> Any:
 
 
 def _samples(descs: Any) -> int:
+    """Samples of a batch; 0 where the iterator does not say."""
+    if not descs:
+        return 0
     first = descs[0]
     return int(first[1][getattr(first, "batch_axis", 0)])
 

@@ -256,3 +256,14 @@ def test_the_variable_chooses_who_computes(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("WEFTPLAN_KERNELS", mode)
         executor = net.simple_bind(mx.cpu(), grad_req="null", data=(1, 3, 8, 8))
         assert executor.memory_plan.kernels["conv"].startswith(mode)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_kernel_that_needs_no_scratch(channels):
+    """A transposed convolution of single points has nothing to pack: it runs in a graph whose plan has no workspace."""
+    net = mx.sym.Deconvolution(mx.sym.Variable("x"), kernel=(1, 1), num_filter=2, no_bias=True, name="up")
+    x = np.random.default_rng(0).random((2, channels, 4, 5), dtype=np.float32)
+    weight = np.random.default_rng(1).random((channels, 2, 1, 1), dtype=np.float32)
+    executor = net.simple_bind(mx.cpu(), grad_req="null", x=x.shape, plan_options=PlanOptions(kernels="native"))
+    found = executor.forward(x=x, up_weight=weight)[0].asnumpy()
+    np.testing.assert_allclose(found, np.einsum("nchw,cf->nfhw", x, weight[:, :, 0, 0]), rtol=1e-5)

@@ -51,6 +51,8 @@ def _window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
         raise ParameterError(f"Pooling: kernel={kernel}: expected {rank} positive extents, one per spatial axis")
     stride = params["stride"] or (1,) * rank
     pad = params["pad"] or (0,) * rank
+    if not any(pad[rank:]):  # as in MXNet zeros for axes that are not there do no harm
+        pad = pad[:rank]
     if len(stride) != rank or min(stride) < 1:
         raise ParameterError(f"Pooling: stride={stride}: expected {rank} numbers of at least 1, as {kernel=}")
     if len(pad) != rank or min(pad) < 0:

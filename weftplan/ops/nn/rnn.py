@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ShapeError
+from weftplan.errors import DTypeError, ShapeError
 from weftplan.ops import grain
 from weftplan.ops.kernels import BOOL
 from weftplan.ops.nn.rnn_layout import Layout, layout
@@ -139,6 +139,8 @@ def _infer_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     common: DType | None = None
     for position, dtype in enumerate((*ins[:count], *outs[: _visible(params) + 1])):
         common = merge_dtype(common, dtype, f"RNN: tensor {position} against those before it")
+    if common is not None and common.kind != "f":
+        raise DTypeError(f"RNN expects floats, got {common}: cast its data to float32 first (Cast, astype)")
     lengths: DTypes = [ins[-1] or common] if params["use_sequence_length"] else []
     new_outs: DTypes = [common] * (_visible(params) + 1)
     return [*[common] * count, *lengths], [*new_outs, _MASK] if _drops(params) else new_outs
