@@ -106,6 +106,37 @@ def test_same_bits_whatever_comes_first(tmp_path: Path):
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("way", ["together", "list"])
+def test_buckets_are_joined_without_a_copy(tmp_path: Path, way: str):
+    """What is pushed together lies side by side, in the order in which it travels; sums and updates are right."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        shapes = [(7,), (300, 11), (1,), (2, 1500), (5,)]
+        for i, shape in enumerate(shapes):
+            kv.init(i, mx.nd.zeros(shape, dtype="float64" if i == 4 else "float32"))
+        kv.barrier()
+        def refused(arrays):
+            raise AssertionError("a copy")
+        np.concatenate = refused
+        grads = [mx.nd.full(s, i + rank, dtype="float64" if i == 4 else "float32") for i, s in enumerate(shapes)]
+        for step in range(2):
+            if os.environ["WAY"] == "list":
+                kv.push(list(range(5)), grads)
+            else:
+                with kv.together():
+                    for i, grad in enumerate(grads):
+                        kv.push(i, grad)
+            for i, shape in enumerate(shapes):
+                assert (value(i, shape, grads[i].dtype) == 2 * i + 1).all(), i
+        assert kv.statistics()["merged_bytes"] == sum(grad.nbytes for grad in grads)
+        """,
+        WAY=way,
+        FLAGS_fuse_parameter_groups_size="-1",
+    )
+
+
 def test_updates_are_the_same_everywhere(tmp_path: Path):
     """With an optimizer the weights of all ranks are those of one process that adds in rank order."""
     done = run_ranks(

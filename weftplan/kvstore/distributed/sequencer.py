@@ -73,6 +73,10 @@ class Ticket:
         if failure is None and len(arrays) == 1:
             self.exchange(group, arrays[0], self.description, None)
             return
+        beside = side_by_side(arrays)
+        if beside is not None:
+            self.exchange(group, beside, self.description, failure)
+            return
         joined = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.uint8)
         self.exchange(group, joined, self.description, failure)
         start = 0
@@ -84,6 +88,28 @@ class Ticket:
         """Tell every part's operation."""
         for part in self.parts:
             part.complete(error)
+
+
+def side_by_side(arrays: Sequence[Array]) -> Array | None:
+    """One array over all of these, contiguous ones, where each begins in memory where the one before ends; else None.
+
+    The result does not keep their memory.
+    """
+    arrays = [array for array in arrays if array.size]
+    if not arrays:
+        return None
+    place, size = _address(arrays[0]), 0
+    for array in arrays:
+        if _address(array) != place or array.dtype != arrays[0].dtype:
+            return None
+        place += array.nbytes
+        size += array.size
+    return np.lib.stride_tricks.as_strided(arrays[0].reshape(-1), (size,), (arrays[0].itemsize,))
+
+
+def _address(array: Array) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 class Sequencer:

@@ -12,11 +12,13 @@ backward computes gradients, and keys are joined into buckets (``buckets.py``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from weftplan.device.context import cpu
 from weftplan.engine import get as get_engine
 from weftplan.errors import MXNetError
 from weftplan.kvstore.buckets import BucketRule
@@ -29,6 +31,7 @@ from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
 from weftplan.kvstore.updater import Updater
 from weftplan.ndarray import NDArray
+from weftplan.ndarray.chunk import Chunk
 
 
 class KVStoreDistSync(KVStoreDist):
@@ -62,8 +65,27 @@ class KVStoreDistSync(KVStoreDist):
                     self._put(collected)
 
     def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        within = self._collected is not None
         with self.together():
+            self._lay_out(self._stored if within else [key for key, _ in groups])
             super()._push(groups, priority)
+
+    def _lay_out(self, keys: Iterable[Key]) -> None:
+        """Make the merge buffers of keys that are pushed together side by side, in the order in which they travel.
+
+        A bucket is then one range of memory, and joining its gradients copies nothing. In a ``together()`` block the
+        program says that its pushes belong together, and all keys are laid out with the first of them.
+        """
+        new = sorted((key for key in keys if key not in self._merged), key=self._keys.number, reverse=True)
+        for dtype, run in groupby(new, key=lambda key: self._stored[key].dtype):
+            arrays = [(key, self._stored[key]) for key in run]
+            total = sum(array.nbytes for _, array in arrays)
+            if len(arrays) < 2 or not total:
+                continue
+            room, offset = Chunk(cpu(0), total), 0
+            for key, array in arrays:
+                self._merged[key] = NDArray(room.part(offset, array.nbytes), array.shape, dtype)
+                offset += array.nbytes
 
     def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
         return False  # what is stored must not change before the sum over processes is there
@@ -167,6 +189,9 @@ class KVStoreDistDeviceSync(KVStoreDistSync, KVStoreDevice):
 
     def __init__(self, name: str = "dist_device_sync") -> None:
         super().__init__(name)
+
+    def _lay_out(self, keys: Iterable[Key]) -> None:
+        """Each sum is where its first push finds the least to do."""
 
 
 def _heal(array: NDArray) -> None:
