@@ -1,4 +1,7 @@
-"""Forks: while a push is on its way, from inside an operation, and with work behind them."""
+"""Forks: while a push is on its way, from inside an operation, and with work behind them.
+
+The file is long because each case is a program of its own, written out as text, which a child runs.
+"""
 
 import os
 import signal

@@ -2,6 +2,8 @@
 
 Python 3.8 and NumPy are enough, because the process that asks MXNet 1.9.1 makes the same cases. Values stay away from
 ties and steps where the two packages may rightly differ: what a kink gives, or which of two equal elements comes first.
+
+The file is long because it has one maker of cases for each family of operators, and tables of their ranges.
 """
 
 import random

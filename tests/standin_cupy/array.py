@@ -1,4 +1,7 @@
-"""The array of the stand-in: device memory that NumPy computes on, with CuPy's refusals."""
+"""The array of the stand-in: device memory that NumPy computes on, with CuPy's refusals.
+
+The file is long because it is one class with the methods and operators of CuPy's array.
+"""
 
 from __future__ import annotations
 

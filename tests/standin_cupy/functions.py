@@ -1,4 +1,7 @@
-"""The functions of the stand-in: ufuncs with CuPy's loops, everything else by NumPy under CuPy's refusals."""
+"""The functions of the stand-in: ufuncs with CuPy's loops, everything else by NumPy under CuPy's refusals.
+
+The file is long because CuPy has many functions, each with refusals of its own.
+"""
 
 from __future__ import annotations
 

@@ -67,6 +67,33 @@ def _stirling(xp: ModuleType, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
     xp.add(s, 0.5 * math.log(2.0 * math.pi) - 0.5, out=s)
 
 
+def _turn(xp: ModuleType, x: Any, z: Any, t: Any) -> None:
+    """t = the whole number nearest to ``x``, z = pi (x - t): what the reflection takes the sine or tangent of."""
+    xp.copyto(z, x)
+    xp.rint(z, out=t)
+    xp.subtract(z, t, out=z)
+    xp.multiply(z, math.pi, out=z)
+
+
+def _unreflected(xp: ModuleType, x: Any, z: Any, s: Any, m: Any) -> None:
+    """Put ``s`` into z where ``x`` needed no reflection."""
+    xp.greater_equal(x, 0.5, out=m)
+    xp.copyto(z, s, where=m)
+
+
+def _climb(xp: ModuleType, x: Any, z: Any, p: Any, t: Any, m: Any, *, power: int) -> None:
+    """z = ``x``, reflected and raised by whole steps; p = the sum of 1 / z^power over the steps."""
+    _reflected(xp, x, z, m)
+    p.fill(0.0)
+    for _ in range(_STEPS):
+        xp.less(z, _STEPS, out=m)
+        xp.divide(m, z, out=t)
+        if power == 2:
+            xp.divide(t, z, out=t)
+        xp.add(p, t, out=p)
+        xp.add(z, m, out=z)
+
+
 def _gamma(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
     """Write gamma of ``x`` into ``out``, which may be ``x``."""
     _reflected(xp, x, z, m)
@@ -74,10 +101,7 @@ def _gamma(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: 
     xp.exp(s, out=s)
     xp.divide(s, p, out=s)  # gamma of x, or of 1 - x
     # Reflection: gamma(x) = pi / (sin(pi x) gamma(1 - x)), where sin(pi x) = (-1)^k sin(pi (x - k)), k the nearest.
-    xp.copyto(z, x)
-    xp.rint(z, out=t)
-    xp.subtract(z, t, out=z)
-    xp.multiply(z, math.pi, out=z)
+    _turn(xp, x, z, t)
     xp.sin(z, out=z)
     xp.fmod(t, 2.0, out=p)
     xp.absolute(p, out=p)
@@ -86,8 +110,7 @@ def _gamma(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m: 
     xp.multiply(z, p, out=z)
     xp.multiply(z, s, out=z)
     xp.divide(math.pi, z, out=z)
-    xp.greater_equal(x, 0.5, out=m)
-    xp.copyto(z, s, where=m)
+    _unreflected(xp, x, z, s, m)
     # No value at the negative whole numbers, where the two sides have different signs; at 0 it is infinite.
     xp.equal(t, x, out=m)
     xp.less(x, 0, out=p, casting="unsafe")
@@ -102,17 +125,13 @@ def _gammaln(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m
     _stirling(xp, z, p, s, t, m)
     xp.log(p, out=p)
     xp.subtract(s, p, out=s)
-    xp.copyto(z, x)
-    xp.rint(z, out=t)
-    xp.subtract(z, t, out=z)
-    xp.multiply(z, math.pi, out=z)
+    _turn(xp, x, z, t)
     xp.sin(z, out=z)
     xp.absolute(z, out=z)
     xp.divide(math.pi, z, out=z)
     xp.log(z, out=z)
     xp.subtract(z, s, out=z)
-    xp.greater_equal(x, 0.5, out=m)
-    xp.copyto(z, s, where=m)
+    _unreflected(xp, x, z, s, m)
     xp.isinf(x, out=m)
     xp.copyto(z, math.inf, where=m)
     xp.copyto(out, z, casting="unsafe")
@@ -120,13 +139,7 @@ def _gammaln(xp: ModuleType, x: Any, out: Any, z: Any, p: Any, s: Any, t: Any, m
 
 def _psi(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
     """z = the derivative of the logarithm of gamma at ``x``; infinite at its poles, as in MXNet 1.9.1."""
-    _reflected(xp, x, z, m)
-    p.fill(0.0)
-    for _ in range(_STEPS):
-        xp.less(z, _STEPS, out=m)
-        xp.divide(m, z, out=t)
-        xp.add(p, t, out=p)
-        xp.add(z, m, out=z)
+    _climb(xp, x, z, p, t, m, power=1)
     _series(xp, (0.0, *_PSI), z, s, t)
     xp.subtract(s, p, out=s)
     xp.log(z, out=t)
@@ -134,15 +147,11 @@ def _psi(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None
     xp.divide(0.5, z, out=t)
     xp.subtract(s, t, out=s)
     # Reflection: psi(x) = psi(1 - x) - pi / tan(pi x)
-    xp.copyto(z, x)
-    xp.rint(z, out=t)
-    xp.subtract(z, t, out=z)
-    xp.multiply(z, math.pi, out=z)
+    _turn(xp, x, z, t)
     xp.tan(z, out=z)
     xp.divide(math.pi, z, out=z)
     xp.subtract(s, z, out=z)
-    xp.greater_equal(x, 0.5, out=m)
-    xp.copyto(z, s, where=m)
+    _unreflected(xp, x, z, s, m)
     xp.equal(t, x, out=m)
     xp.less_equal(x, 0, out=p, casting="unsafe")
     xp.multiply(m, p, out=m, casting="unsafe")
@@ -179,14 +188,7 @@ def _gamma_backward(
 
 def _psi1(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> None:
     """z = the derivative of :func:`_psi` at ``x``, which is infinite at the poles."""
-    _reflected(xp, x, z, m)
-    p.fill(0.0)
-    for _ in range(_STEPS):
-        xp.less(z, _STEPS, out=m)
-        xp.divide(m, z, out=t)
-        xp.divide(t, z, out=t)
-        xp.add(p, t, out=p)
-        xp.add(z, m, out=z)
+    _climb(xp, x, z, p, t, m, power=2)
     _series(xp, (0.0, *_PSI1), z, s, t)
     xp.add(s, 1.0, out=s)
     xp.divide(s, z, out=s)
@@ -195,16 +197,12 @@ def _psi1(xp: ModuleType, x: Any, z: Any, p: Any, s: Any, t: Any, m: Any) -> Non
     xp.divide(t, z, out=t)
     xp.add(s, t, out=s)
     # Reflection: psi'(x) = (pi / sin(pi x))² - psi'(1 - x)
-    xp.copyto(z, x)
-    xp.rint(z, out=t)
-    xp.subtract(z, t, out=z)
-    xp.multiply(z, math.pi, out=z)
+    _turn(xp, x, z, t)
     xp.sin(z, out=z)
     xp.divide(math.pi, z, out=z)
     xp.multiply(z, z, out=z)
     xp.subtract(z, s, out=z)
-    xp.greater_equal(x, 0.5, out=m)
-    xp.copyto(z, s, where=m)
+    _unreflected(xp, x, z, s, m)
 
 
 def _room(xp: ModuleType, x: Any) -> tuple[Any, ...]:

@@ -18,6 +18,8 @@ source for arrays (:mod:`weftplan.planner.packing.hard.compiled`), so there is o
 
 Longer than other files: the functions are one algorithm, which numba compiles as one module. They keep nothing; the
 tables that they are given belong to one search, in one thread.
+
+The file is long because numba compiles its functions together.
 """
 
 from __future__ import annotations
