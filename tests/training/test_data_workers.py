@@ -103,6 +103,35 @@ def test_a_worker_dies_without_work(tidy):
         assert it.worker_pids != [pid]
 
 
+def test_one_of_two_dies_without_work(tidy):
+    """The other one does not hide it: the error comes in the same epoch, and no batch is lost."""
+    with mx.io.DatasetIter(Numbers(80), 2, num_workers=2, ahead=1) as it:
+        seen, errors = [labels(it.next())], []
+        os.kill(it.worker_pids[1], signal.SIGKILL)
+        assert gone([it.worker_pids[1]])
+        while len(seen) < 40:
+            try:
+                seen.append(labels(it.next()))
+            except DataWorkerError as error:
+                errors.append(str(error))
+        assert seen == [[2 * k, 2 * k + 1] for k in range(40)]
+        assert len(errors) == 1
+        assert "data worker 1" in errors[0]
+
+
+def test_views_outlive_the_workers(tidy):
+    """A slot that a traceback or a debugger still shows can be looked at when the memory has been given up."""
+    it = mx.io.DatasetIter(Numbers(4), 2, num_workers=1)
+    it.next()
+    view = it._pool.slots.views[0][0]
+    it.close()
+    assert view.shape == (2, 2)
+    assert np.isfinite(view).all()
+    del view
+    with mx.io.DatasetIter(Numbers(4), 2, num_workers=1) as other:  # lets go of what was left
+        other.next()
+
+
 @pytest.mark.parametrize(
     ("act", "says"),
     [

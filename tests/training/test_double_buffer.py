@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import device, profiler, storage
+from weftplan import profiler, storage
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import ParameterError
 from weftplan.profiler.recorder import OperationRecord
 
+FRESH = itertools.count(20)
+"""Numbers of simulated devices that no other test uses."""
 ROWS = np.random.default_rng(0).random((48, 1, 8, 8), dtype="float32")
 LABELS = np.arange(48) % 10
 
@@ -72,19 +76,16 @@ def test_placed_batches_serve_others():
         np.testing.assert_array_equal(modules[0].get_outputs()[0].asnumpy(), found[0][:4])
 
 
-@pytest.fixture
 def slow_copies():
-    """A simulated device whose copies of a batch take about as long as its kernels."""
-    place = device.get(mx.sim(3))
-    before = place.cost
-    configure(3, cost=CostModel(launch=1e-5, latency=2e-4, bandwidth=1e12))
-    yield place
-    configure(3, cost=before)
+    """A simulated device that nothing has run on, so that its clock stands at 0, where the copies of a batch take about
+    as long as the kernels of a step."""
+    index = next(FRESH)
+    return configure(index, cost=CostModel(launch=1e-5, latency=2e-4, bandwidth=1e12))
 
 
 def clock_of_an_epoch(place, it):
     """Virtual seconds of forward, backward and update over the batches."""
-    module = mx.mod.Module(mx.models.digits("mlp"), context=mx.sim(3))
+    module = mx.mod.Module(mx.models.digits("mlp"), context=place.context)
     module.bind(it.provide_data, it.provide_label)
     module.init_params("one")
     module.init_optimizer(kvstore=None)
@@ -98,22 +99,23 @@ def clock_of_an_epoch(place, it):
     return place.clock - start
 
 
-def test_copies_run_beside_the_step(slow_copies):
+def test_copies_run_beside_the_step():
     """On the device's own clock, steps whose batches were copied ahead are done much earlier than steps that wait for
     their copies; the trace has the copies from the host on the copy queue, beside the step's operations."""
     with mx.io.PrefetchingIter(mx.io.NDArrayIter(ROWS, LABELS, batch_size=8), depth=2) as it:
-        waiting = clock_of_an_epoch(slow_copies, it)
+        waiting = clock_of_an_epoch(slow_copies(), it)
+    place = slow_copies()
     profiler.set_state("run")
     try:
-        with batches(mx.sim(3)) as it:
-            ahead = clock_of_an_epoch(slow_copies, it)
+        with batches(place.context) as it:
+            ahead = clock_of_an_epoch(place, it)
     finally:
         profiler.set_state("stop")
-    assert ahead < 0.75 * waiting
+    assert 0 < ahead < 0.75 * waiting
     copies = [OperationRecord(*record) for record in profiler.recorder.operations]
     copies = [record for record in copies if record.name == "batch"]
     assert len(copies) == 12  # data and labels of six batches
-    assert {(record.context, record.queue) for record in copies} == {(mx.sim(3), "copy")}
+    assert {(record.context, record.queue) for record in copies} == {(place.context, "copy")}
 
 
 def test_memory_under_way_is_bounded():

@@ -65,11 +65,14 @@ class Layout:
         return sum(_aligned(self.rows * part.row_bytes) for part in self.parts)
 
     def views(self, memory: Any) -> list[Host]:
-        """The parts of a batch in ``memory``: anything with :attr:`nbytes` writable bytes."""
+        """The parts of a batch in ``memory``: anything with :attr:`nbytes` writable bytes, which they keep alive."""
+        # Not np.ndarray(…, buffer=memory), which does not keep a mapping from being closed under it.
+        whole = np.frombuffer(memory, np.uint8)
         found, start = [], 0
         for part in self.parts:
-            found.append(np.ndarray((self.rows, *part.shape), part.dtype, memory, start))
-            start += _aligned(self.rows * part.row_bytes)
+            nbytes = self.rows * part.row_bytes
+            found.append(whole[start : start + nbytes].view(part.dtype).reshape(self.rows, *part.shape))
+            start += _aligned(nbytes)
         return found
 
     def pick(self, sample: Any) -> list[Host]:

@@ -8,6 +8,7 @@ and its space of process numbers; the next process that makes a segment removes 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -40,6 +41,7 @@ class Slots:
         self._nbytes = max(1, layout.nbytes)
         self._named = name is None
         if name is None:
+            _let_go()
             sweep()
             self._memory = _make(self._nbytes * count)
         else:
@@ -61,10 +63,22 @@ class Slots:
             self._memory.unlink()
 
     def close(self) -> None:
-        """Let go of the memory; nobody may look at the slots any more."""
+        """Let go of the memory; where somebody still looks at a slot, a traceback for instance, it goes later."""
         self.unname()
         self.views = []
-        self._memory.close()
+        _lingering.append(self._memory)
+        _let_go()
+
+
+_lingering: list[SharedMemory] = []
+"""Segments that nobody uses; a view of one may be left somewhere, and keeps it from being unmapped."""
+
+
+def _let_go() -> None:
+    for memory in [*_lingering]:
+        with contextlib.suppress(BufferError, ValueError):  # there is a view; another thread was faster
+            memory.close()
+            _lingering.remove(memory)
 
 
 def _make(nbytes: int) -> SharedMemory:

@@ -57,16 +57,17 @@ class _Worker:
             # No later process inherits them, so a connection ends when the worker does.
             theirs.close()
             their_stacks.close()
+        self.pid: int = self.process.pid or 0
 
     def __str__(self) -> str:
-        return f"data worker {self.number} (process {self.process.pid})"
+        return f"data worker {self.number} (process {self.pid})"
 
     def where(self) -> str:
         """Where its threads stand, if it says so in time."""
-        if worker.STACK_SIGNAL is None or self.process.pid is None:
+        if worker.STACK_SIGNAL is None:
             return ""
         with contextlib.suppress(OSError):
-            os.kill(self.process.pid, worker.STACK_SIGNAL)
+            os.kill(self.pid, worker.STACK_SIGNAL)
         parts: list[bytes] = []
         end = time.monotonic() + _STACKS_S
         while connection.wait([self.stacks], max(0.0, (0.1 if parts else end - time.monotonic()))):
@@ -121,7 +122,7 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """Numbers of the processes."""
-        return [one.process.pid or 0 for one in self._workers]
+        return [one.pid for one in self._workers]
 
     @property
     def room(self) -> bool:
@@ -129,10 +130,12 @@ class Pool:
         return bool(self._free)
 
     def submit(self, task: Task) -> int:
-        """Let the worker with the least to do read a batch; returns the ticket for :meth:`take`."""
+        """Let the worker with the least to do read a batch; returns the ticket for :meth:`take`.
+
+        The batch is a dead worker's where there is one, so that its death is told, whatever it was doing.
+        """
         self._tickets += 1
-        alive = [one for one in self._workers if one.error is None]
-        chosen = min(alive or self._workers, key=lambda one: len(one.orders))
+        chosen = min(self._workers, key=lambda one: (one.error is None, len(one.orders)))
         order = Order(self._tickets, self._free.pop(), task)
         if not chosen.orders:
             chosen.heard = time.monotonic()
@@ -257,7 +260,7 @@ class Pool:
             return
         one.process.join(_END_S)
         code = one.process.exitcode
-        how = f"ended with exit code {code}"
+        how = "has closed its connection" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {_signal_name(-code)}"
             if code == -9:
