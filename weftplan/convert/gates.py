@@ -1,4 +1,7 @@
-"""Recurrent cells here and in ONNX: their names, and the order of their gates."""
+"""Recurrent cells here and in ONNX: their names, and the order of their gates.
+
+Both directions of conversion rely on it; it holds constants only.
+"""
 
 from __future__ import annotations
 

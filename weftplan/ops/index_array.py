@@ -1,4 +1,7 @@
-"""_contrib_index_array: where each element of a tensor stands."""
+"""_contrib_index_array: where each element of a tensor stands.
+
+The kernel writes ranges into views of its output and keeps nothing; importing the module registers the operator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""_contrib_quadratic, a polynomial of degree two, and _contrib_gradientmultiplier, which is one for gradients alone."""
+"""_contrib_quadratic, a polynomial of degree two, and _contrib_gradientmultiplier, which is one for gradients alone.
+
+Kernels keep nothing, so any worker may run them; importing the module registers both operators.
+"""
 
 from __future__ import annotations
 

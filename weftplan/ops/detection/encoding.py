@@ -1,4 +1,7 @@
-"""box_encode and box_decode: boxes as offsets from anchors, in units of the anchors' sizes."""
+"""box_encode and box_decode: boxes as offsets from anchors, in units of the anchors' sizes.
+
+Kernels keep nothing, so any worker may run them; importing the module registers both operators.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where results of a device may wait, and how fast the way there is."""
+"""Where results of a device may wait, and how fast the way there is.
+
+Homes come from the options, in their order and with their limits. Nothing is kept; any thread may ask.
+"""
 
 from __future__ import annotations
 
