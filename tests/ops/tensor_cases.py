@@ -217,6 +217,7 @@ NO_GRADIENT = [
     ("_contrib_arange_like", [X], {"axis": 1, "repeat": 2}),
     ("_random_uniform", [], {"shape": (2, 3)}),
     ("_random_normal", [], {"shape": (2, 3), "dtype": "float16"}),
+    ("_contrib_index_array", [X], {"axes": (1, 0)}),
     ("_greater_scalar", [X], {"scalar": 0.1}),
     ("broadcast_lesser", [X, uniform(1, 3)], {}),
 ]

@@ -28,10 +28,14 @@ SAME = [
     ("lamb_update_phase1", [W, G, S, P], {"wd": 0.05, "t": 3}),
     ("lamb_update_phase2", [W, G, np.array([2.0]), np.array([3.0])], {"lr": 0.1}),
 ]
+ADAMW = {"lr": 0.1, "wd": 0.05, "eta": 0.3, "clip_gradient": 0.3}
+FACTOR = np.array([0.5], np.float32)
 MIXED = [
     ("mp_sgd_update", [W, G, W.astype("float32")], COMMON),
     ("mp_sgd_mom_update", [W, G, S.astype("float32"), W.astype("float32")], {**COMMON, "momentum": 0.9}),
     ("mp_nag_mom_update", [W, G, S.astype("float32"), W.astype("float32")], {**COMMON, "momentum": 0.9}),
+    ("_adamw_update", [W, G, S, P, FACTOR], ADAMW),
+    ("_mp_adamw_update", [W, G, S.astype("float32"), P.astype("float32"), W.astype("float32"), FACTOR], ADAMW),
 ]
 MANY = [
     ("multi_sgd_update", [W, G, S[0], T[0]], {"lrs": (0.1, 0.2), "wds": (0.0, 0.1), "num_weights": 2}),
