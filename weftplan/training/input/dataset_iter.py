@@ -58,7 +58,7 @@ class DatasetIter(DataIter):
 
     Samples are read under a seed of their own: ``random``, ``numpy.random``, ``torch`` and
     :func:`~weftplan.training.input.seeding.sample_rng` give a sample the same numbers whichever process reads it.
-    Workers leave ``mx.random`` alone.
+    ``mx.random`` is not: its draws in a dataset or a transform are those of the process, so do not use it there.
 
     Workers start with the first batch, stay until :meth:`close`, and use as many threads for BLAS as
     ``WEFTPLAN_BLAS_NTHREADS`` says. Each worker iterates the whole of an iterable and transforms its own batches.
