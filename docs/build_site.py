@@ -38,6 +38,7 @@ GUIDES = {
     "Gallery": "docs/gallery.md",
     "Reference": {
         "Glossary": "docs/glossary.md",
+        "Operators": "docs/operators.md",
         "Environment variables": "docs/environment.md",
         "Flags": "docs/flags.md",
         "Changelog": "CHANGELOG.md",

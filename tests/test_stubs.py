@@ -23,14 +23,25 @@ from weftplan.planner import plan
 ROOT = Path(__file__).parents[1]
 
 
-def writer() -> Any:
-    """The script that writes the stubs."""
-    spec = importlib.util.spec_from_file_location("write_stubs", ROOT / "docs" / "write_stubs.py")
+def writer(script: str = "write_stubs") -> Any:
+    """A script that writes from the registry."""
+    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_page_of_operators_is_fresh() -> None:
+    """It is what the registry and the tables of ONNX give now; ``python docs/list_operators.py`` writes it again."""
+    made = writer("list_operators")
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run python docs/list_operators.py"
+    facts = {name: op for name, (op, _) in made.ours().items()}
+    assert made.gradient(facts["Convolution"]) == "yes"
+    assert made.gradient(facts["SoftmaxOutput"]) == "a loss"
+    assert made.gradient(facts["argmax"]) == "-"
+    assert "Convolution" not in made.missing()
 
 
 def test_the_stubs_are_fresh() -> None:

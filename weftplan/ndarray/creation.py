@@ -232,6 +232,22 @@ def split_v2(
 verbs.split_v2 = split_v2
 
 
+def histogram(a: NDArray, bins: int | NDArray = 10, range: Sequence[float] | None = None) -> list[NDArray]:
+    """[counts, edges]: how many numbers fall into each of ``bins``, equidistant over ``range`` or with these edges.
+
+    Without a range it is that of the numbers, for which the call waits.
+
+    >>> counts, edges = histogram(array([0, 1, 1, 4]), bins=2)
+    >>> counts.asnumpy().tolist(), edges.asnumpy().tolist()
+    ([3, 1], [0.0, 2.0, 4.0])
+    """
+    if isinstance(bins, NDArray):
+        return invoke("_histogram", [a, bins], {})
+    if range is None:
+        range = float(a.min().asscalar()), float(a.max().asscalar())
+    return invoke("_histogram", [a], {"bin_cnt": bins, "range": tuple(range)})
+
+
 def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:
     """A copy with axes moved to new positions, the others in their old order."""
     order = np.moveaxis(np.empty((1,) * tensor.ndim), source, destination)  # checks the arguments

@@ -18,6 +18,7 @@ import weftplan.ops.expand
 import weftplan.ops.filling
 import weftplan.ops.gather_nd
 import weftplan.ops.grids
+import weftplan.ops.histogram
 import weftplan.ops.index_array
 import weftplan.ops.indexing
 import weftplan.ops.join
@@ -36,6 +37,7 @@ import weftplan.ops.norm
 import weftplan.ops.numpy
 import weftplan.ops.ordering
 import weftplan.ops.quadratic
+import weftplan.ops.quantize
 import weftplan.ops.random
 import weftplan.ops.random_more
 import weftplan.ops.random_pdf

@@ -82,6 +82,15 @@ def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Sym
     return function("_eye")(N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
 
 
+def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Symbol:
+    """Counts and edges: how many numbers fall into each of ``bins``, equidistant over ``range`` or with these edges."""
+    if isinstance(bins, Symbol):
+        return function("_histogram")(a, bins, **kwargs)
+    if range is None:
+        raise ParameterError("histogram: a number of bins needs a range, since a symbol has no values yet")
+    return function("_histogram")(a, bin_cnt=bins, range=tuple(range), **kwargs)
+
+
 def maximum(left: Any, right: Any) -> Any:
     """The larger of two symbols, or of a symbol and a number, element by element; of two numbers, a number."""
     return _either("maximum", left, right, max)

@@ -1,0 +1,134 @@
+"""Numbers as 8-bit integers and back: ``_contrib_quantize``, ``_contrib_quantize_v2``, ``_contrib_dequantize``.
+
+The largest magnitude of a range is mapped to 127.5 (int8) or 255.5 (uint8, in which nothing below 0 has a place), by
+the first version of the operator to 127 or 255, and rounded to what the dtype holds: so do MXNet 1.9.1's wheels for
+CPUs. Networks that compute in such integers are not there; models that were calibrated hold these nodes at their edges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import DTypeError
+from weftplan.ops.params import p_enum, p_float, p_optional
+from weftplan.ops.registry import register
+from weftplan.ops.rules import DTypes, Shapes, merge_dtype, merge_shape, take_bytes
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params
+
+_FLOAT = np.dtype(np.float32)
+_ONE = (1,)
+_REACH = {"uint8": 255.5, "int8": 127.5, "int32": 2.0**31 - 1}
+"""What stands for the largest magnitude of the range."""
+_LIMITS = {"uint8": 255, "int8": 127}
+
+
+def _shapes(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape(ins[0], outs[0], "data and output of a quantization")
+    ranges: Shapes = [merge_shape(shape, _ONE, "a range of a quantization") for shape in ins[1:]]
+    return [data, *ranges], [data, *(merge_shape(s, _ONE, "a range of a quantization") for s in outs[1:])]
+
+
+def _kind(params: Params) -> np.dtype[Any]:
+    """The dtype of the result; ``auto`` is uint8 where the range that was measured has nothing below 0."""
+    kind = params["out_type"]
+    if kind == "auto":
+        least = params["min_calib_range"]
+        kind = "uint8" if least is not None and least >= 0 else "int8"
+    return np.dtype(kind)
+
+
+def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    inputs: DTypes = [merge_dtype(dtype, _FLOAT, "input of a quantization") for dtype in ins]
+    kinds = [_kind(params), _FLOAT, _FLOAT]
+    return inputs, [merge_dtype(out, kind, "output of a quantization") for out, kind in zip(outs, kinds, strict=True)]
+
+
+def _fill(out: Any, value: Any) -> None:
+    if out is not None:
+        out[...] = value
+
+
+def _quantize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    xp, x = ctx.xp, inputs[0]
+    first = len(inputs) == 3
+    if first:
+        least, most = inputs[1], inputs[2]
+    elif params["min_calib_range"] is not None and params["max_calib_range"] is not None:
+        least, most = (xp.full(_ONE, params[key], _FLOAT) for key in ("min_calib_range", "max_calib_range"))
+    else:
+        least, most = xp.min(x).reshape(_ONE), xp.max(x).reshape(_ONE)
+    kind = _kind(params)
+    reach = xp.maximum(xp.abs(least), xp.abs(most))
+    if kind == np.int8:
+        least, most = -reach, reach
+    if outputs[0] is not None:
+        room = ctx.take(x.shape, _FLOAT)
+        # A range of nothing but 0 gives 0.
+        xp.multiply(
+            x, ((_LIMITS if first else _REACH)[kind.name] / xp.where(reach > 0, reach, np.inf)).astype(_FLOAT), out=room
+        )
+        xp.clip(xp.rint(room, out=room), 0 if kind == np.uint8 else -127, _LIMITS[kind.name], out=room)
+        xp.copyto(outputs[0], room, casting="unsafe")
+    _fill(outputs[1], least)
+    _fill(outputs[2], most)
+
+
+def _dequantize_dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
+    if ins[0] is not None and ins[0] not in (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(np.int32)):
+        raise DTypeError(f"_contrib_dequantize: data must be uint8, int8 or int32, got {ins[0]}")
+    ranges: DTypes = [merge_dtype(dtype, _FLOAT, "range of a quantization") for dtype in ins[1:]]
+    return [ins[0], *ranges], [merge_dtype(outs[0], _FLOAT, "output of _contrib_dequantize")]
+
+
+def _dequantize(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    if outputs[0] is None:
+        return
+    xp, (x, least, most) = ctx.xp, inputs
+    reach = xp.maximum(xp.abs(least), xp.abs(most))
+    xp.copyto(outputs[0], x, casting="unsafe")
+    xp.multiply(outputs[0], (reach / _REACH[x.dtype.name]).astype(_FLOAT), out=outputs[0])
+
+
+_RANGE = ("output", "min_output", "max_output")
+register(
+    Op(
+        name="_contrib_quantize",
+        forward=_quantize,
+        infer_shape=_shapes,
+        infer_dtype=_dtypes,
+        params=(Param("out_type", p_enum("int8", "uint8"), "uint8", "Dtype of the result."),),
+        inputs=("data", "min_range", "max_range"),
+        outputs=_RANGE,
+        workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
+        doc="Floats of a range as 8-bit integers, and the range for which they stand.",
+    )
+)
+register(
+    Op(
+        name="_contrib_quantize_v2",
+        forward=_quantize,
+        infer_shape=_shapes,
+        infer_dtype=_dtypes,
+        params=(
+            Param("out_type", p_enum("auto", "int8", "uint8"), "int8", "Dtype of the result; auto: by the range."),
+            Param("min_calib_range", p_optional(p_float), None, "Least number of the range; None: of the data."),
+            Param("max_calib_range", p_optional(p_float), None, "Largest number of the range; None: of the data."),
+        ),
+        outputs=_RANGE,
+        workspace=lambda params, inputs, outputs: take_bytes(inputs[0]),
+        doc="Floats as 8-bit integers, of a range that was measured before or of what the data have.",
+    )
+)
+register(
+    Op(
+        name="_contrib_dequantize",
+        forward=_dequantize,
+        infer_shape=_shapes,
+        infer_dtype=_dequantize_dtypes,
+        params=(Param("out_type", p_enum("float32"), "float32", "Dtype of the result."),),
+        inputs=("data", "min_range", "max_range"),
+        doc="8-bit (or 32-bit) integers of a range as the floats that they stand for.",
+    )
+)
