@@ -5,13 +5,14 @@ import json
 import os
 import random as python_random
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import weftplan as mx
 from weftplan.convert import load_safetensors, save_safetensors
-from weftplan.errors import FormatError, ParameterError
+from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.ndarray import safetensors as file_format
 from weftplan.training import checkpointing
 from weftplan.training.checkpointing import Checkpoints, read_snapshot
@@ -218,6 +219,8 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
 
     def fill(param):
         if param.epoch == 1 and param.nbatch == 0:
+            while not (tmp_path / "run-step00000004.safetensors").exists():  # the last one that there is room for
+                time.sleep(0.001)
             full.append(True)
 
     ended = run(tmp_path / "run", epoch_end_callback=lambda *_: None, every=2, stop=None)
@@ -343,6 +346,13 @@ def test_checkpoints_of_an_earlier_run_are_not_mixed_with_new_ones(tmp_path):
         ParameterError, match="pass resume=True to go on from it, remove them, or choose another prefix"
     ):
         run(tmp_path / "run", num_epoch=1)
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    """They would write one file; the message says what to do instead."""
+    monkeypatch.setattr("weftplan.kvstore.KVStoreLocal.num_workers", 2)
+    with pytest.raises(MXNetError, match="checkpoint and mixed_precision are for one process"):
+        run(tmp_path / "run", devices=2)
 
 
 def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):

@@ -207,6 +207,8 @@ def command(
     for name, value in (("--resume", resume), ("--every", every)):
         if value and checkpoint is None:
             raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
+        if value and kvstore.startswith("dist"):
+            raise click.UsageError(f"{name} is for one process; several save the trained network at the end")
     if kvstore == "none" and len(devices) > 1:
         raise click.UsageError(
             f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
@@ -304,7 +306,7 @@ def _run(
                 num_epoch=epochs,
                 micro_batches=wishes.micro_batches,
                 mixed_precision=wishes.mixed_precision,
-                checkpoint=wishes.checkpoint,
+                checkpoint=wishes.checkpoint if workers == 1 else None,  # several processes save at the end alone
                 every=wishes.every,
                 keep=wishes.keep,
                 resume=wishes.resume,
@@ -315,7 +317,15 @@ def _run(
             interrupted = True
     display.clear()
     if rank == 0:
-        _save(module, network, wishes, display.epoch if interrupted else epochs, console, interrupted=interrupted)
+        _save(
+            module,
+            network,
+            wishes,
+            display.epoch if interrupted else epochs,
+            console,
+            interrupted=interrupted,
+            alone=workers == 1,
+        )
     lanes = ""
     if report is not None:
         profiler.set_state("stop")
@@ -349,15 +359,15 @@ def _run(
 
 
 def _save(
-    module: BaseModule, network: str, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool
+    module: BaseModule, network: str, wishes: _Wishes, epoch: int, console: Console, *, interrupted: bool, alone: bool
 ) -> None:
     """Write what stays: after Ctrl-C what one needs to go on, else the trained network."""
-    if interrupted and wishes.checkpoint is not None:
+    if interrupted and wishes.checkpoint is not None and alone:
         newest = Checkpoints(wishes.checkpoint).found()[-1:]
         where = f"saved {newest[0]}" if newest else "no step had ended"
         console.print(f"interrupted: {where}; type the same command with --resume to go on")
     elif interrupted:
-        prefix = Path(f"{'text' if network == 'lstm' else 'digits'}-{network}")
+        prefix = wishes.checkpoint or Path(f"{'text' if network == 'lstm' else 'digits'}-{network}")
         if isinstance(module, Module):
             path = module.save_checkpoint(prefix, epoch, save_optimizer_states=module.optimizer_initialized)
             console.print(

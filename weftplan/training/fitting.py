@@ -96,11 +96,14 @@ class Fitting:
         self._pieces = Pieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
         self._scaling = scaling
-        if scaling is not None:
-            if getattr(module.owner()._kvstore, "num_workers", 1) > 1:
-                raise MXNetError("fit: mixed_precision is for one process: several would scale their losses apart")
-            module.set_loss_scale(scaling.scale)
         self._checkpoints = checkpoints
+        if (scaling is not None or checkpoints is not None) and getattr(module.owner()._kvstore, "num_workers", 1) > 1:
+            raise MXNetError(
+                "fit: checkpoint and mixed_precision are for one process: several would write one file, and scale "
+                "their losses apart; let one process save with do_checkpoint"
+            )
+        if scaling is not None:
+            module.set_loss_scale(scaling.scale)
         self._stopping = stopping
         self._display = display
         self._monitor = monitor
@@ -216,9 +219,12 @@ class Fitting:
         window, events = self._window, self._events
         window.steps += 1
         window.samples += samples
-        if not (events.due() if events is not None else window.steps >= LEAST_STEPS):
-            return
-        self._window = Window()
+        if events.due() if events is not None else window.steps >= LEAST_STEPS:
+            self._line(number, pairs)
+
+    def _line(self, number: int, pairs: list[tuple[str, float]]) -> None:
+        """A line of figures of the steps since the one before; ``number`` is that of the last batch."""
+        window, events, self._window = self._window, self._events, Window()
         self._watch.time(window.seconds, window.steps)
         if events is not None:
             told = events.step(self.step, self.epoch, number, pairs, window, self.module)
@@ -253,6 +259,8 @@ class Fitting:
 
     def _end_epoch(self, start: float) -> None:
         module, epoch = self.module, self.epoch
+        if self._events is not None and self._window.steps:
+            self._line(self.batches - 1, self.metric.get_name_value())  # so that the last steps are there, too
         trained = self.metric.get_global_name_value()
         for name, value in trained:
             module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
