@@ -164,9 +164,8 @@ def test_a_worker_raises(tidy, act, says):
 def test_a_worker_hangs(tidy, tmp_path):
     """At the deadline it is named, with its batch and where it stands; it is ended, and others go on."""
     with mx.io.DatasetIter(Numbers(8, 4, "hang", once=tmp_path / "done"), 2, num_workers=1, ahead=1) as it:
-        assert labels(it.next()) == [0, 1]
-        it._pool._deadline = 0.3
-        assert labels(it.next()) == [2, 3]
+        assert [labels(it.next()) for _ in range(2)] == [[0, 1], [2, 3]]
+        it._pool._deadline = 0.3  # from here on it waits for the one that hangs
         with pytest.raises(
             DataWorkerError, match=r"data worker 0 \(process \d+\) has given nothing for 0.3 s"
         ) as error:

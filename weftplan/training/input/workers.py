@@ -29,8 +29,8 @@ from weftplan.training.input.worker import Done, Failed, Order, Ready, Recipe
 START_METHODS = ("forkserver", "spawn", "fork")
 _END_S = 2.0
 """How long a worker may take to end by itself."""
-_STACKS_S = 2.0
-"""How long a worker that is late may take to write where it stands."""
+_STACKS_S, _MORE_S = 10.0, 0.3
+"""How long a worker that is late may take to write where it stands, and to go on writing."""
 
 
 class _Worker:
@@ -70,7 +70,7 @@ class _Worker:
             os.kill(self.pid, worker.STACK_SIGNAL)
         parts: list[bytes] = []
         end = time.monotonic() + _STACKS_S
-        while connection.wait([self.stacks], max(0.0, (0.1 if parts else end - time.monotonic()))):
+        while connection.wait([self.stacks], max(0.0, (_MORE_S if parts else end - time.monotonic()))):
             part = os.read(self.stacks.fileno(), 65536)
             if not part:
                 break
