@@ -183,3 +183,14 @@ def test_dir_shows_public_names(name: str) -> None:
     assert not [n for n in names if n.startswith("_")]
     assert not {"Any", "annotations", "TYPE_CHECKING", "importlib", "did_you_mean", "Callable"} & set(names)
     assert all(hasattr(namespace, n) for n in names)
+
+
+PACKAGES = ("engine", "executor", "kvstore", "models", "ndarray", "planner", "profiler", "rnn", "storage", "symbol")
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_dir_does_not_depend_on_what_was_imported_first(name: str) -> None:
+    """A package that a part of it has brought in before anybody asked for it shows public names, too."""
+    package = getattr(mx, name)
+    assert package.__dir__.__module__ == package.__name__  # its own, not one given to it on its way to the user
+    assert not [n for n in dir(package) if n.startswith("_")]

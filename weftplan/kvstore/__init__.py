@@ -13,3 +13,7 @@ from weftplan.kvstore.updater import Updater
 KVStore = KVStoreLocal
 
 __all__ = ["KVStore", "KVStoreBase", "KVStoreDevice", "KVStoreLocal", "TestStore", "Updater", "create", "register"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,3 +11,7 @@ __all__ = ["NETWORKS", "digits", "get", "input_shapes", "names"]
 def names() -> list[str]:
     """Names of all built-in networks."""
     return list(NETWORKS)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -172,3 +172,7 @@ def to_html(*, title: str = "what ran when") -> str:
 def provide_page(page: Callable[..., str]) -> None:
     """Called once by the report layer; ``page`` takes a recorder first."""
     _page[:] = [page]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

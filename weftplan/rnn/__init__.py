@@ -40,3 +40,7 @@ __all__ = [
     "load_rnn_checkpoint",
     "save_rnn_checkpoint",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

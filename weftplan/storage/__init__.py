@@ -55,3 +55,7 @@ __all__ = [
     "stop_recording",
     "using",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
