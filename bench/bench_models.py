@@ -81,7 +81,7 @@ def network(name):
         x = mx.sym.Variable("data")
         for k in range(CHAINS[name] // 4):  # two variables and two operators
             x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name=f"fc{k}"), act_type="tanh", name=f"a{k}")
-        return x, lambda batch: {"data": (batch, 4)}
+        return mx.sym.MakeLoss(x), lambda batch: {"data": (batch, 4)}
     return mx.models.get(name), lambda batch: mx.models.input_shapes(name, batch)
 
 
@@ -183,6 +183,8 @@ def main():
                 ours = Peer(sys.executable, "weftplan", threads)
                 theirs = Peer(args.mxnet_python, "mxnet", threads) if args.mxnet_python else None
                 peers = [peer for peer in (ours, theirs) if peer is not None]
+                for peer in peers:  # the first time imports
+                    peer.do("load", **paths)
                 cells = [compare(ours, theirs, rounds, key, "load", **paths)]
                 plans = []
                 for mode in ("inference", "training"):

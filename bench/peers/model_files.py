@@ -59,7 +59,7 @@ def facts(job):
     mx.nd.waitall()
     if package == "weftplan":
         plan = executor.memory_plan
-        return {"planned": plan.total, "with_scratch": plan.peak}
+        return {"planned": plan.reported_bytes, "with_scratch": plan.peak}
     found = re.search(r"Total (\d+) MB allocated", executor.debug_str())
     return {"planned": int(found.group(1)) << 20}
 
