@@ -1,10 +1,13 @@
 """Questions: what does an allocation cost, how much does each strategy hold, and what does a run without a slab take?
 
-    python bench/bench_storage.py [--rounds 5] [pairs] [traces] [steady] [dynamic] [recording] [spill]
+    python bench/bench_storage.py [--rounds 5] [--mxnet-python PYTHON] [--torch-python PYTHON]
+                                  [pairs] [traces] [steady] [dynamic] [recording] [spill]
 
-* pairs: an allocation and its free from a warm pool, by size and number of threads, beside ``numpy.empty``.
+* pairs: an allocation and its free from a warm pool, by size and number of threads, beside ``numpy.empty``; where their
+  interpreters are given, arrays of MXNet 1.9.1 and PyTorch, beside ours.
 * traces: bytes reserved over bytes live, at their peaks, by strategy: training steps with 1,000 random batch sizes, an
-  imperative LSTM's arrays, and instances of the planner replayed in the order in which they begin.
+  imperative LSTM's arrays, and instances of the planner replayed in the order in which they begin; beside them the
+  published rules of PyTorch, RMM and CuPy (``peers/published_rules.py``) on the same traces.
 * steady: allocations of any pool and of the device during planned training steps after the first.
 * dynamic: peak and step time of ``WEFTPLAN_EXECUTOR_STRATEGY=dynamic`` beside the static plan and the plan without
   sharing. The lower bound is the largest sum of bytes that are live at once.
@@ -14,10 +17,13 @@
 
 import argparse
 import gc
+import json
 import os
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +32,7 @@ from pathlib import Path
 import blas_setting
 import numpy as np
 import packing_instances
+from peers.published_rules import Cupy, Rmm, Torch
 
 import weftplan as mx
 from weftplan import device, storage
@@ -55,6 +62,10 @@ POOLS = {
     "naive_best_fit, 64 MiB": lambda place: NaiveBestFit(place, first=64 << 20),
     "Unpooled": RawResource,
 }
+
+RULES = {"PyTorch's published rule": Torch, "RMM's published rule": Rmm, "CuPy's published rule": Cupy}
+PYTHONS = {}
+"""Interpreters of other libraries, by the library."""
 
 
 class Counting:
@@ -127,6 +138,23 @@ def pairs(rounds):
             found.append((time.thread_time_ns() - begin) / 20)
         cells.append(f"{np.percentile(found, 50) / 1e3:.2f} / {np.percentile(found, 99) / 1e3:.2f}")
     print("| `numpy.empty` | 1 | " + " | ".join(cells) + " |")
+    if not PYTHONS:
+        return
+    print("\nArrays, made and dropped; CPU time of all threads, p50 / p99\n")
+    print("| arrays | " + " | ".join(f"{n:,} bytes" for n in sizes) + " |\n|---|" + "---|" * len(sizes))
+    for library, python in {"weftplan": sys.executable, **PYTHONS}.items():
+        done = subprocess.run(
+            [python, str(Path(__file__).parent / "peers" / "memory_pairs.py"), library, *map(str, sizes)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{library} failed:\n{done.stderr[-2000:]}")
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        cells = [f"{found[str(n)][0] / 1e3:.2f} / {found[str(n)][1] / 1e3:.2f}" for n in sizes]
+        print(f"| {library} | " + " | ".join(cells) + " |")
 
 
 # -- traces -----------------------------------------------------------------------------------------------------------
@@ -183,19 +211,21 @@ def traces(rounds):
     for name, lower, upper, sizes in packing_traces():
         every[name] = list(planned(lower, upper, sizes))
     print("| strategy | " + " | ".join(every) + " |\n|---|" + "---|" * len(every))
-    for label, make in POOLS.items():
+    for label, make in {**POOLS, **RULES}.items():
         cells = []
         for events in every.values():
             pool, held = make(Counting()), {}
+            live = peak = 0
             for name, nbytes in events:
                 if nbytes is None:
+                    live -= held[name].nbytes
                     pool.free(held.pop(name))
-                elif nbytes:
-                    held[name] = pool.allocate(nbytes)
                 else:
-                    held[name] = pool.allocate(0)
-            now = pool.statistics()
-            cells.append(f"{now.peak_reserved_bytes / now.peak_requested_bytes:.3f}")
+                    held[name] = pool.allocate(nbytes)
+                    live += nbytes
+                    peak = max(peak, live)
+            reserved = pool.reserved() if isinstance(pool, Torch) else pool.statistics().peak_reserved_bytes
+            cells.append(f"{reserved / peak:.3f}")
         print(f"| {label} | " + " | ".join(cells) + " |")
 
 
@@ -397,7 +427,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mxnet-python", help="interpreter of an environment with mxnet==1.9.1, for pairs")
+    parser.add_argument("--torch-python", help="interpreter of an environment with torch, for pairs")
     args = parser.parse_args()
+    given = {"mxnet": args.mxnet_python, "torch": args.torch_python}
+    PYTHONS.update({library: python for library, python in given.items() if python})
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(blas_setting.describe())
     for part in args.parts or PARTS:

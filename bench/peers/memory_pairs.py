@@ -1,0 +1,39 @@
+"""CPU time of making and dropping an array: ``python memory_pairs.py {weftplan|mxnet|torch} NBYTES…`` prints JSON.
+
+Nanoseconds by size: the median and the 99th percentile of batches of 20, threads of the library included.
+"""
+
+import importlib
+import json
+import sys
+import time
+
+library = importlib.import_module(sys.argv[1])
+BATCHES = 1500
+
+
+def make(nbytes):
+    """An array of so many bytes, with whatever they hold."""
+    if sys.argv[1] == "torch":
+        return library.empty(nbytes, dtype=library.uint8)
+    return library.nd.empty((nbytes,), dtype="uint8")
+
+
+def batches(nbytes):
+    """Nanoseconds of each batch, an array."""
+    found = []
+    for _ in range(BATCHES):
+        begin = time.process_time_ns()
+        for _ in range(20):
+            make(nbytes)
+        found.append((time.process_time_ns() - begin) / 20)
+        if sys.argv[1] != "torch":
+            library.nd.waitall()
+    return sorted(found[BATCHES // 10 :])
+
+
+result = {}
+for size in map(int, sys.argv[2:]):
+    times = batches(size)
+    result[size] = [times[len(times) // 2], times[len(times) * 99 // 100]]
+print(json.dumps(result))
