@@ -97,7 +97,8 @@ class Executor:
         self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
         self._prepared = False
-        self.outputs = self._prepare()
+        with self._memory.pool.idleness:
+            self.outputs = self._prepare()
         output_vars = [array.var for array in self.outputs]
         inputs = {id(array.var) for array in external.values()}
         _, self._fence_vars = engine.dedupe(
@@ -172,6 +173,11 @@ class Executor:
         self._check_engine("forward")
         if self._unset:
             self._check_values(inputs, is_train)
+        with self._memory.pool.idleness:
+            return self._forward(is_train, inputs)
+
+    def _forward(self, is_train: bool, inputs: Mapping[str, Any]) -> list[NDArray]:
+        """As ``forward``, with all memory there."""
         if not self._prepared:
             self._prepare()
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
@@ -209,6 +215,11 @@ class Executor:
                 "what backward needs is overwritten; run forward(is_train=True) again"
             )
         heads = head_values(out_grads, self.output_names, self._head_grads)
+        with self._memory.pool.idleness:
+            self._backward(heads)
+
+    def _backward(self, heads: Any) -> None:
+        """As ``backward``, with all memory there."""
         if not self._prepared:
             self._prepare()
         if self._ran_backward and self._ran_forward:
@@ -222,13 +233,14 @@ class Executor:
 
     def _check_mode(self) -> None:
         """Raise unless a forward run outside training came before that made what backward reads."""
-        if not self._prepared:
-            self._prepare()
-        if not self._ran_forward:
-            if self._random or reads_forward(self.planned, self._backward_steps):
-                raise MXNetError("backward: run forward(is_train=True) first")
-            return  # all it reads is given: arguments, and gradients of outputs
-        why = needs_training(self._forward_steps)
+        with self._memory.pool.idleness:
+            if not self._prepared:
+                self._prepare()
+            if not self._ran_forward:
+                if self._random or reads_forward(self.planned, self._backward_steps):
+                    raise MXNetError("backward: run forward(is_train=True) first")
+                return  # all it reads is given: arguments, and gradients of outputs
+            why = needs_training(self._forward_steps)
         if why:
             raise MXNetError(
                 f"backward: run forward(is_train=True) first; the last forward had is_train=False, and {why}"

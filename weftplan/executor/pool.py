@@ -37,6 +37,7 @@ import numpy as np
 from weftplan import engine
 from weftplan.device.context import Context, cpu
 from weftplan.errors import BindError, OutOfMemoryError
+from weftplan.executor.idle import Idleness
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.chunk import Chunk, MovableChunk
 
@@ -86,13 +87,16 @@ class SlabPool:
         self.var = self._gate.var
         self._blocks: dict[Context, PoolMemory] = {}
         self._members: list[weakref.ref[Placement]] = []
+        self.idleness = Idleness(self)
+        """Whether the blocks may wait elsewhere; a ``with`` block of it keeps them here."""
+        weakref.finalize(self, self.idleness.close).atexit = False
         self._owner: Placement | None = None
         """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
 
     @property
     def nbytes(self) -> dict[Context, int]:
-        """Bytes held, per device."""
-        return {ctx: block.nbytes for ctx, block in self._blocks.items()}
+        """Bytes held, per device, here or in a home."""
+        return {**{ctx: block.nbytes for ctx, block in self._blocks.items()}, **self.idleness.away}
 
     def owned_by(self, placement: Placement) -> bool:
         """True when the last run in this memory was that of ``placement``'s executor."""
@@ -116,6 +120,11 @@ class SlabPool:
                 f"shared_exec was bound under {self._gate.engine!r}, the current engine is {engine.get()!r}; bind "
                 f"without shared_exec, or under the same engine"
             )
+        with self.idleness:
+            return self._join(placement)
+
+    def _join(self, placement: Placement) -> int:
+        """As ``join``, with all blocks here."""
         self._members = [ref for ref in self._members if ref() is not None]
         others = self._placements()
         before = self.nbytes
@@ -131,6 +140,8 @@ class SlabPool:
             self._grow(ctx, nbytes)
         fresh = sum(nbytes - before.get(ctx, 0) for ctx, nbytes in short.items())
         placement.put(self._blocks)
+        for chunk in placement.chunks:
+            chunk.returned_by(self.idleness.bring_back)
         self._members.append(weakref.ref(placement))
         return fresh
 

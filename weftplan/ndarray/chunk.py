@@ -186,9 +186,11 @@ class Chunk:
 class MovableChunk(Chunk):
     """A range of somebody's memory that may be put elsewhere; the var, and with it every array on it, stays."""
 
-    __slots__ = ("_watchers",)
+    __slots__ = ("_bring_back", "_watchers")
     movable = True
     _watchers: list[weakref.WeakMethod[Callable[[], object]]]
+    _bring_back: weakref.WeakMethod[Callable[[], object]] | None
+    """Brings the bytes back from where they wait."""
 
     @classmethod
     def over(cls, ctx: Context, raw: Any, owner: Any, *, name: str | None = None) -> Self:
@@ -196,6 +198,7 @@ class MovableChunk(Chunk):
         ``owner`` until the var's last operation."""
         chunk = cls._over(ctx, raw, owner, name)
         chunk._watchers = []
+        chunk._bring_back = None
         return chunk
 
     def watch(self, method: Callable[[], object]) -> None:
@@ -222,6 +225,21 @@ class MovableChunk(Chunk):
         """Let go of the bytes; until the next :meth:`move` the chunk cannot be used."""
         self._raw = self._release = None
         self._tell()
+
+    def withhold(self) -> Any:
+        """Take the bytes from whoever wants them next, who then calls :meth:`returned_by`; returns them."""
+        raw, self._raw = self._raw, None
+        return raw
+
+    def returned_by(self, method: Callable[[], object]) -> None:
+        """Call a bound method, as long as its object exists, where somebody wants bytes that are not there."""
+        self._bring_back = weakref.WeakMethod(method)
+
+    def _first_use(self) -> Any:
+        method = None if self._bring_back is None else self._bring_back()
+        if method is not None:
+            method()
+        return self._raw if self._raw is not None else super()._first_use()
 
     def _tell(self) -> None:
         for method in [found for ref in self._watchers if (found := ref()) is not None]:

@@ -295,6 +295,11 @@ def active() -> bool:
     return bool(_homes)
 
 
+def listed() -> tuple[HomeSpec, ...]:
+    """Where arrays may wait now."""
+    return _homes
+
+
 def moving() -> bool:
     """True while arrays may wait elsewhere or move."""
     return bool(_homes or _movable)
