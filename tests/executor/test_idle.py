@@ -159,5 +159,22 @@ def test_threads_take_turns(room):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
     executors.clear()
+    assert not wrong
+
+
+@pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_an_engine_tells_whether_anything_is_pending(kind):
+    """A var is idle once what was pushed on it has ended: reads, writes, and what waits behind them."""
+    with mx.engine.using(mx.engine.create(kind)) as current:
+        read, written, other = (current.new_variable() for _ in range(3))
+        gate = threading.Event()
+        assert current.idle([read, written, other])
+        current.push(gate.wait, (read,), (written,), mx.cpu(0))
+        current.push(int, (written,), (), mx.cpu(0))
+        assert not current.idle([other, read])
+        assert not current.idle([written])
+        assert current.idle([other])
+        gate.set()
+        current.wait_for_all()
+        assert current.idle([read, written, other])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from types import CodeType
@@ -378,6 +378,16 @@ class Engine(Waiting):
         """For who lacks memory: yields whenever pending operations have ended, while there are any. Inside an operation
         its thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds."""
         return others_first(self, patience_s)
+
+    def idle(self, variables: Iterable[Var]) -> bool:
+        """True when every operation on these vars that was pushed before this call has ended, on the host at least;
+        waits for none of them.
+
+        Raises:
+            EngineError: called by a destructor or signal handler that interrupted the engine.
+        """
+        chosen = list(variables)
+        return self._exclusively(lambda: all(var.write is None and not var.readers for var in chosen))
 
     # -- looking in -----------------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ operation on any var of the pool is pending, and nobody has an array exported fr
 
 1. takes the pool's lock; who begins a run, or finds no bytes under an array of the pool, waits for that;
 2. takes the bytes from every storage: an operation that is granted from now on finds none, and waits, too;
-3. looks whether anything is pending. What had the bytes before step 2 still is: then they are put back;
-4. copies the bytes, drops prepared calls, which look at the old ones, and gives the memory back.
+3. looks whether anything is pending, drops prepared calls, and looks whether anybody else has a view of the bytes. What
+   had them before step 2 still is pending, or still has the view: then they are put back;
+4. copies the bytes and gives the memory back.
 
 The bytes come back before the next run is pushed, or in the first operation that reads an output. Memory for them is
 taken without the lock: that may wait for operations that need it.
@@ -118,17 +119,22 @@ class Idleness:
         try:
             pool = self._pool()
             block = None if pool is None else pool._blocks.get(ctx)
-            if pool is None or block is None or self._users or not block.nbytes:
+            if pool is None or block is None or self._users or not block.nbytes or not block.counted:
                 return 0
             members = pool._placements()
             chunks = [chunk for member in members for chunk in member.chunks if chunk.context == ctx]
             raws = [chunk.withhold() for chunk in chunks]
             kept = None
             try:
-                if _references(block) == len(chunks) + _BLOCK and all(
-                    _references(chunk._release) == _ATTRIBUTE and _idle(chunk.var) for chunk in chunks
-                ):
-                    kept = homes.keep(block.raw, ctx, where, "planned") if _idle(pool.var) else None
+                alone = _references(block) == len(chunks) + _BLOCK and all(
+                    _references(chunk._release) == _ATTRIBUTE for chunk in chunks
+                )
+                if alone and pool.idle([pool.var, *(chunk.var for chunk in chunks)]):
+                    for chunk in chunks:
+                        chunk.forget_views()
+                    # Who reads after a wait is no operation: its view refers to the bytes.
+                    if all(_references(raw) == _BLOCK for raw in raws):
+                        kept = homes.keep(block.raw, ctx, where, "planned")
             finally:
                 if kept is None:
                     for chunk, raw in zip(chunks, raws, strict=True):
@@ -148,11 +154,6 @@ class Idleness:
         """The pool is gone: nothing waits any more."""
         for kept, _ in self._kept.values():
             kept.free()
-
-
-def _idle(var: Any) -> bool:
-    """True when no operation on a var is pending on the host."""
-    return var.write is None and not var.readers
 
 
 def _send_away(context: Context, nbytes: int) -> bool:

@@ -36,7 +36,7 @@ import numpy as np
 
 from weftplan import engine
 from weftplan.device.context import Context, cpu
-from weftplan.errors import BindError, OutOfMemoryError
+from weftplan.errors import BindError, EngineError, OutOfMemoryError
 from weftplan.executor.idle import Idleness
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.chunk import Chunk, MovableChunk
@@ -62,14 +62,14 @@ class Placement:
         """Point the chunks at the blocks of these devices; the first time they are made, which takes all blocks."""
         if not self.chunks:
             self.chunks = [
-                MovableChunk.over(ctx, blocks[ctx].raw[at : at + size], blocks[ctx], name="planned")
+                MovableChunk.over(ctx, blocks[ctx].cut(at, size), blocks[ctx], name="planned")
                 for ctx, at, size in self._where
             ]
             return
         for chunk, (ctx, at, size) in zip(self.chunks, self._where, strict=True):
             block = blocks.get(ctx)
             if block is not None:
-                chunk.move(block.raw[at : at + size], block)
+                chunk.move(block.cut(at, size), block)
 
     def leave(self, ctx: Context) -> None:
         """The storages on ``ctx`` have no memory any more."""
@@ -97,6 +97,13 @@ class SlabPool:
     def nbytes(self) -> dict[Context, int]:
         """Bytes held, per device, here or in a home."""
         return {**{ctx: block.nbytes for ctx, block in self._blocks.items()}, **self.idleness.away}
+
+    def idle(self, variables: list[Any]) -> bool:
+        """True when no operation on these vars of the pool's engine is pending on the host."""
+        try:
+            return self._gate.engine.idle(variables)
+        except EngineError:  # in the middle of the engine's work
+            return False
 
     def owned_by(self, placement: Placement) -> bool:
         """True when the last run in this memory was that of ``placement``'s executor."""

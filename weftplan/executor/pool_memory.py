@@ -12,7 +12,7 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
-from weftplan.ndarray import NDArray
+from weftplan.ndarray import NDArray, spilling
 from weftplan.ndarray.chunk import Chunk, MovableChunk, nothing
 from weftplan.ndarray.pushing import push
 from weftplan.ndarray.release import drain
@@ -22,10 +22,17 @@ class PoolMemory:
     """One allocation. Chunks, and arrays exported from them, hold the block, never the allocation itself: a block that
     nobody refers to can be closed at once."""
 
-    __slots__ = ("__weakref__", "chunk")
+    __slots__ = ("__weakref__", "chunk", "counted")
 
     def __init__(self, ctx: Context, nbytes: int) -> None:
         self.chunk = Chunk(ctx, nbytes, name="planned")
+        self.counted = spilling.active()
+        """Views of what :meth:`cut` returns refer to that, so that a count tells whether anybody looks at the bytes."""
+
+    def cut(self, offset: int, nbytes: int) -> Any:
+        """A range of the bytes."""
+        raw = self.raw[offset : offset + nbytes]
+        return spilling.counted(raw) if self.counted else raw
 
     @property
     def raw(self) -> Any:

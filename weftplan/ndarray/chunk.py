@@ -99,7 +99,8 @@ class Chunk:
     @property
     def raw(self) -> Any:
         """Flat uint8 array of exactly ``nbytes``: only for operations that declared the var, or after a wait."""
-        return self._raw if self._raw is not None else self._first_use()
+        raw = self._raw  # read once: another thread may take it meanwhile
+        return raw if raw is not None else self._first_use()
 
     def _first_use(self) -> Any:
         if due:  # the loop that pushed this may be over, so that nobody else gives back what is dead
@@ -239,7 +240,12 @@ class MovableChunk(Chunk):
         method = None if self._bring_back is None else self._bring_back()
         if method is not None:
             method()
-        return self._raw if self._raw is not None else super()._first_use()
+        raw = self._raw
+        return raw if raw is not None else super()._first_use()
+
+    def forget_views(self) -> None:
+        """Let those that :meth:`watch` forget what they made of the bytes."""
+        self._tell()
 
     def _tell(self) -> None:
         for method in [found for ref in self._watchers if (found := ref()) is not None]:

@@ -77,7 +77,7 @@ class SpillableChunk(Chunk):
             assert isinstance(self._release, partial)
             free: Any = self._release.func
             self._place = free.__self__, self._release.args[0]
-            self._raw = _counted(self._raw)
+            self._raw = counted(self._raw)
             self._enrol()
 
     @property
@@ -100,7 +100,7 @@ class SpillableChunk(Chunk):
             with self._moving:
                 raw = self._raw
                 if raw is None:  # else another reader was quicker
-                    raw = _counted(allocation.raw)
+                    raw = counted(allocation.raw)
                     kept = self._home
                     if kept is not None:
                         kept.read(raw, self.context)
@@ -165,7 +165,7 @@ class SpillableChunk(Chunk):
                     resource, allocation = self._place
                     moved = resource.relocate(allocation)
                     if moved:
-                        raw = _counted(allocation.raw)
+                        raw = counted(allocation.raw)
             finally:
                 self._raw = raw
             return moved
@@ -207,7 +207,7 @@ class SpillableChunk(Chunk):
         super().__del__()
 
 
-def _counted(raw: Any) -> Any:
+def counted(raw: Any) -> Any:
     """The same bytes as an array whose views refer to it, and not to what it is a view of; where nothing may leave or
     move, as they are."""
     if not _homes and not _movable:
