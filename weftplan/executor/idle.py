@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weftplan import device
 from weftplan.device.context import Context
@@ -29,10 +29,7 @@ from weftplan.executor.pool_memory import PoolMemory
 from weftplan.ndarray import spilling
 from weftplan.storage import homes, relief
 
-if TYPE_CHECKING:
-    from weftplan.executor.pool import SlabPool
-
-_pools: weakref.WeakSet[SlabPool] = weakref.WeakSet()
+_pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Held:
@@ -64,7 +61,7 @@ _EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 class Idleness:
     """What of one pool is in homes, and whether more may go there."""
 
-    def __init__(self, pool: SlabPool) -> None:
+    def __init__(self, pool: Any) -> None:
         self._pool = weakref.ref(pool)
         self._lock = threading.Lock()
         self._users = 0
