@@ -143,7 +143,7 @@ class Idleness:
             pool._vacate(ctx)
             nbytes = block.nbytes
             block.chunk.close()
-            return nbytes
+            return int(nbytes)
         finally:
             self._lock.release()
 
