@@ -137,9 +137,9 @@ def test_an_error_ends_the_file(tmp_path):
 class Slow(mx.io.DataIter):
     """An iterator that needs longer than a step."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds, idle=False):
         super().__init__(8)
-        self._source, self._seconds = data(), seconds
+        self._source, self._seconds, self._idle = data(), seconds, idle
         self.provide_data, self.provide_label = self._source.provide_data, self._source.provide_label
 
     def reset(self):
@@ -147,6 +147,8 @@ class Slow(mx.io.DataIter):
 
     def next(self):
         batch = self._source.next()
+        if self._idle:
+            mx.nd.waitall()  # from here on the devices have nothing to do
         time.sleep(self._seconds)  # not to wait for something: this is what is measured
         return batch
 
@@ -155,7 +157,7 @@ def test_waiting_for_data_is_told_apart_from_computing(tmp_path):
     """Time in which the iterator works while devices still compute is no wait for data; the rest is."""
     mx.random.seed(1)
     module = mx.mod.Module(network())
-    module.fit(Slow(0.02), num_epoch=1, report=tmp_path)
+    module.fit(Slow(0.02, idle=True), num_epoch=1, report=tmp_path)
     steps = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "step"]
     assert sum(event["seconds"]["data"] for event in steps) > 0.02 * (steps[-1]["step"] - 1)
 
