@@ -33,6 +33,7 @@ from weftplan.engine.operation import (
     checked_property,
     checked_vars,
     label_of,
+    nothing,
     room,
     searchable,
 )
@@ -106,7 +107,7 @@ class Engine(Waiting):
             checked_vars(self, (), (var,), "delete_variable")
         _check_place(ctx, 0)
         if delete_fn is None:
-            delete_fn = _nothing
+            delete_fn = nothing
         elif not callable(delete_fn):
             raise EngineError(f"delete_variable needs a function without arguments, got {type(delete_fn).__name__}")
         if self._bulking:
@@ -447,7 +448,3 @@ def _check_place(ctx: Any, priority: Any) -> int:
         return index(priority)
     except TypeError:
         raise EngineError(f"priority must be an integer, got {priority!r}") from None
-
-
-def _nothing() -> None:
-    """Deletes a var that needs no work."""

@@ -34,10 +34,9 @@ class NaiveEngine(Engine):
         """Ready, for whichever pushing thread comes first."""
         self._taken = iter(self._dispatched.popleft, None)
         """Takes the first of them, in a way that no signal can come in between."""
-        self._sleepers: list[Any] = []
+        self._here = []
         """Locks on which threads sleep whose operations wait for those of others; opened after every change."""
-        self._here = self._sleepers
-        self._next_sleeper = iter(self._sleepers.pop, None)
+        self._next_sleeper = iter(self._here.pop, None)
         self._deferred: set[OprBlock] = set()
         """Operations that are not performed yet though their pushes, inside other operations, have returned."""
         self._by_context: dict[Context, int] = {}
@@ -90,7 +89,7 @@ class NaiveEngine(Engine):
                     break
                 lock = threading.Lock()
                 lock.acquire()
-                self._sleepers.append(lock)
+                self._here.append(lock)
                 if not self._dispatched and op.wait != _PERFORMED:
                     lock.acquire()
                 continue
@@ -150,7 +149,7 @@ class NaiveEngine(Engine):
 
     def _forget_threads(self) -> None:
         super()._forget_threads()
-        self._sleepers.clear()
+        self._here.clear()
         self._deferred.clear()
         self._dispatched.clear()
 

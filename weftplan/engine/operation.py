@@ -51,8 +51,8 @@ def checked_property(prop: Any) -> FnProperty:
         raise EngineError(f"prop must be one of FnProperty's {names}, got {prop!r}") from None
 
 
-def _last() -> None:
-    pass
+def nothing() -> None:
+    """Does nothing."""
 
 
 def _around(inner: Callable[[], None]) -> Callable[[], None]:
@@ -66,7 +66,7 @@ def _around(inner: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-_NESTED = [_last]
+_NESTED = [nothing]
 """At index n: a function that makes n calls within each other."""
 for _ in range(30):
     _NESTED.append(_around(_NESTED[-1]))

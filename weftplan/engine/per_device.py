@@ -69,7 +69,6 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
     def _queue(self, ctx: Context | None, name: str, threads: int, *, by_priority: bool = False) -> WorkerQueue:
         key = ("queue", ctx, name)
-        queue = self._by_route.get(key)
-        if queue is None:
-            queue = self._by_route[key] = self._new_queue(ctx, name, threads, by_priority=by_priority)
-        return queue
+        if key not in self._by_route:
+            self._by_route[key] = self._new_queue(ctx, name, threads, by_priority=by_priority)
+        return self._by_route[key]

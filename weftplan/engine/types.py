@@ -29,7 +29,6 @@ class Core(Runs, Driver, Protocol):
     _bulking: list[Any]
     _debug: bool
     _fork: Any
-    _here: Any
     _lacking: list[object]
     _region: Region
     _running_on: dict[int, int]
