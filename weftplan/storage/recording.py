@@ -37,18 +37,24 @@ class Recorder:
     """
 
     def __init__(self, most: int) -> None:
-        self.events: deque[Event] = deque(maxlen=most)
+        self.events: deque[tuple[str, int, Context, int, int, object]] = deque(maxlen=most)
+        """The fields of an :class:`Event` each, which are made into one when somebody asks: that takes longer."""
+        self._addresses: dict[int, int] = {}
+        """Of live allocations by id: asking an array for its address takes longer than an allocation."""
 
     def allocated(self, allocation: Allocation) -> None:
         """An allocation was handed out."""
         if allocation.nbytes:
-            where = address_of(allocation.raw)
-            self._add("alloc", allocation.context, where, allocation.size, allocation.name)
+            where = self._addresses[id(allocation)] = address_of(allocation.raw)
+            self.events.append(("alloc", time.time_ns(), allocation.context, where, allocation.size, allocation.name))
 
     def freed(self, allocation: Allocation, raw: Any) -> None:
         """An allocation, whose memory was ``raw``, came back."""
         if allocation.nbytes:
-            self._add("free", allocation.context, address_of(raw), allocation.size, allocation.name)
+            where = self._addresses.pop(id(allocation), None)
+            if where is None:  # handed out before the recording began
+                where = address_of(raw)
+            self.events.append(("free", time.time_ns(), allocation.context, where, allocation.size, allocation.name))
 
     def grown(self, context: Context, raw: Any) -> None:
         """A pool took a block from the system."""
@@ -63,7 +69,7 @@ class Recorder:
         self._add("oom", context, free, nbytes, name)
 
     def _add(self, action: str, context: Context, address: int, nbytes: int, name: object) -> None:
-        self.events.append(Event(action, time.time_ns(), context, address, nbytes, name))
+        self.events.append((action, time.time_ns(), context, address, nbytes, name))
 
 
 recorder: Recorder | None = None
@@ -100,4 +106,4 @@ def stop_recording() -> None:
 def recorded() -> list[Event]:
     """The events so far, oldest first; none where nobody records."""
     current = recorder
-    return [] if current is None else list(current.events)
+    return [] if current is None else [Event(*fields) for fields in list(current.events)]
