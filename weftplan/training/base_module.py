@@ -22,9 +22,10 @@ from weftplan.training import metric as metrics
 from weftplan.training import microbatch, precision
 from weftplan.training.callbacks import BatchEndParam, Callbacks, EarlyStopping, call
 from weftplan.training.checkpoint import read_params, write_params
+from weftplan.training.checkpointing import make_checkpoints
 from weftplan.training.display import Display
 from weftplan.training.events import Events
-from weftplan.training.fitting import Fitting, Validation, bind_for, make_checkpoints
+from weftplan.training.fitting import Fitting, Validation
 from weftplan.training.initializer import Initializer, Uniform
 from weftplan.training.io import DataBatch, DataDesc, DataIter, NDArrayIter
 from weftplan.training.monitor import Monitor
@@ -247,7 +248,7 @@ class BaseModule:
         self._expect(memory_budget, kvstore, optimizer, optimizer_params, rebind=force_rebind)
         if dtype is not None or force_rebind:
             self.set_precision(dtype, rebind=force_rebind)
-        bind_for(self, train_data, count, rebind=force_rebind)
+        microbatch.bind_for(self, train_data, count, rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
         self.init_params(

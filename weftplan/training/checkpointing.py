@@ -262,3 +262,27 @@ def _checksum(arrays: Mapping[str, Any], facts: str) -> int:
 def _escaped(name: str) -> str:
     """A name with nothing in it that ``glob`` takes for a pattern."""
     return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def make_checkpoints(prefix: Any, every: Any, keep: Any, resume: Any) -> Checkpoints | None:
+    """What the arguments of ``fit`` ask for.
+
+    Raises:
+        ParameterError: they do not fit each other; or there are checkpoints of an earlier run, and nobody asks to go
+            on from them.
+    """
+    if resume not in (False, True, "changed"):
+        raise ParameterError(f"fit: resume must be True, False or 'changed', got {resume!r}")
+    if prefix is None:
+        if resume or every is not None:
+            raise ParameterError(f"fit: {'resume' if resume else 'every'} needs checkpoint=prefix, where they are")
+        return None
+    checkpoints = Checkpoints(prefix, every=every, keep=keep)
+    old = checkpoints.found()
+    if old and not resume:
+        raise ParameterError(
+            f"fit: there are checkpoints of an earlier run, the newest {old[-1]}: pass resume=True to go on from it, "
+            f"remove them, or choose another prefix"
+        )
+    checkpoints.sweep()
+    return checkpoints

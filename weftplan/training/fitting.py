@@ -12,22 +12,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weftplan.errors import BindError, FormatError, MXNetError, NotResumableError, ParameterError
+from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.ndarray import random
 from weftplan.training.callbacks import BatchEndParam, Callbacks, call
 from weftplan.training.checkpointing import Checkpoints, Saved, Snapshot
 from weftplan.training.display import Display
 from weftplan.training.events import Events, StepEnd, Window
+from weftplan.training.iterator_state import place_of
 from weftplan.training.metric import EvalMetric
-from weftplan.training.microbatch import MicroBatchIter, Pieces, cut_descs
+from weftplan.training.microbatch import MicroBatchIter, Pieces
 from weftplan.training.monitor import Monitor
 from weftplan.training.plain_state import Packer, restore, unpacked
 from weftplan.training.precision import LossScale
 from weftplan.training.run_state import (
+    attributes_behind,
+    changed_names,
     differences,
     gather_metric,
     gather_module,
     gather_random,
+    listed_under,
     restore_metric,
     restore_module,
     restore_random,
@@ -324,7 +328,7 @@ class Fitting:
             "metric": gather_metric(self.metric, packer),
             "random": gather_random(packer),
             "before_epoch": packer.value(self._before_epoch),
-            "iterator": packer.value(_place(self.data)),
+            "iterator": packer.value(place_of(self.data)),
             "scaling": None if self._scaling is None else packer.attributes(self._scaling),
             "stopping": None if self._stopping is None else packer.attributes(self._stopping),
         }
@@ -361,17 +365,19 @@ class Fitting:
         facts = saved.facts
         wrong = wrong_parameters(owner, saved.args, saved.aux)
         if wrong:
-            raise ParameterError(_listed(f"{saved.path} is a checkpoint of another network", wrong))
-        other = differences(facts["settings"], self.settings())
+            raise ParameterError(listed_under(f"{saved.path} is a checkpoint of another network", wrong))
+        settings = self.settings()
+        other = differences(facts["settings"], settings)
         if other and not changed:
             raise ParameterError(
-                _listed(f"{saved.path} was written with other settings", other)
+                listed_under(f"{saved.path} was written with other settings", other)
                 + "\ngo on with the same ones for the same bits, or pass resume='changed' to let those of now hold"
             )
         optimizer = owner._states_holder().optimizer
-        now = {name: getattr(optimizer, name) for name in _changed(other, optimizer)}
+        attributes = attributes_behind(changed_names(facts["settings"], settings), optimizer)
+        now = {name: getattr(optimizer, name) for name in attributes}
         if other:
-            self.module.logger.warning(_listed(f"resumed from {saved.path} with other settings", other))
+            self.module.logger.warning(listed_under(f"resumed from {saved.path} with other settings", other))
         try:
             self._go_on(saved, now)
         except (KeyError, TypeError, IndexError) as error:
@@ -416,76 +422,9 @@ class Fitting:
             self._random = None
 
 
-def make_checkpoints(prefix: Any, every: Any, keep: Any, resume: Any) -> Checkpoints | None:
-    """What the arguments of ``fit`` ask for.
-
-    Raises:
-        ParameterError: they do not fit each other; or there are checkpoints of an earlier run, and nobody asks to go
-            on from them.
-    """
-    if resume not in (False, True, "changed"):
-        raise ParameterError(f"fit: resume must be True, False or 'changed', got {resume!r}")
-    if prefix is None:
-        if resume or every is not None:
-            raise ParameterError(f"fit: {'resume' if resume else 'every'} needs checkpoint=prefix, where they are")
-        return None
-    checkpoints = Checkpoints(prefix, every=every, keep=keep)
-    old = checkpoints.found()
-    if old and not resume:
-        raise ParameterError(
-            f"fit: there are checkpoints of an earlier run, the newest {old[-1]}: pass resume=True to go on from it, "
-            f"remove them, or choose another prefix"
-        )
-    checkpoints.sweep()
-    return checkpoints
-
-
-def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> None:
-    """Bind for the batches of ``data``, or for pieces of them, whose gradients are summed.
-
-    Raises:
-        ShapeError: the batch cannot be cut into so many pieces.
-        BindError: the module is bound already for something else.
-    """
-    if micro_batches == 1:
-        module.bind(data.provide_data, data.provide_label, for_training=True, force_rebind=rebind)
-        return
-    pieces = cut_descs(data.provide_data, micro_batches), cut_descs(data.provide_label, micro_batches)
-    if module.binded and not rebind:
-        bound = [tuple(desc.shape) for desc in module.data_shapes]
-        wanted = [tuple(desc.shape) for desc in pieces[0]]
-        if bound != wanted or module.bound_grad_req() != "add":
-            raise BindError(
-                f"fit: micro_batches={micro_batches} needs the module bound for {wanted} with grad_req 'add', but it "
-                f"is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
-            )
-    module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
-
-
-def _place(data: Any) -> Any:
-    """Where an iterator stands; None for one that cannot tell."""
-    try:
-        return data.state()
-    except (AttributeError, NotImplementedError, NotResumableError):
-        return None
-
-
 def _samples(descs: Any) -> int:
     """Samples of a batch; 0 where the iterator does not say."""
     if not descs:
         return 0
     first = descs[0]
     return int(first[1][getattr(first, "batch_axis", 0)])
-
-
-def _changed(lines: list[str], optimizer: Any) -> list[str]:
-    """Attributes of the optimizer that a list of differences names."""
-    named = [line.split(" ", 1)[0].removeprefix("optimizer.") for line in lines if line.startswith("optimizer.")]
-    found = ["lr" if name == "learning_rate" else name for name in named]
-    if any(line.startswith(("lr_scheduler.", "optimizer.lr_scheduler")) for line in lines):
-        found.append("lr_scheduler")
-    return [name for name in dict.fromkeys(found) if hasattr(optimizer, name)]
-
-
-def _listed(head: str, lines: list[str]) -> str:
-    return "\n  ".join([f"{head}:", *lines])

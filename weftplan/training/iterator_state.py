@@ -101,3 +101,11 @@ def not_resumable(
 ) -> NotResumableError:
     """The error of an iterator that cannot be resumed."""
     return NotResumableError(f"{type(iterator).__name__} cannot be resumed: {why}")
+
+
+def place_of(data: Any) -> Any:
+    """Where an iterator stands; None for one that cannot tell."""
+    try:
+        return data.state()
+    except (AttributeError, NotImplementedError, NotResumableError):
+        return None

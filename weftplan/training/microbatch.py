@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weftplan import ndarray as nd
-from weftplan.errors import ParameterError, ShapeError
+from weftplan.errors import BindError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 from weftplan.training.executor_group import as_ndarray, replaced
 from weftplan.training.io import DataBatch, DataDesc, DataIter
@@ -44,6 +44,28 @@ def cut_descs(descs: Sequence[Any] | None, count: int) -> list[DataDesc]:
             )
         pieces.append(DataDesc(desc.name, replaced(desc.shape, axis, samples // count), desc.dtype, desc.layout))
     return pieces
+
+
+def bind_for(module: Any, data: Any, micro_batches: int, *, rebind: bool) -> None:
+    """Bind for the batches of ``data``, or for pieces of them, whose gradients are summed.
+
+    Raises:
+        ShapeError: the batch cannot be cut into so many pieces.
+        BindError: the module is bound already for something else.
+    """
+    if micro_batches == 1:
+        module.bind(data.provide_data, data.provide_label, for_training=True, force_rebind=rebind)
+        return
+    pieces = cut_descs(data.provide_data, micro_batches), cut_descs(data.provide_label, micro_batches)
+    if module.binded and not rebind:
+        bound = [tuple(desc.shape) for desc in module.data_shapes]
+        wanted = [tuple(desc.shape) for desc in pieces[0]]
+        if bound != wanted or module.bound_grad_req() != "add":
+            raise BindError(
+                f"fit: micro_batches={micro_batches} needs the module bound for {wanted} with grad_req 'add', but it "
+                f"is bound for {bound} with {module.bound_grad_req()!r}: pass force_rebind=True"
+            )
+    module.bind(*pieces, for_training=True, force_rebind=rebind, grad_req="add")
 
 
 class Pieces:

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import random as python_random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ Plain = dict[str, Any]
 
 _NO_PROGRESS = frozenset({"idx2name", "_attrs", "lr_mult", "wd_mult"})
 """Attributes of an optimizer that follow from the network."""
+_NOTHING = "not there"
 _NO_SETTING = frozenset({"self", "kwargs", "param_idx2name", "sym", "begin_num_update", "lr_scheduler"})
 
 
@@ -85,12 +86,37 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     >>> differences({"optimizer.learning_rate": 0.1, "batch": 8}, {"optimizer.learning_rate": 0.2, "batch": 8})
     ['optimizer.learning_rate was 0.1, is now 0.2']
     """
-    nothing = "not there"
     return [
-        f"{name} was {then.get(name, nothing)!r}, is now {now.get(name, nothing)!r}"
-        for name in sorted({*then, *now})
-        if then.get(name, nothing) != now.get(name, nothing)
+        f"{name} was {then.get(name, _NOTHING)!r}, is now {now.get(name, _NOTHING)!r}"
+        for name in changed_names(then, now)
     ]
+
+
+def changed_names(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the settings that are not the same."""
+    return [name for name in sorted({*then, *now}) if then.get(name, _NOTHING) != now.get(name, _NOTHING)]
+
+
+def attributes_behind(names: Iterable[str], optimizer: Optimizer) -> list[str]:
+    """Attributes of the optimizer that these settings were made of.
+
+    >>> attributes_behind(["network", "optimizer.learning_rate", "optimizer.wd"], Optimizer())
+    ['lr', 'wd']
+    """
+    found = []
+    for name in names:
+        owner, _, attribute = name.partition(".")
+        if owner == "lr_scheduler":
+            attribute = owner
+        elif owner != "optimizer":
+            continue
+        found.append("lr" if attribute == "learning_rate" else attribute)
+    return [name for name in dict.fromkeys(found) if hasattr(optimizer, name)]
+
+
+def listed_under(head: str, lines: Sequence[str]) -> str:
+    """A message of several lines."""
+    return "\n  ".join([f"{head}:", *lines])
 
 
 def gather_module(module: Any, packer: Packer) -> tuple[Plain, dict[str, NDArray], dict[str, NDArray]]:
