@@ -34,7 +34,7 @@ LAYERS = (
     {"storage", "engine"},
     {"device"},
     {"blas", "undeclared"},
-    {"config"},
+    {"config", "late_imports"},
     {"_variables"},
     {"errors", "files", "locks"},
 )

@@ -6,14 +6,13 @@ plans memory never starts a thread, and an optional package that is missing brea
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weftplan import config
 from weftplan.device.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from weftplan.errors import MXNetError, did_you_mean
-from weftplan.locks import no_fork_meanwhile
+from weftplan.late_imports import late_import
 
 if TYPE_CHECKING:
     from weftplan import device as context
@@ -103,8 +102,7 @@ def _attribute(name: str) -> Any:
         raise AttributeError(f"module 'weftplan' has no attribute {name!r}" + (near and f"; {near.rstrip()}"))
     module_name, _, attribute = f"weftplan.{_LAZY[name]}".partition(":")
     try:
-        with no_fork_meanwhile():
-            value: Any = importlib.import_module(module_name)
+        value: Any = late_import(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name:
             raise  # the module is there, but something that it needs is not

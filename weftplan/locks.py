@@ -13,8 +13,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -153,29 +151,6 @@ def _renew() -> None:
         type(lock).__init__(lock)  # type: ignore[call-arg]
 
 
-_IMPORT_PATIENCE_S = 10.0
-_importing: list[int] = []
-"""Threads that import a part of the package, once for each."""
-
-
-@contextmanager
-def no_fork_meanwhile() -> Iterator[None]:
-    """A fork of another thread waits for the end of the block: a child could never get the lock of an import."""
-    _importing.append(threading.get_ident())
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # in a child that it has forked itself
-            _importing.remove(threading.get_ident())
-
-
-def _wait_for_imports() -> None:
-    end = time.monotonic() + _IMPORT_PATIENCE_S
-    while {*_importing} - {threading.get_ident()} and time.monotonic() < end:
-        time.sleep(0.001)
-
-
 if hasattr(os, "register_at_fork"):
     # What is registered later, as the engine's wait for its operations, comes first before a fork.
     os.register_at_fork(before=_take_all, after_in_parent=_let_all_go, after_in_child=_renew)
-    os.register_at_fork(before=_wait_for_imports, after_in_child=_importing.clear)

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -26,6 +25,7 @@ from weftplan.engine.inspection import QueueStatistics, Statistics
 from weftplan.engine.operation import FnProperty, Operator, OprBlock, dedupe
 from weftplan.engine.simulator import Simulator
 from weftplan.engine.var import Var
+from weftplan.late_imports import late_import
 
 __all__ = [
     "Engine",
@@ -74,7 +74,7 @@ _TASKS = ("Task", "as_completed", "future", "map", "submit", "task", "tiles", "v
 def __getattr__(name: str) -> Any:
     if name not in _TASKS:
         raise AttributeError(f"module 'weftplan.engine' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module("weftplan.tasks"), name)
+    value = globals()[name] = getattr(late_import("weftplan.tasks"), name)
     return value
 
 

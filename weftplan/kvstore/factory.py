@@ -6,12 +6,11 @@ processes are imported when one is asked for. Any thread may call it.
 
 from __future__ import annotations
 
-import importlib
-
 from weftplan.errors import KVStoreError, did_you_mean
 from weftplan.kvstore.base import KVStoreBase, registered
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
+from weftplan.late_imports import late_import
 
 LOCAL_TYPES = ("local", "local_update_cpu", "local_allreduce_cpu")
 DEVICE_TYPES = ("device", "local_allreduce_device")
@@ -61,5 +60,5 @@ def create(name: str = "local") -> KVStoreBase:
 
 def _dist(module: str, class_name: str, name: str) -> KVStoreBase:
     """A store of several processes; its modules are imported only now, since one process needs none of them."""
-    store: KVStoreBase = getattr(importlib.import_module(f"weftplan.kvstore.distributed.{module}"), class_name)(name)
+    store: KVStoreBase = getattr(late_import(f"weftplan.kvstore.distributed.{module}"), class_name)(name)
     return store

@@ -4,10 +4,10 @@
 are read. Functions that need no operator (``array``, ``zeros``, ``concatenate``, …) are defined here by name.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from weftplan.errors import did_you_mean
+from weftplan.late_imports import late_import
 from weftplan.ndarray import contributed, random, spilling  # noqa: F401 - contributed: into mx.nd.contrib
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.chunk import Chunk
@@ -117,7 +117,7 @@ def _attribute(name: str) -> Any:
     from weftplan.ndarray.operators import NAMESPACES, function
 
     if name == "sparse":
-        return importlib.import_module("weftplan.ndarray.row_sparse")
+        return late_import("weftplan.ndarray.row_sparse")
     value = NAMESPACES.get(name) or function(name)
     if value is None:
         near = "" if name.startswith("__") else did_you_mean(name, __dir__())

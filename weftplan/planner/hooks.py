@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from weftplan.errors import MXNetError
+from weftplan.late_imports import late_import
 
 _PROVIDERS = {
     "html": "weftplan.report",
@@ -29,7 +29,7 @@ def provide(**hooks: Callable[..., Any]) -> None:
 def hook(name: str) -> Callable[..., Any]:
     """The function called ``name``; its provider is imported when that has not happened yet."""
     if name not in _hooks:
-        importlib.import_module(_PROVIDERS[name])
+        late_import(_PROVIDERS[name])
     if name not in _hooks:
         raise MXNetError(f"plans have no {name!r}: {_PROVIDERS[name]} did not register it")
     return _hooks[name]

@@ -16,7 +16,6 @@ Open the file at https://ui.perfetto.dev or in chrome://tracing. Off, the profil
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from weftplan import engine
 from weftplan.errors import ParameterError
+from weftplan.late_imports import late_import
 from weftplan.profiler import aggregate
 from weftplan.profiler.objects import Counter, Domain, Event, Frame, Marker, Task
 from weftplan.profiler.recorder import recorder
@@ -165,7 +165,7 @@ def to_html(*, title: str = "what ran when") -> str:
     The page needs no network and no other viewer. A running profiler goes on.
     """
     if not _page:
-        importlib.import_module("weftplan.report.lanes_html")
+        late_import("weftplan.report.lanes_html")
     return _page[0](recorder, title=title)
 
 

@@ -6,7 +6,6 @@ its own that loads nothing from anywhere. Device numbers in the file are places 
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import re
@@ -17,6 +16,7 @@ from typing import Any
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError
 from weftplan.files import replacing
+from weftplan.late_imports import late_import
 from weftplan.storage import registry
 from weftplan.storage.base import Segment, Statistics
 from weftplan.storage.recording import Event, address_of, recorded
@@ -80,7 +80,7 @@ class Snapshot:
             OSError: the file cannot be written; what was there is still there.
         """
         if _page is None:
-            importlib.import_module("weftplan.report")
+            late_import("weftplan.report")
         if _page is None:
             raise MXNetError("a snapshot has no page: weftplan.report did not register it")
         text = _page(self)

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from weftplan.errors import MXNetError
+from weftplan.late_imports import late_import
 
 _hooks: dict[str, Callable[..., Any]] = {}
 
@@ -33,7 +33,7 @@ def set_functions(function: Callable[..., Any]) -> None:
 def hook(name: str, package: str) -> Callable[..., Any]:
     """The function that ``package`` registered as ``name``; the package is imported when that has not happened yet."""
     if name not in _hooks:
-        importlib.import_module(package)
+        late_import(package)
     if name not in _hooks:
         raise MXNetError(f"symbol.{name} is not available: {package} did not register it")
     return _hooks[name]

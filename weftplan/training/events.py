@@ -9,7 +9,6 @@ The thread that trains writes. Others only append to a deque (which is atomic), 
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from weftplan.device import host_memory
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError, ParameterError
 from weftplan.files import replacing
+from weftplan.late_imports import late_import
 
 Pairs = Sequence[tuple[str, float]]
 Event = dict[str, Any]
@@ -199,7 +199,7 @@ class Events:
     def write_page(self, **settings: Any) -> Path:
         """Write the page of all events so far; ``settings`` go to what draws it."""
         if not _page:
-            importlib.import_module("weftplan.report.training_html")
+            late_import("weftplan.report.training_html")
         path = self.folder / PAGE
         text = _page[0](read_events(self.folder / NAME), **{"title": self.title, **settings})
         with replacing(path) as file:
