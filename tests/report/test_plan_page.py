@@ -15,8 +15,8 @@ import pytest
 import weftplan as mx
 from weftplan import models
 from weftplan.planner import MemoryPlan
+from weftplan.planner.amounts import amount
 from weftplan.planner.buffer_table import USES
-from weftplan.planner.explain import amount
 from weftplan.report import plan_html as module
 
 CHROMIUM = shutil.which("chromium")

@@ -12,8 +12,8 @@ import click
 
 from weftplan.cli.progress import Progress
 from weftplan.planner import MemoryPlan
+from weftplan.planner.amounts import amount
 from weftplan.planner.batch import largest_fitting
-from weftplan.planner.explain import amount
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from weftplan.cli.columns import Column, paragraph, table
 from weftplan.planner import MemoryPlan
-from weftplan.planner.explain import amount, reuse, unit_of
+from weftplan.planner.amounts import amount, unit_of
 from weftplan.report.plan_html import facts
+from weftplan.report.plan_text import reuse
 
 ROWS = 12
 """Buffers at the peak that are listed."""

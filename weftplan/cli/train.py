@@ -28,7 +28,7 @@ from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
 from weftplan.ndarray import NDArray, random
-from weftplan.planner.explain import amount
+from weftplan.planner.amounts import amount
 from weftplan.training.base_module import BaseModule
 from weftplan.training.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
 from weftplan.training.checkpointing import Checkpoints

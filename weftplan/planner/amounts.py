@@ -1,4 +1,7 @@
-"""What a budget means in bytes: a size as people write it, or a share of what the device has."""
+"""Bytes as people write and read them: ``2GB``, ``1.50 KiB``, or a share of what a device has.
+
+Nothing is kept; any thread may call this.
+"""
 
 from __future__ import annotations
 
@@ -67,3 +70,25 @@ def bytes_of(budget: int | str, context: Context | None = None) -> int:
         raise PlanError(f"a budget in percent must be above 0 % and at most 100 %, got {budget!r}")
     device = registry.get(Context("cpu", 0) if context is None else context)
     return int(device.memory_info()[1] * percent / 100)
+
+
+def amount(nbytes: float) -> str:
+    """A number of bytes for people, in powers of 1024.
+
+    >>> amount(1536), amount(10)
+    ('1.50 KiB', '10 B')
+    """
+    scale, unit = unit_of(nbytes)
+    return f"{nbytes / scale:.2f} {unit}" if unit != "B" else f"{nbytes:.0f} B"
+
+
+def unit_of(nbytes: float) -> tuple[int, str]:
+    """The unit in which people read such a number of bytes, and how many bytes it has.
+
+    >>> unit_of(5 << 20)
+    (1048576, 'MiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(nbytes) >= 1024**power:
+            return 1024**power, unit
+    return 1, "B"

@@ -1,21 +1,15 @@
-"""The buffers of a plan one by one, with everything that a picture or a table says about them."""
+"""Rows that reports make of a plan: one buffer with everything that a picture or a table says about it.
+
+``weftplan.report`` fills them. Frozen data; any thread may read it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
+from weftplan.ops.schema import DType, Shape
 
-from weftplan.ops.schema import Shape
-from weftplan.planner.graph import IntArray
-from weftplan.planner.inplace import Kind
-from weftplan.planner.layout import Layout
-
-REPEATED = "_mirror"
-"""What names of nodes that compute a forward result again end in."""
-SPILLED = ("_spill", "_fetch")
-"""What names of the copies to the host and back end in."""
 CALLER = "(caller)"
 """Last reader of an output of the graph."""
 USES = ("activations", "gradients", "scratch", "recomputed", "spilled")
@@ -61,103 +55,20 @@ class Bar:
         return asdict(self)
 
 
-def last_reader(plan: Layout, eid: int) -> str:
-    """Name of the node that reads an entry last; :data:`CALLER` for an output, :data:`NOBODY` when there is none."""
-    if eid in plan.outputs:
-        return CALLER
-    labels = plan.labels
-    node = labels.steps[int(plan.entry_last[eid]) - 1]
-    return NOBODY if node == labels.maker(eid) else labels.node_name(node)
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """One buffer that is alive at some step."""
 
-
-def scratch(plan: Layout) -> tuple[IntArray, IntArray]:
-    """(nodes with scratch, their steps)."""
-    steps = np.array(plan.labels.steps, dtype=np.int64)
-    position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
-    position[steps] = np.arange(len(steps))
-    nodes = np.flatnonzero((plan.workspace_nbytes > 0) & (position >= 0))
-    return nodes, position[nodes]
-
-
-def bars(plan: Layout, device: int | None = None) -> list[Bar]:
-    """One bar per entry and per node's scratch, on one device (an index of ``plan.contexts``) or on all.
-
-    Entries come first, in the order of their numbers; then scratch, in the order of its use.
-    """
-    labels = plan.labels
-    base = _bases(plan)
-    found = []
-
-    def place(storage: int) -> tuple[int, int]:
-        """(device, address) of a storage."""
-        slab = int(plan.storage_slab[storage])
-        return int(plan.slab_device[slab]), int(base[slab] + plan.storage_offset[storage])
-
-    for eid in np.flatnonzero(plan.entry_storage >= 0).tolist():
-        storage = int(plan.entry_storage[eid])
-        where, address = place(storage)
-        if device is not None and where != device:
-            continue
-        maker = labels.maker(eid)
-        found.append(
-            Bar(
-                name=labels.name(eid),
-                kind=Kind(int(plan.entry_kind[eid])).name.lower(),
-                device=str(plan.contexts[where]),
-                first=int(plan.entry_first[eid]),
-                last=int(plan.entry_last[eid]),
-                address=address,
-                nbytes=int(plan.entry_nbytes[eid]),
-                shape=tuple(labels.shape(eid)),
-                dtype=str(labels.dtype(eid)),
-                op=labels.node_op(maker),
-                maker=labels.node_name(maker),
-                last_reader=last_reader(plan, eid),
-                storage=storage,
-                use=use_of(plan, labels.node_name(maker), int(plan.entry_first[eid])),
-            )
-        )
-    for nid, step in zip(*(a.tolist() for a in scratch(plan)), strict=True):
-        storage = int(plan.workspace_storage[nid])
-        where, address = place(storage)
-        if device is not None and where != device:
-            continue
-        name, nbytes = labels.node_name(nid), int(plan.workspace_nbytes[nid])
-        found.append(
-            Bar(
-                name=f"{name} (workspace)",
-                kind="workspace",
-                device=str(plan.contexts[where]),
-                first=step,
-                last=step + 1,
-                address=address,
-                nbytes=nbytes,
-                shape=(nbytes,),
-                dtype="uint8",
-                op=labels.node_op(nid),
-                maker=name,
-                last_reader=name,
-                storage=storage,
-                use="scratch",
-            )
-        )
-    return found
-
-
-def use_of(plan: Layout, maker: str, step: int) -> str:
-    """What the result that the node ``maker`` writes at a step is for."""
-    if maker.endswith(SPILLED):
-        return "spilled"
-    if plan.num_forward is None or step < plan.num_forward:
-        return "activations"
-    return "recomputed" if maker.endswith(REPEATED) else "gradients"
-
-
-def _bases(plan: Layout) -> IntArray:
-    """Where each slab begins in the picture of its device."""
-    base = np.zeros(plan.num_slabs, dtype=np.int64)
-    for device in range(len(plan.contexts)):
-        mine = np.flatnonzero(plan.slab_device == device)
-        if len(mine):
-            base[mine[1:]] = np.cumsum(plan.slab_nbytes[mine])[:-1]
-    return base
+    name: str
+    nbytes: int
+    shape: Shape
+    dtype: DType | None
+    """None for scratch."""
+    op: str
+    """Operator that makes it."""
+    first: int
+    last: int
+    last_reader: str
+    """Name of the node that reads it last; ``(caller)`` for an output."""
+    use: str = "scratch"
+    """What it is for, as in :class:`Bar`."""

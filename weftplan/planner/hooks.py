@@ -8,28 +8,25 @@ from typing import Any
 from weftplan.errors import MXNetError
 from weftplan.late_imports import late_import
 
-_PROVIDERS = {
-    "html": "weftplan.report",
-    "plot": "weftplan.report",
-    "optimizer": "weftplan.training.memory",
-    "besides": "weftplan.training.memory",
-}
+_TRAINING = ("optimizer", "besides")
+"""Hooks that ``weftplan.training.memory`` fills; ``weftplan.report`` fills the others."""
 _hooks: dict[str, Callable[..., Any]] = {}
 
 
 def provide(**hooks: Callable[..., Any]) -> None:
     """Called once by each provider.
 
-    ``html`` and ``plot`` take a plan first; ``optimizer`` makes an optimizer from its name; ``besides`` says what
-    data-parallel training holds besides its executors.
+    Reports (``html``, ``plot``, ``summary`` and so on) take a plan first; ``optimizer`` makes an optimizer from its
+    name; ``besides`` says what data-parallel training holds besides its executors.
     """
     _hooks.update(hooks)
 
 
 def hook(name: str) -> Callable[..., Any]:
     """The function called ``name``; its provider is imported when that has not happened yet."""
+    provider = "weftplan.training.memory" if name in _TRAINING else "weftplan.report"
     if name not in _hooks:
-        late_import(_PROVIDERS[name])
+        late_import(provider)
     if name not in _hooks:
-        raise MXNetError(f"plans have no {name!r}: {_PROVIDERS[name]} did not register it")
+        raise MXNetError(f"plans have no {name!r}: {provider} did not register it")
     return _hooks[name]

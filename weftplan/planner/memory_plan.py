@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.errors import PlanError
-from weftplan.planner import buffer_table, explain, plan_file
-from weftplan.planner.amounts import bytes_of
+from weftplan.planner import plan_file
+from weftplan.planner.amounts import amount, bytes_of
 from weftplan.planner.batch import largest_fitting
+from weftplan.planner.buffer_table import Alive, Bar
 from weftplan.planner.hooks import hook
 from weftplan.planner.layout import Layout
 
@@ -31,7 +32,7 @@ class MemoryPlan(Layout):
 
     def __repr__(self) -> str:
         return (
-            f"<MemoryPlan {explain.amount(self.total)} in all, {explain.amount(self.peak)} planned, "
+            f"<MemoryPlan {amount(self.total)} in all, {amount(self.peak)} planned, "
             f"{len(self.labels.steps)} steps, strategy {self.strategy}>"
         )
 
@@ -61,27 +62,30 @@ class MemoryPlan(Layout):
     @property
     def left_out(self) -> str:
         """What none of the figures contains, in words."""
-        return explain.left_out(self)
+        return str(hook("left_out")(self))
 
     def timeline(self, device: int | None = None) -> NDArray[np.int64]:
-        """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all; see :mod:`.explain`."""
-        return explain.timeline(self, device)
+        """Bytes alive at each step, on one device (an index of :attr:`contexts`) or in all."""
+        found: NDArray[np.int64] = hook("timeline")(self, device)
+        return found
 
-    def alive_at_peak(self, limit: int | None = None) -> list[explain.Alive]:
+    def alive_at_peak(self, limit: int | None = None) -> list[Alive]:
         """The buffers that are alive when most bytes are, the largest first."""
-        return explain.alive_at(self, explain.peak_step(self), limit)
+        found: list[Alive] = hook("alive_at_peak")(self, limit)
+        return found
 
-    def bars(self, device: int | None = None) -> list[buffer_table.Bar]:
+    def bars(self, device: int | None = None) -> list[Bar]:
         """The buffers on a device (an index of :attr:`contexts`) or on all, as rectangles of time and address."""
-        return buffer_table.bars(self, device)
+        found: list[Bar] = hook("bars")(self, device)
+        return found
 
     def summary(self, limit: int = 10) -> str:
         """The plan as text, with the ``limit`` largest buffers at the peak."""
-        return explain.summary(self, limit)
+        return str(hook("summary")(self, limit))
 
     def compare(self, other: MemoryPlan) -> str:
         """A table of this plan beside another."""
-        return explain.compare(self, other)
+        return str(hook("compare")(self, other))
 
     def to_html(self, *, title: str = "memory plan") -> str:
         """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from weftplan.planner.hooks import provide
-from weftplan.report import memory_html, plan_html, plan_picture
+from weftplan.report import memory_html, plan_buffers, plan_html, plan_picture, plan_text
 from weftplan.storage.snapshot import set_page
 
-provide(html=plan_html.plan_html, plot=plan_picture.plot_plan)
+provide(
+    html=plan_html.plan_html,
+    plot=plan_picture.plot_plan,
+    bars=plan_buffers.bars,
+    timeline=plan_buffers.timeline,
+    alive_at_peak=plan_buffers.alive_at_peak,
+    summary=plan_text.summary,
+    compare=plan_text.compare,
+    left_out=plan_text.left_out,
+)
 set_page(memory_html.memory_html)

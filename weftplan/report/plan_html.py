@@ -8,8 +8,9 @@ import re
 from importlib import resources
 from typing import Any
 
-from weftplan.planner.explain import amount, story
+from weftplan.planner.amounts import amount
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.report.plan_text import story
 
 MOST_BARS = 20_000
 """A page shows so many buffers, the largest ones: a browser draws them without delay."""

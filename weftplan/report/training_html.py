@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from weftplan.planner.explain import amount
+from weftplan.planner.amounts import amount
 from weftplan.training.events import PHASES, provide_page
 
 MOST_POINTS = 1500

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.planner.recompute.walked import walk
 from weftplan import models
 from weftplan.planner.recompute import Tape
-from weftplan.planner.recompute.arrays import Arrays, expressible
 from weftplan.planner.recompute.orders import stepwise_forward
 from weftplan.planner.symbolic.cost import node_seconds
 
@@ -25,18 +25,16 @@ def same_partition(mine: Any, theirs: Any) -> bool:
 
 def agree(tape: Tape, rng: random.Random, rounds: int = 12) -> int:
     """Compare random choices; returns how many twins there were in all."""
-    assert expressible(tape)
-    arrays = Arrays(tape)
     twins = 0
     for round in range(rounds):
         share = rng.random()
         chosen = frozenset(nid for nid in tape.repeatable if round == 1 or (round and rng.random() < share))
-        price, profile, trace = tape.walk(chosen)
-        peak, order, live = arrays.price(chosen)
-        assert (peak, tuple(order)) == (price.peak, price.twins)
+        price, profile, want = walk(tape, chosen)
+        found, live = tape.look(chosen)
+        assert found == price
         assert live.tolist() == profile.tolist()
-        assert int(live.max(initial=0)) == peak
-        want, got = trace(), arrays.trace(chosen)
+        assert int(live.max(initial=0)) == price.peak
+        got = tape.trace(chosen)
         for field in ("first", "last"):
             np.testing.assert_array_equal(getattr(got, field), getattr(want, field), err_msg=field)
         held = want.block >= 0

@@ -54,8 +54,6 @@ class Archive:
         self.left = self.allowance
         self.known: dict[frozenset[int], Price] = {}
         self.stairs: list[tuple[float, int]] = []
-        self.idle = 0
-        """Prices since the curve last changed."""
         self.can = frozenset(tape.repeatable)
 
     def price(self, chosen: frozenset[int]) -> Price:
@@ -69,7 +67,6 @@ class Archive:
 
     def _remember(self, price: Price) -> None:
         self.left = 0 if asked() else self.left - 1
-        self.idle += 1
         self.known[frozenset(price.twins)] = price
         # `stairs` holds (seconds, peak) of the curve so far: seconds rise, peaks fall.
         stairs, step = self.stairs, (price.seconds, price.peak)
@@ -80,7 +77,6 @@ class Archive:
         while end < len(stairs) and stairs[end][1] >= price.peak:
             end += 1
         stairs[at:end] = [step]
-        self.idle = 0
 
     def frontier(self) -> list[Point]:
         """What is not dominated, fastest first."""

@@ -1,6 +1,6 @@
-"""The price of a choice in array arithmetic: what :meth:`Tape.price <.tape.Tape.price>` walks, without the walk.
+"""The price of a choice in array arithmetic: what the planner's walk over the steps would find, without the walk.
 
-Three facts replace the walk by sums over intervals.
+Three facts replace the walk by sums over intervals. A test holds the result against the walk itself.
 
 1. The steps are known without simulation. A twin runs just before the first backward step that needs it, directly or
    through other twins; twins with the same first step run in the order of their originals.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +26,6 @@ from weftplan.planner.program import Program
 
 Pair = tuple[int, int, int, bool]
 """(input slot, input entry, output entry, may share while others still read)."""
-
-
-class Prepared(Protocol):
-    """What this module reads of a :class:`weftplan.planner.recompute.tape.Tape`."""
-
-    program: Program
-    forward: list[int]
-    backward: list[int]
-    place: dict[int, int]
-    makers: list[int]
-    outside: bytearray
-    workspace: dict[int, int]
-    pairs: list[list[Pair]]
-    num_entries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +40,6 @@ class Trace:
     """Entries computed in place of each other have the same number; -1 without memory."""
     needed: IntArray
     """First step after the forward part that reads it (not a twin's); the number of steps when none does."""
-
-
-def expressible(tape: Prepared) -> bool:
-    """Whether in-place pairs are as simple as fact 2 needs: an identity is the only pair of its input and output."""
-    for pairs in tape.pairs:
-        if len(pairs) < 2:
-            continue
-        for slot, _, out, identity in pairs:
-            if identity and sum(slot == other[0] or out == other[2] for other in pairs) > 1:
-                return False
-    return True
 
 
 def pressure(live: IntArray) -> IntArray:
@@ -97,57 +72,68 @@ class _Pairs:
 
 
 class Arrays:
-    """A graph prepared for prices in array arithmetic; see :func:`expressible`."""
+    """A graph prepared for prices in array arithmetic.
 
-    def __init__(self, tape: Prepared) -> None:
-        program, makers = tape.program, tape.makers
-        self.count = tape.num_entries
-        self.forward = np.array(tape.forward, dtype=np.int64)
-        self.backward = np.array(tape.backward, dtype=np.int64)
-        self.num_nodes = program.graph.num_nodes
-        place = np.full(self.num_nodes, -1, dtype=np.int64)
-        place[self.forward] = np.arange(len(self.forward))
-        self.place = place
-        maker = np.array(makers, dtype=np.int64)
-        self.made_at = place[maker]
+    Args:
+        program: the graph.
+        forward, backward: its nodes as they run.
+        outside: per entry, whether it has no memory of its own.
+        workspace: scratch bytes per node.
+        pairs: in-place pairs per node, where an identity is the only pair of its input and of its output.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        forward: Sequence[int],
+        backward: Sequence[int],
+        *,
+        outside: Sequence[int],
+        workspace: dict[int, int],
+        pairs: Sequence[Sequence[Pair]],
+    ) -> None:
+        graph = program.graph
+        maker = graph.entry_node
+        self.count = graph.num_entries
+        self.forward = np.array(forward, dtype=np.int64)
+        self.backward = np.array(backward, dtype=np.int64)
+        self.place = np.full(graph.num_nodes, -1, dtype=np.int64)
+        self.place[self.forward] = np.arange(len(self.forward))
+        self.made_at = self.place[maker]
         """Per entry: position of its maker in the forward part, -1 for others."""
-        behind = np.full(self.num_nodes, -1, dtype=np.int64)
+        behind = np.full(graph.num_nodes, -1, dtype=np.int64)
         behind[self.backward] = np.arange(len(self.backward))
         self.made_behind = behind[maker]
-        self.counted = np.frombuffer(bytes(tape.outside), dtype=np.uint8) == 0
+        self.counted = np.array(outside, dtype=np.uint8) == 0
         self.nbytes = np.tile(np.array(program.nbytes, dtype=np.int64), 2)
-        self.device = np.tile(np.array(program.device, dtype=np.int64)[maker], 2)
-        self.num_devices = len(program.contexts)
-        self.outputs = program.graph.outputs
         self.node_device = np.array(program.device, dtype=np.int64)
-        self.scratch = np.zeros(self.num_nodes, dtype=np.int64)
-        for nid, nbytes in tape.workspace.items():
-            self.scratch[nid] = nbytes
-        self.forward_reads = _rows(program.reads, tape.forward)
-        self.backward_reads = _rows(program.reads, tape.backward)
+        self.device = np.tile(self.node_device[maker], 2)
+        self.num_devices = len(program.contexts)
+        self.outputs = graph.outputs
+        self.scratch = np.zeros(graph.num_nodes, dtype=np.int64)
+        self.scratch[list(workspace)] = list(workspace.values())
+        self.forward_reads = _rows(program.reads, forward)
+        self.backward_reads = _rows(program.reads, backward)
         self.first_reader = np.full(len(self.forward), len(self.backward), dtype=np.int64)
         step, entry = self.backward_reads
         known = self.made_at[entry] >= 0
         np.minimum.at(self.first_reader, self.made_at[entry[known]], step[known])
-        self.readers: list[list[int]] = [[] for _ in tape.forward]
+        self.readers: list[list[int]] = [[] for _ in forward]
         """Per forward position: later forward positions that read what it makes."""
         step, entry = self.forward_reads
         source = self.made_at[entry]
         for s, m in zip(step[source >= 0].tolist(), source[source >= 0].tolist(), strict=True):
             if not self.readers[m] or self.readers[m][-1] != s:
                 self.readers[m].append(s)
-        self.identities = {part: self._pairs(tape, nodes, True) for part, nodes in self._parts(tape)}
-        self.merges = {part: self._pairs(tape, nodes, False) for part, nodes in self._parts(tape)}
+        parts = (("forward", forward), ("backward", backward))
+        self.identities = {part: self._pairs(pairs, nodes, identity=True) for part, nodes in parts}
+        self.merges = {part: self._pairs(pairs, nodes, identity=False) for part, nodes in parts}
 
-    @staticmethod
-    def _parts(tape: Prepared) -> list[tuple[str, list[int]]]:
-        return [("forward", tape.forward), ("backward", tape.backward)]
-
-    def _pairs(self, tape: Prepared, nodes: Sequence[int], identity: bool) -> _Pairs:
+    def _pairs(self, pairs: Sequence[Sequence[Pair]], nodes: Sequence[int], *, identity: bool) -> _Pairs:
         rows: list[tuple[int, int, int, int]] = []
         for position, nid in enumerate(nodes):
-            for rank, (_, source, out, same) in enumerate(tape.pairs[nid]):
-                if same == identity and not tape.outside[source]:
+            for rank, (_, source, out, same) in enumerate(pairs[nid]):
+                if same == identity and self.counted[source]:
                     rows.append((position, source, out, rank))
         table: Any = np.array(rows, dtype=np.int64).reshape(-1, 4)
         return _Pairs(table[:, 0], table[:, 1], table[:, 2], table[:, 3])

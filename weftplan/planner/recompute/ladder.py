@@ -77,22 +77,21 @@ class Ladder:
         for step, nid in enumerate(tape.forward):
             self.last_forward[tape.program.reads[nid]] = step
 
-    def climb_down(self, *, jump: bool, fine: bool, reserve: int, most_seconds: float) -> None:
-        """Go down rung by rung while more than ``reserve`` prices are left.
+    def climb_down(self, *, jump: bool, fine: bool, most_seconds: float) -> None:
+        """Go down rung by rung while prices are left.
 
         Args:
             jump: go on from the best choice known at each rung; else from what the descent itself has reached.
             fine: take the best bundles as they come; else pass over those whose work others have done.
-            reserve: prices to leave.
             most_seconds: stop where a rung takes longer.
         """
         archive = self.archive
         target = archive.price(frozenset()).peak
         chosen: frozenset[int] = frozenset()
         missed = 0
-        while self.archive.left > reserve and missed < 3:
+        while archive.left > 0 and missed < 3:
             target = int(target * RUNG)
-            fitting = [(p.seconds, p.twins) for p in self.archive.known.values() if p.peak <= target]
+            fitting = [(p.seconds, p.twins) for p in archive.known.values() if p.peak <= target]
             reached = self.descend(chosen, target, fine=fine)
             if reached is not None:
                 chosen = self.trim(reached, target)
@@ -101,7 +100,7 @@ class Ladder:
                 # The best that the seeds and earlier rungs offer, taken back as far as this target allows. To go on
                 # from there is not always right: what is best here may be far from what is best lower down.
                 _, twins = min(fitting)
-                other = self.trim(frozenset(twins), target) if self.archive.left > reserve else frozenset(twins)
+                other = self.trim(frozenset(twins), target) if archive.left > 0 else frozenset(twins)
                 if reached is None or (jump and self.archive.price(other).seconds < self.archive.price(chosen).seconds):
                     chosen, missed = other, 0
             elif reached is None:
@@ -109,16 +108,14 @@ class Ladder:
             if self.archive.price(chosen).seconds > most_seconds:
                 return
 
-    def descend(
-        self, chosen: frozenset[int], target: int, *, fine: bool = True, without: frozenset[int] = frozenset()
-    ) -> frozenset[int] | None:
-        """Add bundles, but no node of ``without``, until the peak is at most ``target``; None when none helps any more.
+    def descend(self, chosen: frozenset[int], target: int, *, fine: bool) -> frozenset[int] | None:
+        """Add bundles until the peak is at most ``target``; None when none helps any more.
 
         ``fine``: see :meth:`climb_down`.
         """
         live, price, excess = self._look(chosen, target)
         while price.peak > target:
-            bundles = [b for b in self._bundles(chosen, live, target) if without.isdisjoint(b.nodes)]
+            bundles = self._bundles(chosen, live, target)
             taken = None
             sets = [bundle.nodes for bundle in bundles] if fine else _enough(bundles, live - target)
             many = sets[: max(1, len(bundles) // STEP)]

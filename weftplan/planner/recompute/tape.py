@@ -1,28 +1,23 @@
 """A fast price of "repeat these nodes": peak bytes and seconds without building the rewritten graph.
 
-:meth:`Tape.walk` walks the steps that :func:`weftplan.planner.recompute.rewrite.repeat` would schedule, with the
-in-place rules of :func:`weftplan.planner.inplace.assign`, and counts bytes that are alive: the lower bound of the plan
-that the real planner would make. Twin entries have the numbers of their originals plus :attr:`Tape.num_entries`.
-:meth:`Tape.price` gives the same numbers, for long graphs by the array arithmetic of :mod:`.arrays`.
+The bytes are those alive when the steps that :func:`weftplan.planner.recompute.rewrite.repeat` would schedule run with
+the in-place rules of :func:`weftplan.planner.inplace.assign`: the lower bound of the plan that the real planner would
+make. Twin entries have the numbers of their originals plus :attr:`Tape.num_entries`. One search, in one thread, uses a
+tape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
-from weftplan.planner.recompute.arrays import Arrays, Pair, Trace, expressible, pressure
+from weftplan.planner.recompute.arrays import Arrays, Pair, Trace
 from weftplan.planner.recompute.rewrite import repeatable
 from weftplan.planner.workspace import with_added_outputs
-
-WALKED = 150
-"""Graphs of at most so many steps are walked; for longer ones array arithmetic is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +67,25 @@ class Tape:
             workspace = with_added_outputs(program.workspaces, graph, program.nbytes, (*program.added, *found.added))
             self.workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
         self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
-        self.refs = self._forward_refs()
-        self.arrays = Arrays(self) if len(program.order) > WALKED and expressible(self) else None
-        # Forward results that each backward node reads, as the nodes that make them.
-        self.sources = [[m for e in program.reads[nid] if (m := self.makers[e]) in self.place] for nid in self.backward]
+        self._arrays = Arrays(
+            program, self.forward, self.backward, outside=self.outside, workspace=self.workspace, pairs=self.pairs
+        )
 
     def _pairs(self, nid: int) -> list[Pair]:
-        """In-place pairs of a node, but those whose output is added straight into a sum."""
+        """In-place pairs of a node, but those whose output is added straight into a sum.
+
+        An identity shuts out the other pairs of its input and its output, so that the price of a node that declares
+        such pairs may differ from its plan; no operator does.
+        """
         graph = self.program.graph
         inputs, first = graph.inputs[nid], graph.row[nid]
-        return [
-            (pair.input, inputs[pair.input], first + pair.output, pair.identity)
-            for pair in self.program.pairs[nid]
-            if not self.outside[first + pair.output]
-        ]
-
-    def _forward_refs(self) -> list[int]:
-        """Per entry: reads by forward nodes, plus times it is an output."""
-        refs = [0] * self.num_entries
-        for nid in self.forward:
-            for e in self.program.reads[nid]:
-                refs[e] += 1
-        for e in self.program.graph.outputs.tolist():
-            refs[e] += 1
-        return refs
+        pairs = [pair for pair in self.program.pairs[nid] if not self.outside[first + pair.output]]
+        kept: list[Pair] = []
+        for pair in sorted(pairs, key=lambda pair: not pair.identity):
+            out = first + pair.output
+            if not any(same and (slot == pair.input or made == out) for slot, _, made, same in kept):
+                kept.append((pair.input, inputs[pair.input], out, pair.identity))
+        return kept
 
     def price(self, chosen: Collection[int]) -> Price:
         """Peak and seconds when the nodes ``chosen`` are repeated."""
@@ -103,111 +93,9 @@ class Tape:
 
     def look(self, chosen: Collection[int]) -> tuple[Price, IntArray]:
         """The price, and what each step asks of its peak, scratch included (:func:`.arrays.pressure`)."""
-        if self.arrays is None:
-            price, profile, _ = self.walk(chosen)
-            return price, profile
-        peak, twins, profile = self.arrays.price(chosen)
+        peak, twins, profile = self._arrays.price(chosen)
         return Price(peak, sum(self.seconds[m] for m in twins), tuple(twins)), profile
 
     def trace(self, chosen: Collection[int]) -> Trace:
         """When every entry is alive."""
-        return self.walk(chosen)[2]() if self.arrays is None else self.arrays.trace(chosen)
-
-    def walk(self, chosen: Collection[int]) -> tuple[Price, IntArray, Callable[[], Trace]]:
-        """:meth:`look` and :meth:`trace`, found by walking the steps one by one as the planner does."""
-        program, makers, place, count = self.program, self.makers, self.place, self.num_entries
-        reads_of, outside, pairs_of = program.reads, self.outside, self.pairs
-        chosen = chosen if isinstance(chosen, (set, frozenset)) else frozenset(chosen)
-        # 1. Twins in front of their first readers; what every step reads.
-        steps: list[tuple[int, int, list[int]]] = [(nid, 0, reads_of[nid]) for nid in self.forward]
-        refs = [*self.refs, *[0] * count]
-        done: set[int] = set()
-        twins: list[int] = []
-        for nid, sources in zip(self.backward, self.sources, strict=True):
-            reads = reads_of[nid]
-            if sources and not chosen.isdisjoint(sources):
-                todo = {m for m in sources if m in chosen and m not in done}
-                if todo:
-                    stack = list(todo)
-                    while stack:
-                        for e in reads_of[stack.pop()]:
-                            m = makers[e]
-                            if m in chosen and m not in done and m not in todo:
-                                todo.add(m)
-                                stack.append(m)
-                    done |= todo
-                    for m in sorted(todo, key=place.__getitem__) if len(todo) > 1 else todo:
-                        own = [e + count if makers[e] in chosen else e for e in reads_of[m]]
-                        for e in own:
-                            refs[e] += 1
-                        steps.append((m, count, own))
-                        twins.append(m)
-                reads = [e + count if makers[e] in chosen else e for e in reads]
-            for e in reads:
-                refs[e] += 1
-            steps.append((nid, 0, reads))
-        # 2. The walk of the planner.
-        nbytes, workspace, device, outputs = program.nbytes, self.workspace, program.device, self.outputs
-        block = [-1] * (2 * count)
-        alive: list[list[int]] = []
-        live: list[int] = []
-        size: list[int] = []
-        home: list[int] = []
-        now = [0] * len(program.contexts)
-        peak = [0] * len(program.contexts)
-        for nid, shift, reads in steps:
-            pairs = pairs_of[nid]
-            if pairs:
-                used: list[int] = []
-                for slot, source, out, identity in pairs:
-                    if (shift or nid not in place) and makers[source] in chosen:
-                        source += count
-                    b = block[source]
-                    out += shift
-                    if b < 0 or block[out] >= 0 or not refs[out] or slot in used:
-                        continue
-                    if live[b] == 1 or identity:
-                        block[out] = b
-                        live[b] += refs[out]
-                        used.append(slot)
-            here = device[nid]
-            for e in outputs[nid]:
-                out = e + shift
-                if refs[out] and block[out] < 0 and not outside[e]:
-                    block[out] = len(live)
-                    live.append(refs[out])
-                    size.append(nbytes[e])
-                    home.append(here)
-                    now[here] += nbytes[e]
-            high = now[here] + workspace.get(nid, 0)
-            if high > peak[here]:
-                peak[here] = high
-            alive.append(now.copy())
-            alive[-1][here] = high
-            for e in reads:
-                b = block[e]
-                if b >= 0:
-                    live[b] -= 1
-                    if not live[b]:
-                        now[home[b]] -= size[b]
-        price = Price(sum(peak), sum(self.seconds[m] for m in twins), tuple(twins))
-        profile = pressure(np.array(alive, dtype=np.int64).reshape(-1, len(now)).T)
-        return price, profile, lambda: self._trace(steps, block)
-
-    def _trace(self, steps: list[tuple[int, int, list[int]]], block: list[int]) -> Trace:
-        """Lifetimes of entries."""
-        made, last = [-1] * len(block), [-1] * len(block)
-        needed = [len(steps)] * len(block)
-        for step, (nid, shift, reads) in enumerate(steps):
-            for e in reads:
-                if block[e] >= 0:
-                    last[e] = step
-                if step >= len(self.forward) and needed[e] > step:
-                    needed[e] = step
-            for e in self.outputs[nid]:
-                if block[e + shift] >= 0:
-                    made[e + shift] = last[e + shift] = step
-        for e in self.program.graph.outputs.tolist():
-            if block[e] >= 0:
-                last[e] = len(steps)
-        return Trace(*(np.array(column, dtype=np.int64) for column in (made, last, block, needed)))
+        return self._arrays.trace(chosen)

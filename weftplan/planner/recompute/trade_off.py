@@ -7,7 +7,8 @@ not dominated.
 1. Seeds: nothing; all nodes whose time per byte is below a threshold, for several thresholds; and each of these sets
    together with the square-root rule in rooms of many sizes, which repeats the early part of the graph whole.
 2. Descents from target to target (:mod:`.ladder`), in four variants while prices are left.
-3. Small graphs get a search around every point of the curve (:mod:`.improve`); very small ones are enumerated.
+
+Very small graphs are enumerated instead.
 
 The work is bounded by a number of prices that depends on the graph alone, never by a clock: equal graphs get equal
 plans.
@@ -16,7 +17,6 @@ plans.
 from __future__ import annotations
 
 from weftplan.planner.recompute.archive import Archive, Point
-from weftplan.planner.recompute.improve import deepen, improve
 from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.segments import measure, rooms, segments
 from weftplan.planner.recompute.tape import Tape
@@ -24,8 +24,6 @@ from weftplan.planner.stopping import asked
 
 EXHAUSTIVE = 12
 """So few nodes that may be repeated are tried in all combinations."""
-SMALL = 64
-"""Graphs with so few nodes that may be repeated get the search around the curve, with three quarters of the prices."""
 LEVELS = 8
 """How many sets of light nodes are tried."""
 SEEDS = 12
@@ -47,16 +45,11 @@ def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Point]:
     seed(archive)
     # Seeds come on top: they are few, and the only choices that reach the far end of a deep graph.
     archive.left = 0 if asked() else archive.allowance
-    reserve = archive.left * 3 // 4 if len(can) <= SMALL else 0
     limit = float("inf") if most_seconds is None else most_seconds
     ladder = Ladder(archive)
     for fine in (False, True):
         for jump in (False, True):
-            ladder.climb_down(jump=jump, fine=fine, reserve=reserve, most_seconds=limit)
-    if len(can) <= SMALL:
-        if most_seconds is None:
-            deepen(archive, ladder, archive.left * 4 // 5)
-        improve(archive, ladder, limit)
+            ladder.climb_down(jump=jump, fine=fine, most_seconds=limit)
     return archive.frontier()
 
 

@@ -1,0 +1,222 @@
+"""The buffers of a plan one by one, and who is alive when: what pictures, tables and texts of plans are made of.
+
+Everything here reads a finished plan; any thread may call it. A *run* is what a storage holds without a break: entries
+computed in place of each other, or the scratch of one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weftplan.planner.buffer_table import CALLER, NOBODY, Alive, Bar
+from weftplan.planner.graph import IntArray
+from weftplan.planner.inplace import Kind
+from weftplan.planner.layout import Layout
+
+REPEATED = "_mirror"
+"""What names of nodes that compute a forward result again end in."""
+SPILLED = ("_spill", "_fetch")
+"""What names of the copies to the host and back end in."""
+
+
+def last_reader(plan: Layout, eid: int) -> str:
+    """Name of the node that reads an entry last; :data:`CALLER` for an output, :data:`NOBODY` when there is none."""
+    if eid in plan.outputs:
+        return CALLER
+    labels = plan.labels
+    node = labels.steps[int(plan.entry_last[eid]) - 1]
+    return NOBODY if node == labels.maker(eid) else labels.node_name(node)
+
+
+def scratch(plan: Layout) -> tuple[IntArray, IntArray]:
+    """(nodes with scratch, their steps)."""
+    steps = np.array(plan.labels.steps, dtype=np.int64)
+    position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
+    position[steps] = np.arange(len(steps))
+    nodes = np.flatnonzero((plan.workspace_nbytes > 0) & (position >= 0))
+    return nodes, position[nodes]
+
+
+def bars(plan: Layout, device: int | None = None) -> list[Bar]:
+    """One bar per entry and per node's scratch, on one device (an index of ``plan.contexts``) or on all.
+
+    Entries come first, in the order of their numbers; then scratch, in the order of its use.
+    """
+    labels = plan.labels
+    base = _bases(plan)
+    found = []
+
+    def place(storage: int) -> tuple[int, int]:
+        """(device, address) of a storage."""
+        slab = int(plan.storage_slab[storage])
+        return int(plan.slab_device[slab]), int(base[slab] + plan.storage_offset[storage])
+
+    for eid in np.flatnonzero(plan.entry_storage >= 0).tolist():
+        storage = int(plan.entry_storage[eid])
+        where, address = place(storage)
+        if device is not None and where != device:
+            continue
+        maker = labels.maker(eid)
+        found.append(
+            Bar(
+                name=labels.name(eid),
+                kind=Kind(int(plan.entry_kind[eid])).name.lower(),
+                device=str(plan.contexts[where]),
+                first=int(plan.entry_first[eid]),
+                last=int(plan.entry_last[eid]),
+                address=address,
+                nbytes=int(plan.entry_nbytes[eid]),
+                shape=tuple(labels.shape(eid)),
+                dtype=str(labels.dtype(eid)),
+                op=labels.node_op(maker),
+                maker=labels.node_name(maker),
+                last_reader=last_reader(plan, eid),
+                storage=storage,
+                use=use_of(plan, labels.node_name(maker), int(plan.entry_first[eid])),
+            )
+        )
+    for nid, step in zip(*(a.tolist() for a in scratch(plan)), strict=True):
+        storage = int(plan.workspace_storage[nid])
+        where, address = place(storage)
+        if device is not None and where != device:
+            continue
+        name, nbytes = labels.node_name(nid), int(plan.workspace_nbytes[nid])
+        found.append(
+            Bar(
+                name=f"{name} (workspace)",
+                kind="workspace",
+                device=str(plan.contexts[where]),
+                first=step,
+                last=step + 1,
+                address=address,
+                nbytes=nbytes,
+                shape=(nbytes,),
+                dtype="uint8",
+                op=labels.node_op(nid),
+                maker=name,
+                last_reader=name,
+                storage=storage,
+                use="scratch",
+            )
+        )
+    return found
+
+
+def use_of(plan: Layout, maker: str, step: int) -> str:
+    """What the result that the node ``maker`` writes at a step is for."""
+    if maker.endswith(SPILLED):
+        return "spilled"
+    if plan.num_forward is None or step < plan.num_forward:
+        return "activations"
+    return "recomputed" if maker.endswith(REPEATED) else "gradients"
+
+
+def _bases(plan: Layout) -> IntArray:
+    """Where each slab begins in the picture of its device."""
+    base = np.zeros(plan.num_slabs, dtype=np.int64)
+    for device in range(len(plan.contexts)):
+        mine = np.flatnonzero(plan.slab_device == device)
+        if len(mine):
+            base[mine[1:]] = np.cumsum(plan.slab_nbytes[mine])[:-1]
+    return base
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs of a plan as arrays."""
+
+    storage: IntArray
+    first: IntArray
+    last: IntArray
+    nbytes: IntArray
+    device: IntArray
+
+
+def runs(plan: Layout) -> Runs:
+    """The runs of ``plan``, those of entries first (by storage, then time), then those of scratch."""
+    held = np.flatnonzero(plan.entry_storage >= 0)
+    held = held[np.lexsort((plan.entry_first[held], plan.entry_storage[held]))]
+    storage = plan.entry_storage[held].astype(np.int64)
+    first = plan.entry_first[held].astype(np.int64)
+    last = plan.entry_last[held].astype(np.int64)
+    # A run ends where every earlier entry of the storage is dead: make lifetimes of different storages disjoint, so
+    # that one running maximum serves all of them.
+    span = int(last.max(initial=0)) + 1
+    reach = np.maximum.accumulate(last + storage * span) if len(held) else last
+    begins = np.ones(len(held), dtype=bool)
+    begins[1:] = (first + storage * span)[1:] >= reach[:-1]
+    starts = np.flatnonzero(begins)
+    if len(held):
+        run_last = np.maximum.reduceat(last, starts)
+        run_bytes = np.maximum.reduceat(plan.entry_nbytes[held], starts)
+    else:
+        run_last = run_bytes = np.zeros(0, dtype=np.int64)
+    nodes, moment = scratch(plan)
+    storages = np.concatenate([storage[starts], plan.workspace_storage[nodes].astype(np.int64)])
+    return Runs(
+        storage=storages,
+        first=np.concatenate([first[starts], moment]),
+        last=np.concatenate([run_last, moment + 1]),
+        nbytes=np.concatenate([run_bytes, plan.workspace_nbytes[nodes]]),
+        device=plan.slab_device[plan.storage_slab[storages]].astype(np.int64),
+    )
+
+
+def timeline(plan: Layout, device: int | None = None) -> NDArray[np.int64]:
+    """Bytes alive at each step, on device number ``device`` of the plan or on all of them."""
+    found = runs(plan)
+    chosen = slice(None) if device is None else found.device == device
+    change = np.zeros(len(plan.labels.steps) + 1, dtype=np.int64)
+    np.add.at(change, found.first[chosen], found.nbytes[chosen])
+    np.subtract.at(change, found.last[chosen], found.nbytes[chosen])
+    return np.cumsum(change)[:-1]
+
+
+def alive_at(plan: Layout, step: int, limit: int | None = None) -> list[Alive]:
+    """Buffers alive at ``step``, the largest first; of entries that share memory, the one written last."""
+    labels = plan.labels
+    alive = np.flatnonzero((plan.entry_storage >= 0) & (plan.entry_first <= step) & (step < plan.entry_last))
+    newest: dict[int, int] = {}
+    for eid in alive[np.argsort(plan.entry_first[alive], kind="stable")].tolist():
+        newest[int(plan.entry_storage[eid])] = eid
+    rows = []
+    end = len(labels.steps)
+    for eid in newest.values():
+        last = int(plan.entry_last[eid])
+        rows.append(
+            Alive(
+                name=labels.name(eid),
+                nbytes=int(plan.entry_nbytes[eid]),
+                shape=labels.shape(eid),
+                dtype=labels.dtype(eid),
+                op=labels.node_op(labels.maker(eid)),
+                first=int(plan.entry_first[eid]),
+                last=last,
+                last_reader=last_reader(plan, eid),
+                use=use_of(plan, labels.node_name(labels.maker(eid)), int(plan.entry_first[eid])),
+            )
+        )
+    if 0 <= step < end:
+        nid = labels.steps[step]
+        nbytes = int(plan.workspace_nbytes[nid])
+        if nbytes:
+            name = labels.node_name(nid)
+            rows.append(
+                Alive(f"{name} (workspace)", nbytes, (nbytes,), None, labels.node_op(nid), step, step + 1, name)
+            )
+    rows.sort(key=lambda row: (-row.nbytes, row.name))
+    return rows[:limit]
+
+
+def peak_step(plan: Layout) -> int:
+    """The first step at which most bytes are alive; 0 for an empty plan."""
+    alive = timeline(plan)
+    return int(alive.argmax()) if len(alive) else 0
+
+
+def alive_at_peak(plan: Layout, limit: int | None = None) -> list[Alive]:
+    """The buffers that are alive when most bytes are, the largest first."""
+    return alive_at(plan, peak_step(plan), limit)
