@@ -209,8 +209,8 @@ def test_nothing_is_left_behind():
 
 
 def test_the_rules_name_their_sources():
-    """Every rule of the list names a file of CuPy's."""
+    """Every rule of the list names a file of CuPy's, or CUDA's own guide."""
     text = (pathlib.Path(record.__file__).with_name("README.md")).read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
     assert len(rows) > 20
-    assert all("cupy/" in row.split("|")[3] for row in rows)
+    assert all("cupy/" in row.split("|")[3] or "CUDA C++" in row.split("|")[3] for row in rows)

@@ -11,9 +11,11 @@ from ops_tensor_cases import CASES as TENSOR_CASES
 from ops_tensor_cases import NO_GRADIENT, UPDATES
 
 from tests.contract.devices import place
+from tests.standin_cupy import meter
 from weftplan import device
 from weftplan.errors import DTypeError
 from weftplan.ops import grain
+from weftplan.ops.implementations import choose, provided
 from weftplan.ops.schema import OpContext
 
 CASES = [*TENSOR_CASES, *NO_GRADIENT, *UPDATES, *NN_CASES]
@@ -23,6 +25,15 @@ for _case in CASES:
 
 DRAWS = {"Dropout", "RNN", "LeakyReLU", "_backward_RNN"}
 """Operators whose values depend on a generator, which is another one on a GPU."""
+
+
+WAITS = {"_backward_gather_nd": 1}
+"""Kernels for GPUs that make the host wait, and how often: indices out of range are an error."""
+
+
+def refuse(nbytes):
+    """The allocator of CuPy while a kernel for GPUs runs: it takes no memory but its workspace."""
+    raise AssertionError(f"CuPy allocates {nbytes} bytes")
 
 
 def put(where, array):
@@ -40,15 +51,19 @@ def fetch(where, array):
     return out
 
 
-def on_device(where, call: Call, inputs):
-    """Run one kernel on a device; returns outputs, and what its inputs hold afterwards, on the host."""
+def on_device(where, call: Call, inputs, mode="numpy"):
+    """Run one kernel on a device; returns outputs, and what its inputs hold afterwards, on the host.
+
+    With ``auto`` the kernel is the one that a plan would choose for the device.
+    """
     op, params = call.op, call.params
+    chosen = choose(op, params, [spec_of(x) for x in inputs], call.out_specs, mode, on=where.context.device_type)
     ignored = set(op.ignored(params))
     given = [None if k in ignored else put(where, array) for k, array in enumerate(inputs)]
     outputs = [put(where, garbage(spec)) for spec in call.out_specs]
     pieces = grain.of(where.context.device_type)
     with grain.using(pieces):
-        size = op.workspace_bytes(params, [spec_of(x) for x in inputs], call.out_specs)
+        size = chosen.implementation.workspace(params, [spec_of(x) for x in inputs], call.out_specs)
     ctx = OpContext(
         where.xp,
         is_train=call.is_train,
@@ -57,9 +72,18 @@ def on_device(where, call: Call, inputs):
         recompute=call.recompute,
     )
 
+    ours = chosen.implementation.name == "cuda"
+
     def run():
-        with np.errstate(all="ignore"), grain.using(pieces):
-            op.forward(ctx, params, given, outputs)
+        allocator = where.xp.cuda.using_allocator(refuse) if ours else contextlib.nullcontext()
+        with np.errstate(all="ignore"), grain.using(pieces), allocator:
+            meter.reset()
+            chosen.implementation.kernel(ctx, params, given, outputs)
+            if ours:
+                assert sum(meter.syncs.values()) == WAITS.get(op.name, 0), op.name
+                assert not meter.atomics, op.name
+                assert not meter.uploads, op.name
+                assert meter.total <= 12, op.name
 
     where.launch(run)
     return [fetch(where, y) for y in outputs], [None if x is None else fetch(where, x) for x in given]
@@ -76,7 +100,7 @@ def same(found, expected, what):
 
 
 def check(where, name, arrays, params):
-    """Forward and every call of the gradient on the device, against the host."""
+    """Forward and every call of the gradient on the device, against the host, by every implementation."""
     arrays = [np.array(x) for x in arrays]
     call = prepare(name, [x.copy() for x in arrays], params)
     expected = [y.copy() for y in call()]
@@ -86,13 +110,14 @@ def check(where, name, arrays, params):
         for made in differentiate(call, ograds)[1].calls:
             calls.append((made, made.inputs, [y.copy() for y in made.outputs], None))
     for made, inputs, wanted, after in calls:
-        found, left = on_device(where, made, inputs)
-        if made.op.random or made.op.name in DRAWS:
-            continue
-        for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
-            same(mine, theirs, f"{made.op.name}: output {k}")
-        for k in made.op.aux if after is not None else ():
-            same(left[k], after[k], f"{made.op.name}: state {k}")
+        for mode in ("numpy", "auto") if made.op.name in provided("gpu") else ("auto",):
+            found, left = on_device(where, made, inputs, mode)
+            if made.op.random or made.op.name in DRAWS:
+                continue
+            for k, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+                same(mine, theirs, f"{made.op.name} ({mode}): output {k}")
+            for k in made.op.aux if after is not None else ():
+                same(left[k], after[k], f"{made.op.name} ({mode}): state {k}")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.standin_cupy import names
 from tests.standin_cupy.array import ndarray
+from tests.standin_cupy.cuda.raw import RawKernel
+from tests.standin_cupy.cuda.syntax import CompileException
 from tests.standin_cupy.functions import Namespace
 from tests.standin_cupy.kernels import ElementwiseKernel
 from tests.standin_cupy.meter import meter
@@ -60,6 +62,7 @@ def _module() -> types.ModuleType:
     cupy.__version__ = names.VERSION
     cupy.ndarray = ndarray
     cupy.ElementwiseKernel = ElementwiseKernel
+    cupy.RawKernel = RawKernel
     cupy.get_default_memory_pool = lambda: default_pool
     runtime = types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
@@ -88,6 +91,7 @@ def _module() -> types.ModuleType:
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         curand=types.SimpleNamespace(getVersion=lambda: machine.library("cuRAND") or 10310),
         nvrtc=types.SimpleNamespace(getVersion=lambda: machine.library("NVRTC") or (12, 9)),
+        compiler=types.SimpleNamespace(CompileException=CompileException),
         runtime=runtime,
     )
     return cupy

@@ -28,6 +28,8 @@ class Meter:
         """Copies from host memory, ``set`` excepted."""
         self.atomics: Counter[str] = Counter()
         """Kernels that add or compare with atomic operations on floats: their order, hence their bits, vary."""
+        self.compiled: Counter[str] = Counter()
+        """Raw kernels whose source was read."""
         self.temporaries = 0
         """Arrays that CuPy allocated by itself, from its own pool."""
         self.temporary_bytes = 0

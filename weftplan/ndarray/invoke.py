@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import device, engine
+from weftplan import config, device, engine
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, own
 from weftplan.ndarray import chunk as chunks
@@ -24,9 +24,9 @@ from weftplan.ndarray.chunk import take
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import compute, push_kernel
 from weftplan.ndarray.seeds import next_key
-from weftplan.ops import registry
+from weftplan.ops import grain, implementations, registry
 from weftplan.ops.node_call import NodeCall
-from weftplan.ops.schema import DType, InplacePair, Op, Shape, TensorSpec
+from weftplan.ops.schema import DType, InplacePair, Kernel, Op, Shape, TensorSpec
 
 _MOST_PLANS = 4096
 
@@ -41,6 +41,7 @@ class SettledCall:
     visible: int
     ignored: frozenset[int]
     inplace: tuple[InplacePair, ...]
+    kernel: Kernel
     workspace: int
 
 
@@ -75,7 +76,7 @@ def invoke(
         op = registry.get(op)
     targets = [] if out is None else [out] if isinstance(out, NDArray) else _arrays_of(op, out)
     context = _context_of(op, inputs, ctx, targets)
-    plan = _plan(op, inputs, params or {}, targets)
+    plan = _plan(op, inputs, params or {}, targets, context.device_type == "gpu")
     outputs, copied = _outputs_into(op, plan, inputs, targets, context)
     place = device.get(context)
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
@@ -128,7 +129,7 @@ class _Kernel:
         try:
             call = NodeCall(
                 op,
-                op.forward,
+                plan.kernel,
                 plan.params,
                 self.place.xp,
                 raw_in,
@@ -136,7 +137,8 @@ class _Kernel:
                 workspace=workspace,
                 guarded=self.guarded,
             )
-            quietly(call.bound(is_train=self.is_train, random_key=self.key))
+            run = call.bound(is_train=self.is_train, random_key=self.key)
+            quietly(grain.bound(grain.of(self.place.context.device_type), run))
             for target, value in targets:
                 target[...] = value
         finally:
@@ -166,11 +168,14 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets:
     return context
 
 
-def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> SettledCall:
+def _plan(
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool
+) -> SettledCall:
     if op.single:
-        return _settle(op, inputs, params, targets)
+        return _settle(op, inputs, params, targets, on_gpu)
     key: Any = (
         op.name,
+        on_gpu,
         tuple((name, params[name], _apart(params[name])) for name in sorted(params)),
         tuple((a.shape, a.dtype) for a in inputs),
         tuple((a.shape, a.dtype) for a in targets) if targets else None,
@@ -180,7 +185,7 @@ def _plan(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets:
     except TypeError:  # a parameter that cannot be hashed, such as a list
         key, plan = None, None
     if plan is None:
-        plan = _settle(op, inputs, params, targets)
+        plan = _settle(op, inputs, params, targets, on_gpu)
         if key is not None:
             if len(_plans) >= _MOST_PLANS:
                 _plans.clear()
@@ -193,7 +198,9 @@ def _apart(value: Any) -> Any:
     return repr(value) if isinstance(value, tuple | float | np.floating) else value.__class__
 
 
-def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray]) -> SettledCall:
+def _settle(
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool
+) -> SettledCall:
     if op.variadic is not None and op.variadic not in params:
         params = {**params, op.variadic: len(inputs)}
     parsed = registry.parse_params(op, params)
@@ -232,13 +239,19 @@ def _settle(op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], target
         if target.shape != spec.shape or target.dtype != spec.dtype:
             raise ShapeError(f"{op.name}: out has {target.shape} {target.dtype}, the result {spec.shape} {spec.dtype}")
     sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
+    # A host computes single calls by NumPy: compiled kernels are for plans.
+    mode = config.get("WEFTPLAN_KERNELS") if on_gpu else "numpy"
+    chosen = implementations.choose(op, parsed, sources, specs, mode, on="gpu" if on_gpu else "host").implementation
+    with grain.using(grain.of("gpu" if on_gpu else "cpu")):
+        scratch = chosen.workspace(parsed, sources, specs)
     return SettledCall(
         params=parsed,
         outputs=tuple((spec.nbytes, spec.shape, spec.dtype) for spec in specs),
         visible=visible,
         ignored=frozenset(op.ignored(parsed)),
         inplace=tuple(op.inplace_pairs(parsed)),
-        workspace=op.workspace_bytes(parsed, sources, specs),
+        kernel=chosen.kernel,
+        workspace=scratch,
     )
 
 

@@ -35,34 +35,39 @@ def _check(name: str, tensor: Shape, index: Shape) -> int:
     return index[0]
 
 
-def _flat(ctx: OpContext, name: str, index: Any, tensor: Shape, *, wrap: bool) -> Any:
+def flat_places(ctx: OpContext, name: str, index: Any, tensor: Shape, *, wrap: bool) -> Any:
     """Number of the slice of ``tensor`` that each place names, int64 (places,).
 
     Negative coordinates count from the end where ``wrap``; any other outside of the tensor is an error.
     """
     xp = ctx.xp
     rows = index.reshape(index.shape[0], -1)
-    found, part = ctx.take(rows.shape[1:], INDEX), ctx.take(rows.shape[1:], INDEX)
+    axes, places = rows.shape
+    found, parts, limits = ctx.take((places,), INDEX), ctx.take((axes, places), INDEX), ctx.take((2, axes), INDEX)
     found.fill(0)
-    for axis, size in enumerate(tensor[: rows.shape[0]]):
-        xp.copyto(part, rows[axis], casting="unsafe")
-        if part.size:
-            low, high = int(part.min()), int(part.max())
+    xp.copyto(parts, rows, casting="unsafe")
+    if places:
+        xp.min(parts, axis=1, out=limits[0])
+        xp.max(parts, axis=1, out=limits[1])
+        lows, highs = limits.tolist()  # the host waits here, once
+        for axis, (low, high, size) in enumerate(zip(lows, highs, tensor, strict=False)):
             if high >= size or low < (-size if wrap else 0):
                 raise IndexRangeError(
                     f"{name}: indices from {low} to {high} exceed axis {axis} of a tensor of shape {tensor}: expected "
                     f"{-size if wrap else 0} to {size - 1}"
                 )
             if low < 0:
-                xp.remainder(part, size, out=part)
+                xp.remainder(parts[axis], size, out=parts[axis])
+    for part, size in zip(parts, tensor, strict=False):
         xp.multiply(found, size, out=found)
         xp.add(found, part, out=found)
     return found
 
 
-def _flat_bytes(index: Shape) -> int:
-    places = (index[1:], INDEX)
-    return take_bytes(places, places)
+def flat_bytes(index: Shape) -> int:
+    """Workspace of :func:`flat_places`."""
+    places = math.prod(index[1:])
+    return take_bytes(((places,), INDEX), ((index[0], places), INDEX), ((2, index[0]), INDEX))
 
 
 def _slices(array: Any, axes: int) -> Any:
@@ -87,7 +92,7 @@ def _gather_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 def _gather(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     data, index = inputs
-    found = _flat(ctx, "gather_nd", index, data.shape, wrap=True)
+    found = flat_places(ctx, "gather_nd", index, data.shape, wrap=True)
     source = _slices(data, index.shape[0])
     gather(ctx.xp, source, found, 0, out.reshape(found.size, source.shape[1]))
 
@@ -96,7 +101,7 @@ def _gather_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Ar
     """Sums, in the order of the places, where several of them name one slice."""
     out = outputs[0]
     g, index = inputs
-    found = _flat(ctx, "gather_nd", index, out.shape, wrap=True)
+    found = flat_places(ctx, "gather_nd", index, out.shape, wrap=True)
     target = _slices(out, index.shape[0])
     source = g.reshape(found.size, target.shape[1])
     out.fill(0)
@@ -107,7 +112,7 @@ def _gather_backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Ar
 
 
 def _index_bytes(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return _flat_bytes(inputs[1].shape)
+    return flat_bytes(inputs[1].shape)
 
 
 register(
@@ -147,7 +152,7 @@ def _scatter_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, S
 def _scatter(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     data, index = inputs
-    found = _flat(ctx, "scatter_nd", index, out.shape, wrap=False)
+    found = flat_places(ctx, "scatter_nd", index, out.shape, wrap=False)
     target = _slices(out, index.shape[0])
     out.fill(0)
     target[found] = data.reshape(found.size, target.shape[1])

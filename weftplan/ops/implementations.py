@@ -1,5 +1,8 @@
 """Several ways to compute one operator: NumPy's kernel, which every operator has, and others that are provided.
 
+NumPy's kernel also runs on CuPy. On a GPU another one may be provided that needs fewer launches, waits for nobody, or
+whose sums have a fixed order.
+
 An :class:`Implementation` says which calls it takes, how much scratch one needs and what it is expected to cost. Which
 one computes a node is decided before anything is allocated, from the operator, its parameters, shapes, dtypes and a
 mode: the same choice every time on one machine.
@@ -18,10 +21,10 @@ Specs = Sequence[TensorSpec]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """One way to compute an operator on arrays in host memory."""
+    """One way to compute an operator."""
 
     name: str
-    """``numpy`` or ``native``."""
+    """``numpy``, ``native`` (on a host) or ``cuda`` (on a GPU)."""
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
     """Bytes of scratch of one call."""
@@ -47,32 +50,32 @@ class Choice:
         return f"{self.implementation.name} ({self.reason})" if self.reason else self.implementation.name
 
 
-_PROVIDED: dict[str, Implementation] = {}
+_PROVIDED: dict[str, dict[str, Implementation]] = {"host": {}, "gpu": {}}
 
 
-def provide(op: str, implementation: Implementation) -> None:
-    """Offer another implementation of the operator called ``op``."""
-    _PROVIDED[op] = implementation
+def provide(op: str, implementation: Implementation, *, on: str = "host") -> None:
+    """Offer another implementation of the operator called ``op``, on a ``host`` or on a ``gpu``."""
+    _PROVIDED[on][op] = implementation
 
 
-def provided() -> Mapping[str, Implementation]:
-    """The implementations beside NumPy's, by operator."""
-    return _PROVIDED
+def provided(on: str = "host") -> Mapping[str, Implementation]:
+    """The implementations beside NumPy's, by operator; none for types of devices that nobody provides for."""
+    return _PROVIDED.get(on, {})
 
 
-def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, host: bool = True) -> Choice:
+def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, on: str = "host") -> Choice:
     """Which implementation computes a call.
 
     Args:
         mode: ``numpy``: NumPy's kernel; ``native``: a provided one wherever it can; ``auto``: where it is expected to
             be faster.
-        host: whether the arrays are in host memory.
+        on: where the arrays are: ``host``, ``gpu``, or another type of device, which has NumPy's alone.
     """
-    other = _PROVIDED.get(op.name)
+    other = provided(on).get(op.name)
     if other is None:
-        return Choice(_numpy(op))
-    if mode == "numpy" or not host:
-        return Choice(_numpy(op), "chosen by the user" if host else "not in host memory", several=True)
+        return Choice(_numpy(op), "not in host memory", several=True) if op.name in provided() else Choice(_numpy(op))
+    if mode == "numpy":
+        return Choice(_numpy(op), "chosen by the user", several=True)
     reason = other.refusal(params, inputs, outputs)
     if not reason and mode == "auto":
         reason = other.slower(params, inputs, outputs)

@@ -58,10 +58,13 @@ def _positions(ctx: OpContext, params: Params, index: Any, size: int) -> Any:
         to_index(xp, index, size, params["mode"], found)
         return found
     xp.copyto(found, index, casting="unsafe")
-    if found.size and (int(found.min()) < 0 or int(found.max()) >= size):
-        raise IndexRangeError(
-            f"take: indices from {int(found.min())} to {int(found.max())} exceed the {size} rows (mode=raise)"
-        )
+    limits = ctx.take((2,), INDEX)
+    if found.size:
+        xp.min(found, out=limits[:1].reshape(()))
+        xp.max(found, out=limits[1:].reshape(()))
+        low, high = limits.tolist()  # the host waits here, once
+        if low < 0 or high >= size:
+            raise IndexRangeError(f"take: indices from {low} to {high} exceed the {size} rows (mode=raise)")
     return found
 
 
@@ -94,7 +97,8 @@ def _backward_take(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arra
 
 def _index_workspace(position: int) -> Any:
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-        return take_bytes((inputs[position].shape, INDEX))
+        limits = [((2,), INDEX)] if params["mode"] == "raise" else []
+        return take_bytes((inputs[position].shape, INDEX), *limits)
 
     return workspace
 

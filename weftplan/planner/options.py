@@ -74,7 +74,8 @@ class PlanOptions:
     what is computed again is chosen for the least time that fits, whatever :attr:`recompute` says."""
     kernels: str = "auto"
     """Who computes: ``auto`` (compiled kernels where they are expected to be faster), ``native`` (wherever they can) or
-    ``numpy``. What a chosen kernel needs as scratch is counted; without llvmlite there are NumPy's only."""
+    ``numpy``; on a GPU kernels in CUDA C stand for the compiled ones. What a chosen kernel needs as scratch is counted;
+    without llvmlite there are NumPy's only on a CPU."""
     spill: bool | str = True
     """Under a budget, results may wait elsewhere instead of being computed again, where that is faster: in the homes
     that a text lists as ``WEFTPLAN_SPILL`` does, each up to its limit, the first with room. True: those of a GPU or a

@@ -25,22 +25,23 @@ def operator_choices(
         devices: of each node.
         mode: :attr:`PlanOptions.kernels <weftplan.planner.options.PlanOptions.kernels>`.
     """
-    provided = implementations.provided()
     choices: dict[int, Choice] = {}
     # Repeated layers ask once: the parser gives equal parameters one dictionary.
     known: dict[tuple[object, ...], Choice] = {}
     row = graph.row
     for nid, node in enumerate(graph.nodes):
         op = node.op
-        if op is None or (op.workspace is None and op.name not in provided):
+        if op is None:
             continue
-        host = devices[nid].is_host
+        where = "host" if devices[nid].is_host else devices[nid].device_type
+        if op.workspace is None and op.name not in implementations.provided(where):
+            continue
         entries = (*graph.inputs[nid], *range(row[nid], row[nid + 1]))
-        key = (id(op), id(node.params), host, *[shapes[e] for e in entries], *[dtypes[e] for e in entries])
+        key = (id(op), id(node.params), where, *[shapes[e] for e in entries], *[dtypes[e] for e in entries])
         found = known.get(key)
         if found is None:
             ins, outs = _specs(graph, nid, shapes, dtypes)
-            found = known[key] = implementations.choose(op, node.params, ins, outs, mode, host=host)
+            found = known[key] = implementations.choose(op, node.params, ins, outs, mode, on=where)
         choices[nid] = found
     return choices
 

@@ -1,0 +1,299 @@
+"""Reading the part of CUDA C in which the package's kernels are written.
+
+Declarations, assignments, ``if``, ``for``, ``while``, ``break``, ``continue``, ``return``; all operators but the comma,
+addresses and pointers to pointers; functions; shared and local arrays of constant length. What lies outside raises
+:class:`CompileException`, as NVRTC refuses what is no CUDA C.
+
+A tree is made of tuples: ``(kind, …)``, expressions and statements alike.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+class CompileException(Exception):
+    """Source that cannot be compiled."""
+
+
+TYPES = {
+    "void": "void",
+    "bool": "bool",
+    "char": "int8",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "short": "int16",
+    "unsigned short": "uint16",
+    "int": "int32",
+    "unsigned int": "uint32",
+    "unsigned": "uint32",
+    "long long": "int64",
+    "unsigned long long": "uint64",
+    "__half": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+_WORDS = {word for name in TYPES for word in name.split()}
+_QUALIFIERS = {"const", "__restrict__", "static", "inline", "__forceinline__"}
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)[uUlLfF]*)
+    |(?P<name>[A-Za-z_]\w*)|(?P<string>"[^"]*")
+    |(?P<sign><<=|>>=|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^~!<>=?:;,.(){}\[\]]))""",
+    re.VERBOSE,
+)
+_BINARY = [["||"], ["&&"], ["|"], ["^"], ["&"], ["==", "!="], ["<", ">", "<=", ">="], ["<<", ">>"], ["+", "-"],
+           ["*", "/", "%"]]  # fmt: skip
+ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: a value of a type, or a pointer to such values."""
+
+    name: str
+    type: str
+    pointer: bool
+    const: bool
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function or a kernel."""
+
+    name: str
+    result: str
+    kernel: bool
+    parameters: tuple[Parameter, ...]
+    body: Any
+
+
+def functions(source: str) -> dict[str, Function]:
+    """All functions of a source text, by name."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
+    text = re.sub(r"^\s*#\s*(include\s*<cuda_fp16\.h>|pragma unroll)[^\n]*$", "", text, flags=re.MULTILINE)
+    return _Reader(_tokens(text)).all()
+
+
+def _tokens(text: str) -> list[str]:
+    found, at = [], 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise CompileException(f"cannot read {text[at : at + 40]!r}")
+        found.append(match.group().strip())
+        at = match.end()
+    return found
+
+
+class _Reader:
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = [*tokens, ""]
+        self.at = 0
+
+    @property
+    def next(self) -> str:
+        return self.tokens[self.at]
+
+    def take(self, wanted: str | None = None) -> str:
+        found = self.next
+        if wanted is not None and found != wanted:
+            raise CompileException(
+                f"expected {wanted!r}, got {found!r} after {' '.join(self.tokens[self.at - 8 : self.at])!r}"
+            )
+        self.at += 1
+        return found
+
+    def has(self, token: str) -> bool:
+        if self.next == token:
+            self.at += 1
+            return True
+        return False
+
+    def all(self) -> dict[str, Function]:
+        made: dict[str, Function] = {}
+        while self.next:
+            kernel = False
+            while self.next in ("extern", '"C"', "__global__", "__device__"):
+                kernel = self.take() == "__global__" or kernel
+            result, _, _ = self.type()
+            name = self.take()
+            self.take("(")
+            parameters = []
+            while not self.has(")"):
+                kind, const, pointer = self.type()
+                parameters.append(Parameter(self.take(), kind, pointer, const))
+                if self.next != ")":
+                    self.take(",")
+            made[name] = Function(name, result, kernel, tuple(parameters), self.block())
+        return made
+
+    def is_type(self) -> bool:
+        return self.next in _WORDS or self.next in _QUALIFIERS
+
+    def type(self) -> tuple[str, bool, bool]:
+        """(dtype, whether const, whether a pointer)."""
+        words, const, pointer = [], False, False
+        while self.is_type() or self.next == "*":
+            word = self.take()
+            if word == "*":
+                pointer = True
+            elif word in _QUALIFIERS:
+                const = const or word == "const"
+            else:
+                words.append(word)
+        name = " ".join(words)
+        if name not in TYPES:
+            raise CompileException(f"no type: {name or self.next!r}")
+        return TYPES[name], const, pointer
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def block(self) -> Any:
+        self.take("{")
+        found = []
+        while not self.has("}"):
+            found.append(self.statement())
+        return ("block", found)
+
+    def statement(self) -> Any:
+        token = self.next
+        if token == "{":
+            return self.block()
+        if token == "__shared__" or self.is_type():
+            found = self.declaration()
+        elif token == "if":
+            return self.branch()
+        elif token == "for":
+            return self.loop()
+        elif token == "while":
+            self.take()
+            self.take("(")
+            test = self.expression()
+            self.take(")")
+            return ("for", ("block", []), test, None, self.statement())
+        elif token in ("break", "continue"):
+            found = (self.take(),)
+        elif token == "return":
+            self.take()
+            found = ("return", None if self.next == ";" else self.expression())
+        else:
+            found = ("do", self.expression())
+        self.take(";")
+        return found
+
+    def branch(self) -> Any:
+        self.take("if")
+        self.take("(")
+        test = self.expression()
+        self.take(")")
+        body = self.statement()
+        return ("if", test, body, self.statement() if self.has("else") else ("block", []))
+
+    def loop(self) -> Any:
+        self.take("for")
+        self.take("(")
+        first: Any = ("block", [])
+        if self.next != ";":
+            first = self.declaration() if self.is_type() else ("do", self.expression())
+        self.take(";")
+        test = ("number", "1") if self.next == ";" else self.expression()
+        self.take(";")
+        step = None if self.next == ")" else self.expression()
+        self.take(")")
+        return ("for", first, test, step, self.statement())
+
+    def declaration(self) -> Any:
+        shared = self.has("__shared__")
+        kind, _, pointer = self.type()
+        found = []
+        while True:
+            name = self.take()
+            if self.has("["):
+                length = self.take()
+                self.take("]")
+                found.append(("array", kind, name, int(length), shared))
+            else:
+                found.append(("variable", kind, pointer, name, self.expression() if self.has("=") else None))
+            if not self.has(","):
+                return ("block", found)
+
+    # -- expressions --------------------------------------------------------------------------------------------------
+
+    def expression(self) -> Any:
+        target = self.choice()
+        if self.next in ASSIGNMENTS:
+            sign = self.take()
+            value = self.expression()
+            return ("assign", target, value if sign == "=" else ("binary", sign[:-1], target, value))
+        return target
+
+    def choice(self) -> Any:
+        test = self.binary(0)
+        if not self.has("?"):
+            return test
+        yes = self.expression()
+        self.take(":")
+        return ("choose", test, yes, self.choice())
+
+    def binary(self, level: int) -> Any:
+        if level == len(_BINARY):
+            return self.unary()
+        left = self.binary(level + 1)
+        while self.next in _BINARY[level]:
+            sign = self.take()
+            left = ("binary", sign, left, self.binary(level + 1))
+        return left
+
+    def unary(self) -> Any:
+        token = self.next
+        if token in ("-", "+", "!", "~"):
+            self.take()
+            return ("unary", token, self.unary())
+        if token in ("++", "--"):
+            self.take()
+            target = self.unary()
+            return ("assign", target, ("binary", token[0], target, ("number", "1")))
+        if token == "(":
+            self.take()
+            if self.is_type():
+                kind, _, pointer = self.type()
+                if pointer:
+                    raise CompileException("casts of pointers are not read")
+                self.take(")")
+                return ("cast", kind, self.unary())
+            found = self.expression()
+            self.take(")")
+            return self.behind(found)
+        return self.behind(self.atom())
+
+    def atom(self) -> Any:
+        token = self.take()
+        if token[:1].isdigit() or token[:1] == ".":
+            return ("number", token)
+        if not re.fullmatch(r"[A-Za-z_]\w*", token):
+            raise CompileException(
+                f"no expression: {token!r} after {' '.join(self.tokens[self.at - 8 : self.at - 1])!r}"
+            )
+        if self.has("("):
+            given = []
+            while not self.has(")"):
+                given.append(self.expression())
+                if self.next != ")":
+                    self.take(",")
+            return ("call", token, given)
+        return ("name", token)
+
+    def behind(self, found: Any) -> Any:
+        while True:
+            if self.has("["):
+                found = ("index", found, self.expression())
+                self.take("]")
+            elif self.has("."):
+                found = ("member", found, self.take())
+            elif self.next in ("++", "--"):
+                sign = self.take()
+                found = ("after", found, ("assign", found, ("binary", sign[0], found, ("number", "1"))))
+            else:
+                return found

@@ -1,0 +1,149 @@
+"""C's types: what operands become before they meet, how numbers are written, and the arithmetic of whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.standin_cupy.cuda.memory import KernelError, Pointer
+from tests.standin_cupy.cuda.syntax import CompileException
+
+_RANKS = ["int32", "uint32", "int64", "uint64", "float32", "float64"]
+
+
+def kind_of(value: Any) -> str:
+    """The name of a value's type."""
+    return str(value.dtype)
+
+
+def meeting(a: str, b: str) -> str:
+    """The type in which two operands meet: at least int; whole numbers as wide as the wider, floats above all."""
+    for kind in (a, b):
+        if kind == "float16":
+            raise CompileException("__half is only loaded, stored and cast: cast it to float to compute with it")
+    ranks = [_RANKS.index(kind) if kind in _RANKS else 0 for kind in (a, b)]
+    return _RANKS[max(ranks)]
+
+
+def convert(value: Any, kind: str) -> Any:
+    """``value`` as C converts it; floats that do not fit a whole number end at its bounds, as on a GPU."""
+    if isinstance(value, Pointer):
+        raise CompileException("a pointer is no number")
+    if kind_of(value) == kind:
+        return value
+    if value.dtype.kind == "f" and kind not in ("float16", "float32", "float64", "bool"):
+        info = np.iinfo(kind)
+        whole = np.nan_to_num(np.trunc(value.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        low, high = whole <= float(info.min), whole >= float(info.max)
+        inside = np.where(low | high, 0, whole).astype(kind)
+        return np.where(low, info.min, np.where(high, info.max, inside)).astype(kind)
+    return value.astype(kind)
+
+
+def number(text: str) -> Any:
+    """A literal: 1, 1u, 1ll, 0x1ull are whole; 1.0 is double, 1.0f is float."""
+    low = text.lower()
+    if low.startswith("0x") or not any(c in low for c in ".e"):
+        digits = low.rstrip("ul")
+        if low.endswith("f") and not low.startswith("0x"):
+            raise CompileException(f"{text}: a float needs a point")
+        suffix = low[len(digits) :]
+        value = int(digits, 0)
+        kind = {"": "int32", "u": "uint32", "ll": "int64", "ull": "uint64", "llu": "uint64"}[suffix]
+        if kind == "int32" and value >= 1 << 31:
+            kind = "int64"
+        return np.array(value, kind)
+    return np.array(float(low.rstrip("f")), "float32" if low.endswith("f") else "float64")
+
+
+def _divided(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        return a / b
+    if np.any(b == 0):
+        raise KernelError("a thread divides a whole number by 0")
+    found = a // b
+    return np.where((found * b != a) & ((a < 0) != (b < 0)), found + 1, found).astype(a.dtype)
+
+
+def _rest(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        raise CompileException("% is for whole numbers")
+    return a - _divided(a, b) * b
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": _divided,
+    "%": _rest,
+    "&": np.bitwise_and,
+    "|": np.bitwise_or,
+    "^": np.bitwise_xor,
+    "==": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    ">": np.greater,
+    "<=": np.less_equal,
+    ">=": np.greater_equal,
+}
+
+
+def shifted(sign: str, a: Any, b: Any) -> Any:
+    """``a << b`` and ``a >> b``, in the type of ``a``."""
+    kind = meeting(kind_of(a), "int32")
+    a = convert(a, kind)
+    b = convert(b, kind)
+    if np.any(b >= a.dtype.itemsize * 8) or np.any(b < 0):
+        raise KernelError(f"a thread shifts {kind} by {b.max()} bits")
+    return (np.left_shift if sign == "<<" else np.right_shift)(a, b)
+
+
+def _high(a: Any, b: Any) -> Any:
+    """The upper 64 bits of a product of 64-bit numbers."""
+    a, b = convert(a, "uint64"), convert(b, "uint64")
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a1, a0, b1, b0 = a >> half, a & low, b >> half, b & low
+    middle = a1 * b0 + (a0 * b0 >> half)
+    other = a0 * b1 + (middle & low)
+    return a1 * b1 + (middle >> half) + (other >> half)
+
+
+def _float(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any) -> Any:
+        kind = kind_of(given[0])
+        for value in given[1:]:
+            kind = meeting(kind, kind_of(value))
+        if kind not in ("float32", "float64"):
+            kind = "float64"
+        return function(*(convert(value, kind) for value in given)).astype(kind)
+
+    return call
+
+
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(a: Any, b: Any) -> Any:
+        kind = meeting(kind_of(a), kind_of(b))
+        if kind_of(a) != kind_of(b):
+            raise CompileException(f"min and max of {kind_of(a)} and {kind_of(b)} are ambiguous")
+        return function(convert(a, kind), convert(b, kind))
+
+    return call
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: _float(getattr(np, name)) for name in
+       ("exp", "log", "sqrt", "tanh", "floor", "ceil", "rint", "sin", "cos", "log1p", "expm1", "fmax", "fmin",
+        "trunc")},
+    "fabs": _float(np.abs),
+    "pow": _float(np.power),
+    "isnan": np.isnan,
+    "isfinite": np.isfinite,
+    "isinf": np.isinf,
+    "min": _whole(np.minimum),
+    "max": _whole(np.maximum),
+    "__umul64hi": _high,
+}  # fmt: skip
+"""What kernels may call; the overload of an argument's type, as in C++."""
