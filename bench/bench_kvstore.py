@@ -8,9 +8,10 @@ Then one float32 key on 4 CPU contexts. GB/s of what the work must touch at leas
 a pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on one thread.
 Every framework runs in a process of its own, in turn; medians over the rounds.
 
-    python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only sums|store|small]
+    python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only sums|store|small|devices]
 
-Last a key of 10 elements: microseconds until the call returns, and until its work is done.
+Then a key of 10 elements: microseconds until the call returns, and until its work is done. Last, virtual seconds of a
+push and a pull between eight simulated devices, for each way over their links and for the way that the store takes.
 """
 
 import argparse
@@ -145,7 +146,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", choices=("device", "local"), default="device")
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
-    parser.add_argument("--only", choices=("sums", "store", "small"))
+    parser.add_argument("--only", choices=("sums", "store", "small", "devices"))
     args = parser.parse_args()
     runs = {"weftplan": lambda n: peer(sys.executable, "weftplan", args.store, n), "NumPy, 1 thread": plain}
     if args.mxnet_python:
@@ -158,6 +159,46 @@ def main():
         exchange(runs, args.store, args.rounds)
     if args.only in (None, "small"):
         small(runs, args.rounds)
+    if args.only in (None, "devices"):
+        devices()
+
+
+def devices():
+    """Print what clocks of simulated devices say of each way, and of a push and a pull of a store."""
+    import weftplan as mx
+    from weftplan import device
+    from weftplan.device.links import connect, nvlink_mesh, pcie_tree
+    from weftplan.kvstore.exchange.choice import Chooser
+    from weftplan.kvstore.exchange.ways import TreeRule
+
+    contexts = [mx.sim(index) for index in range(8)]
+    print("push and pull on 8 simulated devices, simulated microseconds\n")
+    for name, make in (("NVLink mesh", nvlink_mesh), ("PCIe tree", pcie_tree)):
+        for elements in (1_000, 100_000, 1_000_000, 4_000_000):
+            connect(make())
+            chooser = Chooser(peers=True, trees_only=False, rule=TreeRule(), log_trees=False)
+            plan = chooser.plan(contexts, 0, elements, 4)
+            kv = mx.kv.create("device")
+            kv.init("w", mx.nd.zeros((elements,), ctx=contexts[0]))
+            arrays = [mx.nd.ones((elements,), ctx=ctx) for ctx in contexts]
+
+            def both(kv=kv, arrays=arrays):
+                kv.push("w", arrays)
+                kv.pull("w", arrays)
+                mx.nd.waitall()
+                return max(device.get(ctx).clock for ctx in contexts)
+
+            begun = both()
+            took = both() - begun
+            best = min(plan.seconds[way] for way in ("one_step", "ring", "tree", "trees"))
+            cells = [f"{way} {1e6 * seconds:.0f}" for way, seconds in plan.seconds.items()]
+            print(
+                f"{name}, {elements:,} elements: {', '.join(cells)}; the store took {plan.way.name}: {1e6 * took:.0f}, "
+                f"{took / best:.2f} of the best of one step, ring and tree",
+                flush=True,
+            )
+    connect(None)
+    print()
 
 
 def exchange(runs, store, rounds):

@@ -1,4 +1,4 @@
-"""Setting up simulated devices, for tests and experiments: capacity, cost of work, order of streams.
+"""Setting up simulated devices, for tests and experiments: capacity, cost of work, order of streams, links.
 
 The hardware itself is ``simulated_device.py``. Every function here may be called from any thread.
 """
@@ -6,10 +6,11 @@ The hardware itself is ``simulated_device.py``. Every function here may be calle
 from __future__ import annotations
 
 from weftplan.device.context import sim
+from weftplan.device.links import connect
 from weftplan.device.registry import get
 from weftplan.device.simulated_device import POISON, CostModel, SimDevice, SimEvent, SimStream
 
-__all__ = ["POISON", "CostModel", "SimDevice", "SimEvent", "SimStream", "configure"]
+__all__ = ["POISON", "CostModel", "SimDevice", "SimEvent", "SimStream", "configure", "connect"]
 
 
 def configure(

@@ -11,11 +11,13 @@ generator instead, which finds the mistakes that being too early makes. Work tha
 behaves like CUDA's legacy default stream: everything enqueued before runs first, then it, before the call returns.
 
 All simulated devices share one lock, held while simulated work runs: it stands for hardware that does one thing at a
-time. Work must therefore never wait for another thread. Times are virtual seconds of a cost model and never slept.
+time. Work must therefore never wait for another thread. Times are virtual seconds of a cost model and never slept. They
+are settled when work is enqueued: a copy begins when its stream and the wires that it takes (``links.py``) are free.
 """
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.device.context import Context
+from weftplan.device.links import HOST, Interconnect, connected
 from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
 from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
@@ -56,15 +59,72 @@ class CostModel:
         return self.latency + nbytes / self.bandwidth
 
 
+class _Memory:
+    """Which simulated device has which addresses; changed and asked under ``_world``."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._places: list[tuple[int, int]] = []
+        """Of each start: the address behind the last, and the device."""
+
+    def add(self, raw: Any, place: int) -> None:
+        start = raw.ctypes.data
+        index = bisect.bisect_left(self._starts, start)
+        if index < len(self._starts) and self._starts[index] == start:  # was dropped without being given back
+            del self._starts[index], self._places[index]
+        self._starts.insert(index, start)
+        self._places.insert(index, (start + raw.nbytes, place))
+
+    def remove(self, raw: Any) -> None:
+        index = bisect.bisect_left(self._starts, raw.ctypes.data)
+        del self._starts[index], self._places[index]
+
+    def place(self, array: Any) -> int:
+        """The number of the simulated device whose memory this is, or HOST."""
+        if not isinstance(array, np.ndarray):
+            return HOST
+        address = array.ctypes.data
+        index = bisect.bisect(self._starts, address) - 1
+        if index < 0:
+            return HOST
+        end, place = self._places[index]
+        return place if address < end else HOST
+
+
+class _Wires:
+    """When each wire is free again; asked under ``_world``."""
+
+    def __init__(self) -> None:
+        self._links: Interconnect | None = None
+        self._free: list[float] = []
+
+    def copy(self, links: Interconnect, source: int, target: int, nbytes: int, begin: float) -> float:
+        """When a copy ends that may begin at ``begin``; it keeps its wires busy."""
+        if links is not self._links:
+            self._links, self._free = links, [0.0] * len(links.wires)
+        if source == target or max(source, target) >= links.count:
+            return begin + links.launch
+        for hop in links.hops(source, target):
+            begin = max(begin, *(self._free[wire] for wire in hop.wires))
+            for wire in hop.wires:
+                self._free[wire] = begin + nbytes / links.wires[wire]
+            begin += hop.latency + nbytes / min(links.wires[wire] for wire in hop.wires)
+        return begin
+
+
+_memory = _Memory()
+_wires = _Wires()
+
+
 class SimEvent:
-    """A point in a simulated stream; ``time`` is its virtual time once it is complete."""
+    """A point in a simulated stream; ``time`` is its virtual time."""
 
     __slots__ = ("done", "stream", "time")
 
     def __init__(self, stream: SimStream) -> None:
         self.stream = stream
         self.done = False
-        self.time = 0.0
+        self.time = stream._end
 
     def query(self) -> bool:
         """True when complete. If it is not, one piece of work runs, so that a polling loop ends."""
@@ -92,7 +152,10 @@ class SimStream:
         self.index = index
         self.time = 0.0
         """Virtual seconds at which the work run so far ends."""
+        self._end = 0.0
+        """The same for all that was enqueued."""
         self._queue: deque[tuple[str, Any, float]] = deque()
+        """Kind, function or event, and the virtual time at which it is over."""
         self._error: BaseException | None = None
 
     @property
@@ -103,19 +166,29 @@ class SimStream:
     def enqueue(self, fn: Callable[[], object], *, seconds: float | None = None) -> None:
         """Add work, which takes ``seconds`` of virtual time (default: the cost model's launch)."""
         with _world:
-            self._append("run", fn, self.device.cost.launch if seconds is None else seconds)
+            self._append("run", fn, self._end + (self.device.cost.launch if seconds is None else seconds))
+
+    def copy(self, dst: Any, src: Any) -> None:
+        """Add a copy, over the wires that :func:`weftplan.device.links.connect` has set, if any."""
+        links = connected()
+        with _world:
+            if links is None:
+                end = self._end + self.device.cost.copy(src.nbytes)
+            else:
+                end = _wires.copy(links, _memory.place(src), _memory.place(dst), src.nbytes, self._end)
+            self._append("run", lambda: _copy(dst, src), end)
 
     def record(self) -> SimEvent:
         """An event that completes when the work enqueued so far has run."""
-        event = SimEvent(self)
         with _world:
-            self._append("record", event, 0.0)
+            event = SimEvent(self)
+            self._append("record", event, self._end)
         return event
 
     def wait(self, event: Any) -> None:
         """Hold later work of this stream back until ``event`` is complete; does not block the host."""
         with _world:
-            self._append("wait", event, 0.0)
+            self._append("wait", event, max(self._end, event.time) if isinstance(event, SimEvent) else self._end)
 
     def synchronize(self) -> None:
         """Run all work of this stream, and of others as its waits need; raises what its work raised."""
@@ -123,8 +196,9 @@ class SimStream:
             self.device._run_until(self.record())
             self._raise()
 
-    def _append(self, kind: str, item: Any, seconds: float) -> None:
-        self._queue.append((kind, item, seconds))
+    def _append(self, kind: str, item: Any, end: float) -> None:
+        self._end = end
+        self._queue.append((kind, item, end))
         self.device._busy[self.index] = self
 
     def _raise(self) -> None:
@@ -150,19 +224,16 @@ class SimStream:
 
     def _advance(self) -> None:
         """Run the first piece of work; an exception is kept for the next synchronisation, and skips nothing."""
-        kind, item, seconds = self._queue.popleft()
+        kind, item, self.time = self._queue.popleft()
         if kind == "run":
             try:
                 with np.errstate(all="ignore"):  # hardware that nobody watches makes infinities and NaN in silence
                     item()
             except BaseException as error:
                 self._error = self._error or error
-            self.time += seconds
         elif kind == "record":
-            item.done, item.time = True, self.time
-        elif isinstance(item, SimEvent):
-            self.time = max(self.time, item.time)
-        else:
+            item.done = True
+        elif not isinstance(item, SimEvent):
             item.synchronize()
         self.device._clock = max(self.device._clock, self.time)
         self._rest()
@@ -241,12 +312,15 @@ class SimDevice:
                 self.used -= nbytes
             raise
         raw.fill(POISON)
+        with _world:
+            _memory.add(raw, self.context.device_id)
         return raw
 
     def free(self, raw: Any) -> None:
         """Give memory back and poison it at once: work still pending that reads it will see poison."""
         raw.fill(POISON)
         with _world:
+            _memory.remove(raw)
             self.used -= raw.nbytes
 
     def memory_info(self) -> tuple[int, int]:
@@ -265,20 +339,20 @@ class SimDevice:
 
     def launch(self, fn: Callable[[], object]) -> None:
         """Enqueue ``fn`` on the current stream; without one, run everything pending and then ``fn``."""
-        self._enqueue(fn, self.cost.launch)
+        self._enqueue(lambda stream: stream.enqueue(fn, seconds=self.cost.launch))
 
     def copy(self, dst: Any, src: Any) -> None:
-        """Enqueue a copy (equal shapes and dtypes), timed by the cost model."""
-        self._enqueue(lambda: _copy(dst, src), self.cost.copy(src.nbytes))
+        """Enqueue a copy (equal shapes and dtypes), timed by the cost model or the wires that devices are joined by."""
+        self._enqueue(lambda stream: stream.copy(dst, src))
 
-    def _enqueue(self, fn: Callable[[], object], seconds: float) -> None:
+    def _enqueue(self, put: Callable[[SimStream], None]) -> None:
         stream = current_stream()
         if isinstance(stream, SimStream):
-            stream.enqueue(fn, seconds=seconds)
+            put(stream)
             return
         with _world:
             self.synchronize()
-            self._default.enqueue(fn, seconds=seconds)
+            put(self._default)
             self._default.synchronize()
 
     def synchronize(self) -> None:

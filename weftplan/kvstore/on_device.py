@@ -1,4 +1,8 @@
-"""The store ``device``: sums where the gradients are, and what travels between devices may be compressed."""
+"""The store ``device``: sums where the gradients are, and what travels between devices may be compressed.
+
+Between several GPUs, or several simulated devices, sums and values take the way that is fastest on their links
+(``exchange``). Everything else takes one step: what the place of the sum cannot read is copied there.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from weftplan.engine import FnProperty
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import DTYPE, Compression
 from weftplan.kvstore.copies import HOST
+from weftplan.kvstore.exchange.between import Between
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal, reads
 from weftplan.kvstore.reduce import BlockSum, sum_sequential_block
@@ -28,6 +33,7 @@ class KVStoreDevice(KVStoreLocal):
         self._compression: Compression | None = None
         self._residuals: dict[tuple[Key, int], NDArray] = {}
         self._packed: dict[tuple[Key, int], NDArray] = {}
+        self._between = Between()
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Send two bits for each element of a pushed float32 gradient (+threshold, -threshold or nothing), or one.
@@ -58,10 +64,12 @@ class KVStoreDevice(KVStoreLocal):
         with self._turn:
             self._compression = chosen
             self._staging.clear()  # copies of what is not packed
+            self._between.forget()
 
     def statistics(self) -> dict[str, int]:
         """As of every store; with compression also the bytes of residuals and packed gradients."""
         figures = super().statistics()
+        figures["staging_bytes"] += self._between.nbytes
         if self._compression is not None:
             held = [*list(self._residuals.values()), *list(self._packed.values())]
             figures["compression_bytes"] = sum(array.nbytes for array in held)
@@ -73,7 +81,9 @@ class KVStoreDevice(KVStoreLocal):
         """As of every store; with compression also residuals and packed gradients, and staging copies are packed."""
         compression = self._compression
         if compression is None:
-            return super().buffer_bytes(arrays, contexts, updates=updates)
+            found = super().buffer_bytes(arrays, contexts, updates=updates)
+            planned = self._planned(arrays, contexts)
+            return found if planned is None else {**found, "staging": planned}
         packed = [(elements, compression.packed_size(elements)) for elements, _ in arrays]
         load: dict[Context, int] = {}
         found = {
@@ -87,6 +97,18 @@ class KVStoreDevice(KVStoreLocal):
             where = self._least_loaded(contexts, load, nbytes)
             found["staging"] += sent * sum(not reads(where, context) for context in contexts)
         return found
+
+    def _planned(self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context]) -> int | None:
+        """Bytes in which gradients of other devices arrive; None where each is copied whole."""
+        load: dict[Context, int] = {}
+        total = 0
+        for elements, nbytes in arrays:
+            itemsize = nbytes // max(1, elements)
+            plan = self._between.plan(contexts, self._least_loaded(contexts, load, nbytes), elements, itemsize)
+            if plan is None and elements:
+                return None
+            total += 0 if plan is None else self._between.bytes_of(plan, itemsize)
+        return total
 
     def set_residuals(self, residuals: Mapping[tuple[Key, int], NDArray]) -> None:
         """Go on from residuals of an earlier run: for each key and place the array, as a checkpoint has kept it."""
@@ -119,7 +141,8 @@ class KVStoreDevice(KVStoreLocal):
     def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
         compression = self._compression
         if compression is None:
-            super()._fill(key, arrays, merged, priority)
+            if not self._between.push(key, arrays, merged, priority):
+                super()._fill(key, arrays, merged, priority)
             return
         packed = [
             self._near(key, i, self._pack(compression, key, i, array, priority), merged.context, priority)
@@ -130,6 +153,12 @@ class KVStoreDevice(KVStoreLocal):
             quietly(compression.unpack_sum, [source.raw() for source in packed], merged.raw())
 
         _launch(unpack, packed, [merged], priority, "KVStoreUnpack")
+
+    def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
+        with self._turn:
+            for k, arrays in groups:
+                if not self._between.pull(k, self._stored[k], arrays, priority):
+                    super()._pull([(k, arrays)], priority)
 
     def _pack(self, compression: Compression, key: Key, index: int, array: NDArray, priority: int) -> NDArray:
         """What is sent of one gradient, where it is."""

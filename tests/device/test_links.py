@@ -1,0 +1,130 @@
+"""Links between simulated devices: routes, wires that copies share, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device
+from weftplan.device.interconnect import interconnect
+from weftplan.device.links import HOST, Interconnect, Route, connect, matrix, nvlink_mesh, pcie_tree, ports
+from weftplan.errors import DeviceError
+
+GIGABYTE = 1e9
+
+
+@pytest.fixture(autouse=True)
+def _apart_afterwards():
+    yield
+    connect(None)
+
+
+def copies(pairs, nbytes):
+    """Virtual seconds of copies between (from, to), all enqueued at once, each on a stream of its own."""
+    rooms = {place: device.get(mx.sim(place)).allocate(nbytes) for place in sorted({*sum(pairs, ())})}
+    streams = []
+    for source, target in pairs:
+        place = device.get(mx.sim(target))
+        stream = place.new_stream()
+        with stream:
+            place.copy(rooms[target], rooms[source])
+        streams.append(stream)
+    for stream in streams:
+        stream.synchronize()
+    for place, raw in rooms.items():
+        device.get(mx.sim(place)).free(raw)
+    return [stream.time for stream in streams]
+
+
+def test_each_pair_of_a_matrix_has_its_own_bandwidth_and_latency():
+    """1 MB at 1 GB/s and 10 us takes 1.01 ms, at 4 GB/s and 20 us 0.27 ms, at once and in whatever order."""
+    connect(matrix([[0, 1e9, 4e9], [1e9, 0, 1e9], [4e9, 1e9, 0]], [[0, 1e-5, 2e-5]] * 3))
+    assert copies([(0, 1), (0, 2)], 1_000_000) == pytest.approx([1.01e-3, 0.27e-3])
+
+
+def test_copies_over_one_wire_take_turns():
+    """Two copies into one port take twice as long as copies into two."""
+    connect(ports(4, GIGABYTE, 0.0))
+    assert copies([(0, 2), (1, 3)], 1_000_000) == pytest.approx([1e-3, 1e-3])
+    connect(ports(4, GIGABYTE, 0.0))
+    assert copies([(0, 2), (1, 2)], 1_000_000) == pytest.approx([1e-3, 2e-3])
+
+
+def test_devices_that_are_no_peers_copy_through_the_host():
+    """Both hops take their time; with peers taken away all devices do that."""
+    links = matrix([[0, 1e9], [0, 0]], 0.0, host_bandwidth=2e9, host_latency=1e-3)
+    assert links.peers(0, 1)
+    assert not links.peers(1, 0)
+    connect(links)
+    assert copies([(1, 0)], 2_000_000) == pytest.approx([2 * 2e-3])
+    connect(links.without_peers())
+    assert copies([(0, 1)], 2_000_000) == pytest.approx([2 * 2e-3])
+    assert links.bandwidth(1, 0) == pytest.approx(1e9)
+
+
+def test_copies_from_and_to_the_host_take_its_wires():
+    """1 MB over a host link of 2 GB/s and 10 us, in each direction."""
+    connect(matrix([[0]], host_bandwidth=2e9, host_latency=1e-5))
+    place = device.get(mx.sim(0))
+    raw, host = place.allocate(1_000_000), np.zeros(1_000_000, np.uint8)
+    stream = place.new_stream()
+    with stream:
+        place.copy(raw, host)
+        place.copy(host, raw)
+    stream.synchronize()
+    place.free(raw)
+    assert stream.time == pytest.approx(2 * 0.51e-3)
+
+
+def test_without_links_a_copy_takes_what_the_cost_model_says():
+    """As before anybody connected anything: nothing is shared."""
+    cost = device.get(mx.sim(0)).cost
+    assert copies([(0, 2), (1, 2)], 1_000_000) == pytest.approx([cost.copy(1_000_000)] * 2)
+
+
+@pytest.mark.parametrize("links", [nvlink_mesh(), pcie_tree(), ports(8, 1e9, 0.0)], ids=["mesh", "tree", "ports"])
+def test_presets_join_eight_devices_alike_in_both_directions(links):
+    """Every pair has the bandwidth of the opposite direction, and each device reaches the host."""
+    assert links.count == 8
+    for a in range(8):
+        assert links.hops(a, HOST)
+        assert links.hops(HOST, a)
+        for b in range(8):
+            assert a == b or links.bandwidth(a, b) == links.bandwidth(b, a)
+
+
+def test_each_device_of_the_mesh_has_six_links():
+    """A V100 has six NVLinks; here they lead to four others."""
+    links = nvlink_mesh(1e9)
+    for a in range(8):
+        found = [round(links.bandwidth(a, b) / 1e9) for b in range(8) if links.peers(a, b)]
+        assert (len(found), sum(found)) == (4, 6)
+
+
+def test_contexts_say_which_devices_are_asked_for():
+    """Places of the answer are the contexts in their order; the host's contexts need no links."""
+    links = nvlink_mesh(1e9)
+    connect(links)
+    found = interconnect([mx.sim(4), mx.sim(0), mx.sim(1)])
+    assert found is not None
+    assert (round(found.bandwidth(0, 1)), round(found.bandwidth(1, 2)), found.peers(0, 2)) == (2e9, 1e9, False)
+    assert interconnect([mx.cpu(0), mx.cpu(1)]) is None
+    assert interconnect([mx.cpu(0), mx.sim(1)]) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: matrix([[0, 1e9]]), "as many columns as rows"),
+        (lambda: matrix([[0, -1.0], [1.0, 0]]), "bandwidth above 0"),
+        (lambda: matrix([[0, 1.0], [1.0, 0]], -1.0), "latency"),
+        (lambda: Interconnect(1, (1.0,), {}), "no route to the host"),
+        (lambda: Interconnect(1, (1.0,), {(0, 3): Route(0.0, (0,))}), "unknown place or wire"),
+        (lambda: Interconnect(2, (1.0,), {(0, 1): Route(0.0, (7,))}), "unknown place or wire"),
+    ],
+)
+def test_links_that_make_no_sense_are_refused(make, words):
+    """The message says what was expected."""
+    with pytest.raises(DeviceError, match=words):
+        make()

@@ -1,0 +1,397 @@
+"""Sums over several devices: every way is right, the model is what simulated devices do, and the fastest is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests import standin_cupy
+from weftplan import device, engine
+from weftplan.device.links import connect, matrix, nvlink_mesh, pcie_tree, ports
+from weftplan.kvstore.exchange.choice import Chooser, planned
+from weftplan.kvstore.exchange.program import Room
+from weftplan.kvstore.exchange.runner import Runner
+from weftplan.kvstore.exchange.trees import binary_trees, ring
+from weftplan.kvstore.exchange.ways import TreeRule, all_ways, one_step, trees
+
+LINKS = {
+    "nvlink mesh": nvlink_mesh(),
+    "pcie tree": pcie_tree(),
+    "switch": ports(8, 450e9, 3e-6),
+    "all to all": matrix([[25e9] * 8] * 8, 3e-6),
+}
+NAMES = ["one_step", "ranges", "ring", "chain", "tree", "trees"]
+
+
+@pytest.fixture(autouse=True)
+def _apart_afterwards():
+    yield
+    connect(None)
+
+
+def chooser(**settings):
+    """One of a store whose variables have their defaults."""
+    return Chooser(**{"peers": True, "trees_only": False, "rule": TreeRule(), "log_trees": False, **settings})
+
+
+def interpreted(program, values, whole, rng):
+    """Run steps with NumPy in a random order that their dependencies allow, on rooms full of NaN."""
+    rooms = {place: np.full(size, np.nan, "f4") for place, size in enumerate(program.inboxes)}
+    rooms[-1] = np.full(program.hosted, np.nan, "f4")
+
+    def of(piece):
+        array = {Room.VALUE: lambda: values[piece.place], Room.WHOLE: lambda: whole}.get(
+            piece.room, lambda: rooms[piece.place]
+        )()
+        assert piece.end <= array.size
+        return array[piece.first : piece.end]
+
+    done, left = set(), list(range(len(program.steps)))
+    while left:
+        index = rng.choice([one for one in left if done.issuperset(program.steps[one].after)])
+        step = program.steps[index]
+        total = of(step.sources[0]).copy()
+        for source in step.sources[1:]:
+            total += of(source)
+        of(step.target)[...] = total
+        done.add(index)
+        left.remove(index)
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+@pytest.mark.parametrize("peers", [True, False])
+def test_every_way_sums_all_and_copies_to_all(count, peers):
+    """In whatever order steps run that their dependencies allow, whatever place is the home."""
+    rng = random.Random(count)
+    elements = 37
+    speeds = [[rng.choice([1e9, 2e9, 0 if rng.random() < 0.3 else 4e9]) for _ in range(count)] for _ in range(count)]
+    links = matrix(speeds, 1e-6)
+    if not peers:
+        links = links.without_peers()
+    for home in range(count):
+        values = [np.array([2.0**place * 1000 + i for i in range(elements)], "f4") for place in range(count)]
+        for way in all_ways(links, elements, home, TreeRule()):
+            _, push, pull = planned(way, home, links, 4)
+            given, whole = [value.copy() for value in values], np.full(elements, np.nan, "f4")
+            interpreted(push, given, whole, rng)
+            np.testing.assert_array_equal(whole, sum(values), err_msg=way.name)
+            np.testing.assert_array_equal(given, values, err_msg="a gradient was changed")
+            outs = [np.full(elements, np.nan, "f4") for _ in range(count)]
+            interpreted(pull, outs, whole, rng)
+            np.testing.assert_array_equal(outs, [whole] * count, err_msg=way.name)
+            assert sum(push.inboxes) == (count - 1) * elements
+
+
+def run_on_devices(way, links, home, values, seed=None):
+    """(virtual seconds of a push and a pull on simulated devices, the sum), with raw memory and no engine."""
+    connect(dataclasses.replace(links))  # with wires that nobody has used
+    count, elements = len(values), values[0].size
+    _, push, pull = planned(way, home, links, 4)
+    places = [device.get(mx.sim(index)) for index in range(count)]
+    for place in places:
+        place.configure(order="lazy" if seed is None else "random", seed=seed)
+    held = []
+
+    def room(place, size):
+        raw = places[place].allocate(max(4, 4 * size))
+        held.append((places[place], raw))
+        return raw[: 4 * size].view("f4")
+
+    given = [room(place, elements) for place in range(count)]
+    for array, value in zip(given, values, strict=True):
+        array[:] = value
+    whole = room(home, elements)
+    rooms = {place: room(place, size) for place, size in enumerate(push.inboxes)}
+    rooms[-1] = np.empty(max(push.hosted, pull.hosted), "f4")
+
+    def find(piece):
+        array = {Room.VALUE: given, Room.WHOLE: {home: whole}}.get(piece.room, rooms)[piece.place]
+        return array[piece.first : piece.end]
+
+    seconds = 0.0
+    runner = Runner([mx.sim(index) for index in range(count)])
+    for program in (push, pull):
+        stream = places[home].new_stream()
+        stream._end = seconds
+        with stream:
+            runner.run(program, home, find)
+        stream.synchronize()
+        seconds = stream.time
+    total = whole.copy()
+    for array in given:
+        np.testing.assert_array_equal(array, total)
+    for place, raw in held:
+        place.free(raw)
+    for place in places:
+        place.configure(order="lazy")
+    return seconds, total
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("elements", [100, 100_000])
+def test_devices_take_the_time_of_the_model_and_the_fastest_is_taken(name, elements):
+    """Each way is run on eight simulated devices, and their clocks agree with the model; the store's choice is the
+    fastest of all, the best of one step, ring and tree included."""
+    links = LINKS[name]
+    values = [np.random.default_rng(place).standard_normal(elements).astype("f4") for place in range(8)]
+    taken = {}
+    for way in all_ways(links, elements, 0, TreeRule()):
+        seconds, total = run_on_devices(way, links, 0, values)
+        _, push, pull = planned(way, 0, links, 4)
+        assert seconds == pytest.approx(push.seconds + pull.seconds, rel=1e-9), way.name
+        np.testing.assert_allclose(total, sum(values), rtol=1e-4, atol=1e-4)
+        taken[way.name] = min(seconds, taken.get(way.name, 1.0))
+    assert list(taken) == NAMES
+    connect(links)
+    plan = chooser().plan([mx.sim(i) for i in range(8)], 0, elements, 4)
+    assert taken[plan.way.name] == min(taken.values())
+    assert plan.seconds == pytest.approx(taken)
+
+
+def test_no_way_is_the_best_for_all():
+    """Small arrays on a mesh take a tree, on a switch one step; large ones ranges or a chain."""
+    found = {
+        (name, elements): chooser()._choose(LINKS[name], 2, elements, 4).way.name
+        for name in LINKS
+        for elements in (100, 1_000_000)
+    }
+    assert found == {
+        ("nvlink mesh", 100): "tree",
+        ("nvlink mesh", 1_000_000): "chain",
+        ("pcie tree", 100): "one_step",
+        ("pcie tree", 1_000_000): "chain",
+        ("switch", 100): "one_step",
+        ("switch", 1_000_000): "ranges",
+        ("all to all", 100): "one_step",
+        ("all to all", 1_000_000): "ranges",
+    }
+
+
+def test_the_same_bits_in_whatever_order_streams_run():
+    """A way has one order of additions; only ranges share that of one step."""
+    links = LINKS["pcie tree"]
+    values = [np.random.default_rng(place).standard_normal(999).astype("f4") for place in range(8)]
+    sums = {}
+    for way in all_ways(links, 999, 3, TreeRule()):
+        runs = [run_on_devices(way, links, 3, values, seed)[1] for seed in (None, 1, 2)]
+        assert len({run.tobytes() for run in runs}) == 1, way.name
+        sums[way.name] = runs[0].tobytes()
+    left_to_right = values[0].copy()
+    for value in values[1:]:
+        left_to_right += value
+    assert sums["one_step"] == sums["ranges"] == left_to_right.tobytes()
+    assert sums["ring"] != sums["one_step"] != sums["tree"]
+
+
+def exchanged(contexts, values, **pushes):
+    """What every place holds after a push and a pull of a store, and the store."""
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros(values[0].shape, ctx=contexts[0]))
+    gradients = [mx.nd.array(value, ctx=ctx) for value, ctx in zip(values, contexts, strict=True)]
+    outs = [mx.nd.empty(values[0].shape, ctx=ctx) for ctx in contexts]
+    for _ in range(2):
+        kv.push("w", gradients, **pushes)
+        kv.pull("w", outs, **pushes)
+    return [out.asnumpy() for out in outs], kv
+
+
+@pytest.mark.parametrize("kind", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+@pytest.mark.parametrize("name", ["nvlink mesh", "pcie tree"])
+def test_a_store_makes_the_same_sums_on_every_engine(kind, name):
+    """Large and small arrays, on links that make it take a chain, a tree and one step; held memory is planned."""
+    connect(LINKS[name])
+    made = engine.create(kind)
+    contexts = [mx.sim(index) for index in range(8)]
+    with engine.using(made):
+        for shape in ((10,), (300, 700)):
+            values = [np.random.default_rng(place).standard_normal(shape).astype("f4") for place in range(8)]
+            found, kv = exchanged(contexts, values)
+            plan = chooser().plan(contexts, 0, values[0].size, 4)
+            want, _ = np.empty(values[0].size, "f4"), None
+            interpreted(plan.push, [value.reshape(-1) for value in values], want, random.Random(0))
+            for out in found:
+                np.testing.assert_array_equal(out.reshape(-1), want)
+            size, nbytes = values[0].size, values[0].nbytes
+            figures = kv.statistics()
+            assert kv.buffer_bytes([(size, nbytes)], contexts, updates=True) == {
+                name: figures[f"{name}_bytes"] for name in ("stored", "merged", "staging")
+            }
+    made.stop()
+
+
+def test_an_optimizer_runs_where_the_sum_is():
+    """The weight moves to the device of the sum, and every device gets the new one."""
+    connect(LINKS["pcie tree"])
+    contexts = [mx.sim(index) for index in range(4)]
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.ones((1000,)))
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5, rescale_grad=1.0, wd=0.0))
+    kv.push("w", [mx.nd.full((1000,), place + 1.0, ctx=ctx) for place, ctx in enumerate(contexts)])
+    outs = [mx.nd.empty((1000,), ctx=ctx) for ctx in contexts]
+    kv.pull("w", outs)
+    for out in outs:
+        assert (out.asnumpy() == 1 - 0.5 * 10).all()
+
+
+def test_a_gradient_that_failed_fails_the_push_alone():
+    """The next push works, and pulls before it give what was stored."""
+    connect(LINKS["pcie tree"])
+    contexts = [mx.sim(index) for index in range(3)]
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.ones((5,), ctx=contexts[0]))
+    good = [mx.nd.ones((5,), ctx=ctx) for ctx in contexts]
+    bad = mx.nd.ones((5,), ctx=contexts[1])
+
+    def fail():
+        raise ValueError("a mistake of mine")
+
+    engine.get().push(fail, (), (bad.var,), contexts[1], name="mine")
+    kv.push("w", [good[0], bad, good[2]])
+    with pytest.raises(ValueError, match="a mistake of mine"):
+        mx.nd.waitall()
+    kv.push("w", good)
+    outs = [mx.nd.empty((5,), ctx=ctx) for ctx in contexts]
+    kv.pull("w", outs)
+    assert all(out.tolist() == [3.0] * 5 for out in outs)
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
+    """On: gradients are copied between GPUs. Off: never, they pass through page-locked memory of the host."""
+    monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
+    with standin_cupy.installed():
+        contexts = [mx.gpu(index) for index in range(4)]
+        values = [np.random.default_rng(place).standard_normal(2000).astype("f4") for place in range(4)]
+        found, kv = exchanged(contexts, values)
+        for out in found:
+            np.testing.assert_allclose(out, sum(values), rtol=1e-5, atol=1e-5)
+        assert bool(standin_cupy.meter.launches["memcpy peer"]) is peers
+        direct = 3 * 8000
+        assert kv.statistics()["staging_bytes"] == direct if peers else kv.statistics()["staging_bytes"] > direct
+
+
+def test_p2p_of_simulated_devices_is_on_or_off(monkeypatch):
+    """Without it the same exchange takes longer on their clocks."""
+    contexts = [mx.sim(index) for index in range(4)]
+    values = [np.ones(100_000, "f4")] * 4
+    taken = []
+    for peers in ("1", "0"):
+        monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", peers)
+        connect(matrix([[50e9] * 4] * 4, 2e-6))
+        before = device.get(contexts[0]).clock
+        exchanged(contexts, values)
+        mx.nd.waitall()
+        taken.append(device.get(contexts[0]).clock - before)
+    assert taken[1] > 1.5 * taken[0]
+
+
+# -- trees --------------------------------------------------------------------------------------------------------
+
+
+def edges(parents):
+    return {frozenset((place, parent)) for place, parent in enumerate(parents) if place != parent}
+
+
+def depth(parents):
+    def up(place):
+        return 0 if parents[place] == place else 1 + up(parents[place])
+
+    return max(map(up, range(len(parents))))
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 11, 16])
+def test_trees_reach_all_devices_in_few_levels(count, exhaustive):
+    """Each root has a tree over all devices of at most ceil(log2(n)) levels."""
+    rng = np.random.default_rng(count)
+    weights = tuple(map(tuple, rng.random((count, count)).tolist()))
+    for root, parents in enumerate(binary_trees(weights, 0.7, exhaustive=exhaustive)):
+        assert parents[root] == root
+        assert len(edges(parents)) == count - 1
+        assert depth(parents) <= (count - 1).bit_length()
+
+
+def test_an_exhaustive_search_finds_no_worse_trees():
+    """On random links the first root's tree has at least the weight of the heuristic's, and now and then more."""
+    gains = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        half = np.triu(rng.integers(1, 4, (8, 8)) / 3, 1)
+        weights = tuple(map(tuple, (half + half.T).tolist()))
+
+        def worth(exhaustive, weights=weights):
+            parents = binary_trees(weights, 1.0, exhaustive=exhaustive)[0]
+            return sum(weights[a][b] for a, b in map(sorted, edges(parents)))
+
+        gains.append(worth(True) - worth(False))
+    assert min(gains) >= -1e-9
+    assert max(gains) > 0.1
+
+
+def test_trees_of_the_mesh_use_nvlinks_only_and_share_them_out():
+    """No tree crosses the host, and with a penalty the trees together use more links than without."""
+    links = LINKS["nvlink mesh"]
+    used = {}
+    for penalty in (0.7, 1.0):
+        rule = TreeRule(bound=1, penalty=penalty)
+        (way,) = trees(links, 80, 0, rule)
+        assert way.name == "trees"
+        used[penalty] = set().union(*(edges(share.parents) for share in way.shares))
+        assert all(links.peers(*pair) for pair in used[penalty])
+    assert len(used[0.7]) > len(used[1.0])
+
+
+def test_a_ring_takes_the_best_links_that_close_it():
+    """The mesh has a ring of NVLinks; a matrix with one good ring gives that one."""
+    links = LINKS["nvlink mesh"]
+    speeds = tuple(tuple(0.0 if a == b else links.bandwidth(a, b) for b in range(8)) for a in range(8))
+    found = ring(speeds)
+    assert sorted(found) == list(range(8))
+    assert all(links.peers(a, b) for a, b in zip(found, found[1:] + found[:1], strict=True))
+    order = [0, 3, 1, 4, 2]
+    weights = [[0.1] * 5 for _ in range(5)]
+    for a, b in zip(order, order[1:] + order[:1], strict=True):
+        weights[a][b] = 1.0
+    assert list(ring(tuple(map(tuple, weights)))) == order
+
+
+def test_the_tree_variables_act(monkeypatch, caplog):
+    """USETREE takes a tree where one step is faster, ARRAY_BOUND cuts it, LOGTREE logs it."""
+    connect(LINKS["switch"])
+    contexts = [mx.sim(index) for index in range(8)]
+
+    def way(elements):
+        return mx.kv.create("device")._between.plan(contexts, contexts[0], elements, 4).way
+
+    assert way(100).name == "one_step"
+    monkeypatch.setenv("MXNET_KVSTORE_USETREE", "1")
+    monkeypatch.setenv("MXNET_KVSTORE_TREE_ARRAY_BOUND", "1000")
+    assert (way(1000).name, way(1001).name) == ("tree", "trees")
+    assert not caplog.records
+    monkeypatch.setenv("MXNET_KVSTORE_LOGTREE", "1")
+    taken = way(1001)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"elements {share.first} to {share.end}: parents {share.parents}" for share in taken.shares
+    ]
+    connect(nvlink_mesh())
+    monkeypatch.setenv("MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", "1.0")
+    alike = way(1001)
+    monkeypatch.setenv("MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", "0.3")
+    assert way(1001) != alike
+    rng = np.random.default_rng(1)
+    half = np.triu(rng.integers(1, 4, (8, 8)), 1) * 1e9
+    connect(matrix((half + half.T + np.eye(8)).tolist()))
+    found = way(1000)
+    monkeypatch.setenv("MXNET_KVSTORE_TREE_BACKTRACK", "1")
+    assert way(1000) != found
+
+
+def test_one_step_is_taken_where_nothing_is_gained():
+    """Of ways that take the same time, as on two devices, the first is taken."""
+    connect(matrix([[1e9] * 2] * 2, 1e-6))
+    plan = chooser().plan([mx.sim(0), mx.sim(1)], 0, 10, 4)
+    assert plan.way == one_step(2, 10, 0)

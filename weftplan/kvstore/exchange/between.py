@@ -1,0 +1,133 @@
+"""What a store needs to sum over devices: plans, streams, and the memory in which gradients arrive.
+
+A push is one engine operation that reads every pushed array and writes the sum, and a pull one that reads the stored
+value and writes every array. The caller takes turns; the operations themselves run on any engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan import config
+from weftplan.device.context import Context, cpu_pinned
+from weftplan.engine import FnProperty, dedupe
+from weftplan.engine import get as get_engine
+from weftplan.kvstore.exchange.choice import Chooser, Plan
+from weftplan.kvstore.exchange.program import Piece, Program, Room
+from weftplan.kvstore.exchange.runner import Runner
+from weftplan.kvstore.exchange.ways import TreeRule
+from weftplan.kvstore.keys import Key
+from weftplan.ndarray import NDArray, empty
+
+
+class Between:
+    """Exchanges between the devices of one process."""
+
+    def __init__(self) -> None:
+        self._chooser = Chooser(
+            peers=bool(config.get("MXNET_ENABLE_GPU_P2P")),
+            trees_only=bool(config.get("MXNET_KVSTORE_USETREE")),
+            rule=TreeRule(
+                int(config.get("MXNET_KVSTORE_TREE_ARRAY_BOUND")),
+                bool(config.get("MXNET_KVSTORE_TREE_BACKTRACK")),
+                float(config.get("MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY")),
+            ),
+            log_trees=bool(config.get("MXNET_KVSTORE_LOGTREE")),
+        )
+        self._runners: dict[tuple[Context, ...], Runner] = {}
+        self._room: dict[Key, dict[int, NDArray]] = {}
+        """Of each key the inboxes by place, and host memory by -1."""
+
+    def plan(self, contexts: Sequence[Context], home: Context, elements: int, itemsize: int) -> Plan | None:
+        """How an array of so many elements is exchanged; None where that is not what these contexts need."""
+        if home not in contexts or self._chooser.links(contexts) is None:
+            return None
+        return self._chooser.plan(contexts, list(contexts).index(home), elements, itemsize)
+
+    def push(self, key: Key, arrays: Sequence[NDArray], merged: NDArray, priority: int) -> bool:
+        """Push the operation that makes ``merged`` the sum of ``arrays``; False where there is no plan for them."""
+        contexts = [array.context for array in arrays]
+        plan = self.plan(contexts, merged.context, merged.size, merged.dtype.itemsize)
+        if plan is None:
+            return False
+        room = self._room_for(key, plan, contexts, merged)
+        self._launch(plan.push, contexts, arrays, merged, room, [array.var for array in arrays], [merged], priority)
+        return True
+
+    def pull(self, key: Key, stored: NDArray, arrays: Sequence[NDArray], priority: int) -> bool:
+        """Push the operation that copies ``stored`` to every array; False where there is no plan for that."""
+        contexts = [array.context for array in arrays]
+        if any(array.var is stored.var or array.var.failure is not None for array in arrays):
+            return False  # one that failed shares its fate with nobody
+        plan = self.plan(contexts, stored.context, stored.size, stored.dtype.itemsize)
+        if plan is None:
+            return False
+        room = {place: one for place, one in self._room_for(key, plan, contexts, stored).items() if place < 0}
+        self._launch(plan.pull, contexts, arrays, stored, room, [stored.var], arrays, priority)
+        return True
+
+    def forget(self) -> None:
+        """Give back all memory in which gradients arrive."""
+        self._room.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of that memory."""
+        return sum(array.nbytes for room in list(self._room.values()) for array in list(room.values()))
+
+    @staticmethod
+    def bytes_of(plan: Plan, itemsize: int) -> int:
+        """What :attr:`nbytes` will count for one array."""
+        return itemsize * (sum(plan.push.inboxes) + max(plan.push.hosted, plan.pull.hosted))
+
+    def _room_for(self, key: Key, plan: Plan, contexts: Sequence[Context], like: NDArray) -> dict[int, NDArray]:
+        hosted = max(plan.push.hosted, plan.pull.hosted)
+        wanted = {place: (size, contexts[place]) for place, size in enumerate(plan.push.inboxes) if size}
+        if hosted:
+            wanted[-1] = hosted, cpu_pinned(0)
+        room = self._room.get(key, {})
+        if {place: (one.size, one.context) for place, one in room.items()} != wanted:
+            room = {place: empty((size,), ctx=where, dtype=like.dtype) for place, (size, where) in wanted.items()}
+            self._room[key] = room
+        return room
+
+    def _launch(
+        self,
+        program: Program,
+        contexts: Sequence[Context],
+        arrays: Sequence[NDArray],
+        whole: NDArray,
+        room: dict[int, NDArray],
+        reads: Sequence[Any],
+        writes: Sequence[NDArray],
+        priority: int,
+    ) -> None:
+        runner = self._runners.get(tuple(contexts))
+        if runner is None:
+            runner = self._runners[tuple(contexts)] = Runner(contexts)
+        lookup = _lookup(list(arrays), whole, room)
+        home = list(contexts).index(whole.context)
+        reads, wrote = dedupe(reads, [array.var for array in [*writes, *room.values()]])
+        get_engine().push(
+            lambda: runner.run(program, home, lookup),
+            reads,
+            wrote,
+            whole.context,
+            prop=FnProperty.GPU_PRIORITIZED,
+            priority=priority,
+            name="KVStoreExchange",
+        )
+
+
+def _lookup(arrays: list[NDArray], whole: NDArray, room: dict[int, NDArray]) -> Callable[[Piece], Any]:
+    def find(piece: Piece) -> Any:
+        if piece.room is Room.VALUE:
+            array = arrays[piece.place]
+        elif piece.room is Room.WHOLE:
+            array = whole
+        else:
+            array = room[piece.place]
+        return array.raw().reshape(-1)[piece.first : piece.end]
+
+    return find

@@ -1,0 +1,101 @@
+"""Which way a store takes: the one whose push and pull take least time on the links, by the model in ``program.py``.
+
+The choice depends on links, sizes and settings only, never on what a clock says, so the same run makes the same sums.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weftplan.device.context import Context
+from weftplan.device.interconnect import interconnect
+from weftplan.device.links import Interconnect
+from weftplan.kvstore.exchange.program import Program, pull_steps, push_steps
+from weftplan.kvstore.exchange.ways import TreeRule, Way, all_ways, trees
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one array is exchanged.
+
+    Attributes:
+        seconds: of a push and a pull, modelled, by the name of each way that was tried.
+    """
+
+    way: Way
+    push: Program
+    pull: Program
+    seconds: dict[str, float]
+
+
+class Chooser:
+    """Plans of a store, each made once.
+
+    Args:
+        peers: copies between devices may be direct (MXNET_ENABLE_GPU_P2P).
+        trees_only: take a tree (MXNET_KVSTORE_USETREE).
+        rule: how trees are found.
+        log_trees: log each tree that is taken (MXNET_KVSTORE_LOGTREE).
+    """
+
+    def __init__(self, *, peers: bool, trees_only: bool, rule: TreeRule, log_trees: bool) -> None:
+        self.peers = peers
+        self._trees_only = trees_only
+        self._rule = rule
+        self._log_trees = log_trees
+        self._links: dict[tuple[Context, ...], Interconnect | None] = {}
+        self._plans: dict[tuple[tuple[Context, ...], int, int, int], Plan] = {}
+
+    def links(self, contexts: Sequence[Context]) -> Interconnect | None:
+        """What joins the contexts; None where they are not several devices of one kind, each named once."""
+        places = tuple(contexts)
+        if places not in self._links:
+            self._links[places] = self._find(places)
+        return self._links[places]
+
+    def _find(self, places: tuple[Context, ...]) -> Interconnect | None:
+        if not 2 <= len(set(places)) == len(places):
+            return None
+        links = interconnect(places)
+        if links is None or not self.peers:
+            return links and links.without_peers()
+        apart = [(a, b) for a in range(len(places)) for b in range(len(places)) if a != b and not links.peers(a, b)]
+        if apart and places[0].device_type == "gpu":
+            rows = "\n".join(
+                " ".join("v" if a == b or links.peers(a, b) else "." for b in range(len(places)))
+                for a in range(len(places))
+            )
+            log.warning("%d pairs of devices are no peers, their copies go through the host:\n%s", len(apart), rows)
+        return links
+
+    def plan(self, contexts: Sequence[Context], home: int, elements: int, itemsize: int) -> Plan | None:
+        """How so many elements are exchanged between the contexts, with the sum at ``contexts[home]``."""
+        places = tuple(contexts)
+        links = self.links(places)
+        if links is None or not elements:
+            return None
+        known = self._plans.get((places, home, elements, itemsize))
+        if known is None:
+            known = self._plans[places, home, elements, itemsize] = self._choose(links, home, elements, itemsize)
+            if self._log_trees and known.way.name in ("tree", "trees"):
+                for share in known.way.shares:
+                    log.warning("elements %d to %d: parents %s", share.first, share.end, share.parents)
+        return known
+
+    def _choose(self, links: Interconnect, home: int, elements: int, itemsize: int) -> Plan:
+        find = trees if self._trees_only else all_ways
+        plans = [planned(way, home, links, itemsize) for way in find(links, elements, home, self._rule)]
+        seconds: dict[str, float] = {}
+        for way, push, pull in plans:
+            seconds[way.name] = min(push.seconds + pull.seconds, seconds.get(way.name, float("inf")))
+        way, push, pull = min(plans, key=lambda one: one[1].seconds + one[2].seconds)
+        return Plan(way, push, pull, seconds)
+
+
+def planned(way: Way, home: int, links: Interconnect, itemsize: int) -> tuple[Way, Program, Program]:
+    """A way with its push and its pull."""
+    return way, push_steps(way, home, links, itemsize), pull_steps(way, home, links, itemsize)

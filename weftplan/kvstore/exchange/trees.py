@@ -1,0 +1,136 @@
+"""Binary trees and rings over devices that keep to good links. Pure functions of a matrix of weights, without chance.
+
+A tree of root r is found by halving: the devices are cut into two halves, r sums one and another device the other, and
+so on within the halves, ``ceil(log2(n))`` levels in all. The cut is that of Kernighan and Lin ("An efficient heuristic
+procedure for partitioning graphs", 1970): pairs change sides as long as that leaves more weight within the halves. Or
+every cut is tried (MXNET_KVSTORE_TREE_BACKTRACK), for up to :data:`EXHAUSTIVE` devices. A link that a tree uses is
+worth less to the trees of later roots, as in MXNet 1.9.1, so that ranges on several trees use different links.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+Weights = tuple[tuple[float, ...], ...]
+
+EXHAUSTIVE = 8
+"""Devices up to which all trees are tried: 5,040 for one root."""
+
+_TRIES = 20_000
+"""Places that the search for a ring may look at, for each least weight."""
+
+
+@functools.lru_cache(maxsize=64)
+def binary_trees(weights: Weights, penalty: float, *, exhaustive: bool) -> tuple[tuple[int, ...], ...]:
+    """For every root, the parent of each device; a root's is itself.
+
+    Args:
+        weights: the worth of the link from row to column, 0 to 1.
+        penalty: factor for a link that a tree before has used.
+        exhaustive: the tree of most weight, where there are not too many.
+    """
+    now = [list(row) for row in weights]
+    found = []
+    for root in range(len(now)):
+        parents = [root] * len(now)
+        members = tuple(range(len(now)))
+        known: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]] = {}
+        for parent, child in _grow(now, root, members, exhaustive, known)[1]:
+            parents[child] = parent
+            now[parent][child] *= penalty
+            now[child][parent] *= penalty
+        found.append(tuple(parents))
+    return tuple(found)
+
+
+_Edges = tuple[tuple[int, int], ...]
+
+
+def _grow(
+    weights: list[list[float]],
+    root: int,
+    members: tuple[int, ...],
+    exhaustive: bool,
+    known: dict[tuple[int, tuple[int, ...]], tuple[float, _Edges]],
+) -> tuple[float, _Edges]:
+    """(weight, (parent, child) of each link) of the best tree of these devices that is found."""
+    if len(members) == 1:
+        return 0.0, ()
+    if (root, members) in known:
+        return known[root, members]
+    every = exhaustive and len(members) <= EXHAUSTIVE
+    best: tuple[float, _Edges] = (-1.0, ())
+    for far in _cuts(root, members) if every else [_kernighan_lin(weights, root, members)]:
+        near = tuple(member for member in members if member not in far)
+        heads = far if every else (max(far, key=lambda head: (weights[root][head], -head)),)
+        here = _grow(weights, root, near, exhaustive, known)
+        for head in heads:
+            there = _grow(weights, head, far, exhaustive, known)
+            total = weights[root][head] + here[0] + there[0]
+            if total > best[0]:
+                best = total, ((root, head), *here[1], *there[1])
+    known[root, members] = best
+    return best
+
+
+def _cuts(root: int, members: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every half that the root is not in."""
+    return list(itertools.combinations([member for member in members if member != root], len(members) // 2))
+
+
+def _kernighan_lin(weights: list[list[float]], root: int, members: tuple[int, ...]) -> tuple[int, ...]:
+    """The half without the root, after changes of sides, the best first."""
+    others = sorted((member for member in members if member != root), key=lambda other: (weights[root][other], -other))
+    far, near = set(others[: len(members) // 2]), {root, *others[len(members) // 2 :]}
+
+    def between(a: int, b: int) -> float:
+        return weights[a][b] + weights[b][a]
+
+    def pull(member: int) -> float:
+        """How much more weight joins it with the other side than with its own."""
+        own, other = (far, near) if member in far else (near, far)
+        return sum(between(member, one) for one in other) - sum(between(member, one) for one in own)
+
+    while True:  # each change leaves less weight between the halves, so there is an end
+        gains = [(pull(a) + pull(b) - 2 * between(a, b), -a, -b) for a in sorted(near - {root}) for b in sorted(far)]
+        gain, a, b = max(gains, default=(0.0, 0, 0))
+        if gain <= 1e-12:
+            return tuple(sorted(far))
+        near ^= {-a, -b}
+        far ^= {-a, -b}
+
+
+@functools.lru_cache(maxsize=64)
+def ring(weights: Weights) -> tuple[int, ...]:
+    """The devices in the order of a ring whose worst link is as good as can be found."""
+    count = len(weights)
+    for least in sorted({weight for row in weights for weight in row}, reverse=True):
+        found = _ring_above(weights, least)
+        if found is not None:
+            return tuple(found)
+    return tuple(range(count))
+
+
+def _ring_above(weights: Weights, least: float) -> list[int] | None:
+    """A ring of links of at least that weight, by depth-first search; None if it is not found soon."""
+    count, tries = len(weights), 0
+    path = [0]
+    left = [iter(range(1, count))]
+    while left:
+        here = path[-1]
+        for there in left[-1]:
+            tries += 1
+            if there not in path and weights[here][there] >= least:
+                path.append(there)
+                break
+        else:
+            left.pop()
+            path.pop()
+            continue
+        if len(path) == count and weights[path[-1]][0] >= least:
+            return path
+        if tries > _TRIES:
+            return None
+        left.append(iter(range(1, count)))
+    return None
