@@ -8,10 +8,11 @@ Then one float32 key on 4 CPU contexts. GB/s of what the work must touch at leas
 a pull reads one and writes 4. The NumPy row does the same with ``np.add(a, b, out=)`` and ``np.copyto`` on one thread.
 Every framework runs in a process of its own, in turn; medians over the rounds.
 
-    python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only sums|store|small|devices]
+    python bench/bench_kvstore.py --mxnet-python PATH [--rounds 3] [--store device] [--only PART]
 
 Then a key of 10 elements: microseconds until the call returns, and until its work is done. Last, virtual seconds of a
-push and a pull between eight simulated devices, for each way over their links and for the way that the store takes.
+push and a pull between eight simulated devices, for each way over their links and for the way that the store takes; and
+gradients of two bits and one bit: GB/s of what is read and written, beside the same copies as for the sums.
 """
 
 import argparse
@@ -146,7 +147,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", choices=("device", "local"), default="device")
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
-    parser.add_argument("--only", choices=("sums", "store", "small", "devices"))
+    parser.add_argument("--only", choices=("sums", "store", "small", "devices", "codec"))
     args = parser.parse_args()
     runs = {"weftplan": lambda n: peer(sys.executable, "weftplan", args.store, n), "NumPy, 1 thread": plain}
     if args.mxnet_python:
@@ -161,6 +162,43 @@ def main():
         small(runs, args.rounds)
     if args.only in (None, "devices"):
         devices()
+    if args.only in (None, "codec"):
+        codecs(3 * args.rounds)
+
+
+def codecs(rounds):
+    """Print how fast a gradient of 64 MB is packed, and unpacked."""
+    from weftplan.kvstore.compression import Compression
+    from weftplan.kvstore.reduce import spread_array
+
+    size, threads = SUM_ELEMENTS, os.cpu_count() or 1
+    gradient = np.random.default_rng(0).standard_normal(size, np.float32)
+    residual, out = np.zeros(size, np.float32), np.empty(size, np.float32)
+    print(f"float32 gradient of {4 * size >> 20} MB, {threads} threads, {rounds} rounds: GB/s (part of copy)\n")
+    print("| | copy | pack | pack, NumPy | unpack one | sum of four | bytes |\n|---|---|---|---|---|---|---|")
+    for kind in ("2bit", "1bit"):
+        rule = Compression(0.5, kind)
+        packed = [np.zeros(rule.packed_size(size), np.uint8) for _ in range(4)]
+        bits = packed[0].nbytes
+        ways = {
+            "copy": (8 * size, partial(np.copyto, out, gradient)),
+            "copy on all": (8 * size, partial(spread_array, gradient, [out], threads=threads, bound=1)),
+            "pack": (12 * size + bits, partial(rule.pack, gradient, residual, packed[0], threads=threads)),
+            "NumPy": (12 * size + bits, partial(rule.pack, gradient, residual, packed[0], compiled=False)),
+            "one": (4 * size + bits, partial(rule.unpack_sum, packed[:1], out, threads=threads)),
+            "four": (4 * size + 4 * bits, partial(rule.unpack_sum, packed, out, threads=threads)),
+        }
+        times = {name: [] for name in ways}
+        for _ in range(rounds + 1):
+            for name, (_, work) in ways.items():
+                start = time.perf_counter()
+                work()
+                times[name].append(time.perf_counter() - start)
+        speed = {name: ways[name][0] / statistics.median(found[1:]) / 1e9 for name, found in times.items()}
+        copy = max(speed["copy"], speed["copy on all"])
+        cells = [f"{speed[name]:.1f} ({100 * speed[name] / copy:.0f} %)" for name in ("pack", "NumPy", "one", "four")]
+        print(f"| {kind} | {copy:.1f} | {' | '.join(cells)} | 1/{4 * size / bits:.0f} |", flush=True)
+    print()
 
 
 def devices():

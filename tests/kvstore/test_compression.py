@@ -205,3 +205,44 @@ def test_a_store_sends_one_bit():
     kv.init("w", mx.nd.zeros((3,)))
     assert pushed(kv, [np.array([0.3, 0.1, -5], np.float32)], [mx.cpu(0)]).tolist() == [1, -1, -1]
     assert pushed(kv, [np.array([0.9, 0.1, 5], np.float32)], [mx.cpu(0)]).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["2bit", "1bit"])
+@pytest.mark.parametrize("size", [65_537, 65_536 + 16, 200_003])
+def test_compiled_loops_have_the_bits_of_numpy(kind, size):
+    """Packed bytes, residuals and sums, zeros of both signs, infinities and NaN included, on one thread and on three;
+    sizes that end within a byte and within a step."""
+    rule = Compression(0.5, kind)
+    gradient = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    gradient[:6] = 0.5, -0.5, 0.0, -0.0, np.nan, np.inf
+    gradient[-4:] = -np.inf, 0.5, -0.5, -0.0
+    ways = [{"compiled": False}, {"threads": 1}, {"threads": 3}]
+    residuals = [np.full(size, -0.0, np.float32) for _ in ways]
+    for step in range(3):
+        packed = [np.full(rule.packed_size(size), 255, np.uint8) for _ in ways]
+        sums = [np.full(size, 7, np.float32) for _ in ways]
+        for way, residual, codes, total in zip(ways, residuals, packed, sums, strict=True):
+            with np.errstate(all="ignore"):
+                rule.pack(gradient, residual, codes, **way)
+            rule.unpack_sum([codes, packed[0], codes], total, **way)
+        for residual, codes, total in zip(residuals, packed, sums, strict=True):
+            np.testing.assert_array_equal(codes, packed[0], err_msg=f"step {step}")
+            np.testing.assert_array_equal(total.view(np.uint32), sums[0].view(np.uint32))
+            numbers = ~np.isnan(residuals[0])
+            np.testing.assert_array_equal(residual.view(np.uint32)[numbers], residuals[0].view(np.uint32)[numbers])
+            np.testing.assert_array_equal(np.isnan(residual), ~numbers)
+
+
+def test_a_large_gradient_takes_the_compiled_loop(monkeypatch):
+    """Where llvmlite is installed, on a store too; WEFTPLAN_KERNELS=numpy leaves it out."""
+    pytest.importorskip("llvmlite")
+    taken = []
+    made = compression.codec.compiled_pack
+    monkeypatch.setattr(compression.codec, "compiled_pack", lambda *args: taken.append(1) or made(*args))
+    for kernels, count in (("auto", 1), ("numpy", 0)):
+        monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
+        taken.clear()
+        kv = store((100_000,), 0.5)
+        found = pushed(kv, [np.full(100_000, 0.75, np.float32)], [mx.cpu(0)])
+        assert (found == 0.5).all()
+        assert len(taken) == count

@@ -15,7 +15,9 @@ Four codes make a byte, the first in its two highest bits. With ``1bit`` it is a
     residual >  threshold:  send code 1, meaning  1;  residual -= 1
     else:                   send code 0, meaning -1;  residual += 1
 
-Eight codes make a byte, the first in its highest bit. Everything works in blocks that stay in a core's cache.
+Eight codes make a byte, the first in its highest bit. Large arrays on the host take compiled loops where llvmlite is
+installed (:mod:`weftplan.ops.compiled.codec`), which several threads share; else NumPy works in blocks that stay in a
+core's cache. The bits are the same.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.reduce import BLOCK_BYTES, share_out
+from weftplan.ops.compiled import codec
 
 DTYPE = np.dtype(np.float32)
 """The only dtype that is compressed, as in MXNet."""
@@ -84,17 +88,46 @@ class Compression:
         """Bytes that ``size`` elements become."""
         return -(-size // _PER_BYTE[self.kind])
 
-    def pack(self, gradient: Any, residual: Any, packed: Any) -> None:
+    def pack(
+        self,
+        gradient: Any,
+        residual: Any,
+        packed: Any,
+        *,
+        threads: int = 1,
+        bound: int = 1,
+        compiled: bool = True,
+    ) -> None:
         """Add a gradient to its residual and write the codes of what is sent.
 
         Args:
             gradient: float32 array, contiguous, any shape.
             residual: array like it; changed.
             packed: uint8 array of :meth:`packed_size` bytes; overwritten.
+            threads, bound, compiled: as for :func:`~weftplan.kvstore.reduce.reduce_arrays`.
         """
+        gradient, residual = gradient.reshape(-1), residual.reshape(-1)
+        work, size = None, gradient.size
+        if compiled and isinstance(packed, np.ndarray) and gradient.nbytes > BLOCK_BYTES:
+            work = codec.compiled_pack(gradient, residual, packed, self._bits, self.threshold)
+        done = self._share_out(work, size, threads, bound)
+        self._pack_slowly(gradient[done:], residual[done:], packed[self.packed_size(done) :])
+
+    @property
+    def _bits(self) -> int:
+        return 8 // _PER_BYTE[self.kind]
+
+    @staticmethod
+    def _share_out(work: codec.Work | None, size: int, threads: int, bound: int) -> int:
+        """Let threads do the whole steps of a compiled loop; how many elements they did."""
+        done = 0 if work is None else size - size % codec.STEP
+        if work is not None:
+            share_out(work, done, _BLOCK, threads if size >= bound else 1)
+        return done
+
+    def _pack_slowly(self, gradient: Any, residual: Any, packed: Any) -> None:
         xp, share = _module(packed), _PER_BYTE[self.kind]
         codes_of = self._two_bits if self.kind == "2bit" else self._one_bit
-        gradient, residual = gradient.reshape(-1), residual.reshape(-1)
         step = _BLOCK if xp is np else max(share, -(-gradient.size // share) * share)
         codes = xp.empty(min(step, packed.size * share), np.uint8)
         for start in range(0, gradient.size, step):
@@ -124,16 +157,25 @@ class Compression:
         rest += DTYPE.type(1) - above * DTYPE.type(2)
         return above.astype(np.uint8)
 
-    def unpack_sum(self, packed: Sequence[Any], out: Any) -> None:
+    def unpack_sum(
+        self, packed: Sequence[Any], out: Any, *, threads: int = 1, bound: int = 1, compiled: bool = True
+    ) -> None:
         """``out[...]`` = the sum of what was sent, from left to right.
 
         Args:
             packed: at least one array of :meth:`pack`, each of ``out.size`` elements.
             out: float32 array, contiguous; overwritten.
+            threads, bound, compiled: as for :func:`~weftplan.kvstore.reduce.reduce_arrays`.
         """
-        xp, share = _module(out), _PER_BYTE[self.kind]
-        flat = out.reshape(-1)
-        table = xp.asarray(self._table())
+        flat, work = out.reshape(-1), None
+        if compiled and isinstance(out, np.ndarray) and out.nbytes > BLOCK_BYTES:
+            work = codec.compiled_unpack(packed, flat, self._bits, self.threshold)
+        done = self._share_out(work, flat.size, threads, bound)
+        self._unpack_slowly([source[self.packed_size(done) :] for source in packed], flat[done:])
+
+    def _unpack_slowly(self, packed: Sequence[Any], flat: Any) -> None:
+        xp, share = _module(flat), _PER_BYTE[self.kind]
+        table: Any = xp.asarray(self._table()) if flat.size else None
         step = _BLOCK if xp is np else max(share, -(-flat.size // share) * share)
         for start in range(0, flat.size, step):
             block = flat[start : start + step]

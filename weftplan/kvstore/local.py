@@ -72,13 +72,13 @@ class KVStoreLocal(KVStoreBase):
         self._turn = free_in_children(ReentrantLock())
         """Held by whoever changes the above; re-entrant because an updater may use the store."""
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
-        sharing: dict[str, Any] = {
+        self._sharing: dict[str, Any] = {
             "threads": int(config.get("MXNET_KVSTORE_REDUCTION_NTHREADS")),
             "bound": self._bound,
             "compiled": config.get("WEFTPLAN_KERNELS") != "numpy",
         }
-        self._add: Callable[..., None] = partial(reduce_arrays, block_sum=self._block_sum, **sharing)
-        self._spread = partial(spread_array, **sharing)
+        self._add: Callable[..., None] = partial(reduce_arrays, block_sum=self._block_sum, **self._sharing)
+        self._spread = partial(spread_array, **self._sharing)
 
     # -- data -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ Between several GPUs, or several simulated devices, sums and values take the way
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from weftplan.device.context import Context
@@ -149,8 +150,10 @@ class KVStoreDevice(KVStoreLocal):
             for i, array in enumerate(arrays)
         ]
 
+        unpack_sum = partial(compression.unpack_sum, **self._sharing)
+
         def unpack() -> None:
-            quietly(compression.unpack_sum, [source.raw() for source in packed], merged.raw())
+            quietly(unpack_sum, [source.raw() for source in packed], merged.raw())
 
         _launch(unpack, packed, [merged], priority, "KVStoreUnpack")
 
@@ -172,9 +175,10 @@ class KVStoreDevice(KVStoreLocal):
             packed = empty((compression.packed_size(array.size),), ctx=where, dtype="uint8")
         self._residuals[place], self._packed[place] = residual, packed
         rest, sent = residual, packed
+        code = partial(compression.pack, **self._sharing)
 
         def pack() -> None:
-            quietly(compression.pack, array.raw(), rest.raw(), sent.raw())
+            quietly(code, array.raw(), rest.raw(), sent.raw())
 
         _launch(pack, [array], [rest, sent], priority, "KVStorePack")
         return packed

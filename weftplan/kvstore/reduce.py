@@ -106,7 +106,7 @@ def reduce_arrays(
         def work(lo: int, hi: int) -> None:
             _sum_range(flats, flat_out, lo, hi, block, block_sum)
 
-    _share(work, flat_out.size, block, threads if flat_out.size >= bound else 1)
+    share_out(work, flat_out.size, block, threads if flat_out.size >= bound else 1)
 
 
 _COMPILED: dict[BlockSum, bool] = {sum_grouped_block: True, sum_sequential_block: False}
@@ -134,10 +134,10 @@ def spread_array(source: Array, targets: Sequence[Array], *, threads: int, bound
             for one in flats:
                 one[lo:hi] = flat[lo:hi]
 
-    _share(work, flat.size, max(1, BLOCK_BYTES // flat.itemsize), threads if flat.size >= bound else 1)
+    share_out(work, flat.size, max(1, BLOCK_BYTES // flat.itemsize), threads if flat.size >= bound else 1)
 
 
-def _share(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
+def share_out(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
     """``work(lo, hi)`` for ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads."""
     blocks = -(-size // block)
     workers = min(threads, blocks)

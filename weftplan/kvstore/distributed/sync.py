@@ -133,8 +133,8 @@ class KVStoreDistSync(KVStoreDist):
             packed = np.empty(compression.packed_size(values.size), np.uint8)
             if failure is None:
                 residual = self._dist_residuals.setdefault(key, np.zeros(values.size, DTYPE))
-                compression.pack(values, residual, packed)
-            compression.unpack_sum(group.gather(packed, what, failure), values)
+                compression.pack(values, residual, packed, **self._sharing)
+            compression.unpack_sum(group.gather(packed, what, failure), values, **self._sharing)
 
         return exchange
 
