@@ -4,6 +4,7 @@ import contextlib
 import gc
 import threading
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import pytest
 import weftplan as mx
 from weftplan import device, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.executor import idle
 from weftplan.ndarray import spilling
-from weftplan.storage import LimitResource, NaivePool
+from weftplan.storage import LimitResource, NaivePool, relief
 from weftplan.storage.homes import traffic
 
 
@@ -97,8 +99,9 @@ def test_outputs_that_are_away_can_be_read(room):
     assert [array.asnumpy().tobytes() for array in first.grad_arrays] == want[1:]
 
 
-def test_what_somebody_looks_at_stays(room):
+def test_what_somebody_looks_at_stays(room, monkeypatch):
     """An array that was exported from the slab, or a run that is being pushed, keeps it; then memory runs out."""
+    monkeypatch.setattr(idle, "LOOKING_S", 0.01)
     ctx, _, _ = room
     first = bound(ctx)
     first.forward(is_train=False)
@@ -140,27 +143,168 @@ def test_an_executor_that_dies_away_leaves_nothing(room):
     assert step(second) == want
 
 
+def in_thread(function):
+    """Run the function in a thread, now; what is returned waits for it, and returns or raises what it did."""
+    done = Future()
+
+    def run():
+        try:
+            done.set_result(function())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return lambda: done.result(timeout=60)
+
+
+def until(condition):
+    """Wait for what must come."""
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert condition()
+
+
 def test_threads_take_turns(room):
-    """Two threads, each with an executor, in memory for one: neither loses a bit, and nobody waits for ever."""
+    """Two threads, each with an executor, in memory for one: every step of both succeeds, with the right bits."""
     ctx, _, want = room
-    executors, wrong = [bound(ctx), bound(ctx)], []
-
-    def run(executor):
-        for _ in range(5):
-            try:
-                if step(executor) != want:
-                    wrong.append("bits")
-            except OutOfMemoryError:  # both are needed at once; what has failed is told once more by a wait
-                with contextlib.suppress(MXNetError):
-                    mx.nd.waitall()
-
-    threads = [threading.Thread(target=run, args=(executor,)) for executor in executors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    executors = [bound(ctx), bound(ctx)]
+    for finish in [in_thread(lambda e=e: [step(e) for _ in range(4)]) for e in executors]:
+        assert finish() == [want] * 4
     executors.clear()
-    assert not wrong
+
+
+def test_who_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
+    """The run of another thread ends, so its memory is really coming: a step and a binding wait for it."""
+    ctx, _, want = room
+    first, second = bound(ctx), bound(ctx)
+    for needs in (lambda: step(second), lambda: step(bound(ctx))):
+        step(first)
+        entered = threading.Event()
+
+        def run(entered=entered):
+            with first.pool.idleness:
+                entered.set()
+                until(lambda: relief.lacked([ctx]))
+
+        finish = in_thread(run)
+        entered.wait(60)
+        assert needs() == want
+        finish()
+
+
+def test_who_lacks_memory_waits_for_a_reader(room):
+    """Another thread looks at an output, as who copies it out does, for a moment."""
+    ctx, _, want = room
+    first, second = bound(ctx), bound(ctx)
+    step(first)
+    looks = threading.Event()
+
+    def read():
+        view = first.outputs[0].raw()
+        looks.set()
+        until(lambda: relief.lacked([ctx]))
+        return len(view)
+
+    finish = in_thread(read)
+    looks.wait(60)
+    assert step(second) == want
+    finish()
+
+
+def test_an_operation_that_lacks_memory_waits_for_a_run_that_is_being_pushed(room):
+    """An output is read, whose bytes wait in a home, while another thread pushes a run in the memory they need."""
+    ctx, _, want = room
+    first, second = bound(ctx), bound(ctx)
+    first.forward(is_train=True)
+    output = first.outputs[0]
+    output.wait_to_read()
+    step(second)
+    assert first.pool.idleness.away
+    with second.pool.idleness:
+        finish = in_thread(lambda: output.asnumpy().tobytes())
+        until(lambda: relief.lacked([ctx]))
+    assert finish() == want[0]
+
+
+def test_a_run_that_has_not_begun_lets_others_go_first(room):
+    """A thread that steps without a pause does not keep another, which lacks memory, waiting."""
+    ctx, _, want = room
+    first, second = bound(ctx), bound(ctx)
+    over = threading.Event()
+
+    def run():
+        while not over.is_set():
+            assert step(first) == want
+
+    finish = in_thread(run)
+    try:
+        for _ in range(3):
+            assert step(second) == want
+    finally:
+        over.set()
+        finish()
+
+
+def test_of_two_who_wait_for_each_other_one_gives_up(room):
+    """Each is in a run and needs memory for another: one gets the error, and then there is room for the other."""
+    ctx, _, _ = room
+    first, second = bound(ctx), bound(ctx)
+    step(first)
+    assert second.pool.idleness.away
+
+    def other():
+        with second.pool.idleness:
+            return "there"
+
+    refused = False
+    with first.pool.idleness:
+        finish = in_thread(other)
+        until(lambda: relief.lacked([ctx]))
+        try:
+            bound(ctx)
+        except OutOfMemoryError:
+            refused = True
+    try:
+        assert finish() == "there"
+    except OutOfMemoryError:
+        assert not refused
+    else:
+        assert refused
+
+
+def test_two_devices_are_not_taken_by_halves(room):
+    """Two executors need memory for one on each of two devices: whoever brings its bytes back gets both blocks."""
+    ctx, pool, _ = room
+    other = mx.Context(ctx.device_type, 9402)
+    with mx.AttrScope(ctx_group="a"):
+        net = mx.sym.Activation(
+            mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=32, name="fa"), act_type="tanh"
+        )
+    with mx.AttrScope(ctx_group="b"):
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=32, name="fb"), name="softmax")
+
+    def made():
+        executor = net.simple_bind(ctx, data=(256, 32), group2ctx={"a": ctx, "b": other})
+        for name, array in executor.arg_dict.items():
+            array[:] = 0 if "label" in name else 0.1
+        return executor
+
+    with storage.using(LimitResource(NaivePool(device.get(other)), 1 << 40)) as beside:
+        probe = made()
+        want = step(probe)
+        assert set(probe.pool.nbytes) == {ctx, other}
+        before, pool.limit = pool.limit, 2 * probe.pool.nbytes[ctx] - 1
+        beside.limit = 2 * probe.pool.nbytes[other] - 1
+        del probe
+        settled()
+        executors = [made(), made()]
+        for finish in [in_thread(lambda e=e: [step(e) for _ in range(3)]) for e in executors]:
+            assert finish() == [want] * 3
+        executors.clear()
+        settled()
+        until(lambda: settled() or not beside.statistics().requested_bytes)
+        pool.limit = before
 
 
 @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])

@@ -380,6 +380,11 @@ class Engine(Waiting):
         its thread runs others meanwhile; outside it waits for at most ``patience_s`` seconds."""
         return others_first(self, patience_s)
 
+    @property
+    def in_operation(self) -> bool:
+        """True on a thread that is in the middle of an operation of this engine."""
+        return self in running.engines
+
     def idle(self, variables: Iterable[Var]) -> bool:
         """True when every operation on these vars that was pushed before this call has ended, on the host at least;
         waits for none of them.

@@ -11,25 +11,62 @@ operation on any var of the pool is pending, and nobody has an array exported fr
 
 The bytes come back before the next run is pushed, or in the first operation that reads an output. Memory for them is
 taken without the lock: that may wait for operations that need it.
+
+Who lacks memory waits for runs that other threads push, for operations that are pending on a block, and a moment for
+whoever looks at one. Meanwhile a run that has not begun waits, so that no thread that runs without a pause keeps the
+others from their turn. A wait ends when nobody in the way can go on, because all of them wait for memory.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
+from contextlib import nullcontext
 from sys import getrefcount
 from typing import Any
 
-from weftplan import device
+from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.device.stream import no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.executor.pool_memory import PoolMemory
+from weftplan.locks import Lock, free_in_children
 from weftplan.ndarray import spilling
+from weftplan.ndarray.release import PATIENCE_S
 from weftplan.storage import homes, relief
 
 _pools: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+LOOKING_S = 1.0
+"""Seconds that somebody may look at memory that another thread lacks."""
+_GLANCE_S = 0.0005
+_turn = free_in_children(Lock())
+"""Held while all bytes of a pool come back for a run: of two pools that need two devices each, none then waits for the
+other with half of what it needs. Not waited for by who is in a run or an operation already."""
+_looking = free_in_children(Lock())
+_waiting: dict[int, list[int]] = {}
+"""Who waits until the runs of which threads have been pushed. Changed under ``_looking``."""
+
+
+class _Here(threading.local):
+    """What this thread does."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        """Runs that it is pushing."""
+        self.in_runs: list[Idleness] = []
+        """What could not leave when it last climbed the ladder, because another thread pushes a run on it, or moves it.
+        """
+        self.pending: list[Idleness] = []
+        """What could not leave then because an operation needs it."""
+        self.looked_at: list[Idleness] = []
+        """What could not leave then because somebody has a view of it."""
+
+
+_here = _Here()
 
 
 class _Held:
@@ -63,9 +100,9 @@ class Idleness:
 
     def __init__(self, pool: Any) -> None:
         self._pool = weakref.ref(pool)
-        self._lock = threading.Lock()
-        self._users = 0
-        """Runs that are being pushed. Guarded by ``_lock``, as is the next."""
+        self._lock = Lock()
+        self._users: list[int] = []
+        """Threads that push a run, or bring all bytes back for one. Guarded by ``_lock``, as is the next."""
         self._kept: dict[Context, tuple[homes.Kept, int]] = {}
         _pools.add(pool)
 
@@ -76,34 +113,97 @@ class Idleness:
 
     def __enter__(self) -> None:
         """A run is about to be pushed: all bytes are there until the end of the ``with`` block."""
+        me = threading.get_ident()
+        alone = not _here.runs and not engine.get().in_operation
+        if alone and spilling.active():
+            self._let_others_go_first()
         with self._lock:
-            self._users += 1
-        try:
-            self.bring_back()
-        except BaseException:
-            self.__exit__()
-            raise
+            there = not self._kept
+            if there:
+                self._users.append(me)
+        if not there:
+            with _turn if alone else nullcontext():
+                self._bring_all_back(me)
+        _here.runs += 1
 
     def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._users -= 1
+        _here.runs -= 1
+        self._leave_users(threading.get_ident())
 
-    def bring_back(self) -> None:
-        """Bring every block back; raises OutOfMemoryError where there is no room, with what is away still there."""
+    def _leave_users(self, me: int) -> None:
+        with self._lock:
+            self._users.remove(me)
+
+    def _let_others_go_first(self) -> None:
+        """Wait while others lack memory where this pool has some: between two runs it may leave."""
+        end = time.monotonic() + PATIENCE_S
+        pool = self._pool()
+        while pool is not None and relief.lacked([*pool._blocks, *self._kept]) and time.monotonic() < end:
+            time.sleep(_GLANCE_S)
+
+    def _bring_all_back(self, me: int) -> None:
+        with self._lock:
+            self._users.append(me)
+        try:
+            for ctx in self.away:
+                self.bring_back(ctx)
+        except BaseException:
+            self._leave_users(me)
+            raise
+
+    def bring_back(self, ctx: Context) -> bool:
+        """Bring the block on ``ctx`` back; False where the pool has none, neither here nor away.
+
+        Raises:
+            OutOfMemoryError: there is no room. The bytes still are away.
+        """
         with self._lock:  # behind a copy that is on its way
-            away = self.away
-        for ctx, nbytes in away.items():
-            block = PoolMemory(ctx, nbytes)
-            with self._lock:
-                kept, _ = self._kept.get(ctx, (None, 0))
+            nbytes = self.away.get(ctx)
+            if nbytes is None:
                 pool = self._pool()
-                if kept is None or pool is None:  # another thread was quicker
-                    block.chunk.close()
-                    continue
-                kept.read(block.raw, ctx)
-                pool._install(ctx, block)
-                del self._kept[ctx]
-            kept.free()
+                return pool is not None and ctx in pool._blocks
+        block = PoolMemory(ctx, nbytes)
+        with self._lock:
+            kept, _ = self._kept.get(ctx, (None, 0))
+            pool = self._pool()
+            if kept is None or pool is None:  # another thread was quicker
+                block.chunk.close()
+                return pool is not None
+            kept.read(block.raw, ctx)
+            pool._install(ctx, block)
+            del self._kept[ctx]
+        kept.free()
+        return True
+
+    def pushed_on(self, ctx: Context) -> bool:
+        """True while another thread, which is not waiting for memory itself, pushes a run that needs memory of ``ctx``,
+        or moves it."""
+        pool = self._pool()
+        if pool is None or (ctx not in pool._blocks and ctx not in self._kept and (pool._blocks or self._kept)):
+            return False
+        return self.moving or self._others()
+
+    def _others(self) -> bool:
+        """True while another thread that can go on pushes a run."""
+        return any(_can_go_on(user) for user in self.users)
+
+    @property
+    def users(self) -> list[int]:
+        """Threads that push a run, or bring all bytes back for one."""
+        return list(self._users)
+
+    @property
+    def moving(self) -> bool:
+        """True while bytes leave or come back."""
+        return self._lock.locked()
+
+    def pending_on(self, ctx: Context) -> bool:
+        """True while an operation is pending on memory of ``ctx``."""
+        pool = self._pool()
+        return pool is not None and ctx in pool._blocks and not pool.idle(self._vars(pool, ctx))
+
+    def _vars(self, pool: Any, ctx: Context) -> list[Any]:
+        return [pool.var, *(one.var for member in pool._placements() for one in member.chunks if one.context == ctx)]
 
     def leave(self, ctx: Context, where: tuple[Any, ...]) -> int:
         """Send the block on ``ctx`` to a home; returns the bytes, 0 where somebody uses it.
@@ -112,11 +212,19 @@ class Idleness:
             OutOfMemoryError: no home has room. The bytes are where they were.
         """
         if not self._lock.acquire(blocking=False):
+            _here.in_runs.append(self)
             return 0
         try:
             pool = self._pool()
             block = None if pool is None else pool._blocks.get(ctx)
-            if pool is None or block is None or self._users or not block.nbytes or not block.counted:
+            if self._users:
+                if self._others():
+                    _here.in_runs.append(self)
+                return 0
+            if pool is None or block is None or not block.nbytes or not block.counted:
+                return 0
+            if not pool.idle(self._vars(pool, ctx)):
+                _here.pending.append(self)
                 return 0
             members = pool._placements()
             chunks = [chunk for member in members for chunk in member.chunks if chunk.context == ctx]
@@ -126,7 +234,9 @@ class Idleness:
                 alone = _references(block) == len(chunks) + _BLOCK and all(
                     _references(chunk._release) == _ATTRIBUTE for chunk in chunks
                 )
-                if alone and pool.idle([pool.var, *(chunk.var for chunk in chunks)]):
+                if not pool.idle([pool.var, *(chunk.var for chunk in chunks)]):
+                    _here.pending.append(self)
+                elif alone:
                     for chunk in chunks:
                         chunk.forget_views()
                     # Who reads after a wait is no operation: its view refers to the bytes.
@@ -137,6 +247,7 @@ class Idleness:
                     for chunk, raw in zip(chunks, raws, strict=True):
                         chunk._raw = raw
             if kept is None:
+                _here.looked_at.append(self)
                 return 0
             raws.clear()
             self._kept[ctx] = kept, block.nbytes
@@ -162,6 +273,7 @@ def _send_away(context: Context, nbytes: int) -> bool:
         with no_stream():
             place.synchronize()
     freed = 0
+    _here.in_runs, _here.pending, _here.looked_at = [], [], []
     for pool in list(_pools):
         try:
             freed += pool.idleness.leave(context, spilling.listed())
@@ -173,4 +285,66 @@ def _send_away(context: Context, nbytes: int) -> bool:
     return freed > 0
 
 
+def _await_users(context: Context, in_operation: bool) -> bool:
+    """A wait: until one of the blocks that were in use as this thread climbed the ladder is not any more.
+
+    Threads may wait for the memory of each other's runs. Then one of them, chosen by a lock, finds that nobody in its
+    way can go on, and gives up, for which the others wait.
+    """
+    runs, pending, looked_at = _here.in_runs, [] if in_operation else _here.pending, _here.looked_at
+    _here.in_runs, _here.pending, _here.looked_at = [], [], []
+    if not runs and not pending:
+        return _await_views(context, looked_at)
+    me = threading.get_ident()
+    completed, end = -1, 0.0
+    try:
+        while True:
+            with _looking:
+                if not pending and not any(one.moving for one in runs):
+                    _waiting[me] = [user for one in runs for user in one.users]
+                if not (
+                    all(one.pushed_on(context) for one in runs) and all(one.pending_on(context) for one in pending)
+                ):
+                    _waiting.pop(me, None)
+                    return True
+            now = engine.get().statistics().completed
+            if now != completed:
+                completed, end = now, time.monotonic() + PATIENCE_S
+            elif time.monotonic() > end:
+                return False
+            time.sleep(_GLANCE_S)
+    finally:
+        _waiting.pop(me, None)
+
+
+def _await_views(context: Context, blocks: list[Idleness]) -> bool:
+    """Wait until nobody looks at one of the blocks, and send it away: who reads an array has a view for a moment, who
+    has exported one may have it for ever."""
+    end = time.monotonic() + LOOKING_S
+    while blocks and time.monotonic() < end:
+        try:
+            if any(one.leave(context, spilling.listed()) for one in blocks) or _here.in_runs or _here.pending:
+                return True
+        except OutOfMemoryError as error:
+            relief.explain(f"Nothing could be sent elsewhere (WEFTPLAN_SPILL): {error}")
+            return False
+        time.sleep(_GLANCE_S)
+    return False
+
+
+def _can_go_on(thread: int) -> bool:
+    """False where ``thread`` waits for memory that only those use who wait for memory, too, or this thread."""
+    seen, ahead = {threading.get_ident()}, [thread]
+    while ahead:
+        thread = ahead.pop()
+        if thread not in seen:
+            seen.add(thread)
+            users = _waiting.get(thread)
+            if users is None:
+                return True
+            ahead += users
+    return False
+
+
 relief.add(29, _send_away, again=True)
+relief.add_wait(_await_users)

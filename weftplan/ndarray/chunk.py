@@ -11,7 +11,7 @@ waited for it. ``release.py`` says how the memory of a dead chunk goes back, ``p
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -190,8 +190,8 @@ class MovableChunk(Chunk):
     __slots__ = ("_bring_back", "_watchers")
     movable = True
     _watchers: list[weakref.WeakMethod[Callable[[], object]]]
-    _bring_back: weakref.WeakMethod[Callable[[], object]] | None
-    """Brings the bytes back from where they wait."""
+    _bring_back: weakref.WeakMethod[Callable[[Context], bool]] | None
+    """Brings the bytes of a context back from where they wait."""
 
     @classmethod
     def over(cls, ctx: Context, raw: Any, owner: Any, *, name: str | None = None) -> Self:
@@ -232,16 +232,19 @@ class MovableChunk(Chunk):
         raw, self._raw = self._raw, None
         return raw
 
-    def returned_by(self, method: Callable[[], object]) -> None:
-        """Call a bound method, as long as its object exists, where somebody wants bytes that are not there."""
+    def returned_by(self, method: Callable[[Context], bool]) -> None:
+        """Call a bound method with the context, as long as its object exists, where somebody wants bytes that are not
+        there; it says whether they have been, since then."""
         self._bring_back = weakref.WeakMethod(method)
 
     def _first_use(self) -> Any:
         method = None if self._bring_back is None else self._bring_back()
-        if method is not None:
-            method()
-        raw = self._raw
-        return raw if raw is not None else super()._first_use()
+        # They may be on their way out again, or withheld by a thread that will find that they are needed here.
+        while method is not None and method(self.context):
+            raw = self._raw
+            if raw is not None:
+                return raw
+        return super()._first_use()
 
     def forget_views(self) -> None:
         """Let those that :meth:`watch` forget what they made of the bytes."""
@@ -266,7 +269,7 @@ ArrayChunk: Callable[..., Chunk] = Chunk
 def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:
     """Memory from a resource (by default the one in force), and where to give it back.
 
-    After a refusal what is pending may end first.
+    After a refusal what is pending may end first, and runs of executors that have not begun wait meanwhile.
 
     Raises:
         OutOfMemoryError: there is none even then.
@@ -277,8 +280,22 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
         return resource, resource.allocate(nbytes, name=origin)
     except OutOfMemoryError:
         pass  # what is dead, and frees that wait, have been tried on the ladder of storage
-    allocate = partial(_after_others, resource, nbytes, origin)
-    return resource, relief.again(allocate, engine.get().others_first(PATIENCE_S))
+    with relief.Lacking(ctx):
+        return resource, relief.again(partial(_after_others, resource, nbytes, origin), _chances(ctx))
+
+
+def _chances(ctx: Context) -> Iterator[None]:
+    """Yields whenever there may be more memory on ``ctx`` than before, without anybody else's help."""
+    current = engine.get()
+    inside = current.in_operation
+    while True:
+        while not inside and relief.wait(ctx, in_operation=False):
+            yield
+        for _ in current.others_first(PATIENCE_S):
+            yield
+        if not relief.wait(ctx, in_operation=inside):
+            return
+        yield
 
 
 def _after_others(resource: Resource, nbytes: int, origin: object) -> Allocation:

@@ -7,13 +7,18 @@ each that may have freed something the pool asks again.
 
 Rungs run without the pool's lock, on the thread that asks. One that finds itself on the ladder already, because a rung
 allocates, is refused at once.
+
+Whoever has climbed in vain is *lacking* until it has memory or gives up. Those who could do without more memory for a
+moment, as runs that have not begun, let it go first (:func:`lacked`); those who know of memory in use that its users
+will soon let go add a wait (:func:`add_wait`).
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from weftplan.device.context import Context
 from weftplan.errors import OutOfMemoryError
@@ -23,7 +28,16 @@ T = TypeVar("T")
 Rung = Callable[[Context, int], bool]
 """Makes room on a context, for so many bytes if it can choose; True if there may be more than before."""
 
+Wait = Callable[[Context, bool], bool]
+"""Waits for memory of a context that is in use and will soon not be; the second argument says that this thread is in an
+operation, which may not wait for operations. False: there is none."""
+
 _rungs: dict[int, list[tuple[Rung, bool]]] = {}
+_waits: list[Wait] = []
+_lacking: dict[int, tuple[int, Context]] = {}
+"""Thread and context of everybody who lacks memory now."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lacking.clear)
 
 
 class _Climbing(threading.local):
@@ -75,6 +89,42 @@ def again(attempt: Callable[[], T], chances: Iterable[object]) -> T:
         except OutOfMemoryError:
             pass
     return attempt()
+
+
+class Lacking:
+    """The time in which this thread has been refused memory of ``context`` and tries again: a ``with`` block."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> Self:
+        _lacking[id(self)] = threading.get_ident(), self._context
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _lacking.pop(id(self), None)
+
+    __del__ = __exit__  # an interrupt may have come between the two
+
+
+def lacked(contexts: Iterable[Context]) -> bool:
+    """True while another thread lacks memory of one of ``contexts``."""
+    if not _lacking:
+        return False
+    wanted, here = set(contexts), threading.get_ident()
+    return any(context in wanted and thread != here for thread, context in list(_lacking.values()))
+
+
+def add_wait(wait: Wait) -> None:
+    """Add a wait, for those who have climbed in vain."""
+    _waits.append(wait)
+
+
+def wait(context: Context, *, in_operation: bool) -> bool:
+    """Wait for memory that is in use, and that its users will soon let go; False when there is none."""
+    return any(wait(context, in_operation) for wait in _waits)
 
 
 def explain(text: str) -> None:
