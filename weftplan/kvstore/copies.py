@@ -46,20 +46,22 @@ def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int, spre
     """
     together: list[NDArray] = []
     apart: list[NDArray] = []
-    taken = {id(source.var)}  # parts of one chunk may overlap
+    own = source.var
+    writes: list[Any] = []  # parts of one chunk may overlap
     on_host = source.context.device_type in HOST
     for target in targets:
-        var = target.var
-        if on_host and target.context.device_type in HOST and id(var) not in taken and var.failure is None:
+        chunk = target.chunk
+        var = chunk.var
+        here = on_host and chunk.context.device_type in HOST
+        if here and var.failure is None and var is not own and var not in writes:
             together.append(target)
-            taken.add(id(var))
+            writes.append(var)
         else:
             apart.append(target)
     if together:
         where = source if len(together) > 1 else together[0]
         fill = partial(_fill, source, together, spread)
-        writes = tuple(target.var for target in together)
-        get_engine().push(fill, (source.var,), writes, where.context, priority=priority, name="KVStoreCopy")
+        get_engine().push(fill, (own,), tuple(writes), where.context, priority=priority, name="KVStoreCopy")
     for target in apart:
         copy(source, target, priority)
 

@@ -6,7 +6,6 @@ of one call and decides placement, as in MXNet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from weftplan.errors import KVStoreError
@@ -65,7 +64,7 @@ def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tup
             raise KVStoreError(f"{len(key)} keys need a list of {len(key)} items as {what}, got {got}")
         pairs = [(table.check(k), _arrays(k, v, what)) for k, v in zip(key, values, strict=True)]
     else:
-        pairs = [(table.check(key), _arrays(key, value, what))]
+        return [(table.check(key), _arrays(key, value, what))]
     if len({type(k) for k, _ in pairs}) > 1:
         raise KVStoreError(f"Mixed key types are not allowed: one call has {[k for k, _ in pairs]}")
     groups: dict[Key, list[NDArray]] = {}
@@ -75,10 +74,10 @@ def group_pairs(table: KeyTable, key: Any, value: Any, *, what: str) -> list[tup
 
 
 def _arrays(key: Any, value: Any, what: str) -> list[NDArray]:
-    items: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
     if not items:
         raise KVStoreError(f"key {key!r}: {what} is an empty list, expected at least one NDArray")
     for item in items:
         if not isinstance(item, NDArray):
             raise KVStoreError(f"key {key!r}: {what} must be an NDArray or a list of them, got {type(item).__name__}")
-    return list(items)
+    return items

@@ -382,9 +382,11 @@ class KVStoreLocal(KVStoreBase):
 
     def _sums_straight(self, arrays: list[NDArray], stored: NDArray) -> bool:
         """True when the sum of ``arrays`` can be made in the stored value itself."""
-        return stored.context.device_type in HOST and all(
-            array.context.device_type in HOST and array.var is not stored.var for array in arrays
-        )
+        own = stored.var
+        for array in arrays:
+            if array.context.device_type not in HOST or array.var is own:
+                return False
+        return stored.context.device_type in HOST
 
     def _near(self, key: Key, index: int, array: NDArray, where: Context, priority: int) -> NDArray:
         """``array`` itself if the sum can read it where it is, else a staging copy at ``where``."""
@@ -403,8 +405,9 @@ def reads(where: Context, context: Context) -> bool:
 
 
 def _match(key: Key, arrays: list[NDArray], stored: NDArray, verb: str) -> None:
+    shape, dtype = stored.shape, stored.dtype
     for array in arrays:
-        if array.shape != stored.shape or array.dtype != stored.dtype:
+        if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
             raise KVStoreError(
                 f"{verb}: key {key!r} holds {stored.shape} {stored.dtype}, got {array.shape} {array.dtype} on "
                 f"{array.context}"

@@ -158,10 +158,11 @@ class KVStoreDevice(KVStoreLocal):
         _launch(unpack, packed, [merged], priority, "KVStoreUnpack")
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        with self._turn:
-            for k, arrays in groups:
-                if not self._between.pull(k, self._stored[k], arrays, priority):
-                    super()._pull([(k, arrays)], priority)
+        rest = groups
+        if any(self._stored[k].context.device_type not in HOST for k, _ in groups):
+            with self._turn:
+                rest = [one for one in groups if not self._between.pull(one[0], self._stored[one[0]], one[1], priority)]
+        super()._pull(rest, priority)
 
     def _pack(self, compression: Compression, key: Key, index: int, array: NDArray, priority: int) -> NDArray:
         """What is sent of one gradient, where it is."""
