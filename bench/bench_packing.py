@@ -20,8 +20,8 @@ import blas_setting
 import numpy as np
 from packing_instances import challenges, planted, skewed_trace, training_trace
 
+from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import check_packing, pack
-from weftplan.planner.packing.csv_file import read_csv
 from weftplan.planner.packing.hard import compiled, greedy, large
 from weftplan.planner.packing.problem import peak_of, sectioned
 

@@ -36,7 +36,7 @@ from peers.published_rules import Cupy, Rmm, Torch
 
 import weftplan as mx
 from weftplan import device, storage
-from weftplan.planner.packing.csv_file import read_csv
+from weftplan.cli.pack_csv import read_csv
 from weftplan.storage import (
     AutoGrowth,
     LimitResource,

@@ -1,14 +1,14 @@
 """The climb of binding: what is given is checked, then planned once, then placed."""
 
 import weftplan as mx
-from weftplan.planner import draft
+from weftplan.planner import strategies
 from weftplan.symbol import infer
 
 
 def test_everything_is_inferred_once_and_planned_once(monkeypatch):
     """Shapes are solved once per part of the graph, and a budget hands its plan on to the executor."""
     solved, planned = [], []
-    solve, plan = infer.infer_shapes, draft.plan_memory
+    solve, plan = infer.infer_shapes, strategies.plan_memory
 
     def solving(nodes, known, **how):
         solved.append(len(nodes) - len(how.get("settled", ())))
@@ -19,7 +19,7 @@ def test_everything_is_inferred_once_and_planned_once(monkeypatch):
         return plan(facts, options)
 
     monkeypatch.setattr(infer, "infer_shapes", solving)
-    monkeypatch.setattr(draft, "plan_memory", planning)
+    monkeypatch.setattr(strategies, "plan_memory", planning)
     net = mx.sym.Variable("data")
     for k in range(12):
         net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="tanh"), num_hidden=64, name=f"fc{k}")

@@ -154,18 +154,6 @@ def test_arguments_without_a_wanted_gradient_cost_nothing() -> None:
     assert list(planned.gradients) == ["w"]
 
 
-def test_mirrored_nodes_are_computed_again(interpret: Any, same: Any) -> None:
-    """tanh is repeated for the backward part: its copy refers to the original, and no bit changes."""
-    net = sym.exp(sym.tanh(sym.Variable("x"), name="t") * sym.Variable("y"))
-    planned = _plan(net, mirror=lambda node: node.name == "t")
-    copy = next(node for node in planned.graph.nodes if node.name == "t_mirror")
-    assert copy.mirror_of is not None
-    assert copy.mirror_of.name == "t"
-    values = {k: v for k, v in interpret.values(net, 5).items() if not k.startswith("grad:")}
-    plain = interpret.planned(_plan(net), values)
-    same(interpret.planned(planned, values), plain)
-
-
 def test_grad_req_is_checked() -> None:
     """Unknown words and unknown names are named."""
     net = sym.tanh(sym.Variable("x"))

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bench.packing_instances import planted, skewed_trace, training_trace
+from weftplan.cli.pack_csv import read_csv
 from weftplan.errors import FormatError, PlanError
 from weftplan.planner.packing import Packing, PackingError, check_packing, pack, reuse_edges
-from weftplan.planner.packing.csv_file import read_csv
 from weftplan.planner.packing.hard import compiled
 from weftplan.planner.packing.hard.merging import glue
 from weftplan.planner.packing.hard.peel import peel

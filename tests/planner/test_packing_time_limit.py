@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bench.packing_instances import Buffers, planted, skewed_trace
+from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import Precedence, check_packing, clock, pack
-from weftplan.planner.packing.csv_file import read_csv
 from weftplan.planner.packing.hard import compiled
 
 DATA = Path(__file__).parents[2] / "bench" / "data"

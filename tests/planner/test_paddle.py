@@ -14,8 +14,8 @@ import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
 from weftplan.planner import Kind, MemoryPlan, PlannedGraph, PlanOptions, plan_symbol, validate
-from weftplan.planner.draft import Draft
 from weftplan.planner.paddle import order_edges
+from weftplan.planner.strategies import Draft
 from weftplan.symbol import Symbol
 
 sym = mx.sym

@@ -37,7 +37,7 @@ AREAS = {
     ),
     "planner": (
         "planner",
-        "inplace match_range layout liveness program graph reachability workspace strategies rewiring "
+        "inplace match_range layout liveness program graph reachability strategies rewiring "
         "order symbolic/gradient symbolic/cse symbolic/realise recompute/rewrite validation/replay",
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",

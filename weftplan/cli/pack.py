@@ -15,10 +15,10 @@ from typing import cast
 import click
 import numpy as np
 
+from weftplan.cli.pack_csv import read_csv
 from weftplan.errors import FormatError, listed
 from weftplan.planner.packing import check_packing, pack
 from weftplan.planner.packing.api import Effort
-from weftplan.planner.packing.csv_file import read_csv
 
 
 @click.command("pack")

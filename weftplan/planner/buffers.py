@@ -17,9 +17,8 @@ from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.program import Program
+from weftplan.planner.program import Program, with_added_outputs
 from weftplan.planner.reachability import MOST_STEPS, ancestors
-from weftplan.planner.workspace import with_added_outputs
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weftplan.planner import recompute, spill
-from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.order import choose_order
 from weftplan.planner.program import Program
+from weftplan.planner.strategies import Draft, plan_graph
 
 
 class Drafts:

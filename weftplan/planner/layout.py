@@ -60,7 +60,7 @@ class Layout:
 
     workspace_nbytes: IntArray
     """Scratch bytes of each node: what its operator declares, plus room for each output that is added to (see
-    :mod:`weftplan.planner.workspace`)."""
+    :func:`weftplan.planner.program.with_added_outputs`)."""
     workspace_storage: NDArray[np.int32]
     """Storage that serves as scratch of each node, at least ``workspace_nbytes`` long; -1 where none is needed."""
 

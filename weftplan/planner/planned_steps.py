@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from weftplan.device.context import Context
 from weftplan.ops.schema import DType, Req, Shape
-from weftplan.planner.draft import Draft
 from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.strategies import Draft
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -6,14 +6,14 @@ make new programs and change none, so any thread may read them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops.schema import DType, InplacePair, Shape
+from weftplan.ops.schema import DType, InplacePair, Shape, aligned
 from weftplan.planner.graph import Graph, IntArray
 
 
@@ -164,6 +164,22 @@ def references(graph: Graph, reads: Sequence[Sequence[int]]) -> list[int]:
     for e in graph.outputs.tolist():
         refs[e] += 1
     return refs
+
+
+def with_added_outputs(
+    needs: dict[int, int], graph: Graph, nbytes: list[int], added: Collection[int]
+) -> dict[int, int]:
+    """Scratch bytes per node: ``needs``, and behind it room for every entry of ``added`` that the node makes.
+
+    Kernels only overwrite, so an output that must be *added* to its destination is computed in scratch first.
+    """
+    if not added:
+        return needs
+    total = dict(needs)
+    for eid in added:
+        nid = int(graph.entry_node[eid])
+        total[nid] = total.get(nid, 0) + aligned(nbytes[eid])
+    return total
 
 
 def _check_states(graph: Graph, nid: int) -> None:

@@ -1,4 +1,4 @@
-"""Strategies behind one interface: a program and options in, the memory plan out.
+"""Strategies behind one interface: a program and options in, a :class:`Draft` with the memory plan out.
 
 This file decides which plans are made and which one is used. It relies on ``inplace.py`` for who shares a storage and
 on ``slabs.py`` for where storages are. Nothing is kept between calls; any thread may call it.
@@ -7,7 +7,7 @@ on ``slabs.py`` for where storages are. Nothing is kept between calls; any threa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
@@ -18,6 +18,34 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.reachability import MOST_STEPS
 from weftplan.planner.slabs import arena, blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A graph in execution order, its plan, and what was decided.
+
+    Attributes:
+        program: the graph with sizes.
+        num_forward: how many steps of its order are the forward part; the others are the backward part.
+        memory: the plan.
+        assignment: which entries share a storage.
+        notes: what was decided, in words.
+    """
+
+    program: Program
+    num_forward: int
+    memory: MemoryPlan
+    assignment: Assignment
+    notes: tuple[str, ...] = ()
+
+    def slowed(self, more_time: float) -> Draft:
+        """The same, whose plan says by what share of a step it takes longer."""
+        return replace(self, memory=replace(self.memory, more_time=more_time))
+
+
+def plan_graph(program: Program, num_forward: int, options: PlanOptions) -> Draft:
+    """The graph with the plan that ``options`` give it."""
+    return Draft(program, num_forward, *plan_memory(program, options))
 
 
 def plan_memory(program: Program, options: PlanOptions) -> tuple[MemoryPlan, Assignment]:

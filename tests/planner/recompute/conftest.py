@@ -11,10 +11,10 @@ import pytest
 import weftplan as mx
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, drafts, plan_symbol
-from weftplan.planner.draft import Draft
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Tape
+from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 
 

@@ -9,10 +9,10 @@ from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.ops.schema import Req
 from weftplan.planner import PlanOptions, validate
-from weftplan.planner.draft import plan_graph
 from weftplan.planner.planned_steps import planned_steps
 from weftplan.planner.spill import Spill, spilled
 from weftplan.planner.spill.search import SMALLEST
+from weftplan.planner.strategies import plan_graph
 
 SIM = Context("sim", 0)
 

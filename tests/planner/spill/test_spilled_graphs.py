@@ -17,8 +17,8 @@ from weftplan import models
 from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, draft, plan_symbol, spill, validate
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.draft import Draft
 from weftplan.planner.spill import search
+from weftplan.planner.strategies import Draft
 from weftplan.planner.symbolic.cost import node_seconds
 
 SIM = mx.sim(0)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from weftplan.errors import BudgetError
-from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.recompute.archive import Archive
@@ -21,7 +20,7 @@ from weftplan.planner.recompute.rewrite import repeat
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.recompute.trade_off import curve
-from weftplan.planner.strategies import assignment
+from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 Cost = Callable[[Program], Sequence[float]]
 """Seconds of every node of a graph (0 for variables), modelled or measured; asked again for rewritten graphs."""

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.program import Program
+from weftplan.planner.program import Program, with_added_outputs
 from weftplan.planner.recompute.arrays import Arrays, Pair, Trace
 from weftplan.planner.recompute.rewrite import repeatable
-from weftplan.planner.workspace import with_added_outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.draft import Draft, plan_graph
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.spill.link import PCIE
 from weftplan.planner.spill.place import places
 from weftplan.planner.spill.rewrite import Spill, spilled
 from weftplan.planner.spill.search import Search
-from weftplan.planner.strategies import assignment
+from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 BASES = 4
 """So many points of the recomputation curve get spills on top."""

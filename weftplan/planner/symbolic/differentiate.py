@@ -6,7 +6,7 @@ is kept between calls, and no given node is changed; any thread may call this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,6 @@ def differentiate(
     context: Context,
     group2ctx: Mapping[str, Context],
     variable_contexts: Mapping[str, Context],
-    mirror: Callable[[Node], bool] | None,
 ) -> Differentiated:
     """Merge what computes the same, add the gradients that somebody wants, and put every node on a device.
 
@@ -92,7 +91,6 @@ def differentiate(
             [arguments[name] for name in wanted],
             sum_cap=options.inplace_grad_sum_cap,
             accumulated={arguments[name] for name in wanted if requests[name] == Req.ADD},
-            mirror=mirror,
             like_mxnet=options.compat == "mxnet",
         )
     entries = [*heads, *gradients.entries]

@@ -10,7 +10,7 @@ no terms. Zeros are only made where a rule asks for an outgoing gradient that ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,7 +42,6 @@ def add_gradients(
     *,
     sum_cap: int = 8,
     accumulated: Collection[Node] = (),
-    mirror: Callable[[Node], bool] | None = None,
     like_mxnet: bool = False,
 ) -> Gradients:
     """Gradient entries of ``outputs`` with respect to the variables ``wanted``.
@@ -52,28 +51,24 @@ def add_gradients(
         wanted: variables.
         sum_cap: sums of this many terms or more become a chain of ``_grad_add``, which can run in place.
         accumulated: variables whose gradient is added to (grad_req add): their gradient entry has no other reader.
-        mirror: forward nodes for which it is true are computed again for the gradient nodes (copies ``<name>_mirror``).
         like_mxnet: pass head gradients through ``_identity_with_attr_like_rhs``, as MXNet 1.9.1 does.
 
     Raises:
         PlanError: a wanted variable is not reachable, an operator on the way is not differentiable, or a gradient rule
             returns the wrong number of gradients.
     """
-    return _Pass(outputs, sum_cap, mirror, like_mxnet).run(wanted, accumulated)
+    return _Pass(outputs, sum_cap, like_mxnet).run(wanted, accumulated)
 
 
 class _Pass:
     """State of one run of the pass."""
 
-    def __init__(
-        self, outputs: Sequence[Entry], sum_cap: int, mirror: Callable[[Node], bool] | None, like_mxnet: bool
-    ) -> None:
+    def __init__(self, outputs: Sequence[Entry], sum_cap: int, like_mxnet: bool) -> None:
         self.outputs = outputs
         self.sum_cap = max(2, sum_cap)
         self.order, self.nid = depth_first_order((entry.node for entry in outputs), PlanError)
         if not like_mxnet:
             self._visit_step_by_step()
-        self.mirrors = {} if mirror is None else self._make_mirrors(mirror)
         self.like_mxnet = like_mxnet
         self.terms: dict[tuple[Node, int], list[Entry]] = {}
         self.when: dict[Node, int] = {}
@@ -232,22 +227,6 @@ class _Pass:
             else:
                 used.add(key)
 
-    def _make_mirrors(self, mirror: Callable[[Node], bool]) -> dict[Node, Node]:
-        mirrors: dict[Node, Node] = {}
-        for node in self.order:
-            if node.op is not None and mirror(node):
-                mirrors[node] = Node(
-                    node.op,
-                    f"{node.name}_mirror",
-                    attrs=node.attrs,
-                    params=node.params,
-                    inputs=[Entry(mirrors.get(e.node, e.node), e.index, e.version) for e in node.inputs],
-                    control_deps=[mirrors.get(dep, dep) for dep in node.control_deps],
-                    created_at=node.created_at,
-                    mirror_of=node,
-                )
-        return mirrors
-
     def make(
         self,
         op_name: str | Op,
@@ -289,12 +268,11 @@ class _Pass:
 class _Builder:
     """What a gradient rule sees of one forward node (:class:`weftplan.ops.schema.GradientBuilder`)."""
 
-    __slots__ = ("_forward", "_pass", "_seen")
+    __slots__ = ("_forward", "_pass")
 
     def __init__(self, owner: _Pass, forward: Node) -> None:
         self._pass = owner
         self._forward = forward
-        self._seen = owner.mirrors.get(forward, forward)
 
     @property
     def params(self) -> Params:
@@ -307,12 +285,12 @@ class _Builder:
         return len(self._forward.inputs)
 
     def input(self, index: int) -> EntryRef:
-        """Forward input, of the recomputed twin where there is one."""
-        return cast(EntryRef, self._seen.inputs[index])
+        """Forward input."""
+        return cast(EntryRef, self._forward.inputs[index])
 
     def output(self, index: int) -> EntryRef:
-        """Forward output, of the recomputed twin where there is one."""
-        return cast(EntryRef, Entry(self._seen, index))
+        """Forward output."""
+        return cast(EntryRef, Entry(self._forward, index))
 
     def ograd(self, index: int = 0) -> EntryRef:
         """Aggregated gradient of output ``index``; zeros when there is none."""
@@ -339,7 +317,7 @@ class _Builder:
             f"{forward.name}_{suffix}",
             cast("Sequence[Entry]", inputs),
             {} if params is None else params,
-            forward=self._seen if self._pass.like_mxnet else forward,
+            forward=forward,
             parsed=forward.params if params is None else None,
         )
         return cast("Sequence[EntryRef]", made)

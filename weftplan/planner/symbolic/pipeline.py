@@ -7,7 +7,7 @@ is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
 from weftplan.planner.symbolic.kernels import operator_choices, operator_workspaces
 from weftplan.planner.symbolic.planned_graph import PlannedGraph
 from weftplan.planner.symbolic.realise import realised
-from weftplan.symbol.node import Node
 
 
 def plan_symbol(
@@ -40,7 +39,6 @@ def plan_symbol(
     group2ctx: Mapping[str, Context] | None = None,
     variable_contexts: Mapping[str, Context] | None = None,
     options: PlanOptions | None = None,
-    mirror: Callable[[Node], bool] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> PlannedGraph:
     """Plan a symbol (or a sequence of entries) without allocating anything.
@@ -54,7 +52,6 @@ def plan_symbol(
         group2ctx: device of each ``ctx_group`` attribute.
         variable_contexts: devices of the caller's arrays by variable name (with their gradients); wins over groups.
         options: how to plan; default: from the environment.
-        mirror: forward nodes for which it is true are computed again for the backward part.
         seconds: measured times of nodes by name, for choosing what to recompute; other nodes are modelled.
 
     Raises:
@@ -72,7 +69,6 @@ def plan_symbol(
         group2ctx=group2ctx,
         variable_contexts=variable_contexts,
         options=options,
-        mirror=mirror,
     )
     return sized.plan(seconds=seconds)
 
@@ -88,7 +84,6 @@ def size_symbol(
     group2ctx: Mapping[str, Context] | None = None,
     variable_contexts: Mapping[str, Context] | None = None,
     options: PlanOptions | None = None,
-    mirror: Callable[[Node], bool] | None = None,
 ) -> SizedGraph:
     """The first half of :func:`plan_symbol`, whose arguments it takes: everything but memory.
 
@@ -103,12 +98,11 @@ def size_symbol(
         context=Context("cpu", 0) if context is None else context,
         group2ctx=group2ctx or {},
         variable_contexts=variable_contexts or {},
-        mirror=mirror,
     )
     program, num_forward = _sized(found, shapes, dtypes or {}, kernels=chosen.kernels)
     if chosen.compat == "paddle":
         program = replace(program, order=breadth_first(program, num_forward))
-    return SizedGraph(found, program, num_forward=num_forward, options=chosen, mirrored=mirror is not None)
+    return SizedGraph(found, program, num_forward=num_forward, options=chosen)
 
 
 class SizedGraph:
@@ -120,20 +114,11 @@ class SizedGraph:
         options: how to plan.
     """
 
-    def __init__(
-        self,
-        found: Differentiated,
-        program: Program,
-        *,
-        num_forward: int,
-        options: PlanOptions,
-        mirrored: bool = False,
-    ) -> None:
+    def __init__(self, found: Differentiated, program: Program, *, num_forward: int, options: PlanOptions) -> None:
         self.program = program
         self.num_forward = num_forward
         self.options = options
         self._found = found
-        self._mirrored = mirrored
         self._drafts = Drafts(program, num_forward)
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
@@ -148,10 +133,7 @@ class SizedGraph:
         if chosen.peers:  # what computes is no home
             here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
-        if self._mirrored:
-            draft = self._drafts.plain(chosen)
-        else:
-            draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
+        draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
         found = self._found
         graph = realised(found.graph, draft.program.graph)
         outputs: list[int] = graph.outputs[: found.num_outputs].tolist()
