@@ -4,26 +4,9 @@ import numpy as np
 import pytest
 
 import weftplan as mx
+from tests.executor.small_networks import fill, mlp
 from weftplan import planner
 from weftplan.errors import BindError, DTypeError, MXNetError, ShapeError
-
-
-def mlp():
-    """Two layers and a softmax loss."""
-    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1")
-    net = mx.sym.Activation(net, act_type="tanh", name="act")
-    net = mx.sym.FullyConnected(net, num_hidden=3, name="fc2")
-    return mx.sym.SoftmaxOutput(net, name="softmax")
-
-
-def fill(executor, seed=0):
-    """Seeded values in every argument."""
-    rng = np.random.default_rng(seed)
-    for name, array in executor.arg_dict.items():
-        if name.endswith("label"):
-            array[:] = rng.integers(0, 3, array.shape).astype("float32")
-        else:
-            array[:] = rng.standard_normal(array.shape).astype("float32")
 
 
 def mlp_oracle(a):
@@ -142,46 +125,6 @@ def test_forward_keywords():
         executor.forward(data=mx.nd.array(data[:2]))
     with pytest.raises(DTypeError, match="must be an NDArray or a NumPy array"):
         executor.forward(data=[1, 2])
-
-
-def test_bind_bad_input():
-    """Missing arguments, wrong contexts and gradients that do not fit are named."""
-    net = mlp()
-    names = net.list_arguments()
-    arrays = dict(zip(names, (mx.nd.zeros(s) for s in net.infer_shape(data=(4, 5))[0]), strict=True))
-    with pytest.raises(BindError, match=r"lacks \['fc1_bias'\]"):
-        net.bind(mx.cpu(), {k: v for k, v in arrays.items() if k != "fc1_bias"})
-    with pytest.raises(BindError, match="has 1 arrays, needed are"):
-        net.bind(mx.cpu(), [arrays["data"]])
-    with pytest.raises(BindError, match=r"is on cpu\(0\), the executor on cpu\(1\)"):
-        net.bind(mx.cpu(1), arrays)
-    with pytest.raises(ShapeError, match="its gradient array"):
-        net.bind(mx.cpu(), arrays, {"data": mx.nd.zeros((1, 1))})
-    with pytest.raises(BindError, match="grad_req of 'data' must be one of"):
-        net.bind(mx.cpu(), arrays, {}, grad_req="wirte")
-    with pytest.raises(DTypeError, match="must be an NDArray"):
-        net.bind(mx.cpu(), {**arrays, "data": np.zeros((4, 5))})
-    with pytest.raises(ShapeError, match=r"fc1"):
-        net.bind(mx.cpu(), {**arrays, "fc1_weight": mx.nd.zeros((8, 9))})
-    with pytest.raises(MXNetError, match=r"simple_bind error. Arguments:\ndata: "):
-        net.simple_bind(mx.cpu(), data=(4, 5), fc1_weight=(1, 1))
-    with pytest.raises(ShapeError, match=r"shape of argument 'data' is unknown and cannot be inferred"):
-        net.simple_bind(mx.cpu(), fc1_bias=(8,))
-    with pytest.warns(UserWarning, match="no arguments or options named"):
-        net.simple_bind(mx.cpu(), data=(4, 5), dta=(1,))
-
-
-def test_copy_params_from_is_all_or_nothing():
-    """An unknown name stops the call before anything is copied; values are cast."""
-    executor = mlp().simple_bind(mx.cpu(), data=(4, 5))
-    good = mx.nd.ones((8, 5), dtype="float64")
-    with pytest.raises(BindError, match="'nope'"):
-        executor.copy_params_from({"fc1_weight": good, "nope": good})
-    assert (executor.arg_dict["fc1_weight"].asnumpy() == 0).all()
-    executor.copy_params_from({"fc1_weight": good, "nope": good}, allow_extra_params=True)
-    assert (executor.arg_dict["fc1_weight"].asnumpy() == 1).all()
-    with pytest.raises(ShapeError, match="fc2_bias"):
-        executor.copy_params_from({"fc2_bias": good})
 
 
 def test_reshape_shares_parameters_and_memory():
@@ -330,148 +273,6 @@ def test_shared_buffers_and_arguments():
         mlp().simple_bind(mx.cpu(), data=(16, 5), shared_buffer=pool)
     with pytest.raises(ShapeError, match="is shared as"):
         mlp().simple_bind(mx.cpu(), data=(2, 6), shared_arg_names=["fc1_weight"], shared_exec=first)
-
-
-def test_a_failing_kernel_reaches_the_reader(monkeypatch):
-    """An error in a node is raised at the read, naming the node; the executor works again afterwards."""
-    from weftplan.executor import schedule
-
-    broken = [True]
-    real = schedule._kernel_call
-
-    def sometimes(op, node, *rest):
-        bind = real(op, node, *rest)
-
-        def failing():
-            if broken[0]:
-                raise FloatingPointError("kernel failed")
-            bind(schedule.RunState(is_train=False))()
-
-        return (lambda run: failing) if node.name == "middle" else bind
-
-    monkeypatch.setattr(schedule, "_kernel_call", sometimes)
-    net = mx.sym.sqrt(mx.sym.square(mx.sym.Variable("x"), name="middle"))
-    executor = net.simple_bind(mx.cpu(), grad_req="null", x=(4,))
-    executor.arg_dict["x"][:] = 3
-    executor.forward()
-    with pytest.raises(FloatingPointError, match="kernel failed") as caught:
-        executor.outputs[0].asnumpy()
-    assert "middle" in caught.value.__notes__[0]
-    assert "test_executor.py" in caught.value.__notes__[0]
-    broken[0] = False
-    assert executor.forward()[0].asnumpy().tolist() == [3, 3, 3, 3]
-
-
-def test_duplicate_names():
-    """Two variables of one name are refused at bind."""
-    net = mx.sym.Variable("same") + mx.sym.Variable("same")
-    with pytest.raises(BindError, match="Duplicate names detected"):
-        net.bind(mx.cpu(), [mx.nd.ones((2,)), mx.nd.ones((2,))])
-
-
-def layers():
-    """Data, a layer, a normalisation, a loss."""
-    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
-    return mx.sym.SoftmaxOutput(mx.sym.BatchNorm(net, name="bn"), name="softmax")
-
-
-def test_a_parameter_without_a_value_is_an_error():
-    """What copy_params_from left out, and nobody has set since, is listed at forward; zeros would look plausible."""
-    executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
-    given = {name: mx.nd.ones(executor.arg_dict[name].shape) for name in ("fc_weight", "bn_gamma")}
-    executor.copy_params_from(given)
-    lost = r"\['fc_bias', 'bn_beta', 'bn_moving_mean', 'bn_moving_var'\] never got a value"
-    for _ in range(2):  # not only once
-        with pytest.raises(MXNetError, match=lost):
-            executor.forward(data=mx.nd.ones((2, 4)))
-    with pytest.raises(MXNetError, match=lost):
-        executor.reshape(data=(1, 4), softmax_label=(1,)).forward()
-    executor.arg_dict["fc_bias"][:] = 0
-    with pytest.raises(MXNetError, match=r"\['bn_beta', 'bn_moving_mean', 'bn_moving_var'\] never"):
-        executor.forward(data=mx.nd.ones((2, 4)))
-    executor.forward(is_train=True, bn_beta=mx.nd.zeros((3,)))  # moving statistics come from batches
-    executor.copy_params_from({}, {"bn_moving_mean": mx.nd.zeros((3,)), "bn_moving_var": mx.nd.ones((3,))})
-    executor.forward()
-
-
-def test_zeros_may_be_meant():
-    """allow_missing says so; arrays of the caller, inputs whose shape was given and labels are never asked for."""
-    executor = layers().simple_bind(mx.cpu(), grad_req="null", data=(2, 4))
-    executor.copy_params_from({"fc_weight": mx.nd.ones((3, 4))}, allow_missing=True)
-    executor.forward()
-    shapes = dict(zip(layers().list_arguments(), layers().infer_shape(data=(2, 4))[0], strict=True))
-    arrays = {name: mx.nd.zeros(shape) for name, shape in shapes.items()}
-    own = layers().bind(mx.cpu(), arrays, grad_req="null", aux_states=[mx.nd.zeros((3,)), mx.nd.ones((3,))])
-    own.copy_params_from({"fc_weight": mx.nd.ones((3, 4))})
-    own.forward()
-
-
-@pytest.mark.parametrize("strategy", ["", "dynamic"])
-def test_backward_without_forward(strategy, monkeypatch):
-    """It runs where the gradients need nothing that forward computes, twice and with shared memory too, as in MXNet; an
-    executor whose memory it takes has to run forward again."""
-    if strategy:
-        monkeypatch.setenv("WEFTPLAN_EXECUTOR_STRATEGY", strategy)
-    x = mx.sym.Variable("x")
-    net = mx.sym.repeat(mx.sym.sin(x) * 2.0, repeats=2, axis=0)
-    first = mx.sym.tanh(mx.sym.exp(x)).simple_bind(mx.cpu(), x=(3,))
-    first.forward(is_train=True)
-    second = net.simple_bind(mx.cpu(), x=(3,), shared_exec=None if strategy else first)
-    second.arg_dict["x"][:] = values = np.array([0.5, 1.0, -2.0], "f4")
-    for scale in (1.0, 3.0):
-        second.backward(mx.nd.full((6,), scale))
-        np.testing.assert_allclose(second.grad_dict["x"].asnumpy(), 4 * scale * np.cos(values), rtol=1e-5)
-    with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) first$"):
-        mx.sym.tanh(x).simple_bind(mx.cpu(), x=(3,)).backward(mx.nd.ones((3,)))
-    drawn = mx.sym.Dropout(x) * 2.0
-    with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) first$"):
-        drawn.simple_bind(mx.cpu(), x=(3,)).backward(mx.nd.ones((3,)))
-
-
-def test_words_that_simple_bind_does_not_know():
-    """What resembles no option and no argument is left out with a warning (MXNet does that silently); what is near
-    one is an error that names it."""
-    net = mx.sym.Variable("data") * 2.0
-    with pytest.warns(UserWarning, match=r"no arguments or options named \['force_rebind', 'zzz'\]"):
-        executor = net.simple_bind(mx.cpu(), data=(2,), force_rebind=True, zzz=3)
-    assert executor.forward(data=mx.nd.ones((2,)))[0].asnumpy().tolist() == [2, 2]
-    with pytest.raises(BindError, match=r"no option .*'grad_reg'.*did you mean 'grad_req'"):
-        net.simple_bind(mx.cpu(), data=(2,), grad_reg="null")
-
-
-def test_backward_after_forward_outside_training():
-    """Where no operator behaves otherwise in training, forward() will do for backward, as in MXNet."""
-    x = mx.sym.Variable("x")
-    executor = mx.sym.broadcast_mul(x, mx.sym.tanh(x)).bind(mx.cpu(), [mx.nd.array([0.5, -2.0])], [mx.nd.zeros((2,))])
-    with pytest.raises(MXNetError, match=r"run forward\(is_train=True\) first$"):
-        executor.backward(mx.nd.ones((2,)))
-    executor.forward()
-    executor.backward(mx.nd.ones((2,)))
-    values = np.array([0.5, -2.0])
-    expected = np.tanh(values) + values * (1 - np.tanh(values) ** 2)
-    np.testing.assert_allclose(executor.grad_arrays[0].asnumpy(), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("net", "data"),
-    [
-        (lambda x: mx.sym.Dropout(x, name="odd"), (3, 4)),
-        (lambda x: mx.sym.BatchNorm(x, name="odd"), (3, 4)),
-        (lambda x: mx.sym.RNN(x, state_size=2, num_layers=2, mode="gru", p=0.5, name="odd"), (3, 4, 5)),
-    ],
-)
-def test_operators_that_need_training(net, data):
-    """What keeps nothing for its gradient outside training is named; without dropping or batches it may run."""
-    executor = net(mx.sym.Variable("x")).simple_bind(mx.cpu(), x=data)
-    executor.forward()
-    with pytest.raises(MXNetError, match=r"'odd' keeps what its gradient needs in training only"):
-        executor.backward(executor.outputs[0])
-    executor.forward(is_train=True)
-    executor.backward(executor.outputs[0])
-    tame = mx.sym.Dropout(mx.sym.BatchNorm(mx.sym.Variable("x"), use_global_stats=True), p=0)
-    executor = tame.simple_bind(mx.cpu(), x=(3, 4))
-    executor.forward()
-    executor.backward(executor.outputs[0])
 
 
 def test_gradient_arrays_beside_null_are_kept():

@@ -4,7 +4,7 @@ Every call made here gives the kernel a workspace of exactly the declared bytes 
 read-only inputs (except auxiliary states), and None for ignored inputs. So a kernel that reads what it should not,
 writes what it should not, leaves part of an output unwritten or takes more scratch than declared fails in any test.
 
-Tests import it as ``ops_harness`` (see conftest.py):
+Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, gradients and checks need each other:
 
 * :func:`run`, :func:`gradients`: forward outputs; gradients by the operator's rule, node by node;
 * :func:`check_gradient`: the rule against central differences in float64;

@@ -1,0 +1,23 @@
+"""Networks for the tests of executors, and values for their arguments."""
+
+import numpy as np
+
+import weftplan as mx
+
+
+def mlp():
+    """Two layers and a softmax loss."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1")
+    net = mx.sym.Activation(net, act_type="tanh", name="act")
+    net = mx.sym.FullyConnected(net, num_hidden=3, name="fc2")
+    return mx.sym.SoftmaxOutput(net, name="softmax")
+
+
+def fill(executor, seed=0):
+    """Seeded values in every argument."""
+    rng = np.random.default_rng(seed)
+    for name, array in executor.arg_dict.items():
+        if name.endswith("label"):
+            array[:] = rng.integers(0, 3, array.shape).astype("float32")
+        else:
+            array[:] = rng.standard_normal(array.shape).astype("float32")

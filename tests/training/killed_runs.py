@@ -1,0 +1,107 @@
+"""A short run of fit that can be killed after any batch, and what has to be equal where it is resumed."""
+
+import random as python_random
+
+import numpy as np
+
+import weftplan as mx
+
+EPOCHS = 3
+
+
+BATCHES = 5
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing of the package catches it."""
+
+
+def network():
+    """Batch normalization has states, dropout draws random numbers."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc1")
+    net = mx.sym.BatchNorm(net, fix_gamma=False, name="bn")
+    net = mx.sym.Dropout(mx.sym.Activation(net, act_type="relu", name="act"), p=0.3, name="drop")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
+
+
+def data():
+    """Five batches of eight, in a new order each epoch."""
+    rng = np.random.default_rng(2)
+    return mx.io.NDArrayIter(rng.random((40, 4)), rng.integers(0, 3, 40), batch_size=8, shuffle=True)
+
+
+class Plain(mx.io.DataIter):
+    """The same, from an iterator that cannot tell its place."""
+
+    def __init__(self):
+        super().__init__(8)
+        self._source = data()
+        self.provide_data, self.provide_label = self._source.provide_data, self._source.provide_label
+
+    def reset(self):
+        self._source.reset()
+
+    def next(self):
+        return self._source.next()
+
+
+SETTINGS = {
+    "sgd": {"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}},
+    "nadam": {"optimizer": "nadam", "optimizer_params": {"learning_rate": 0.01}},
+    "schedule": {
+        "optimizer": "adam",
+        "optimizer_params": lambda: {"lr_scheduler": mx.lr_scheduler.FactorScheduler(3, 0.5, base_lr=0.05)},
+    },
+    "lbsgd": {
+        "optimizer": "lbsgd",
+        "optimizer_params": {"learning_rate": 0.01, "momentum": 0.9, "batch_scale": 3, "updates_per_epoch": 5},
+    },
+}
+
+
+def run(prefix=None, *, stop=None, seed=3, make=data, devices=1, optimizer="sgd", metric=("acc", "ce"), **settings):
+    """(weights, metrics of the last batch, numbers drawn afterwards) of a run, or None if it was stopped after a
+    batch: its number from the beginning."""
+    mx.random.seed(seed)
+    python_random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - what a program may do
+    module = mx.mod.Module(
+        network(),
+        context=[mx.cpu(i) for i in range(devices)],
+        compression_params=settings.pop("compression_params", None),
+    )
+    seen = []
+
+    def after(param):
+        seen.append((param.epoch, param.nbatch, *param.eval_metric.get_name_value(), python_random.random()))
+        np.random.random()  # noqa: NPY002
+        if stop is not None and param.epoch * BATCHES + param.nbatch == stop:
+            raise Killed
+
+    chosen = dict(SETTINGS[optimizer])
+    if callable(chosen["optimizer_params"]):
+        chosen["optimizer_params"] = chosen["optimizer_params"]()
+    chosen = {"kvstore": "device", **chosen, **settings}
+    try:
+        module.fit(
+            make(),
+            num_epoch=chosen.pop("num_epoch", EPOCHS),
+            eval_metric=list(metric),
+            initializer=mx.init.Xavier(),
+            batch_end_callback=after,
+            checkpoint=prefix,
+            **chosen,
+        )
+    except Killed:
+        return None
+    args, aux = module.get_params()
+    found = {name: value.asnumpy() for name, value in {**args, **aux}.items()}
+    return found, seen[-1] if seen else None, (mx.nd.random.uniform().asscalar(), np.random.random())  # noqa: NPY002
+
+
+def same(left, right):
+    """The same bits, metrics and random numbers."""
+    assert left[0].keys() == right[0].keys()
+    for name, value in left[0].items():
+        np.testing.assert_array_equal(value, right[0][name], err_msg=name)
+    assert left[1:] == right[1:]

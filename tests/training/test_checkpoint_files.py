@@ -1,0 +1,174 @@
+"""Files of checkpoints: which stay, what happens to damaged ones, and that training does not wait for the disk."""
+
+import errno
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.training.killed_runs import EPOCHS, data, network, run, same
+from weftplan.convert import load_safetensors, save_safetensors
+from weftplan.errors import FormatError, ParameterError
+from weftplan.ndarray import safetensors as file_format
+from weftplan.training import checkpointing
+from weftplan.training.checkpointing import Checkpoints, read_snapshot
+
+
+def test_how_many_stay(tmp_path):
+    """The newest `keep` stay; None keeps all."""
+    run(tmp_path / "few", every=2, keep=2)
+    assert [path.name for path in Checkpoints(tmp_path / "few").found()] == [
+        "few-step00000014.safetensors",
+        "few-step00000015.safetensors",
+    ]
+    run(tmp_path / "all", every=5, keep=None)
+    assert len(Checkpoints(tmp_path / "all").found()) == EPOCHS
+
+
+def test_parameters_alone_are_read_from_a_checkpoint(tmp_path):
+    """Module.load_params, load_safetensors and the reference library open the file."""
+    expected = run(tmp_path / "run")[0]
+    path = Checkpoints(tmp_path / "run").found()[-1]
+    args, aux = load_safetensors(path)
+    assert {*args, *aux} == set(expected)
+    assert set(aux) == {"bn_moving_mean", "bn_moving_var"}
+    module = mx.mod.Module(network())
+    batches = data()
+    module.bind(batches.provide_data, batches.provide_label)
+    module.load_params(path)
+    for name, value in module.get_params()[0].items():
+        np.testing.assert_array_equal(value.asnumpy(), expected[name])
+    reference = pytest.importorskip("safetensors.numpy")
+    np.testing.assert_array_equal(reference.load_file(path)["fc1_weight"], expected["fc1_weight"])
+
+
+def test_a_full_disk(tmp_path, monkeypatch, caplog):
+    """Training goes on and says so, the last good checkpoint stays, and nothing half written is left."""
+    real, full = os.fsync, []
+
+    def fsync(handle):
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr("weftplan.files.os.fsync", fsync)
+
+    def fill(param):
+        if param.epoch == 1 and param.nbatch == 0:
+            while not (tmp_path / "run-step00000004.safetensors").exists():  # the last one that there is room for
+                time.sleep(0.001)
+            full.append(True)
+
+    ended = run(tmp_path / "run", epoch_end_callback=lambda *_: None, every=2, stop=None)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    mx.random.seed(3)
+    module = mx.mod.Module(network())
+    module.fit(
+        data(),
+        num_epoch=EPOCHS,
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+        initializer=mx.init.Xavier(),
+        batch_end_callback=fill,
+        checkpoint=tmp_path / "run",
+        every=2,
+    )
+    for name, value in module.get_params()[0].items():
+        np.testing.assert_array_equal(value.asnumpy(), ended[0][name])
+    found = Checkpoints(tmp_path / "run").found()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in found]
+    assert read_snapshot(found[-1]).facts["step"] == 4
+    text = caplog.text
+    assert "run-step00000006.safetensors was not written: No space left on device; training goes on" in text
+    assert f"the last good one is {found[-1]}" in text
+
+
+def test_killed_while_it_writes(tmp_path, monkeypatch):
+    """A file that was being written has no name; resuming goes on from the one before, and clears the rest away."""
+    assert run(tmp_path / "run", stop=7, every=2) is None
+    (tmp_path / ".run-step00000008.safetensors.0a1b2c3d").write_bytes(b"half of it")
+    (tmp_path / ".other-step00000008.safetensors.0a1b2c3d").write_bytes(b"somebody else's")
+    same(run(tmp_path / "run", resume=True, every=2), run())
+    assert [path.name for path in tmp_path.glob(".*")] == [".other-step00000008.safetensors.0a1b2c3d"]
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+    """Changed bytes and a file that was cut off are noticed; the one before is taken."""
+    assert run(tmp_path / "run", stop=7, every=2) is None
+    newest = Checkpoints(tmp_path / "run").found()[-1]
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    same(run(tmp_path / "run", resume=True, every=2), run())
+    assert "do not fit their checksum; the one before it is tried" in caplog.text
+    for path in Checkpoints(tmp_path / "run").found():
+        path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(FormatError, match=r"no checkpoint under .* can be read"):
+        run(tmp_path / "run", resume=True)
+
+
+def test_another_version(tmp_path):
+    """It is refused with what to do, and older files do not stand in for it."""
+    run(tmp_path / "run", every=5)
+    path = Checkpoints(tmp_path / "run").found()[-1]
+    arrays, metadata = file_format.read(path)
+    metadata["weftplan.run"] = json.dumps({**json.loads(metadata["weftplan.run"]), "version": 7})
+    file_format.write(path, arrays, metadata)
+    with pytest.raises(FormatError, match="is a checkpoint of version 7; this weftplan reads version 1: go on with"):
+        run(tmp_path / "run", resume=True)
+
+
+def test_parameters_are_no_run(tmp_path):
+    """A file of parameters under the name of a checkpoint says what it is."""
+    save_safetensors(tmp_path / "run-step00000001.safetensors", {"w": mx.nd.ones((2,))}, {})
+    with pytest.raises(FormatError, match="holds parameters alone, not a run to go on with"):
+        run(tmp_path / "run", resume=True)
+
+
+def test_checkpoints_of_an_earlier_run_are_not_mixed_with_new_ones(tmp_path):
+    """Without resume they are in the way, and fit says what to do."""
+    run(tmp_path / "run", num_epoch=1)
+    with pytest.raises(
+        ParameterError, match="pass resume=True to go on from it, remove them, or choose another prefix"
+    ):
+        run(tmp_path / "run", num_epoch=1)
+
+
+def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    """The next batches run while a checkpoint is being written; the next checkpoint waits for it."""
+    writing, go_on, steps = threading.Event(), threading.Event(), []
+    real = checkpointing.write_snapshot
+
+    def slow(path, snapshot):
+        writing.set()
+        assert go_on.wait(60)
+        return real(path, snapshot)
+
+    monkeypatch.setattr(checkpointing, "write_snapshot", slow)
+
+    def after(param):
+        steps.append(param.nbatch)
+        if len(steps) == 4:  # the checkpoint after the second batch is still being written
+            assert writing.wait(60)
+            assert not list(tmp_path.iterdir())
+            go_on.set()
+
+    mx.random.seed(3)
+    module = mx.mod.Module(network())
+    module.fit(data(), num_epoch=1, batch_end_callback=after, checkpoint=tmp_path / "run", every=2)
+    assert [read_snapshot(path).facts["step"] for path in Checkpoints(tmp_path / "run").found()] == [2, 4, 5]
+    assert not [thread for thread in threading.enumerate() if thread.name == "weftplan checkpoint"]
+
+
+def test_a_checkpoint_is_of_its_moment(tmp_path):
+    """What later steps do to weights and momentum is not in it, however late it is written."""
+    run(tmp_path / "run", every=1, keep=None, num_epoch=1)
+    run(tmp_path / "short", every=3, keep=None, stop=3)
+    early = {path.name[-13:]: read_snapshot(path) for path in Checkpoints(tmp_path / "run").found()}["3.safetensors"]
+    (late,) = (read_snapshot(path) for path in Checkpoints(tmp_path / "short").found())
+    for name, value in early.args.items():
+        np.testing.assert_array_equal(value.asnumpy(), late.args[name].asnumpy())
