@@ -115,3 +115,33 @@ for _k, _p in enumerate((
     _info = [[70.0, 96.0, 1.0], [80.0, 90.0, 0.5]]
     _add("_contrib_Proposal", *_one, _tensor(_info[:1]), params=_p, name=f"Proposal {_k}", atol=1e-4)
     _add("_contrib_MultiProposal", *_two, _tensor(_info), params=_p, name=f"MultiProposal {_k}", atol=1e-4)
+
+_FLAT = [[0, 10.0, 22.0, 161.0, 173.0], [1, 20.0, 15.0, 154.0, 160.0], [0, -30.0, 100.0, 40.4, 300.0],
+         [1, 90.5, 31.5, 91.0, 32.0], [1, 40.0, 40.0, 20.0, 30.0], [0, 300.0, 0.0, 320.0, 40.0]]  # fmt: skip
+for _k, _p in enumerate((
+    {"output_dim": 2, "pooled_size": 3}, {"output_dim": 3, "pooled_size": 4, "group_size": 2},
+    {"output_dim": 2, "pooled_size": 2, "group_size": 3}, {"output_dim": 1, "pooled_size": 7, "group_size": 1},
+)):  # fmt: skip
+    _group = _p.get("group_size", _p["pooled_size"])
+    _add("_contrib_PSROIPooling", (2, _p["output_dim"] * _group**2, 12, 14), _tensor(_FLAT),
+         params={"spatial_scale": 0.0625, **_p}, name=f"PSROIPooling {_k}", grad=(0,))  # fmt: skip
+
+for _k, (_classes, _p) in enumerate((
+    (1, {"output_dim": 2, "group_size": 3, "pooled_size": 3, "trans_std": 0.1}),
+    (2, {"output_dim": 4, "group_size": 2, "pooled_size": 4, "part_size": 2, "sample_per_part": 3, "trans_std": 0.3}),
+    (3, {"output_dim": 3, "group_size": 1, "pooled_size": 2, "part_size": 3, "sample_per_part": 2, "trans_std": 1.0}),
+    (0, {"output_dim": 2, "group_size": 2, "pooled_size": 3, "sample_per_part": 2, "no_trans": True}),
+)):  # fmt: skip
+    _part = _p.get("part_size", _p["pooled_size"])
+    _trans = [(len(_FLAT), 2 * _classes, _part, _part)] if _classes else []
+    _add("_contrib_DeformablePSROIPooling", (2, _p["output_dim"] * _p["group_size"] ** 2, 12, 14), _tensor(_FLAT),
+         *_trans, params={"spatial_scale": 0.0625, **_p}, name=f"DeformablePSROIPooling {_k}",
+         grad=(0, 2) if _classes else (0,))  # fmt: skip
+
+_TURNED = [[0, 5.0, 6.0, 7.0, 4.0, 30.0], [1, 3.3, 2.2, 14.1, 7.7, -75.0], [1, 0.0, 1.0, 6.0, 9.0, 180.0],
+           [0, 8.0, 7.0, 0.2, 0.1, 10.0], [0, 20.0, 20.0, 3.0, 3.0, 45.0]]  # fmt: skip
+for _k, _p in enumerate((
+    {"pooled_size": (2, 3), "spatial_scale": 1.0}, {"pooled_size": (3, 2), "spatial_scale": 0.5, "sampling_ratio": 2},
+    {"pooled_size": (1, 1), "spatial_scale": 1.0}, {"pooled_size": (4, 4), "spatial_scale": 0.7, "sampling_ratio": 1},
+)):  # fmt: skip
+    _add("_contrib_RROIAlign", (2, 3, 8, 9), _tensor(_TURNED), params=_p, name=f"RROIAlign {_k}")

@@ -24,3 +24,15 @@ for _params, _windows in (
 ):  # fmt: skip
     _rows = 3 * _params["kernel"][0] * _params["kernel"][1]
     _add("col2im", (2, _rows, _windows), params={**_params, "output_size": (6, 7)})
+
+_MOVES = {"low": -2.5, "high": 2.5}
+for _data, _offset, _params in (
+    ((2, 4, 5, 6), (2, 18, 5, 6), {"kernel": (3, 3), "pad": (1, 1), "num_filter": 3}),
+    ((1, 4, 7, 6), (1, 24, 3, 8), {"kernel": (3, 2), "stride": (2, 1), "dilate": (1, 2), "pad": (0, 2),
+                                   "num_filter": 4, "num_group": 2, "num_deformable_group": 2, "no_bias": True}),
+    ((2, 2, 3, 4), (2, 4, 3, 4), {"kernel": (1, 1), "num_filter": 2, "num_deformable_group": 2}),
+):  # fmt: skip
+    _filters, _group = _params["num_filter"], _params.get("num_group", 1)
+    _weight = (_filters, _data[1] // _group, *_params["kernel"])
+    _bias = [] if _params.get("no_bias") else [(_filters,)]
+    _add("_contrib_DeformableConvolution", _data, {"shape": _offset, **_MOVES}, _weight, *_bias, params=_params)

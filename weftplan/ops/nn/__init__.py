@@ -12,6 +12,7 @@ import weftplan.ops.nn.correlation
 import weftplan.ops.nn.crop
 import weftplan.ops.nn.ctc_loss
 import weftplan.ops.nn.deconvolution
+import weftplan.ops.nn.deformable_convolution
 import weftplan.ops.nn.dropout
 import weftplan.ops.nn.embedding
 import weftplan.ops.nn.fully_connected

@@ -76,19 +76,20 @@ def _inputs(params: Params) -> tuple[str, ...]:
     return ("data", "weight") if params["no_bias"] else ("data", "weight", "bias")
 
 
-def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    kernel, stride, dilate, pad = window(params, "Convolution")
+def convolution_shape(params: Params, ins: Shapes, outs: Shapes, what: str = "Convolution") -> tuple[Shapes, Shapes]:
+    """Shapes of data, weight and bias (unless ``no_bias``), and of the output, as far as they tell each other."""
+    kernel, stride, dilate, pad = window(params, what)
     filters, groups = params["num_filter"], params["num_group"]
     rank = len(kernel)
-    data = merge_shape((0,) * (rank + 2), ins[0], f"Convolution: data with {rank} spatial axes (kernel={kernel})")
-    out = merge_shape((0, filters, *(0,) * rank), outs[0], f"Convolution: output with num_filter={filters}")
-    weight = merge_shape((filters, 0, *kernel), ins[1], "Convolution: weight (num_filter, channels / group, *kernel)")
+    data = merge_shape((0,) * (rank + 2), ins[0], f"{what}: data with {rank} spatial axes (kernel={kernel})")
+    out = merge_shape((0, filters, *(0,) * rank), outs[0], f"{what}: output with num_filter={filters}")
+    weight = merge_shape((filters, 0, *kernel), ins[1], f"{what}: weight (num_filter, channels / group, *kernel)")
     assert data is not None
     assert out is not None
     assert weight is not None
-    check_channels(data[1], groups, data, "Convolution")
+    check_channels(data[1], groups, data, what)
     weight = merge_shape(
-        (filters, data[1] // groups, *kernel), weight, f"Convolution: weight needed for data {data}, and given"
+        (filters, data[1] // groups, *kernel), weight, f"{what}: weight needed for data {data}, and given"
     )
     assert weight is not None
     extents, grid = [], []
@@ -100,17 +101,17 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         if extent:
             if extent + 2 * pad[axis] < span:
                 raise ShapeError(
-                    f"Convolution: kernel {kernel} dilated by {dilate} spans {span} on spatial axis {axis}, "
+                    f"{what}: kernel {kernel} dilated by {dilate} spans {span} on spatial axis {axis}, "
                     f"more than data {data} with padding {pad}"
                 )
             size = output_extent(extent, kernel[axis], stride[axis], pad[axis], dilate[axis])
         extents.append(extent)
         grid.append(size)
     batch = data[0] or out[0]
-    new_out = merge_shape((batch, filters, *grid), out, f"Convolution: output for data {data}, and given")
+    new_out = merge_shape((batch, filters, *grid), out, f"{what}: output for data {data}, and given")
     new: Shapes = [(batch, data[1] or weight[1] * groups, *extents), weight]
     if not params["no_bias"]:
-        new.append(merge_shape((filters,), ins[2], "Convolution: bias (num_filter,), and given"))
+        new.append(merge_shape((filters,), ins[2], f"{what}: bias (num_filter,), and given"))
     known = ins[0] is not None or outs[0] is not None
     return ([new[0] if known else None, *new[1:]], [new_out if known else outs[0]])
 
@@ -161,7 +162,7 @@ register(
     Op(
         name="Convolution",
         forward=_forward,
-        infer_shape=_infer_shape,
+        infer_shape=convolution_shape,
         infer_dtype=same_dtype,
         params=_PARAMS,
         inputs=_inputs,

@@ -53,7 +53,7 @@ def _dtypes(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [data, data], [data, merge_dtype(INDEX, outs[1], "ROIPooling: places of the maxima")]
 
 
-def _away(value: Any) -> int:
+def away(value: Any) -> int:
     """Nearest integer, halves away from 0."""
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 
@@ -79,7 +79,7 @@ def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tupl
     for region, (image, *corners) in enumerate(rois.tolist()):
         if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
             continue
-        x1, y1, x2, y2 = (_away(kind(corner) * scale) for corner in corners)
+        x1, y1, x2, y2 = (away(kind(corner) * scale) for corner in corners)
         rows = _cells(y1, y2, height, data[2], kind)
         columns = _cells(x1, x2, width, data[3], kind)
         for i, (top, bottom) in enumerate(rows):

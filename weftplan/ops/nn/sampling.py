@@ -1,7 +1,8 @@
 """Bilinear sampling of images at given points, forward and backward, and the grids of points of affine maps.
 
-Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last one); outside of the image everything is 0.
-A sample is a point's four neighbours, weighted by nearness: Jaderberg et al., "Spatial Transformer Networks" (2015).
+Coordinates run from -1 (centre of the first pixel) to 1 (centre of the last one), or count pixels from 0; outside of
+the image everything is 0. A sample is a point's four neighbours, weighted by nearness: Jaderberg et al., "Spatial
+Transformer Networks" (2015).
 """
 
 from __future__ import annotations
@@ -26,18 +27,33 @@ def sampler_bytes(channels: int, places: int, dtype: DType) -> int:
 
 
 class Sampler:
-    """Scratch for sampling ``channels`` channels at ``places`` points of one image after the other."""
+    """Scratch for sampling ``channels`` channels at ``places`` points of one image after the other.
 
-    def __init__(self, ctx: OpContext, channels: int, places: int, dtype: DType) -> None:
+    ``pixels``: coordinates count pixels. Where each place has a plane of its own, ``planes`` holds the first element of
+    it in a channel, as whole numbers.
+    """
+
+    def __init__(self, ctx: OpContext, channels: int, places: int, dtype: DType, *, pixels: bool = False) -> None:
         self._xp = ctx.xp
-        *rows, index, bad, other, values = (ctx.take(*spec) for spec in _room(channels, places, dtype))
-        self._x, self._y, self._fx, self._fy, self._near_x, self._near_y, self._weight, self._row = rows
-        self._index, self._bad, self._other, self._values = index, bad, other, values
+        self._pixels = pixels
+        self._arrays = [ctx.take(*spec) for spec in _room(channels, places, dtype)]
+        self.fit(places)
 
-    def _corners(self, grid: Any, height: int, width: int) -> Iterator[tuple[int, int]]:
+    def fit(self, places: int) -> None:
+        """From now on sample at ``places`` points, at most as many as there is room for."""
+        *rows, values = self._arrays
+        rows = [row[:places] for row in rows]
+        self._x, self._y, self._fx, self._fy, self._near_x, self._near_y, self._weight, self._row = rows[:8]
+        self._index, self._bad, self._other = rows[8:]
+        self._values = values.reshape(-1)[: values.shape[0] * places].reshape(values.shape[0], places)
+
+    def _corners(self, grid: Any, height: int, width: int, planes: Any = None) -> Iterator[tuple[int, int]]:
         """Which side each corner lies on (x, y: -1 or 1); index, bad, near and weight hold what belongs to it."""
         xp = self._xp
         for points, place, extent in ((grid[0], self._x, width), (grid[1], self._y, height)):
+            if self._pixels:
+                xp.copyto(place, points)
+                continue
             xp.add(points, 1.0, out=place, casting="same_kind")
             xp.multiply(place, 0.5 * (extent - 1), out=place)
         for row in (0, 1):
@@ -63,28 +79,35 @@ class Sampler:
                 xp.multiply(self._fy, width, out=self._fy)
                 xp.copyto(self._index, self._fy, casting="unsafe")
                 xp.add(self._index, self._fx, out=self._index, casting="unsafe")
+                if planes is not None:
+                    xp.add(self._index, planes, out=self._index)
                 xp.multiply(self._near_x, self._near_y, out=self._weight)
                 yield 2 * column - 1, 2 * row - 1
 
-    def forward(self, image: Any, grid: Any, out: Any) -> None:
-        """``out`` (channels, places) = samples of ``image`` (channels, height, width) at ``grid`` (2, places)."""
+    def forward(self, image: Any, grid: Any, out: Any, *, planes: Any = None, add: bool = False) -> None:
+        """``out`` (channels, places) = samples of ``image`` (channels, …, height, width) at ``grid`` (2, places)."""
         xp = self._xp
         flat = image.reshape(image.shape[0], -1)
-        out.fill(0)
-        for _ in self._corners(grid, *image.shape[1:]):
+        if not add:
+            out.fill(0)
+        for _ in self._corners(grid, *image.shape[-2:], planes):
             gather(xp, flat, self._index, 1, self._values)
             xp.multiply(self._values, self._weight, out=self._values, casting="same_kind")
             xp.add(out, self._values, out=out)
 
-    def backward(self, ograd: Any, image: Any, grid: Any, of_image: Any, of_grid: Any) -> None:
-        """Gradients of the image and of the grid's (2, places), each unless None, overwritten."""
+    def backward(
+        self, ograd: Any, image: Any, grid: Any, of_image: Any, of_grid: Any, *, planes: Any = None, add: bool = False
+    ) -> None:
+        """Gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
         xp = self._xp
-        channels, height, width = image.shape
+        channels, height, width = image.shape[0], *image.shape[-2:]
         flat = image.reshape(channels, -1)
-        for target in (of_image, of_grid):
-            if target is not None:
-                target.fill(0)
-        for side_x, side_y in self._corners(grid, height, width):
+        if of_image is not None and not add:
+            of_image.fill(0)
+        if of_grid is not None:
+            of_grid.fill(0)
+        scale_x, scale_y = (1.0, 1.0) if self._pixels else (0.5 * (width - 1), 0.5 * (height - 1))
+        for side_x, side_y in self._corners(grid, height, width, planes):
             if of_image is not None:
                 xp.multiply(ograd, self._weight, out=self._values, casting="same_kind")
                 rows = of_image.reshape(channels, -1)
@@ -95,8 +118,8 @@ class Sampler:
                 xp.multiply(self._values, ograd, out=self._values)
                 xp.sum(self._values, axis=0, dtype=self._row.dtype, out=self._row)
                 for target, near, factor in (
-                    (of_grid[0], self._near_y, 0.5 * (width - 1) * side_x),
-                    (of_grid[1], self._near_x, 0.5 * (height - 1) * side_y),
+                    (of_grid[0], self._near_y, scale_x * side_x),
+                    (of_grid[1], self._near_x, scale_y * side_y),
                 ):
                     xp.multiply(self._row, near, out=self._weight)
                     xp.copyto(self._weight, 0, where=self._bad)

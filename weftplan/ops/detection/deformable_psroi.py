@@ -1,0 +1,277 @@
+"""DeformablePSROIPooling: PSROIPooling by samples, whose cells are moved by learned offsets.
+
+``trans`` (regions, classes · 2, parts, parts) holds for each part of a region how far its cells move to the right and
+down, as a share of the region's size times ``trans_std``; the channels of the output are split among the classes. Each
+cell averages ``sample_per_part`` points each way, those more than half a pixel outside of the image left out. Dai et
+al., "Deformable Convolutional Networks" (2017).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.detection.psroi_pooling import (
+    CELLS,
+    CHANNELS,
+    SCALE,
+    group_of_cell,
+    groups_of,
+    pooled_shape,
+    region_dtypes,
+)
+from weftplan.ops.detection.region_points import Cells, cells_bytes
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.nn.roi_pooling import away
+from weftplan.ops.params import p_bool, p_float, p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, floats_only, merge_shape, take_bytes
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_NAME = "DeformablePSROIPooling"
+_PARAMS = (
+    SCALE,
+    CHANNELS,
+    Param("group_size", p_int, doc="Groups of cells each way."),
+    CELLS,
+    Param("part_size", p_int, 0, "Parts of a region each way that move on their own; 0: each cell."),
+    Param("sample_per_part", p_int, 1, "Points along each side of a cell."),
+    Param("trans_std", p_float, 0.0, "What offsets are multiplied by."),
+    Param("no_trans", p_bool, False, "True: no input trans, and nothing moves."),
+)
+
+
+def _parts(params: Params) -> int:
+    for key, least in (("group_size", 1), ("part_size", 0), ("sample_per_part", 1)):
+        if params[key] < least:
+            raise ParameterError(f"{_NAME}: {key}={params[key]}: expected at least {least}")
+    return int(params["part_size"] or params["pooled_size"])
+
+
+def _inputs(params: Params) -> tuple[str, ...]:
+    return ("data", "rois") if params["no_trans"] else ("data", "rois", "trans")
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    parts = _parts(params)
+    data, rois, out = pooled_shape(_NAME, params, ins, outs)
+    if params["no_trans"]:
+        return [data, rois], [out]
+    trans = merge_shape((rois[0], 0, parts, parts), ins[2], f"{_NAME}: trans (regions, classes * 2, parts, parts)")
+    assert trans is not None
+    if trans[1] % 2 or (trans[1] and params["output_dim"] % (trans[1] // 2)):
+        raise ShapeError(
+            f"{_NAME}: trans {trans}: expected two planes for each class, and classes that divide "
+            f"output_dim={params['output_dim']}"
+        )
+    return [data, (trans[0], *rois[1:]), trans], [(trans[0], *out[1:])]
+
+
+class _Region(NamedTuple):
+    """One region: its cells in rows, and where they are before they move."""
+
+    number: int
+    image: int
+    left: Any
+    top: Any
+    width: float
+    height: float
+
+
+def _regions(params: Params, rois: Any, data: Shape) -> Iterator[_Region]:
+    cells = params["pooled_size"]
+    kind = rois.dtype.type
+    scale, half, least = kind(params["spatial_scale"]), kind(0.5), kind(0.1)
+    for number, (image, *corners) in enumerate(rois.tolist()):
+        if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
+            continue
+        x1, y1, x2, y2 = (kind(away(c)) * scale - half for c in (*corners[:2], corners[2] + 1, corners[3] + 1))
+        width, height = max(x2 - x1, least), max(y2 - y1, least)
+        steps = np.arange(cells).astype(rois.dtype)
+        left = np.tile(steps * (width / kind(cells)) + x1, cells)
+        top = np.repeat(steps * (height / kind(cells)) + y1, cells)
+        yield _Region(number, int(image), left, top, width, height)
+
+
+class _Geometry:
+    """What all regions share: for each cell, row by row, its group and its part."""
+
+    def __init__(self, params: Params, data: Shape, trans: Any) -> None:
+        self.cells, self.parts = params["pooled_size"], _parts(params)
+        groups = groups_of(_NAME, params)
+        group = [group_of_cell(cell, groups, self.cells) for cell in range(self.cells)]
+        part = [min(cell * self.parts // self.cells, self.parts - 1) for cell in range(self.cells)]
+        self.group = np.array([i * groups + j for i in group for j in group])
+        self.part = np.array([i * self.parts + j for i in part for j in part])
+        self.classes = 1 if trans is None else trans.shape[1] // 2
+        self.each = params["output_dim"] // self.classes
+        self.extents = data[2:]
+        self.samples = params["sample_per_part"]
+        self.std = params["trans_std"]
+
+    def moves(self, trans: Any, region: int, one: int) -> tuple[Any, Any]:
+        """How far the cells of a region move for a class, x and y, as shares of its size."""
+        if trans is None:
+            return 0.0, 0.0
+        shares = trans[region, 2 * one : 2 * one + 2].reshape(2, -1)[:, self.part]
+        return shares[0] * self.std, shares[1] * self.std
+
+    def points(self, region: _Region, trans: Any, one: int) -> list[tuple[Any, Any, Any]]:
+        """(x, y, which are inside) of every sample of all cells for a class, on the host."""
+        move_x, move_y = self.moves(trans, region.number, one)
+        found = []
+        kind = region.left.dtype.type
+        height, width = self.extents
+        steps = kind(self.cells), kind(self.samples)
+        for i in range(self.samples):
+            y = region.top + move_y * region.height + kind(i) * (region.height / steps[0] / steps[1])
+            for j in range(self.samples):
+                x = region.left + move_x * region.width + kind(j) * (region.width / steps[0] / steps[1])
+                inside = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
+                found.append((np.clip(x, 0, width - 1), np.clip(y, 0, height - 1), inside))
+        return found
+
+    def planes(self, image: Any, one: int) -> Any:
+        """The channels of an image that belong to a class: (channels of the output, groups, height, width)."""
+        by_channel = image.reshape(self.classes * self.each, -1, *self.extents)
+        return by_channel[one * self.each : (one + 1) * self.each]
+
+
+def _begin(
+    ctx: OpContext, params: Params, data: Shape, dtype: Any, trans: Any, whole: Shape
+) -> tuple[_Geometry, Cells]:
+    geometry = _Geometry(params, data, trans)
+    cells = Cells(ctx, geometry.each, geometry.cells**2, whole, dtype)
+    cells.planes[...] = ctx.xp.asarray(geometry.group * math.prod(data[2:]))
+    return geometry, cells
+
+
+def _on_host(trans: Any) -> Any:
+    """Offsets as an array on the host."""
+    return None if trans is None else np.array(trans.tolist(), trans.dtype)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    xp, out = ctx.xp, outputs[0]
+    data, rois = inputs[:2]
+    trans = _on_host(None if params["no_trans"] else inputs[2])
+    out.fill(0)
+    geometry, cells = _begin(ctx, params, data.shape, data.dtype, trans, data.shape[1:])
+    for region in _regions(params, rois, data.shape):
+        image = cells.image(data[region.image])
+        for one in range(geometry.classes):
+            points = geometry.points(region, trans, one)
+            cells.total.fill(0)
+            for sample in points:
+                cells.place(*sample)
+                cells.sampler.forward(
+                    geometry.planes(image, one), cells.points, cells.total, planes=cells.planes, add=True
+                )
+            count = np.maximum(sum(inside.astype(np.int64) for *_, inside in points), 1)
+            xp.divide(cells.total, xp.asarray(count), out=cells.total, casting="same_kind")
+            target = out[region.number, one * geometry.each : (one + 1) * geometry.each]
+            xp.copyto(target.reshape(cells.total.shape), cells.total, casting="same_kind")
+
+
+def _moved_back(geometry: _Geometry, region: _Region, one: int, gradient: Any, sample: Any, target: Any) -> None:
+    """Add the gradients of a sample's points to those of the offsets, part by part.
+
+    A point on a pixel, or moved onto the border, has no slope: MXNet 1.9.1 takes the pixels to its left and right to be
+    the same one.
+    """
+    for axis, (place, size) in enumerate(((sample[0], region.width), (sample[1], region.height))):
+        slope = np.where(place == np.floor(place), 0.0, gradient[axis]) * (geometry.std * size)
+        np.add.at(target[2 * one + axis].reshape(-1), geometry.part, slope)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    xp = ctx.xp
+    ograd, data, rois = inputs[:3]
+    of_data, of_rois, *of_trans = outputs
+    trans = _on_host(None if params["no_trans"] else inputs[3])
+    if of_rois is not None:
+        of_rois.fill(0)
+    moved = bool(of_trans) and of_trans[0] is not None
+    if of_data is None and not moved:
+        return
+    geometry, cells = _begin(ctx, params, data.shape, data.dtype, trans, data.shape)
+    wide = cells.image(data)
+    whole = of_data
+    if of_data is not None:
+        if wide is not data:
+            whole = ctx.take(of_data.shape, wide.dtype)
+        whole.fill(0)
+    moves = np.zeros(trans.shape) if moved else None
+    for region in _regions(params, rois, data.shape):
+        for one in range(geometry.classes):
+            points = geometry.points(region, trans, one)
+            count = np.maximum(sum(inside.astype(np.int64) for *_, inside in points), 1)
+            source = ograd[region.number, one * geometry.each : (one + 1) * geometry.each]
+            xp.copyto(cells.total, source.reshape(cells.total.shape))
+            xp.divide(cells.total, xp.asarray(count), out=cells.total, casting="same_kind")
+            for sample in points:
+                cells.place(*sample)
+                cells.sampler.backward(
+                    cells.total,
+                    geometry.planes(wide[region.image], one),
+                    cells.points,
+                    None if whole is None else geometry.planes(whole[region.image], one),
+                    cells.gradient if moved else None,
+                    planes=cells.planes,
+                    add=True,
+                )
+                if moves is not None:
+                    slopes = np.array(cells.gradient.tolist())
+                    _moved_back(geometry, region, one, slopes, sample, moves[region.number])
+    if of_data is not None and whole is not of_data:
+        xp.copyto(of_data, whole, casting="same_kind")
+    if moves is not None:
+        of_trans[0][...] = xp.asarray(moves, dtype=of_trans[0].dtype)
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = inputs[0]
+    return cells_bytes(_each(params, inputs[2:]), params["pooled_size"] ** 2, shape[1:], dtype)
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = inputs[1]
+    wide = accumulator(dtype)
+    widened = take_bytes((shape, wide)) if wide != dtype else 0
+    return widened + cells_bytes(_each(params, inputs[3:]), params["pooled_size"] ** 2, shape, dtype)
+
+
+def _each(params: Params, trans: Sequence[TensorSpec]) -> int:
+    """Channels of the output for one class."""
+    return int(params["output_dim"]) // (trans[0].shape[1] // 2 if trans else 1)
+
+
+def _gradient(g: GradientBuilder) -> Sequence[EntryRef | None]:
+    return g.node(f"_backward_contrib_{_NAME}", [g.ograd(), *(g.input(k) for k in range(g.num_inputs))])
+
+
+register(
+    Op(
+        name=f"_contrib_{_NAME}",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=floats_only(_NAME, region_dtypes(_NAME)),
+        params=_PARAMS,
+        inputs=_inputs,
+        gradient=_gradient,
+        workspace=_workspace,
+        doc="Averages of samples in the cells of regions, which trans moves; each group of cells has its own channels.",
+    )
+)
+backward(
+    f"_contrib_{_NAME}",
+    _backward,
+    lambda params: ("ograd", *_inputs(params)),
+    grad_inputs=lambda params: tuple(range(len(_inputs(params)))),
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)

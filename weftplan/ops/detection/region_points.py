@@ -1,0 +1,52 @@
+"""Points within regions of interest: what operators share that average samples at points which differ by region.
+
+One sample of every cell is taken at a time, for all channels together, so that the scratch does not grow with the
+number of samples, which may depend on the size of a region.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.kernels import INDEX, accumulator
+from weftplan.ops.nn.sampling import Sampler, sampler_bytes
+from weftplan.ops.rules import take_bytes
+from weftplan.ops.schema import DType, OpContext, Shape
+
+
+class Cells:
+    """Scratch for sampling ``channels`` channels at one point in each of ``cells`` cells, added up in ``total``."""
+
+    def __init__(self, ctx: OpContext, channels: int, cells: int, image: Shape, dtype: DType) -> None:
+        wide = accumulator(dtype)
+        self._xp = ctx.xp
+        taken = [ctx.take(*spec) for spec in _room(channels, cells, image, dtype)]
+        self.points, self.planes, self.total, self.gradient, self._image = taken
+        self._widens = wide != dtype
+        self.sampler = Sampler(ctx, channels, cells, wide, pixels=True)
+
+    def image(self, data: Any) -> Any:
+        """One image, widened where that is needed."""
+        if not self._widens:
+            return data
+        wide = self._image.reshape(data.shape)
+        self._xp.copyto(wide, data)
+        return wide
+
+    def place(self, x: Any, y: Any, inside: Any) -> None:
+        """The points of the next sample, from arrays on the host; those that are not ``inside`` give 0."""
+        where = np.where(inside, np.stack((x, y)), -2.0)
+        self.points[...] = self._xp.asarray(where, dtype=self.points.dtype)
+
+
+def _room(channels: int, cells: int, image: Shape, dtype: DType) -> list[tuple[Shape, DType]]:
+    wide = accumulator(dtype)
+    size: Shape = image if wide != dtype else (0,)
+    return [((2, cells), wide), ((cells,), INDEX), ((channels, cells), wide), ((2, cells), wide), (size, wide)]
+
+
+def cells_bytes(channels: int, cells: int, image: Shape, dtype: DType) -> int:
+    """Workspace of :class:`Cells`."""
+    return take_bytes(*_room(channels, cells, image, dtype)) + sampler_bytes(channels, cells, accumulator(dtype))

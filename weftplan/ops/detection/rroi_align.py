@@ -1,0 +1,161 @@
+"""RROIAlign: averages of interpolated values over a grid of cells of each rotated region of interest.
+
+A region is (image, x, y, width, height, angle): its centre and its sides in units of which ``spatial_scale`` makes
+pixels, and degrees counter-clockwise. It is at least a pixel wide and high. Values beyond one pixel outside of the
+image are 0. Ma et al., "Arbitrary-Oriented Scene Text Detection via Rotation Proposals" (2018). MXNet 1.9.1 has no
+gradient of it; here the data has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftplan.errors import ParameterError
+from weftplan.ops.detection.psroi_pooling import region_dtypes
+from weftplan.ops.detection.region_points import Cells, cells_bytes
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.params import p_float, p_int, p_shape
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
+
+_PARAMS = (
+    Param("pooled_size", p_shape, doc="Height and width of the output: the numbers of cells."),
+    Param("spatial_scale", p_float, doc="Pixels of data for one unit of the regions."),
+    Param("sampling_ratio", p_int, -1, "Points along each side of a cell; -1: one for each pixel, rounded up."),
+)
+
+
+def _size(params: Params) -> tuple[int, int]:
+    size: Shape = params["pooled_size"]
+    if len(size) != 2 or min(size) < 1:
+        raise ParameterError(f"RROIAlign: pooled_size={size}: expected a positive height and width")
+    return size[0], size[1]
+
+
+def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    data = merge_shape((0, 0, 0, 0), ins[0], "RROIAlign: data of 4 axes")
+    out = merge_shape((0, 0, *_size(params)), outs[0], "RROIAlign: output for pooled_size, and given")
+    assert data is not None
+    assert out is not None
+    rois = merge_shape((out[0], 6), ins[1], "RROIAlign: rois (regions, 6)")
+    assert rois is not None
+    out = merge_shape((rois[0], data[1], 0, 0), out, "RROIAlign: channels of data and output")
+    assert out is not None
+    return [(data[0], out[1], *data[2:]), rois], [out]
+
+
+def _samples(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, int, Iterator[tuple[Any, Any, Any]]]]:
+    """(region, image, samples of each cell, (x, y, which are inside) of each sample) of every region."""
+    kind = accumulator(rois.dtype).type
+    scale, size = kind(params["spatial_scale"]), _size(params)
+    for region, (image, *numbers) in enumerate(rois.tolist()):
+        if not 0 <= image < data[0] or not all(map(math.isfinite, numbers)):
+            continue
+        x, y, width, height = (kind(number) * scale for number in numbers[:4])
+        sides = (max(height, kind(1.0)), max(width, kind(1.0)))
+        ratio = params["sampling_ratio"]
+        steps = [ratio if ratio > 0 else math.ceil(side / count) for side, count in zip(sides, size, strict=True)]
+        turn = kind(numbers[4]) * kind(math.pi) / kind(180.0)
+        yield region, int(image), math.prod(steps), _points((y, x), sides, steps, size, turn, data[2:])
+
+
+def _points(
+    centre: tuple[Any, Any],
+    sides: tuple[Any, Any],
+    steps: Sequence[int],
+    size: tuple[int, int],
+    turn: Any,
+    image: Shape,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """(x, y, which are inside) of one sample of all cells after the other, in the dtype of the region's numbers, as in
+    MXNet 1.9.1: rounding decides about what lies on the border."""
+    kind = type(turn)
+    cos, sin = np.cos(turn), np.sin(turn)
+
+    def along(axis: int, step: int) -> Any:
+        cell = sides[axis] / kind(size[axis])
+        at = np.arange(size[axis]).astype(kind) * cell + (kind(step) + kind(0.5)) * cell / kind(steps[axis])
+        return at - sides[axis] / kind(2.0)
+
+    for i in range(steps[0]):
+        v = along(0, i)[:, None]
+        for j in range(steps[1]):
+            u = along(1, j)[None, :]
+            x, y = u * cos + v * sin + centre[1], v * cos - u * sin + centre[0]
+            inside = (y >= -1) & (y <= image[0]) & (x >= -1) & (x <= image[1])
+            x, y = np.clip(x, 0, image[1] - 1), np.clip(y, 0, image[0] - 1)
+            yield x.reshape(-1), y.reshape(-1), inside.reshape(-1)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    data, rois = inputs
+    out = outputs[0]
+    out.fill(0)
+    cells = Cells(ctx, data.shape[1], math.prod(_size(params)), data.shape[1:], data.dtype)
+    for region, image, count, samples in _samples(params, rois, data.shape):
+        pixels = cells.image(data[image])
+        cells.total.fill(0)
+        for sample in samples:
+            cells.place(*sample)
+            cells.sampler.forward(pixels, cells.points, cells.total, add=True)
+        ctx.xp.divide(cells.total, count, out=cells.total)
+        ctx.xp.copyto(out[region].reshape(cells.total.shape), cells.total, casting="same_kind")
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    """Each pixel gets its share, in the order of the regions and samples; the regions themselves get none."""
+    ograd, rois = inputs
+    of_data, of_rois = outputs
+    if of_rois is not None:
+        of_rois.fill(0)
+    if of_data is None:
+        return
+    cells = Cells(ctx, of_data.shape[1], math.prod(_size(params)), of_data.shape, of_data.dtype)
+    whole = cells.image(of_data)
+    whole.fill(0)
+    for region, image, count, samples in _samples(params, rois, of_data.shape):
+        ctx.xp.copyto(cells.total, ograd[region].reshape(cells.total.shape))
+        ctx.xp.divide(cells.total, count, out=cells.total)
+        for sample in samples:
+            cells.place(*sample)
+            cells.sampler.backward(cells.total, whole[image], cells.points, whole[image], None, add=True)
+    if whole is not of_data:
+        ctx.xp.copyto(of_data, whole, casting="same_kind")
+
+
+def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = inputs[0]
+    return cells_bytes(shape[1], math.prod(_size(params)), shape[1:], dtype)
+
+
+def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    shape, dtype = outputs[0]
+    return cells_bytes(shape[1], math.prod(_size(params)), shape, dtype)
+
+
+register(
+    Op(
+        name="_contrib_RROIAlign",
+        forward=_forward,
+        infer_shape=_infer_shape,
+        infer_dtype=floats_only("RROIAlign", region_dtypes("RROIAlign")),
+        params=_PARAMS,
+        inputs=("data", "rois"),
+        gradient=grad("_backward_contrib_RROIAlign", "g0", "x1"),
+        workspace=_workspace,
+        doc="Averages over the cells of rotated regions (image, x, y, width, height, degrees).",
+    )
+)
+backward(
+    "_contrib_RROIAlign",
+    _backward,
+    ("ograd", "rois"),
+    grad_inputs=(0, 1),
+    params=_PARAMS,
+    workspace=_backward_workspace,
+)

@@ -1,0 +1,172 @@
+"""The columns of a deformable convolution: some windows at a time, each element sampled where its offset moves it.
+
+``deformable_convolution.py`` multiplies them. The buffers are cut to the size of each tile; float16 and bfloat16 are
+widened in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weftplan.ops import grain
+from weftplan.ops.kernels import BOOL, accumulator
+from weftplan.ops.nn.sampling import Sampler, sampler_bytes
+from weftplan.ops.rules import take_bytes
+from weftplan.ops.schema import DType, OpContext, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of one call. A *tap* is an element of the window."""
+
+    batch: int
+    channels: int
+    image: Shape
+    grid: Shape
+    kernel: Shape
+    stride: Shape
+    dilate: Shape
+    pad: Shape
+    filters: int
+    groups: int
+    moved: int
+    """Groups of channels with offsets of their own."""
+    dtype: DType
+    modulated: bool
+
+    @property
+    def acc(self) -> DType:
+        return accumulator(self.dtype)
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def windows(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def tile(self) -> int:
+        """Windows that are worked on together."""
+        row = self.channels * self.taps * self.acc.itemsize
+        return max(1, min(self.windows, grain.tile_bytes() // row))
+
+    def buffers(self, *, back: bool) -> list[tuple[Shape, DType]]:
+        """Points, columns, the window side of a tile, the two widened inputs, and two rows of conditions; for gradients
+        those of columns, points and image as well, sums of the weight's, and a row of the mask's."""
+        wide = self.acc != self.dtype
+        places = self.taps * self.tile
+        columns = self.channels * places
+        weight = self.filters * self.channels // self.groups * self.taps
+        image = self.channels * math.prod(self.image)
+        sizes = [2 * places, columns, self.filters * self.tile, weight * wide, image * wide]
+        if back:
+            sizes += [columns, 2 * places, image * wide, weight * (1 + wide), 2 * places * self.modulated]
+        return [((places,), BOOL), ((places,), BOOL), *(((size,), self.acc) for size in sizes)]
+
+    def nbytes(self, *, back: bool) -> int:
+        """Workspace of one call."""
+        places = self.taps * self.tile
+        return take_bytes(*self.buffers(back=back)) + sampler_bytes(self.channels // self.moved, places, self.acc)
+
+
+def cut(space: Any, *shape: int) -> Any:
+    return space[: math.prod(shape)].reshape(shape)
+
+
+class Columns:
+    """The buffers of one call, and what both directions do with them."""
+
+    def __init__(self, ctx: OpContext, sizes: Sizes, weight: Any, *, back: bool) -> None:
+        self.xp, self.sizes = ctx.xp, sizes
+        taken = [ctx.take(*spec) for spec in sizes.buffers(back=back)]
+        self._inside, self._other, self._points, self._columns, self._grid, wide_weight, self._image, *self.more = taken
+        self.sampler = Sampler(ctx, sizes.channels // sizes.moved, sizes.taps * sizes.tile, sizes.acc, pixels=True)
+        self._weight = weight
+        if sizes.acc != sizes.dtype:
+            self._weight = wide_weight.reshape(weight.shape)
+            self.xp.copyto(self._weight, weight)
+
+    @property
+    def weight(self) -> Any:
+        """(groups, filters of each, rows of columns of each)."""
+        sizes = self.sizes
+        return self._weight.reshape(sizes.groups, sizes.filters // sizes.groups, -1)
+
+    def image(self, data: Any) -> Any:
+        """One image (channels, height, width), widened where that is needed."""
+        if self.sizes.acc == self.sizes.dtype:
+            return data
+        wide = self._image.reshape(data.shape)
+        self.xp.copyto(wide, data)
+        return wide
+
+    def tiles(self) -> Iterator[tuple[slice, Any, Any]]:
+        """(windows, columns (channels, taps, windows), window side (filters, windows)) of each tile in turn."""
+        sizes = self.sizes
+        for first in range(0, sizes.windows, sizes.tile):
+            count = min(sizes.tile, sizes.windows - first)
+            self.sampler.fit(sizes.taps * count)
+            columns = cut(self._columns, sizes.channels, sizes.taps, count)
+            yield slice(first, first + count), columns, cut(self._grid, sizes.filters, count)
+
+    def moved(self, offset: Any, where: slice) -> Iterator[tuple[int, slice, Any]]:
+        """(group, its channels, its points (2, taps, windows), x first) of each group in turn."""
+        xp, sizes = self.xp, self.sizes
+        points = cut(self._points, 2, sizes.taps, where.stop - where.start)
+        places, taps = xp.arange(where.start, where.stop), xp.arange(sizes.taps)
+        width, columns = sizes.kernel[1], sizes.grid[1]
+        base = (
+            (places % columns * sizes.stride[1] - sizes.pad[1], taps % width * sizes.dilate[1]),
+            (places // columns * sizes.stride[0] - sizes.pad[0], taps // width * sizes.dilate[0]),
+        )
+        each = sizes.channels // sizes.moved
+        moves = offset.reshape(sizes.moved, sizes.taps, 2, sizes.windows)
+        for group in range(sizes.moved):
+            for axis, (start, tap) in enumerate(base):
+                xp.copyto(points[axis], moves[group, :, 1 - axis, where])
+                xp.add(points[axis], start, out=points[axis], casting="same_kind")
+                xp.add(points[axis], tap[:, None], out=points[axis], casting="same_kind")
+            if not sizes.modulated:
+                self._clamp(points)
+            yield group, slice(group * each, (group + 1) * each), points
+
+    def _clamp(self, points: Any) -> None:
+        """Move points beyond the last pixel onto it, and points outside of [0, extent) to where everything is 0."""
+        xp, shape = self.xp, points.shape[1:]
+        inside, other = cut(self._inside, *shape), cut(self._other, *shape)
+        inside.fill(True)
+        for place, extent in zip(points, self.sizes.image[::-1], strict=True):
+            for compare, bound in ((xp.greater_equal, 0), (xp.less, extent)):  # so that no number is outside, too
+                compare(place, bound, out=other)
+                xp.logical_and(inside, other, out=inside)
+            xp.minimum(place, extent - 1, out=place)
+        xp.logical_not(inside, out=inside)
+        for place in points:
+            xp.copyto(place, -2, where=inside)
+
+    def still(self, points: Any, of_points: Any) -> None:
+        """Take the gradient away along an axis where a point lies on the last pixel, or was moved there."""
+        if self.sizes.modulated:
+            return
+        other = cut(self._other, *points.shape[1:])
+        for place, of_place, extent in zip(points, of_points, self.sizes.image[::-1], strict=True):
+            self.xp.equal(place, extent - 1, out=other)
+            self.xp.copyto(of_place, 0, where=other)
+
+    def sample(self, image: Any, offset: Any, where: slice, columns: Any) -> None:
+        """Fill a tile's columns, before any mask."""
+        for _, channels, points in self.moved(offset, where):
+            target = columns[channels]
+            self.sampler.forward(image[channels], points.reshape(2, -1), target.reshape(len(target), -1))
+
+
+def masked(xp: Any, sizes: Sizes, mask: Any, where: slice, columns: Any) -> None:
+    """Multiply the columns of a tile by the mask of one image."""
+    each = columns.reshape(sizes.moved, -1, *columns.shape[1:])
+    values = mask.reshape(sizes.moved, 1, sizes.taps, sizes.windows)[..., where]
+    xp.multiply(each, values, out=each)

@@ -1,0 +1,233 @@
+"""DeformableConvolution and ModulatedDeformableConvolution: convolutions whose windows are moved, element by element.
+
+``offset`` (batch, groups · elements · 2, height, width) holds for each window how far each of its elements moves down
+and to the right, and is learned with the weight; channels are split among the groups. Moved elements are interpolated
+bilinearly. Dai et al., "Deformable Convolutional Networks" (2017); Zhu et al. (2018) multiply each element by ``mask``.
+
+At the border the two differ, as in MXNet 1.9.1: the plain one reads 0 outside of [0, extent) and repeats the last pixel
+up to there, the modulated one fades to 0 over one pixel around the image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weftplan.errors import ParameterError, ShapeError
+from weftplan.ops.kernels import Workspace
+from weftplan.ops.nn.convolution import convolution_params, convolution_shape, window
+from weftplan.ops.nn.deformable_columns import Columns, Sizes, cut, masked
+from weftplan.ops.params import p_int
+from weftplan.ops.registry import register
+from weftplan.ops.rules import Shapes, backward, floats_only, grad, merge_shape
+from weftplan.ops.schema import Arrays, DType, Kernel, Op, OpContext, Param, Params, Shape, ShapeRule, TensorSpec
+
+PLAIN, MODULATED = "DeformableConvolution", "ModulatedDeformableConvolution"
+
+_PARAMS = (
+    *(p for p in convolution_params(1024, no_bias=False) if not p.name.startswith("cudnn")),
+    Param("num_deformable_group", p_int, 1, "Groups of channels that are moved apart."),
+)
+
+
+def _sizes(name: str, params: Params, data: Shape, dtype: DType, out: Shape) -> Sizes:
+    return Sizes(
+        data[0],
+        data[1],
+        data[2:],
+        out[2:],
+        *window(params, name),
+        filters=params["num_filter"],
+        groups=params["num_group"],
+        moved=params["num_deformable_group"],
+        dtype=dtype,
+        modulated=name == MODULATED,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _forward(name: str) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        xp, out = ctx.xp, outputs[0]
+        data, offset, *masks = inputs[: 3 if name == MODULATED else 2]
+        weight, *bias = inputs[2 + len(masks) :]
+        sizes = _sizes(name, params, data.shape, data.dtype, out.shape)
+        call = Columns(ctx, sizes, weight, back=False)
+        for n in range(sizes.batch):
+            image = call.image(data[n])
+            target = out[n].reshape(sizes.filters, -1)
+            for where, columns, grid in call.tiles():
+                call.sample(image, offset[n], where, columns)
+                if masks:
+                    masked(xp, sizes, masks[0][n], where, columns)
+                count = grid.shape[1]
+                xp.matmul(
+                    call.weight, columns.reshape(sizes.groups, -1, count), out=grid.reshape(sizes.groups, -1, count)
+                )
+                if bias:
+                    xp.add(grid, bias[0][:, None], out=grid, casting="same_kind")
+                xp.copyto(target[:, where], grid, casting="same_kind")
+
+    return kernel
+
+
+def _mask_gradient(xp: Any, call: Columns, columns: Any, of_columns: Any, target: Any, where: slice) -> None:
+    """Sums over each group's channels of the samples times the columns' gradients: (groups, taps, windows)."""
+    sizes = call.sizes
+    count = where.stop - where.start
+    total, product = cut(call.more[-1], 2, sizes.taps, count)
+    each = sizes.channels // sizes.moved
+    for group in range(sizes.moved):
+        total.fill(0)
+        for channel in range(group * each, (group + 1) * each):  # one fixed order of additions
+            xp.multiply(columns[channel], of_columns[channel], out=product)
+            xp.add(total, product, out=total)
+        xp.copyto(target.reshape(sizes.moved, sizes.taps, -1)[group, :, where], total, casting="same_kind")
+
+
+def _backward(name: str) -> Kernel:
+    def kernel(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        xp = ctx.xp
+        ograd, data, offset, *masks, weight = inputs
+        of_data, of_offset, *of_masks = outputs[: 3 if masks else 2]
+        of_weight, *of_bias = outputs[2 + len(masks) :]
+        sizes = _sizes(name, params, data.shape, data.dtype, ograd.shape)
+        if of_bias and of_bias[0] is not None:
+            xp.sum(ograd, axis=(0, 2, 3), dtype=sizes.acc, out=of_bias[0])
+        if all(array is None for array in (of_data, of_offset, of_weight, *of_masks)):
+            return
+        call = Columns(ctx, sizes, weight, back=True)
+        space, of_points_space, of_image, sums = call.more[:4]
+        product = sums[: weight.size].reshape(call.weight.shape)
+        total = sums[weight.size :].reshape(call.weight.shape) if sizes.acc != sizes.dtype else of_weight
+        if of_weight is not None:
+            total = total.reshape(call.weight.shape)
+            total.fill(0)
+        for n in range(sizes.batch):
+            image = call.image(data[n])
+            if of_data is not None:
+                of_image = of_data[n] if sizes.acc == sizes.dtype else of_image.reshape(image.shape)
+                of_image.fill(0)
+            for where, columns, grid in call.tiles():
+                count = grid.shape[1]
+                of_columns = cut(space, *columns.shape)
+                xp.copyto(grid, ograd[n].reshape(sizes.filters, -1)[:, where])
+                by_group = grid.reshape(sizes.groups, -1, count)
+                xp.matmul(call.weight.swapaxes(1, 2), by_group, out=of_columns.reshape(sizes.groups, -1, count))
+                call.sample(image, offset[n], where, columns)
+                if masks:
+                    if of_masks[0] is not None:
+                        _mask_gradient(xp, call, columns, of_columns, of_masks[0][n], where)
+                    for array in (columns, of_columns):
+                        masked(xp, sizes, masks[0][n], where, array)
+                if of_weight is not None:
+                    xp.matmul(by_group, columns.reshape(sizes.groups, -1, count).swapaxes(1, 2), out=product)
+                    xp.add(total, product, out=total)
+                if of_data is None and of_offset is None:
+                    continue
+                of_points = None if of_offset is None else cut(of_points_space, 2, sizes.taps, count)
+                for group, channels, points in call.moved(offset[n], where):
+                    call.sampler.backward(
+                        of_columns[channels].reshape(sizes.channels // sizes.moved, -1),
+                        image[channels],
+                        points.reshape(2, -1),
+                        None if of_data is None else of_image[channels],
+                        None if of_points is None else of_points.reshape(2, -1),
+                        add=True,
+                    )
+                    if of_points is not None:
+                        call.still(points, of_points)
+                        target = of_offset[n].reshape(sizes.moved, sizes.taps, 2, -1)[group, ..., where]
+                        for axis in (0, 1):
+                            xp.copyto(target[:, 1 - axis], of_points[axis], casting="same_kind")
+            if of_data is not None and sizes.acc != sizes.dtype:
+                xp.copyto(of_data[n], of_image, casting="same_kind")
+        if of_weight is not None and sizes.acc != sizes.dtype:
+            xp.copyto(of_weight.reshape(total.shape), total, casting="same_kind")
+
+    return kernel
+
+
+# -------------------------------------------------------------------------------------------------------- declarations
+
+
+def _shape_rule(name: str) -> ShapeRule:
+    def infer(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        if len(params["kernel"]) != 2:
+            raise ParameterError(f"{name}: kernel={params['kernel']}: expected a height and a width")
+        moved, taps = params["num_deformable_group"], math.prod(params["kernel"])
+        if moved < 1:
+            raise ParameterError(f"{name}: num_deformable_group={moved}: expected at least 1")
+        each = [2 * taps * moved, taps * moved][: 1 + (name == MODULATED)]
+        behind = 1 + len(each)
+        grid: Shape | None = None
+        for position, planes in enumerate(each, start=1):
+            what = f"{name}: {('offset', 'mask')[position - 1]} (batch, {planes}, *output)"
+            shape = merge_shape((0, planes, 0, 0), ins[position], what)
+            assert shape is not None
+            grid = merge_shape(grid, (shape[0], 0, *shape[2:]), f"{name}: offset and mask")
+        known = None if ins[1:behind] == [None] * len(each) else grid
+        out = outs[0] if known is None else merge_shape(known, outs[0], f"{name}: offset and output")
+        new, made = convolution_shape(params, [ins[0], *ins[behind:]], [out], name)
+        data = new[0]
+        if data is not None and data[1] % moved:
+            raise ShapeError(f"{name}: data {data}: expected a multiple of num_deformable_group={moved} channels")
+        where = made[0]
+        moves: Shapes = [None if where is None else (where[0], planes, *where[2:]) for planes in each]
+        return [data, *moves, *new[1:]], made
+
+    return infer
+
+
+def _tensors(name: str) -> tuple[str, ...]:
+    return ("data", "offset", "mask", "weight") if name == MODULATED else ("data", "offset", "weight")
+
+
+def _inputs(name: str) -> Callable[[Params], tuple[str, ...]]:
+    return lambda params: _tensors(name) if params["no_bias"] else (*_tensors(name), "bias")
+
+
+def _workspace(name: str, *, back: bool) -> Workspace:
+    def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+        data, out = inputs[back], inputs[0] if back else outputs[0]
+        return _sizes(name, params, data.shape, data.dtype, out.shape).nbytes(back=back)
+
+    return workspace
+
+
+def _declare(name: str, params: tuple[Param, ...], doc: str) -> None:
+    uses = [f"x{k}" for k in range(len(_tensors(name)))]
+    register(
+        Op(
+            name=f"_contrib_{name}",
+            forward=_forward(name),
+            infer_shape=_shape_rule(name),
+            infer_dtype=floats_only(name),
+            params=params,
+            inputs=_inputs(name),
+            gradient=grad(f"_backward_contrib_{name}", "g0", *uses),
+            workspace=_workspace(name, back=False),
+            doc=doc,
+        )
+    )
+    backward(
+        f"_contrib_{name}",
+        _backward(name),
+        ("ograd", *_tensors(name)),
+        grad_inputs=lambda values: tuple(range(len(_inputs(name)(values)))),
+        params=params,
+        workspace=_workspace(name, back=True),
+    )
+
+
+_declare(
+    PLAIN, _PARAMS, "Convolution (2D) of elements that are moved by offset (batch, groups * elements * 2, *output)."
+)
+_declare(
+    MODULATED,
+    (*_PARAMS, Param("im2col_step", p_int, 64, "Accepted, no effect.")),
+    "Convolution of elements that are moved by offset and multiplied by mask (batch, groups * elements, *output).",
+)
