@@ -100,7 +100,8 @@ class Sampler:
     ) -> None:
         """Gradients of the image (``add``: added to it) and of the grid's (2, places), each unless None."""
         xp = self._xp
-        channels, height, width = image.shape[0], *image.shape[-2:]
+        channels: int = image.shape[0]
+        height, width = image.shape[-2:]
         flat = image.reshape(channels, -1)
         if of_image is not None and not add:
             of_image.fill(0)
