@@ -1,10 +1,17 @@
 """How many of MXNet's own unit tests pass on weftplan?
 
 Runs the symbolic files of MXNet's ``tests/python/unittest``, unmodified, with weftplan under the name ``mxnet`` and
-MXNet's own ``test_utils.py``; each file in a child process, each test within a time limit. With ``--mxnet-python`` the
-same files run on MXNet itself, which does not pass all of them on today's NumPy and without a network.
+MXNet's own ``test_utils.py``; each file in a child process, each test within a limit of processor time, so that other
+work on the machine decides about nothing. With ``--mxnet-python`` the same files run on MXNet itself, which does not
+pass all of them on today's NumPy and without a network; ``--mxnet-json`` takes its results from an earlier ``--json``.
 
-    python bench/mxnet_own_tests.py MXNET_TREE [--mxnet-python PYTHON] [--files test_symbol,test_io] [--seed 1]
+    python bench/mxnet_own_tests.py MXNET_TREE [--mxnet-python PYTHON] [--files test_symbol,test_io] [--seeds 1]
+
+With several ``--seeds`` or ``--engines`` the files run on weftplan once for each pair, and what does not end the same
+way everywhere is listed.
+
+    python bench/mxnet_own_tests.py MXNET_TREE --files test_symbol,test_executor --seeds 1,2,3,4,5 \\
+        --engines NaiveEngine,ThreadedEngine,ThreadedEnginePerDevice
 
 The tests want NumPy and SciPy; those of images want Pillow or OpenCV.
 """
@@ -28,11 +35,17 @@ TABLE = Path(__file__).parent / "data" / "own_tests.json"
 ``out_of_scope``: {file: {test: reason}} for what the child cannot see by itself."""
 
 
-def start(python, path, only, *, tree, scratch, seed, verbose):
+IDLE = 5
+"""A child that neither ends a test nor computes is given up after so many limits of the clock."""
+
+
+def start(python, path, only, *, tree, scratch, seed, engine, verbose):
     """A child that runs the tests named ``only``, and the end of the pipe that it reports to."""
     reading, writing = os.pipe()
     env = {**os.environ, "MXNET_TEST_SEED": str(seed), "MXNET_MODULE_SEED": str(seed), "OMP_NUM_THREADS": "1"}
     env.pop("OWN_TESTS_TREE", None)
+    if engine is not None:
+        env["MXNET_ENGINE_TYPE"] = engine
     if tree is not None:
         env |= {"OWN_TESTS_TREE": str(tree), "PYTHONPATH": str(ROOT)}
     if verbose:
@@ -56,17 +69,32 @@ def start(python, path, only, *, tree, scratch, seed, verbose):
     return process, os.fdopen(reading, "rb", buffering=0)
 
 
+def processor_time(pid):
+    """Seconds that a process and its dead children have computed; None where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def lines(process, pipe, limit):
-    """What a child says; None when it said nothing for ``limit`` seconds."""
+    """What a child says; None when it said nothing for ``limit`` seconds of its processor time, or for longer."""
     rest = b""
+
+    def given_up():
+        used = processor_time(process.pid)
+        passed = time.monotonic() - said
+        return passed > limit if used is None or before is None else used - before > limit or passed > IDLE * limit
+
     with selectors.DefaultSelector() as chosen:
         chosen.register(pipe, selectors.EVENT_READ)
         while True:
             while b"\n" in rest:
                 line, rest = rest.split(b"\n", 1)
                 yield json.loads(line)
-            end = time.monotonic() + limit
-            while not (ready := chosen.select(1.0)) and time.monotonic() < end and process.poll() is None:
+            said, before = time.monotonic(), processor_time(process.pid)
+            while not (ready := chosen.select(1.0)) and not given_up() and process.poll() is None:
                 pass
             if not ready and process.poll() is None:
                 yield None
@@ -77,14 +105,21 @@ def lines(process, pipe, limit):
             rest += piece
 
 
-def run_file(python, path, *, tree, limit, seed, wanted, verbose):
+def run_file(python, path, *, tree, limit, seed, wanted, verbose, engine=None):
     """{test: (result, why)} of one file; a child that hangs or dies is replaced for the tests behind."""
     results, names = {}, None
     todo = None
     while todo is None or todo:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
             process, pipe = start(
-                python, path, todo or (), tree=tree, scratch=scratch, seed=seed, verbose=verbose and todo
+                python,
+                path,
+                todo or (),
+                tree=tree,
+                scratch=scratch,
+                seed=seed,
+                engine=engine,
+                verbose=verbose and todo,
             )
             running = None
             for line in lines(process, pipe, limit):
@@ -118,39 +153,111 @@ def run_file(python, path, *, tree, limit, seed, wanted, verbose):
     return results
 
 
-def main():
-    """Run, and print the table."""
+KINDS = ("pass", "fail", "out", "skip")
+
+
+def judged(found, reasons):
+    """Results of weftplan's side, with the failures that are out of scope marked as such."""
+    for test, reason in reasons.items():
+        if found.get(test, ("pass",))[0] == "fail":
+            found[test] = ("out", reason)
+    return found
+
+
+def counted(found):
+    """{kind: number of tests}."""
+    return {kind: sum(result == kind for result, _ in found.values()) for kind in KINDS}
+
+
+def on_every_engine(args, files, table, folder):
+    """Run the files for each engine and seed; print the counts and what differs, which is the exit status."""
+    tests, passes = {}, {}
+    for engine in args.engines or [None]:
+        for seed in args.seeds:
+            sums = dict.fromkeys(KINDS, 0)
+            for name in files:
+                found = run_file(
+                    sys.executable,
+                    folder / f"{name}.py",
+                    tree=args.tree.resolve(),
+                    limit=args.limit,
+                    seed=seed,
+                    wanted=args.tests,
+                    verbose=args.verbose,
+                    engine=engine,
+                )
+                found = judged(found, table["out_of_scope"].get(name, {}))
+                for kind, number in counted(found).items():
+                    sums[kind] += number
+                for test, (result, why) in found.items():
+                    tests.setdefault(f"{name}: {test}", {})[engine, seed] = (result, why)
+            passes[engine, seed] = sums
+            counts = " ".join(f"{sums[kind]:5}" for kind in KINDS)
+            print(f"{engine or 'as set':24} seed {seed}  {counts}", flush=True)
+    different = 0
+    for test, results in tests.items():
+        kinds = {result for result, _ in results.values()}
+        if len(kinds) > 1 or len(results) < len(passes):
+            different += 1
+            odd = {key: f"{result} {why}".strip() for key, (result, why) in results.items() if result != "pass"}
+            print(f"    {test}: {odd}")
+    print(f"{len(tests)} tests, {different} of them do not end the same way everywhere")
+    return bool(different)
+
+
+def names_of(text):
+    """The names in a list with commas."""
+    return [one for one in text.split(",") if one]
+
+
+def arguments():
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path, help="MXNet's source tree")
     parser.add_argument("--mxnet-python", help="a Python that has MXNet, NumPy < 1.24 and SciPy")
-    parser.add_argument("--files", default="", help="names of files, with commas between; default: all of the list")
-    parser.add_argument("--tests", default="", help="names of tests, with commas between")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one test")
+    parser.add_argument("--mxnet-json", type=Path, help="MXNet's results of an earlier run with --json")
+    parser.add_argument("--files", type=names_of, help="names of files, with commas between; default: all of the list")
+    parser.add_argument("--tests", type=names_of, default=[], help="names of tests, with commas between")
+    parser.add_argument("--seeds", type=lambda text: [*map(int, names_of(text))], default=[1], help="default: 1")
+    parser.add_argument("--engines", type=names_of, default=[], help="values of MXNET_ENGINE_TYPE")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of processor time for one test")
     parser.add_argument("--json", type=Path, help="write all results there")
     parser.add_argument("--only-mxnet", action="store_true", help="leave weftplan out")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what tests print, and tracebacks")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    """Run, and print the table."""
+    args = arguments()
     folder = args.tree.resolve() / "tests" / "python" / "unittest"
     table = json.loads(TABLE.read_text())
-    everything, total = {}, {"pass": 0, "fail": 0, "out": 0, "skip": 0, "own": 0, "both": 0}
-    print(f"MXNet's own tests, seed {args.seed}, Python {platform.python_version()}, {os.cpu_count()} cores")
-    print(f"{'file':24} {'pass':>5} {'fail':>5} {'out':>5} {'skip':>5}" + ("  MXNet" if args.mxnet_python else ""))
-    for name in [one for one in args.files.split(",") if one] or table["files"]:
+    files = args.files or table["files"]
+    several = len(args.seeds) > 1 or args.engines
+    which = ", ".join(map(str, args.seeds))
+    print(f"MXNet's own tests, seed {which}, Python {platform.python_version()}, {os.cpu_count()} cores")
+    if several:
+        print(f"{'engine':24} {'':6}  {'pass':>5} {'fail':>5} {'out':>5} {'skip':>5}")
+        return on_every_engine(args, files, table, folder)
+    earlier = json.loads(args.mxnet_json.read_text()) if args.mxnet_json else {}
+    beside = bool(args.mxnet_python or args.mxnet_json)
+    everything, total, own_total = {}, dict.fromkeys(KINDS, 0), [0, 0]
+    print(f"{'file':24} {'pass':>5} {'fail':>5} {'out':>5} {'skip':>5}" + ("  MXNet" if beside else ""))
+    for name in files:
         path = folder / f"{name}.py"
-        wanted = {one for one in args.tests.split(",") if one}
-        common = {"limit": args.limit, "seed": args.seed, "wanted": wanted, "verbose": args.verbose}
+        common = {"limit": args.limit, "seed": args.seeds[0], "wanted": args.tests, "verbose": args.verbose}
         found = {} if args.only_mxnet else run_file(sys.executable, path, tree=args.tree.resolve(), **common)
-        for test, reason in table["out_of_scope"].get(name, {}).items():
-            if found.get(test, ("pass",))[0] == "fail":
-                found[test] = ("out", reason)
-        own = run_file(args.mxnet_python, path, tree=None, **common) if args.mxnet_python else {}
-        counts = {kind: sum(r[0] == kind for r in found.values()) for kind in ("pass", "fail", "out", "skip")}
-        counts["own"] = sum(r[0] == "pass" for r in own.values())
+        found = judged(found, table["out_of_scope"].get(name, {}))
+        own = earlier.get(name, {}).get("mxnet", {})
+        if not own and args.mxnet_python:
+            own = run_file(args.mxnet_python, path, tree=None, **common)
+        counts = counted(found)
         for kind, number in counts.items():
             total[kind] += number
-        row = f"{name:24} " + " ".join(f"{counts[kind]:5}" for kind in ("pass", "fail", "out", "skip"))
-        print(row + (f"  {counts['own']} of {len(own)}" if args.mxnet_python else ""), flush=True)
+        passed = counted(own)["pass"]
+        own_total = [own_total[0] + passed, own_total[1] + len(own)]
+        row = f"{name:24} " + " ".join(f"{counts[kind]:5}" for kind in KINDS)
+        print(row + (f"  {passed} of {len(own)}" if beside else ""), flush=True)
         for test, (result, why) in found.items():
             if result == "fail":
                 also = f"  [MXNet: {own[test][0]}]" if own.get(test, ("pass",))[0] != "pass" else ""
@@ -158,9 +265,10 @@ def main():
         everything[name] = {"weftplan": found, "mxnet": own}
         if args.json:
             args.json.write_text(json.dumps(everything, indent=1))
-    print(f"{'all':24} " + " ".join(f"{total[kind]:5}" for kind in ("pass", "fail", "out", "skip"))
-          + (f"  {total['own']}" if args.mxnet_python else ""))  # fmt: skip
+    row = f"{'all':24} " + " ".join(f"{total[kind]:5}" for kind in KINDS)
+    print(row + (f"  {own_total[0]} of {own_total[1]}" if beside else ""))
+    return False
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
