@@ -75,11 +75,11 @@ def stubs() -> dict[Path, str]:
         (
             "mx.sym", symbol, Symbol, OF_SYMBOLS, [n for n in sorted(registry.names()) if n not in own],
             {name: (getattr(namespaces, name)._prefixes, drawn * (name == "random"))
-             for name in ("contrib", "linalg", "random")},
+             for name in ("contrib", "image", "linalg", "random")},
         ),
         (
             "mx.nd", ndarray, NDArray, EXTRA, sorted(OPERATOR_METHODS),
-            {name: (NAMESPACES[name]._prefixes, []) for name in ("contrib", "linalg")},
+            {name: (NAMESPACES[name]._prefixes, []) for name in ("contrib", "image", "linalg")},
         ),
     ):  # fmt: skip
         array = kind.__name__

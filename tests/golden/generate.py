@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 def operator_of(mx, name):
     """The symbol function of an operator, public or internal."""
     places = [(mx.sym, ""), (mx.symbol._internal, "")]
-    places += [(getattr(mx.sym, short), f"_{short}_") for short in ("linalg", "contrib")]
+    places += [(getattr(mx.sym, short), f"_{short}_") for short in ("linalg", "contrib", "image")]
     for module, prefix in places:
         function = getattr(module, name[len(prefix) :], None) if name.startswith(prefix) else None
         if function is not None:
@@ -97,7 +97,7 @@ def signatures():
 
     found = {}
     for name in sorted(operator.get_all_registered_operators()):
-        if name.startswith(("_np", "_contrib", "_image", "_sg", "_sample", "_sparse", "_backward", "_cv", "_multi")):
+        if name.startswith(("_np", "_contrib", "_sg", "_sample", "_sparse", "_backward", "_cv", "_multi")):
             continue
         arguments = operator.get_operator_arguments(name)
         inputs = [a for a, kind in zip(arguments.names, arguments.types) if "NDArray" in kind]  # noqa: B905

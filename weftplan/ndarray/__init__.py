@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from weftplan.ndarray import row_sparse as sparse  # noqa: F401 - made at first use
     from weftplan.ndarray.operators import NAMESPACES
     from weftplan.ndarray.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
-    from weftplan.ndarray.registered import contrib, linalg  # noqa: F401
+    from weftplan.ndarray.registered import contrib, image, linalg  # noqa: F401
 
     op = _internal = NAMESPACES["op"]
 

@@ -58,6 +58,7 @@ class Namespace:
 NAMESPACES = {
     "_internal": Namespace("_internal", ""),
     "contrib": Namespace("contrib", "_contrib_", "contrib_"),
+    "image": Namespace("image", "_image_"),
     "linalg": Namespace("linalg", "linalg_", "_linalg_"),
     "op": Namespace("op", ""),
 }

@@ -20,6 +20,7 @@ import weftplan.ops.filling
 import weftplan.ops.gather_nd
 import weftplan.ops.grids
 import weftplan.ops.histogram
+import weftplan.ops.image
 import weftplan.ops.index_array
 import weftplan.ops.indexing
 import weftplan.ops.join

@@ -33,9 +33,9 @@ from weftplan.symbol.variable import Variable
 
 if TYPE_CHECKING:
     from weftplan.symbol.registered import *  # noqa: F403 - the operators, written by docs/write_stubs.py
-    from weftplan.symbol.registered import contrib, linalg, random
+    from weftplan.symbol.registered import contrib, image, linalg, random
 else:
-    from weftplan.symbol.namespaces import contrib, linalg, random
+    from weftplan.symbol.namespaces import contrib, image, linalg, random
 
 var = Variable
 pow = power
@@ -55,6 +55,7 @@ __all__ = [
     "full",
     "histogram",
     "hypot",
+    "image",
     "linalg",
     "linspace",
     "load",

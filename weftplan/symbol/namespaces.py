@@ -1,4 +1,4 @@
-"""``mx.sym.random``, ``mx.sym.linalg``, ``mx.sym.contrib``, ``mx.sym._internal``: operators under shorter names.
+"""``mx.sym.random``, ``.linalg``, ``.contrib``, ``.image``, ``._internal``: operators under shorter names.
 
 A namespace looks its operators up when they are asked for, and keeps none. Any thread may ask.
 """
@@ -45,5 +45,6 @@ random = Namespace("random", "_random_", "_sample_", "random_", "sample_")
 vars(random).update(FUNCTIONS)
 linalg = Namespace("linalg", "linalg_", "_linalg_", short=True)
 contrib = Namespace("contrib", "_contrib_", "contrib_", short=True)
+image = Namespace("image", "_image_", short=True)
 vars(contrib)["rand_zipfian"] = rand_zipfian
 internal = Namespace("_internal", "")

@@ -90,7 +90,8 @@ class Sampler:
         flat = image.reshape(image.shape[0], -1)
         if not add:
             out.fill(0)
-        for _ in self._corners(grid, *image.shape[-2:], planes):
+        height, width = image.shape[-2:]
+        for _ in self._corners(grid, height, width, planes):
             gather(xp, flat, self._index, 1, self._values)
             xp.multiply(self._values, self._weight, out=self._values, casting="same_kind")
             xp.add(out, self._values, out=out)
