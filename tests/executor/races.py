@@ -20,6 +20,7 @@ def races(executor: Any, runs: int = 2) -> list[str]:
 
     Every step is taken for an operation of its own, as with bulk off; fewer operations have no fewer orders.
     """
+    executor._prepare()
     steps = [*executor._forward_steps, *executor._backward_steps]
     program: list[tuple[str, list[Any], list[Any], list[Range], list[Range]]] = []
     for _ in range(runs):

@@ -42,6 +42,7 @@ from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.amounts import bytes_of
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
+from weftplan.symbol.traversal import split_variables, topological_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +106,10 @@ class Binding:
         config.warn_of_late_changes("storage")
         ctx = self.ctx
         if not self.group2ctx:
-            names, aux_names = self.symbol.list_arguments(), self.symbol.list_auxiliary_states()
-            labels = (*names, *(f"grad of {name}" for name in names), *aux_names)
-            for label, held in zip(labels, (*args, *grads, *aux), strict=True):
+            names = list(planned.arguments)
+            for k, held in enumerate((*args, *grads, *aux)):
                 if held is not None and held.context != ctx:
+                    label = (*names, *(f"grad of {name}" for name in names), *planned.aux)[k]
                     raise BindError(
                         f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with "
                         f"as_in_context({ctx}), or bind with group2ctx to spread one network over contexts"
@@ -350,7 +351,8 @@ def _either(verb: str, name: str, value: Any, older: str, other: Any) -> Any:
 
 def _names(symbol: Symbol) -> tuple[list[str], list[str]]:
     """(arguments, auxiliary states); raises BindError when two arguments have one name."""
-    names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    arguments, states = split_variables(topological_order(symbol.entries))
+    names, aux_names = [node.name for node in arguments], [node.name for node in states]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise BindError(f"Duplicate names detected, {twice}: give the variables different names")

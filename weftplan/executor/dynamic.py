@@ -115,12 +115,12 @@ class DynamicExecutor(Executor):
         self._collector = Collector()
         return DynamicMemory(planned)
 
-    def _prepare(self) -> list[NDArray]:
+    def _prepare(self) -> None:
         # Work that is enqueued on streams goes on when the call of a step is over: there nothing goes back inside.
         asynchronous = any(device.get(ctx).asynchronous for ctx in {chunk.context for chunk in self._memory.chunks})
         if asynchronous or spilling.active():  # what a segment uses cannot be sent elsewhere while it runs
             self._bulk = False
-        outputs = super()._prepare()
+        super()._prepare()
         self._memory.used = {
             step.nid: _looked_at(self._memory, step)
             for segment in (*self._forward_segments, *self._backward_segments)
@@ -135,7 +135,6 @@ class DynamicExecutor(Executor):
         self._memory.local = self._collector.settle(
             self._forward_segments, self._backward_segments, _chunks_of(self._memory), inside=not asynchronous
         )
-        return outputs
 
     def _push(self, segments: Sequence[Segment], steps: Sequence[Step]) -> None:
         if self._monitor is not None:

@@ -57,8 +57,7 @@ class Executor:
         self.symbol = symbol
         self.context = context
         self.planned = planned
-        self.arg_names = symbol.list_arguments()
-        self.aux_names = symbol.list_auxiliary_states()
+        self.arg_names, self.aux_names = list(planned.arguments), list(planned.aux)
         self.output_names = symbol.list_outputs()
         self.arg_arrays = list(args)
         self.grad_arrays = list(grads)
@@ -96,9 +95,9 @@ class Executor:
         self._external = external
         self._bulk, *self._limits = bulk_limits(bool(planned.gradients), len(planned.order))
         self._overlaps = planned.memory.num_reuse_edges > 0
-        self._prepared = False
-        with self._memory.pool.idleness:
-            self.outputs = self._prepare()
+        self._random = any(node.op is not None and node.op.random for node in graph.nodes)
+        self._forget()  # the first run prepares the calls: many an executor is bound to be looked at, or resized
+        self.outputs = self._output_arrays()
         output_vars = [array.var for array in self.outputs]
         inputs = {id(array.var) for array in external.values()}
         _, self._fence_vars = engine.dedupe(
@@ -120,8 +119,14 @@ class Executor:
         """The memory of the plan's storages."""
         return PlannedMemory(planned, pool)
 
-    def _prepare(self) -> list[NDArray]:
-        """Make the calls of a run, on views at the addresses that planned memory has now; returns the outputs."""
+    def _output_arrays(self) -> list[NDArray]:
+        """The arrays of the outputs, given or in planned memory."""
+        eids = self.planned.outputs
+        made = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
+        return [made[eid] if eid in made else self._external[eid] for eid in eids]
+
+    def _prepare(self) -> None:
+        """Make the calls of a run, on views at the addresses that planned memory has now."""
         planned = self.planned
         builder = StepBuilder(planned, self._memory, self._external)
         steps = [builder.build(nid) for nid in planned.order]
@@ -144,12 +149,10 @@ class Executor:
         self._backward_segments = make_segments(
             self._backward_steps, limit=self._limits[1], bulk=self._bulk, ends_after=ready, begins_at=enter
         )
-        self._random = any(step.node.op is not None and step.node.op.random for step in steps)
         self._prepared = True
-        return [builder.entry(eid) for eid in planned.outputs]
 
     def _forget(self) -> None:
-        """Memory has moved: drop every view of the old addresses. The next run prepares its calls again."""
+        """Drop every view of planned memory, which has moved; the next run prepares its calls."""
         self._prepared = False
         self._forward_steps, self._backward_steps = [], []
         self._forward_segments, self._backward_segments = [], []

@@ -11,6 +11,7 @@ its blocks in the cache, and what a phase of a program has left behind goes when
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,8 @@ from weftplan.storage.ledger import Ledger
 
 _WINDOW = 1024
 """Allocations after which a pool with slack forgets the peak of as many before them."""
+_GRANTED_S = 0.02
+"""Seconds for which the system's answer about free memory holds: other programs take memory, too."""
 
 
 class _Pool(Ledger):
@@ -35,6 +38,9 @@ class _Pool(Ledger):
         self.slack = slack
         self._free: dict[int, list[Any]] = {}
         """Blocks by size; the sizes stand in the order in which they were last emptied by a request and came back."""
+        self._granted = 0
+        """Bytes that may come from the system before it is asked again how much it has left."""
+        self._granted_until = 0.0
         self._window = _WINDOW
         """Allocations left in this window."""
         self._recent = self._before = 0
@@ -67,11 +73,8 @@ class _Pool(Ledger):
             return raw, raw[:nbytes], size
         if self.slack is not None:
             self._release(self._reserved + size - max(self._recent, self._before) - self.slack)
-        if self._reserved > self._allocated:
-            free, total = self.device.memory_info()
-            kept = total * self.reserve // 100
-            if free <= kept or size > free - kept:
-                self._release_all()
+        if self._reserved > self._allocated and not self._leaves_reserve(size):
+            self._release_all()
         try:
             raw = self.device.allocate(size)
         except OutOfMemoryError:
@@ -80,6 +83,24 @@ class _Pool(Ledger):
             raw = self.device.allocate(size)
         self._reserve(raw)
         return raw, raw[:nbytes], size
+
+    def _leaves_reserve(self, size: int) -> bool:
+        """Whether a block from the system leaves the reserve free.
+
+        The system is asked at most once for every 64th part of what it has left and every 20 ms: a program that makes
+        10,000 small arrays would spend most of its time on that.
+        """
+        now = time.monotonic()
+        if size > self._granted or now > self._granted_until:
+            free, total = self.device.memory_info()
+            left = free - total * self.reserve // 100
+            if left <= 0 or size > left:
+                self._granted = 0
+                return False
+            self._granted = max(size, int(left) >> 6)
+            self._granted_until = now + _GRANTED_S
+        self._granted -= size
+        return True
 
     def _note_peak(self, size: int) -> None:
         """``size`` bytes are about to be live, too."""

@@ -250,3 +250,28 @@ def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: p
         inputs = (array, array, None, array) if work is dense.forward else (array, array, array)
         work(s, *inputs, array, array)
         assert taken
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("image", "kernel", "stride", "pad"),
+    [((9, 7), (3, 3), (1, 1), (1, 1)), ((12, 11), (2, 2), (3, 3), (0, 0)), ((40, 40), (3, 3), (2, 1), (2, 0))],
+)
+def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, stride, pad):
+    """Filters taken a tile at a time, in the scratch of a tile, give what all of them give at once, gradients too."""
+    grid = tuple(output_extent(e, k, t, p, 1) for e, k, t, p in zip(image, kernel, stride, pad, strict=True))
+    geo = geometry((batch, 50, *image), 75, kernel, stride, (1, 1), pad, grid, 1, np.dtype(np.float32), 1)
+    random = np.random.RandomState(7)
+    x, w, b, dy = (
+        random.standard_normal(shape).astype(np.float32)
+        for shape in ((batch, 50, *image), (75, 50, *kernel), (75,), (batch, 75, *grid))
+    )
+    s = sizes.sizes(geo)
+    monkeypatch.setattr(sizes, "SLICE_BYTES", 1 << 40)
+    whole, needed = run(geo, x, w, b, dy), (sizes.forward_scratch(s).packed, sizes.data_scratch(s).packed)
+    monkeypatch.setattr(sizes, "SLICE_BYTES", 1)
+    assert (sizes.filters_at_once(s), sizes.channels_at_once(s)) == (32, 32)
+    assert sizes.forward_scratch(s).packed * 5 == needed[0] * 2  # a tile of 32 in place of 80 rows
+    assert sizes.data_scratch(s).packed * 2 == needed[1]
+    for one, other in zip(whole, run(geo, x, w, b, dy), strict=True):
+        assert one.tobytes() == other.tobytes()

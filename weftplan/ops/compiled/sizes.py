@@ -22,6 +22,9 @@ BAND_PLACES = 48
 """Fewest places for which the panels of the weight are worth passing by."""
 CHUNK = 512
 """Pixels in one chain of additions of a weight's gradient. Part of the result's bits, so it depends on nothing."""
+SLICE_BYTES = 512 << 10
+"""Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
+the weights of the last layers need more than everything else in a network that runs on one image."""
 PANEL_BYTES = 64
 """Bytes of a vector on the widest machine: scratch is counted for it, so that a plan is the same on every machine."""
 
@@ -54,6 +57,8 @@ class Sizes:
     dilate: Triple
     pad: Triple
     itemsize: int
+    whole: int = 0
+    """Channels of the result from one of its images to the next, where this computes a slice of them; 0: all."""
 
     @property
     def taps(self) -> int:
@@ -182,16 +187,35 @@ def data_bands(s: Sizes) -> Bands:
                   itemsize=s.itemsize)  # fmt: skip
 
 
+def _at_once(s: Sizes, rows: int, reduced: int) -> int:
+    """How many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles."""
+    if s.groups > 1:
+        return rows
+    tile = 2 * PANEL_BYTES // s.itemsize
+    most = SLICE_BYTES * s.batch // (reduced * s.itemsize)
+    return min(rows, max(most // tile * tile, tile))
+
+
+def filters_at_once(s: Sizes) -> int:
+    """Filters that one call of the forward pass computes."""
+    return _at_once(s, s.filters, s.channels * s.taps)
+
+
+def channels_at_once(s: Sizes) -> int:
+    """Channels of an image whose gradient one call computes."""
+    return _at_once(s, s.channels, s.filters * s.taps)
+
+
 def forward_scratch(s: Sizes) -> Scratch:
-    """The weight as panels, and a band of an image."""
-    packed = s.groups * wide(s.filters, s.itemsize) * s.channels * s.taps * s.itemsize
+    """Filters as panels, and a band of an image."""
+    packed = s.groups * wide(filters_at_once(s), s.itemsize) * s.channels * s.taps * s.itemsize
     bands = forward_bands(s)
     return Scratch(packed, _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0)
 
 
 def data_scratch(s: Sizes) -> Scratch:
     """The weight as panels of channels, and a band of an output gradient."""
-    packed = s.groups * wide(s.channels, s.itemsize) * s.filters * s.taps * s.itemsize
+    packed = s.groups * wide(channels_at_once(s), s.itemsize) * s.filters * s.taps * s.itemsize
     bands = data_bands(s)
     return Scratch(packed, _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.filters) if bands.copies else 0)
 

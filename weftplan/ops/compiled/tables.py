@@ -86,7 +86,7 @@ def forward(s: Sizes, lanes: int) -> KernelArguments:
     bands = forward_bands(s)
     steps, plane = _steps(bands.extents), math.prod(bands.extents)
     reduced = s.channels * taps
-    one, whole = s.groups * s.channels * plane, s.groups * s.filters * s.pixels
+    one, whole = s.groups * s.channels * plane, (s.whole or s.groups * s.filters) * s.pixels
     columns = [(w * s.stride[2], w) for w in range(s.grid[2])]
     products, held = [], []
     every_tap = tuple((i, i * s.dilate[1] - s.pad[1]) for i in range(s.kernel[1]))
@@ -166,7 +166,7 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
     reduced = s.filters * taps
     image = math.prod(s.image)
     image_steps = _steps(s.image)
-    one, whole = s.groups * s.filters * plane, s.groups * s.channels * image
+    one, whole = s.groups * s.filters * plane, (s.whole or s.groups * s.channels) * image
     clears = False
     products: tuple[list[Words], list[Words]] = ([], [])
     held: list[Words] = []
@@ -197,7 +197,7 @@ def data(s: Sizes, lanes: int) -> KernelArguments:
             words, made = _product(s, outer, inner, places, columns, panel, reduced * panel, s.channels, image)
             listed.append(words)
             held += made
-    pack = _words(PACK, {"rows": s.channels, "row_step": taps * size, "step": s.channels * taps * size,
+    pack = _words(PACK, {"rows": s.channels, "row_step": taps * size, "step": (s.whole or s.channels) * taps * size,
                          "length": taps, "transposes": int(taps > 1), "panel_step": reduced * panel})  # fmt: skip
     words, made = _gather(s, bands, [*products[0], *products[1]], pack, s.grid, {
         "x_image": s.groups * s.filters * s.pixels * size, "y_image": whole * size,
