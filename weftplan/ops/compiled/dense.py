@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.product import GATHER
 from weftplan.ops.compiled.sizes import (
     Bands,
     Sizes,
@@ -41,77 +42,84 @@ def _target(target: Target | None) -> Target:
 
 def _run(
     entry: str,
-    made: Callable[[Sizes, int], tables.KernelArguments],
+    make: Callable[[Sizes, int], tables.KernelArguments],
     s: Sizes,
     dtype: Any,
     target: Target | None,
-    changed: Mapping[str, int] = MappingProxyType({}),
     **arrays: Any,
 ) -> None:
-    """Call a compiled function with a plan of loops, in which the addresses of ``arrays`` (0 for None) are filled, and
-    words that are not as planned."""
+    """Call a compiled function with a plan of loops, in which the addresses of ``arrays`` (0 for None) are filled."""
     target = _target(target)
     places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
-    words = made(s, target.lanes(s.itemsize)).filled(**changed, **places)  # a name: it must live as long as the call
+    words = make(s, target.lanes(s.itemsize)).filled(**places)  # has a name, since it must live as long as the call
     entries(dtype, target)[entry](address(words))
 
 
+_X, _COPIES, _CLEARS = (GATHER.index(name) for name in ("x", "copies", "clears"))
+_Slice = tuple[Sizes, int, int, int]
+"""(sizes, first channel, channels, how many such slices one behind the other)."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _slices(s: Sizes, axis: str, some: int) -> list[_Slice]:
+    """The slices in which the channels of a result are computed: those of ``some`` channels, and the rest."""
+    every: int = getattr(s, axis)
+    if some == every:
+        return [(s, 0, every, 1)]
+    full, rest = divmod(every, some)
+    found = [(replace(s, **{axis: some}, whole=every), 0, some, full)]
+    return [*found, (replace(s, **{axis: rest}, whole=every), full * some, rest, 1)] if rest else found
+
+
 def _gather(
-    made: Callable[[Sizes, int], tables.KernelArguments],
-    parts: Sequence[tuple[Sizes, Mapping[str, Any]]],
+    make: Callable[[Sizes, int], tables.KernelArguments],
+    slices: Sequence[_Slice],
     bands: Bands,
-    x: Any,
-    packed: Any,
-    padded: Any,
+    steps: Mapping[str, int],
     target: Target | None,
-    changed: Mapping[str, int] = MappingProxyType({}),
+    **arrays: Any,
 ) -> None:
-    """Call ``gather`` for each part of the result's channels, with what of weight, bias and result belongs to it."""
-    first = parts[0][0]
-    # The copy of all images that the first part has made is there for the others.
-    kept = bands.copies and bands.count == 1 and first.batch <= first.side_by_side
-    for number, (s, arrays) in enumerate(parts):
-        if number and kept:
-            x, changed = padded, {**changed, "copies": 0}
-        dtype = arrays["y"].dtype
-        _run("gather", made, s, dtype, target, changed, x=x, packed=packed, padded=padded, **arrays)
+    """Call ``gather`` for each slice; ``steps``: bytes of weight, result and bias from one channel to the next."""
+    target = _target(target)
+    s = slices[0][0]
+    call = entries(arrays["x"].dtype, target)["gather"]
+    places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
+    # The copy of all images that the first slice has made serves the others.
+    kept = bands.copies and bands.count == 1 and s.batch <= s.side_by_side
+    for part, first, channels, count in slices:
+        begin = {name: place + first * steps.get(name, 0) if place else 0 for name, place in places.items()}
+        words = make(part, target.lanes(s.itemsize)).filled(**begin)  # has a name: it must live as long as the calls
+        moves = [(GATHER.index(name), channels * step) for name, step in steps.items() if places[name]]
+        if part.whole:
+            words[_CLEARS] = 0  # it would clear other slices, too
+        for number in range(count):
+            if kept and (first or number):
+                words[_X], words[_COPIES] = places["padded"], 0
+            call(address(words))
+            for index, step in moves:
+                words[index] += step
 
 
 def forward(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None."""
-    some = filters_at_once(s)
-    parts: list[tuple[Sizes, Mapping[str, Any]]] = [(s, {"w": weight, "bias": bias, "y": y})]
-    if some < s.filters:
-        parts = [
-            (
-                replace(s, filters=min(some, s.filters - k), whole=s.filters),
-                {"w": weight[k:], "bias": None if bias is None else bias[k:], "y": y[:, k:]},
-            )
-            for k in range(0, s.filters, some)
-        ]
-    _gather(tables.forward, parts, forward_bands(s), x, packed, padded, target)
+    steps = {"w": weight.strides[0], "y": y.strides[1], "bias": s.itemsize}
+    slices = _slices(s, "filters", filters_at_once(s))
+    _gather(tables.forward, slices, forward_bands(s), steps, target,
+            x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
 
 
 def data_gradient(
     s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``dgrad``: the gradient with respect to the image."""
-    some = channels_at_once(s)
-    parts: list[tuple[Sizes, Mapping[str, Any]]] = [(s, {"w": weight, "y": dgrad})]
-    changed: dict[str, int] = {}
-    if some < s.channels:
-        dgrad.fill(0)  # a part that clears places which nobody reads would clear those of the parts before it
-        changed = {"clears": 0}
-        parts = [
-            (
-                replace(s, channels=min(some, s.channels - k), whole=s.channels),
-                {"w": weight[:, k:], "y": dgrad[:, k:]},
-            )
-            for k in range(0, s.channels, some)
-        ]
-    _gather(tables.data, parts, data_bands(s), ograd, packed, padded, target, changed)
+    steps = {"w": weight.strides[1], "y": dgrad.strides[1]}
+    slices = _slices(s, "channels", channels_at_once(s))
+    if len(slices) > 1 or slices[0][3] > 1:
+        dgrad.fill(0)  # some places may be read by no window, and a slice does not clear them
+    _gather(tables.data, slices, data_bands(s), steps, target,
+            x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
 
 
 def weight_gradient(
