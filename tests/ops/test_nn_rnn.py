@@ -199,6 +199,35 @@ def test_joined_parameters():
     assert list(shapes) == [(3,), (4,), (2,)]
 
 
+def test_joined_parameters_of_two_directions():
+    """Two unknown sizes are equal parts of what is left: a layer that reads both ways can be inferred from its data."""
+    op = registry.get("_rnn_param_concat")
+    params = registry.parse_params(op, {"num_args": 3, "dim": 0})
+    shapes, _ = op.infer_shape(params, [(0,), (3,), (0,)], [(11,)])
+    assert list(shapes) == [(4,), (3,), (4,)]
+    unequal, _ = op.infer_shape(params, [(0,), (3,), (0,)], [(10,)])
+    assert list(unequal) == [(0,), (3,), (0,)]
+    names = [f"{way}0_{part}" for way in "lr" for part in ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")]
+    pieces = [
+        mx.sym.Reshape(
+            mx.sym.Variable(name, shape=(5, 0) if "i2h_w" in name else (5, 5) if "h2h_w" in name else (5,)), shape=(-1,)
+        )
+        for name in sorted(names, key=lambda name: "bias" in name)
+    ]
+    joined = mx.sym._internal._rnn_param_concat(*pieces, dim=0, num_args=len(pieces))
+    rnn = mx.sym.RNN(
+        mx.sym.Variable("data"),
+        joined,
+        mx.sym.zeros((2, 3, 5)),
+        state_size=5,
+        num_layers=1,
+        bidirectional=True,
+        mode="rnn_tanh",
+    )
+    found, _, _ = rnn.infer_shape(data=(7, 3, 6))
+    assert dict(zip(rnn.list_arguments(), found, strict=True))["r0_i2h_weight"] == (5, 6)
+
+
 def test_integers_are_refused():
     """Gates have fractions: an RNN of integers is an error of inference, not of NumPy in the middle of a run."""
     network = mx.sym.RNN(mx.sym.Variable("data"), state_size=2, num_layers=1, mode="gru", name="rnn")

@@ -26,7 +26,7 @@ from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind, Call, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
-from weftplan.ndarray import NDArray, spilling
+from weftplan.ndarray import spilling
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.dynamic import DynamicChunk
 from weftplan.ndarray.pushing import push

@@ -68,6 +68,18 @@ def _concat_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
     return [filled(size) for size in sizes], [filled(total)]
 
 
+def _parameters_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+    """As Concat, and several unknown inputs have equal parts of what is left: they are the weights of the two
+    directions of the first layer, which read the same input."""
+    ins, outs = _concat_shape(params, ins, outs)
+    total = outs[0][0] if outs[0] is not None and len(outs[0]) == 1 else 0
+    sizes = [0 if shape is None else shape[0] for shape in ins]
+    missing, unknown = total - sum(sizes), sizes.count(0)
+    if total and unknown > 1 and missing > 0 and not missing % unknown:
+        ins = [(size or missing // unknown,) for size in sizes]
+    return ins, outs
+
+
 def _concat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     out = outputs[0]
     axis = params["dim"] % out.ndim
@@ -135,7 +147,7 @@ register(
     Op(
         name="_rnn_param_concat",
         forward=_concat,
-        infer_shape=_concat_shape,
+        infer_shape=_parameters_shape,
         infer_dtype=same_dtype,
         params=_CONCAT,
         inputs=numbered_inputs,

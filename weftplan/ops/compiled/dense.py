@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -104,7 +105,7 @@ def forward(
     s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None."""
-    steps = {"w": weight.strides[0], "y": y.strides[1], "bias": s.itemsize}
+    steps = {"w": s.channels * s.taps * s.itemsize, "y": s.pixels * s.itemsize, "bias": s.itemsize}
     slices = _slices(s, "filters", filters_at_once(s))
     _gather(tables.forward, slices, forward_bands(s), steps, target,
             x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
@@ -114,7 +115,7 @@ def data_gradient(
     s: Sizes, ograd: Any, weight: Any, dgrad: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``dgrad``: the gradient with respect to the image."""
-    steps = {"w": weight.strides[1], "y": dgrad.strides[1]}
+    steps = {"w": s.taps * s.itemsize, "y": math.prod(s.image) * s.itemsize}
     slices = _slices(s, "channels", channels_at_once(s))
     if len(slices) > 1 or slices[0][3] > 1:
         dgrad.fill(0)  # some places may be read by no window, and a slice does not clear them
