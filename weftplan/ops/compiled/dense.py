@@ -62,14 +62,18 @@ _Slice = tuple[Sizes, int, int, int]
 
 
 @functools.lru_cache(maxsize=1024)
-def _slices(s: Sizes, axis: str, some: int) -> list[_Slice]:
+def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
     """The slices in which the channels of a result are computed: those of ``some`` channels, and the rest."""
-    every: int = getattr(s, axis)
+    every = s.filters if forward else s.channels
     if some == every:
         return [(s, 0, every, 1)]
+
+    def part(count: int) -> Sizes:
+        return replace(s, filters=count, whole=every) if forward else replace(s, channels=count, whole=every)
+
     full, rest = divmod(every, some)
-    found = [(replace(s, **{axis: some}, whole=every), 0, some, full)]
-    return [*found, (replace(s, **{axis: rest}, whole=every), full * some, rest, 1)] if rest else found
+    found = [(part(some), 0, some, full)]
+    return [*found, (part(rest), full * some, rest, 1)] if rest else found
 
 
 def _gather(
@@ -106,7 +110,7 @@ def forward(
 ) -> None:
     """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None."""
     steps = {"w": s.channels * s.taps * s.itemsize, "y": s.pixels * s.itemsize, "bias": s.itemsize}
-    slices = _slices(s, "filters", filters_at_once(s))
+    slices = _slices(s, filters_at_once(s), forward=True)
     _gather(tables.forward, slices, forward_bands(s), steps, target,
             x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
 
@@ -116,7 +120,7 @@ def data_gradient(
 ) -> None:
     """``dgrad``: the gradient with respect to the image."""
     steps = {"w": s.taps * s.itemsize, "y": math.prod(s.image) * s.itemsize}
-    slices = _slices(s, "channels", channels_at_once(s))
+    slices = _slices(s, channels_at_once(s), forward=False)
     if len(slices) > 1 or slices[0][3] > 1:
         dgrad.fill(0)  # some places may be read by no window, and a slice does not clear them
     _gather(tables.data, slices, data_bands(s), steps, target,
