@@ -1,43 +1,26 @@
 """One call of ``fit``: the loop over epochs and batches, with what it keeps beside the module.
 
 A :class:`Fitting` lives as long as the call and is used by the thread that trains. It counts updates, sums gradients
-of micro-batches, writes checkpoints and goes on from them, and tells how it goes; what each of those means stands in
-the file of its own.
+of micro-batches, writes checkpoints, and tells how it goes; what each of those means stands in the file of its own, and
+how it goes on from a checkpoint in ``resumable_run.py``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weftplan.errors import FormatError, MXNetError, ParameterError
-from weftplan.ndarray import random
+from weftplan.errors import MXNetError
 from weftplan.training.callbacks import BatchEndParam, Callbacks, call
-from weftplan.training.checkpointing import Checkpoints, Saved, Snapshot
+from weftplan.training.checkpointing import Checkpoints
 from weftplan.training.display import Display
 from weftplan.training.events import Events, StepEnd, Window
-from weftplan.training.iterator_state import place_of
 from weftplan.training.metric import EvalMetric
 from weftplan.training.microbatch import MicroBatchIter, Pieces
 from weftplan.training.monitor import Monitor
-from weftplan.training.plain_state import Packer, restore, unpacked
 from weftplan.training.precision import LossScale
-from weftplan.training.run_state import (
-    attributes_behind,
-    changed_names,
-    differences,
-    gather_metric,
-    gather_module,
-    gather_random,
-    listed_under,
-    restore_metric,
-    restore_module,
-    restore_random,
-    settings_of,
-    wrong_parameters,
-)
+from weftplan.training.resumable_run import ResumableRun
 from weftplan.training.stopping import EarlyStopping
 from weftplan.training.warnings_of_fit import LEAST_STEPS, Watch
 
@@ -52,7 +35,7 @@ class Validation:
     batch_end_callback: Callbacks = None
 
 
-class Fitting:
+class Fitting(ResumableRun):
     """The state of one call of ``fit``, and its loop.
 
     Args:
@@ -87,20 +70,20 @@ class Fitting:
         batch_end_callback: Callbacks = None,
         epoch_end_callback: Callbacks = None,
     ) -> None:
-        self.module = module
-        self.data = data
-        self.metric = metric
-        self.epoch, self.end = epochs
-        self.batches = 0
-        """Of this epoch, that are done."""
-        self.step = 0
-        """Updates that are done."""
+        super().__init__(
+            module,
+            data,
+            metric=metric,
+            epoch=epochs[0],
+            micro_batches=micro_batches,
+            scaling=scaling,
+            checkpoints=checkpoints,
+            stopping=stopping,
+        )
+        self.end = epochs[1]
         self._validation = validation
-        self._micro_batches = micro_batches
         self._pieces = Pieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
-        self._scaling = scaling
-        self._checkpoints = checkpoints
         if (scaling is not None or checkpoints is not None) and getattr(module.owner()._kvstore, "num_workers", 1) > 1:
             raise MXNetError(
                 "fit: checkpoint and mixed_precision are for one process: several would write one file, and scale "
@@ -108,7 +91,6 @@ class Fitting:
             )
         if scaling is not None:
             module.set_loss_scale(scaling.scale)
-        self._stopping = stopping
         self._display = display
         self._monitor = monitor
         self._batch_end_callback = batch_end_callback
@@ -118,12 +100,6 @@ class Fitting:
         self._ended: StepEnd | None = None
         """When the devices have done what was pushed for the last step."""
         self._watch = Watch(module, self._warned)
-        self._skip = 0
-        """Batches of the iterator that a checkpoint has seen already, where the iterator cannot tell its place."""
-        self._random: tuple[dict[str, Any], dict[str, Any]] | None = None
-        """Random numbers as they stood at the checkpoint, which skipping must not move."""
-        self._before_epoch = random.get_state()
-        self._settings: dict[str, Any] | None = None
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -168,16 +144,11 @@ class Fitting:
         if self._events is not None:
             self._events.tell("warning", {"step": self.step, "epoch": self.epoch, "text": text})
 
-    def start_over(self) -> None:
-        """Begin an epoch of the iterator, which may have been used before."""
-        self._before_epoch = random.get_state()
-        self.data.reset()
-
     def _train_epoch(self) -> None:
         if not self.batches:
             self.metric.reset()
         batches = iter(self.data)
-        self._skip_seen(batches)
+        self.skip_seen(batches)
         since = time.perf_counter()
         for batch in batches:
             since = self._waited(since)
@@ -308,118 +279,9 @@ class Fitting:
         )
         return pairs
 
-    # -- checkpoints ----------------------------------------------------------------------------------------------
-
     def _save(self) -> None:
         if self._checkpoints is not None:
             self._checkpoints.save(self._checkpoints.path(self.step), self.snapshot())
-
-    def snapshot(self) -> Snapshot:
-        """This moment, between two updates; copies of arrays are under way."""
-        packer = Packer("weftplan.run/")
-        owner = self.module.owner()
-        state, args, aux = gather_module(owner, packer)
-        facts = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "batches": self.batches,
-            "settings": self.settings(),
-            "module": state,
-            "metric": gather_metric(self.metric, packer),
-            "random": gather_random(packer),
-            "before_epoch": packer.value(self._before_epoch),
-            "iterator": packer.value(place_of(self.data)),
-            "scaling": None if self._scaling is None else packer.attributes(self._scaling),
-            "stopping": None if self._stopping is None else packer.attributes(self._stopping),
-        }
-        return Snapshot(args, aux, packer.arrays, facts)
-
-    def settings(self) -> dict[str, Any]:
-        """What must be the same where a run goes on; as they were when this one began."""
-        if self._settings is None:
-            owner = self.module.owner()
-            fitting = {
-                "micro_batches": self._micro_batches,
-                "mixed_precision": self.module.owner().precision,
-                "iterator": type(self.data).__name__,
-                "metric": [name for name, _ in self.metric.get_name_value()],
-            }
-            self._settings = settings_of(owner, owner._states_holder().optimizer, fitting)
-        return self._settings
-
-    def resume(self, *, changed: bool) -> bool:
-        """Go on from the newest checkpoint, if there is one; nothing is changed when it does not fit.
-
-        Args:
-            changed: let settings differ: they are logged, and those of now hold.
-
-        Raises:
-            ParameterError: it is of another network, or of other settings; each difference is listed.
-            FormatError: there are checkpoints, but none can be read.
-        """
-        assert self._checkpoints is not None
-        saved = self._checkpoints.newest()
-        if saved is None:
-            return False
-        owner = self.module.owner()
-        facts = saved.facts
-        wrong = wrong_parameters(owner, saved.args, saved.aux)
-        if wrong:
-            raise ParameterError(listed_under(f"{saved.path} is a checkpoint of another network", wrong))
-        settings = self.settings()
-        other = differences(facts["settings"], settings)
-        if other and not changed:
-            raise ParameterError(
-                listed_under(f"{saved.path} was written with other settings", other)
-                + "\ngo on with the same ones for the same bits, or pass resume='changed' to let those of now hold"
-            )
-        optimizer = owner._states_holder().optimizer
-        attributes = attributes_behind(changed_names(facts["settings"], settings), optimizer)
-        now = {name: getattr(optimizer, name) for name in attributes}
-        if other:
-            self.module.logger.warning(listed_under(f"resumed from {saved.path} with other settings", other))
-        try:
-            self._go_on(saved, now)
-        except (KeyError, TypeError, IndexError) as error:
-            raise FormatError(f"{saved.path}: damaged: {error!r}") from error
-        self.module.logger.info(
-            "resumed from %s: epoch %d, %d batches of it, %d updates", saved.path, self.epoch, self.batches, self.step
-        )
-        return True
-
-    def _go_on(self, saved: Saved, now: dict[str, Any]) -> None:
-        facts, arrays = saved.facts, saved.arrays
-        place = unpacked(facts["iterator"], arrays)
-        if place is not None:
-            self.data.set_state(place)  # first, since it may refuse
-        restore_module(self.module.owner(), facts["module"], arrays, saved.args, saved.aux, now)
-        restore_metric(self.metric, facts["metric"], arrays)
-        if self._stopping is not None and facts["stopping"] is not None:
-            wished = {name: getattr(self._stopping, name) for name in ("metric", "patience", "min_delta", "mode")}
-            restore(self._stopping, {**facts["stopping"], **wished}, arrays)
-        if self._scaling is not None and facts["scaling"] is not None:
-            restore(self._scaling, facts["scaling"], arrays)
-            self.module.set_loss_scale(self._scaling.scale)
-        self.step, self.epoch, self.batches = facts["step"], facts["epoch"], facts["batches"]
-        self._before_epoch = unpacked(facts["before_epoch"], arrays)
-        if place is not None:
-            restore_random(facts["random"], arrays)
-        else:  # the iterator begins its epoch as it did then, and what was seen is read once more
-            random.set_state(self._before_epoch)
-            self.data.reset()
-            self._skip, self._random = self.batches, (facts["random"], arrays)
-
-    def _skip_seen(self, batches: Iterator[Any]) -> None:
-        for number in range(self._skip):
-            if next(batches, None) is None:
-                raise FormatError(
-                    f"train_data has {number} batches in epoch {self.epoch}, but the checkpoint has seen "
-                    f"{self._skip} of it: it is of other data"
-                )
-        self._skip = 0
-        if self._random is not None:
-            restore_random(*self._random)
-            self._random = None
 
 
 def _samples(descs: Any) -> int:
