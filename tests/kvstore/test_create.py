@@ -17,7 +17,12 @@ def test_names_that_are_still_to_come():
     """Distributed stores say so instead of pretending."""
     with pytest.raises(KVStoreError, match="not available in this version"):
         mx.kv.create("p3")
-    with pytest.raises(KVStoreError, match="not available in this version; use 'device'"):
+
+
+@pytest.mark.skipif(mx.num_gpus() > 0, reason="there is a GPU")
+def test_nccl_without_a_gpu():
+    """It says what to install."""
+    with pytest.raises(KVStoreError, match=r"'nccl' sums on NVIDIA GPUs: gpu\(0\).*pip install weftplan\[cuda12\]"):
         mx.kv.create("nccl")
 
 

@@ -57,6 +57,7 @@ class Machine:
         self.libraries_missing = False
         """True: cuBLAS, cuRAND and NVRTC cannot be loaded, as on a machine that has a driver only."""
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
         self.peers: set[tuple[int, int]] = set()
         self.pinned: dict[int, int] = {}
 
@@ -294,6 +295,8 @@ class Memory:
         self.bytes = whole[start : start + size]
         self.ptr = int(self.bytes.__array_interface__["data"][0])
         self._uses: dict[tuple[int, int], _Use] = {}
+        with _lock:
+            machine.memories.add(self)
 
     def __del__(self) -> None:
         self._used[self.device_id] -= self.size

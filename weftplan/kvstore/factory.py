@@ -14,22 +14,24 @@ from weftplan.late_imports import late_import
 
 LOCAL_TYPES = ("local", "local_update_cpu", "local_allreduce_cpu")
 DEVICE_TYPES = ("device", "local_allreduce_device")
+NCCL_TYPES = ("nccl",)
 DIST_TYPES = ("dist_sync", "dist")
 DIST_DEVICE_TYPES = ("dist_device_sync", "dist_sync_device", "dist_device")
 DIST_ASYNC_TYPES = ("dist_async",)
-FUTURE_TYPES = ("nccl", "dist_device_async", "dist_async_device", "p3")
+FUTURE_TYPES = ("dist_device_async", "dist_async_device", "p3")
 
 
 def create(name: str = "local") -> KVStoreBase:
     """A new store.
 
     ``local`` sums on the CPU in MXNet's ``local`` order; ``device`` sums on the devices of the pushed arrays, each key
-    on the device that has least to sum so far. ``dist_sync`` and ``dist_device_sync`` do the same and go on to sum over
-    the processes of an MPI job (``weftplan launch``).
+    on the device that has least to sum so far; ``nccl`` lets NVIDIA's library do that. ``dist_sync`` and
+    ``dist_device_sync`` do as ``local`` and ``device`` and go on to sum over the processes of an MPI job (``weftplan
+    launch``).
 
     Raises:
-        KVStoreError: unknown name (the message lists the known ones), one that this version does not have yet, or a
-            distributed one without MPI (the message says what to install).
+        KVStoreError: unknown name (the message lists the known ones), one that this version does not have yet, a
+            distributed one without MPI, or ``nccl`` without a GPU or NCCL (the message says what to install).
 
     >>> create("local").type
     'local'
@@ -45,20 +47,29 @@ def create(name: str = "local") -> KVStoreBase:
     if lowered in DEVICE_TYPES:
         return KVStoreDevice(lowered)
     if lowered in DIST_TYPES:
-        return _dist("sync", "KVStoreDistSync", lowered)
+        return _elsewhere("distributed.sync", "KVStoreDistSync", lowered)
     if lowered in DIST_DEVICE_TYPES:
-        return _dist("sync", "KVStoreDistDeviceSync", lowered)
+        return _elsewhere("distributed.sync", "KVStoreDistDeviceSync", lowered)
     if lowered in DIST_ASYNC_TYPES:
-        return _dist("asynchronous", "KVStoreDistAsync", lowered)
+        return _elsewhere("distributed.asynchronous", "KVStoreDistAsync", lowered)
+    if lowered in NCCL_TYPES:
+        return _elsewhere("nccl", "KVStoreNccl", lowered)
     if lowered in FUTURE_TYPES:
-        known = "'device'" if lowered == "nccl" else "'dist_sync' or 'dist_async'"
-        raise KVStoreError(f"kvstore {name!r} is not available in this version; use {known}")
-    known_names = [*LOCAL_TYPES, *DEVICE_TYPES, *DIST_TYPES, *DIST_DEVICE_TYPES, *DIST_ASYNC_TYPES, *plugins]
+        raise KVStoreError(f"kvstore {name!r} is not available in this version; use 'dist_sync' or 'dist_async'")
+    known_names = [
+        *LOCAL_TYPES,
+        *DEVICE_TYPES,
+        *NCCL_TYPES,
+        *DIST_TYPES,
+        *DIST_DEVICE_TYPES,
+        *DIST_ASYNC_TYPES,
+        *plugins,
+    ]
     hint = did_you_mean(lowered, known_names)
     raise KVStoreError(f"unknown kvstore {name!r}: {hint}known: {', '.join(known_names)}")
 
 
-def _dist(module: str, class_name: str, name: str) -> KVStoreBase:
-    """A store of several processes; its modules are imported only now, since one process needs none of them."""
-    store: KVStoreBase = getattr(late_import(f"weftplan.kvstore.distributed.{module}"), class_name)(name)
+def _elsewhere(module: str, class_name: str, name: str) -> KVStoreBase:
+    """A store of several processes, or of a library of NVIDIA's; its modules are imported only now."""
+    store: KVStoreBase = getattr(late_import(f"weftplan.kvstore.{module}"), class_name)(name)
     return store
