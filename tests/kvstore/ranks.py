@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stress.hosts import Hosts
 from weftplan.cli.launch import mpiexec_command
 from weftplan.kvstore.distributed.mpi import environment
 
@@ -48,14 +49,23 @@ def need_mpi() -> None:
 
 
 def run_ranks(
-    folder: Path, count: int, body: str, *, timeout: float = 110, ok: bool = True, **variables: str
+    folder: Path,
+    count: int,
+    body: str,
+    *,
+    timeout: float = 110,
+    ok: bool = True,
+    hosts: Hosts | None = None,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``body`` after :data:`PRELUDE` in ``count`` processes; each must end well, unless ``ok`` is False."""
+    """Run ``body`` after :data:`PRELUDE` in ``count`` processes, on this machine or on emulated hosts; each must end
+    well, unless ``ok`` is False."""
     need_mpi()
     script = folder / "ranks.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
+    command = mpiexec_command(count, None, (str(script),))
     child = subprocess.Popen(
-        mpiexec_command(count, None, (str(script),)),
+        command if hosts is None else hosts.across(command),
         env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", **variables},
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
@@ -67,6 +77,8 @@ def run_ranks(
         told, errors = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)  # the ranks, too: they would be left behind
+        if hosts is not None:
+            hosts.end()
         told, errors = child.communicate()
         pytest.fail(f"no end after {timeout} s: {told}{errors}")
     assert not ok or child.returncode == 0, told + errors

@@ -142,3 +142,30 @@ def test_headers_come_back():
         assert Header.decode(header.encode(), 0) == header
     with pytest.raises(KVStoreError, match="another kind"):
         Header.decode(b"\x80\x04" + bytes(HEADER - 2), 0)
+
+
+def test_a_death_is_an_error_of_the_others(tmp_path):
+    """Each survivor hears who died at its next push or pull, also of keys that a living server has; nobody hangs."""
+    done = run_ranks(
+        tmp_path,
+        3,
+        """
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        for key in range(3):  # one on each server
+            kv.init(key, mx.nd.zeros((4,)))
+        kv.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            while True:
+                for key in range(3):
+                    kv.push(key, mx.nd.ones((4,)))
+                    value(key, (4,))
+        except WorkerLostError as error:
+            assert "rank 1 died" in str(error), error
+            print("told", rank, flush=True)
+        """,
+        ok=False,
+        STORE="dist_async",
+    )
+    assert sorted(done.stdout.split("\n")[:-1]) == ["told 0", "told 2"], done.stdout + done.stderr

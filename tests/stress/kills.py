@@ -1,17 +1,20 @@
 """Processes of a job that are killed at random moments, and exchanges whose arrays come in random orders.
 
     python -m tests.stress.kills kills SEED COUNT       until COUNT processes have been killed
+    python -m tests.stress.kills hosts SEED COUNT       the same over three emulated hosts (as root)
+    python -m tests.stress.kills async SEED COUNT       COUNT jobs of dist_async, in each of which one process is killed
     python -m tests.stress.kills orders SEED COUNT      COUNT orders of arrival
 
-The first starts jobs of four processes on this machine. In each, one to three of them send themselves SIGKILL at random
+The first two start jobs of four processes. In each, one to three of them send themselves SIGKILL at random
 moments of a loop of pushes; the others must get an error, recover, and go on with right sums. It prints how many sums
-were wrong, how many jobs hung, and the seconds from an error to the end of ``recover``. The second pushes the same
-gradients again and again while threads, priorities, buckets and moments of arrival differ: all bits must be equal.
-Both exit with 1 where something was wrong.
+were wrong, how many jobs hung, and the seconds from an error to the end of ``recover``. In the third every survivor
+must be told by an error, whatever it did, and end. The last pushes the same gradients again and again while threads,
+priorities, buckets and moments of arrival differ: all bits must be equal. All exit with 1 where something was wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import statistics
@@ -22,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from tests.kvstore.ranks import run_ranks
+from tests.stress.hosts import Hosts, emulated
 
 RANKS = 4
 
@@ -98,7 +102,7 @@ ORDERS = """
 """
 
 
-def kills(seed: int, count: int) -> tuple[int, int, list[float], int]:
+def kills(seed: int, count: int, hosts: Hosts | None = None) -> tuple[int, int, list[float], int]:
     """(wrong sums, hangs, seconds of each recovery, sums that were right) of at least ``count`` deaths."""
     chance = random.Random(seed)
     wrong = hangs = right = killed = job = 0
@@ -113,6 +117,7 @@ def kills(seed: int, count: int) -> tuple[int, int, list[float], int]:
                     RANKS,
                     KILLS,
                     ok=False,
+                    hosts=hosts,
                     SEED=str(seed * 1000 + job),
                     DYING=",".join(map(str, dying)),
                     LONGEST="1.0",
@@ -129,6 +134,60 @@ def kills(seed: int, count: int) -> tuple[int, int, list[float], int]:
         times += [float(text) for text in re.findall(r"recovered ([\d.]+)", done.stdout)]
         right += sum(int(text) for text in re.findall(r"sums (\d+)", done.stdout))
     return wrong, hangs, times, right
+
+
+ASYNC = """
+    import random, threading
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0, rescale_grad=1.0))
+    for i in range(4):
+        kv.init(i, mx.nd.zeros((5,) if i else (300000,)))
+    kv.barrier()
+    dying = int(os.environ["DYING"])
+    if rank == dying:
+        moment = random.Random(int(os.environ["SEED"])).random()
+        def end():
+            time.sleep(moment)
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Thread(target=end, daemon=True).start()
+    begun = time.monotonic()
+    try:
+        while True:
+            for i in range(4):
+                kv.push(i, mx.nd.ones((5,) if i else (300000,)))
+                value(i, (5,) if i else (300000,))
+    except WorkerLostError as error:
+        print("told", rank, "%.1f" % (time.monotonic() - begun), flush=True)
+"""
+
+
+def asynchronous(seed: int, count: int) -> tuple[int, int]:
+    """(survivors that were told by an error, jobs in which one was not, or hung) of ``count`` deaths."""
+    chance = random.Random(seed)
+    told = failed = 0
+    for job in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                done = run_ranks(
+                    Path(folder),
+                    3,
+                    ASYNC,
+                    timeout=60,
+                    ok=False,
+                    STORE="dist_async",
+                    SEED=str(seed * 1000 + job),
+                    DYING=str(chance.randrange(3)),
+                    WEFTPLAN_KVSTORE_TIMEOUT="20",
+                )
+            except pytest.fail.Exception as error:
+                failed += 1
+                print(f"job {job}: HANG {error}", flush=True)
+                continue
+        heard = len(re.findall(r"told \d", done.stdout))
+        told += heard
+        if heard != 2:
+            failed += 1
+            print(f"job {job}: {heard} survivors were told\n{done.stdout}\n{done.stderr[-3000:]}", flush=True)
+    return told, failed
 
 
 def orders(seed: int, count: int) -> set[str]:
@@ -155,13 +214,18 @@ def orders(seed: int, count: int) -> set[str]:
 
 
 def main() -> None:
-    """Run one of the two and print what came of it."""
+    """Run one of them and print what came of it."""
     what, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if what == "orders":
         found = orders(seed, count)
         print(f"seed {seed}: {count} orders of arrival, {len(found)} different results")
         sys.exit(len(found) != 1)
-    wrong, hangs, times, right = kills(seed, count)
+    if what == "async":
+        told, failed = asynchronous(seed, count)
+        print(f"seed {seed}: {count} jobs of dist_async, {told} survivors were told, {failed} jobs went wrong")
+        sys.exit(bool(failed or not told))
+    with emulated() if what == "hosts" else contextlib.nullcontext() as hosts:
+        wrong, hangs, times, right = kills(seed, count, hosts)
     middle = f"{statistics.median(times):.3f}" if times else "none"
     worst = f"{max(times):.3f}" if times else "none"
     print(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kvstore.ranks import need_mpi
-from tests.stress.kills import kills, orders
+from tests.stress.hosts import emulated
+from tests.stress.kills import asynchronous, kills, orders
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
@@ -24,3 +25,19 @@ def test_orders_of_arrival() -> None:
     """The same gradients have the same sums to the bit."""
     need_mpi()
     assert len(orders(1, 50)) == 1
+
+
+def test_killed_processes_over_emulated_hosts() -> None:
+    """The same over three hosts, where messages go through TCP and each host has a daemon of MPI."""
+    need_mpi()
+    with emulated() as hosts:
+        wrong, hangs, times, right = kills(1, 3, hosts)
+    assert (wrong, hangs) == (0, 0)
+    assert times
+    assert right
+
+
+def test_killed_processes_of_dist_async() -> None:
+    """Whoever is left is told by an error, and ends."""
+    need_mpi()
+    assert asynchronous(1, 3) == (6, 0)

@@ -6,13 +6,13 @@ seen of a value and its push, others may have pushed: how many is the *staleness
 :meth:`KVStoreDistAsync.statistics` reports. Results depend on who comes first, so runs differ; use ``dist_sync`` where
 they must not.
 
-A push and a pull of one key happen in the order of the program. The death of a process ends the job: its share is gone.
+A push and a pull of one key happen in the order of the program. After the death of a process the others get a
+:class:`~weftplan.errors.WorkerLostError` at their next push or pull: its share is gone, and the job is over.
 """
 
 from __future__ import annotations
 
 import copy as copies
-import time
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ class KVStoreDistAsync(KVStoreDist):
                 (server, Header(verb, number, version, flat[a:b].nbytes * (verb is Verb.PUSH), rate), flat[a:b])
                 for (server, a, b), version in zip(ranges, versions, strict=True)
             ]
-            answers = ask(self._mpi, self._comm, requests, time.monotonic() + group.timeout_s, what)
+            answers = ask(self._mpi, self._comm, requests, group, what)
             versions[:] = [answer.version for answer in answers]
 
         return exchange

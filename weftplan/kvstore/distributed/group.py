@@ -155,7 +155,7 @@ class Group:
         """
         if not hasattr(self._comm, "Shrink"):
             raise KVStoreError("this mpi4py cannot go on after a death: mpi4py 4.1 and Open MPI with ULFM can")
-        with self._losses("go on after a death"):
+        with self.losses("go on after a death"):
             self._comm.Revoke()
             self._settle()
             self._renew(self._comm.Shrink())  # Ishrink would let us look at the clock, but ends in an error (5.0.11)
@@ -206,10 +206,10 @@ class Group:
             count = status.Get_count(mpi.BYTE)
             found[place] = decode(memoryview(inbox[place])[:count], self.members[place])
 
-        with self._losses(what):
+        with self.losses(what):
             receives = [self._comm.Irecv([inbox[p], mpi.BYTE], source=p, tag=_HEADER) for p in others]
             sends = [self._comm.Issend([encoded, mpi.BYTE], dest=p, tag=_HEADER) for p in others]
-            self._wait(receives, sends, [*others, *others], what, arrived)
+            self.wait(receives, sends, [*others, *others], what, arrived)
         return [found[place] for place in range(len(self.members))]
 
     def _difference(self, description: str) -> KVStoreError:
@@ -259,10 +259,10 @@ class Group:
     def _move(self, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview], what: str) -> None:
         """Send and receive data, all at once."""
         byte = self._mpi.BYTE
-        with self._losses(what):
+        with self.losses(what):
             receives = [self._comm.Irecv([data, byte], source=p, tag=_DATA) for p, data in incoming.items()]
             sends = [self._comm.Issend([data, byte], dest=p, tag=_DATA) for p, data in outgoing.items()]
-            self._wait(receives, sends, [*incoming, *outgoing], what)
+            self.wait(receives, sends, [*incoming, *outgoing], what)
 
     def _room(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """Scratch for that many elements, kept for the next time."""
@@ -273,7 +273,7 @@ class Group:
 
     # -- waiting, and losses --------------------------------------------------------------------------------------
 
-    def _wait(
+    def wait(
         self,
         receives: list[Any],
         sends: list[Any],
@@ -281,7 +281,11 @@ class Group:
         what: str,
         arrived: Callable[[int, Any], None] | None = None,
     ) -> None:
-        """Until all requests are done; ``places`` are those of both, and ``arrived`` hears of each receive's status."""
+        """Until all requests are done; ``places`` are those of both, and ``arrived`` hears of each receive's status.
+
+        To be called within :meth:`losses`. Raises MPI's exception where a member is lost, and WorkerLostError where one
+        does not come in time; the requests are then kept.
+        """
         try:
             self._wait_for([*receives, *sends], len(receives), places, what, arrived)
         except BaseException:
@@ -368,7 +372,8 @@ class Group:
         except self._mpi.Exception:
             return not request
 
-    def _losses(self, what: str) -> _Losses:
+    def losses(self, what: str) -> _Losses:
+        """A block that turns what MPI raises into :class:`WorkerLostError`."""
         return _Losses(self, what)
 
     def lost(self) -> list[int]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import KVStoreError
+from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, array, empty
@@ -113,6 +114,8 @@ class Server:
         self._ending: Any = None
         self._sending: list[tuple[Any, Any]] = []
         """Requests of answers under way, each with the bytes that it sends."""
+        self._undelivered: list[tuple[Any, Any]] = []
+        """The same of answers to the dead."""
         self.pushes = 0
         self.staleness_max = 0
         self.staleness_sum = 0
@@ -134,9 +137,23 @@ class Server:
         return sum(one.weight.nbytes + one.gradient.nbytes for one in list(self._ranges.values()))
 
     def end(self, timeout: float) -> None:
-        """Serve until every process has called this, then stop."""
-        self._ending = self._comm.Ibarrier()
+        """Serve until every process has called this, then stop; at once where one has died."""
+        try:
+            self._ending = self._comm.Ibarrier()
+        except self._mpi.Exception:
+            self._ending = self._mpi.REQUEST_NULL
         self._thread.join(timeout)
+
+    def _sent(self, answer: tuple[Any, Any]) -> bool:
+        """Whether an answer is under way no more. One that cannot go out is kept for good, as in ``Group.wait``."""
+        request, status = answer[0], self._mpi.Status()
+        if not request.Get_status(status):
+            return False
+        if status.Get_error() == self._mpi.SUCCESS:
+            request.Wait()
+        else:
+            self._undelivered.append(answer)
+        return True
 
     def _run(self) -> None:
         mpi, idle = self._mpi, 0
@@ -144,7 +161,7 @@ class Server:
         while True:
             try:
                 message = self._comm.Improbe(source=mpi.ANY_SOURCE, tag=REQUEST, status=status)
-                self._sending = [pair for pair in self._sending if not pair[0].Test()]
+                self._sending = [pair for pair in self._sending if not self._sent(pair)]
                 if message is not None:
                     idle = 0
                     self._serve(message, status.Get_source())
@@ -203,54 +220,48 @@ class Server:
         part.version += 1
 
 
-def ask(mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], deadline: float, what: str) -> list[Header]:
+def ask(mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str) -> list[Header]:
     """Send each (server, header, its array) at once and wait for all answers.
 
     Args:
         requests: the array is what is pushed, or what a pull fills.
-        deadline: ``time.monotonic()`` after which waiting ends.
+        group: knows how to wait, and who is lost.
         what: for messages.
 
     Raises:
-        KVStoreError: a server could not do it, or did not answer in time.
+        KVStoreError: a server could not do it.
+        WorkerLostError: a server has died, or did not answer in time.
     """
     byte = mpi.BYTE
-    sent, answers, headers = [], [], []
-    for server, header, values in requests:
-        raw = bytearray(HEADER)
-        answers.append(raw)
-        headers.append(comm.Irecv([raw, byte], source=server, tag=ANSWER))
-        sent.append(comm.Isend([header.encode(), byte], dest=server, tag=REQUEST))
-        if header.verb is Verb.PUSH:
-            sent.append(comm.Isend([values.view(np.uint8), byte], dest=server, tag=REQUEST_DATA))
-    _wait(mpi, headers, deadline, what)
-    found, errors, data = [], [], []
-    for (server, header, values), raw in zip(requests, answers, strict=True):
-        answer = Header.decode(raw, server)
-        found.append(answer)
-        if answer.verb is Verb.FAILED:
-            text = bytearray(min(answer.nbytes, TEXT))
-            errors.append((server, text))
-            data.append(comm.Irecv([text, byte], source=server, tag=ANSWER_DATA))
-        elif header.verb is Verb.PULL:
-            if answer.nbytes != values.nbytes:
-                raise KVStoreError(f"{what}: server {server} holds {answer.nbytes} bytes, expected {values.nbytes}")
-            if answer.nbytes:
-                data.append(comm.Irecv([values.view(np.uint8), byte], source=server, tag=ANSWER_DATA))
-    _wait(mpi, [*data, *([] if errors else sent)], deadline, what)
+    with group.losses(what):
+        sent, answers, headers, servers = [], [], [], []
+        for server, header, values in requests:
+            raw = bytearray(HEADER)
+            answers.append(raw)
+            servers.append(server)
+            headers.append(comm.Irecv([raw, byte], source=server, tag=ANSWER))
+            sent.append(comm.Isend([header.encode(), byte], dest=server, tag=REQUEST))
+            if header.verb is Verb.PUSH:
+                sent.append(comm.Isend([values.view(np.uint8), byte], dest=server, tag=REQUEST_DATA))
+        group.wait(headers, [], servers, what)
+        found, errors, data, senders = [], [], [], []
+        for (server, header, values), raw in zip(requests, answers, strict=True):
+            answer = Header.decode(raw, server)
+            found.append(answer)
+            if answer.verb is Verb.FAILED:
+                text = bytearray(min(answer.nbytes, TEXT))
+                errors.append((server, text))
+                data.append(comm.Irecv([text, byte], source=server, tag=ANSWER_DATA))
+                senders.append(server)
+            elif header.verb is Verb.PULL:
+                if answer.nbytes != values.nbytes:
+                    raise KVStoreError(f"{what}: server {server} holds {answer.nbytes} bytes, expected {values.nbytes}")
+                if answer.nbytes:
+                    data.append(comm.Irecv([values.view(np.uint8), byte], source=server, tag=ANSWER_DATA))
+                    senders.append(server)
+        going = [] if errors else sent
+        group.wait(data, going, [*senders, *(servers[0] for _ in going)], what)
     if errors:
         server, text = errors[0]
         raise KVStoreError(f"{what}: server {server} says {text.decode(errors='replace')}")
     return found
-
-
-def _wait(mpi: Any, requests: list[Any], deadline: float, what: str) -> None:
-    looks = 0
-    while not mpi.Request.Testall(requests):
-        looks += 1
-        if looks < 2000:
-            os.sched_yield()
-        else:
-            time.sleep(0.0002)
-            if time.monotonic() > deadline:
-                raise KVStoreError(f"{what}: a server has not answered in time")

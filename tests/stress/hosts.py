@@ -1,0 +1,92 @@
+"""Several hosts on one machine: network namespaces on a bridge, each with an address and a name of its own.
+
+MPI starts a daemon on each, as on real machines, and its messages go through TCP. It needs root and the command ``ip``;
+:func:`emulated` skips the test without them. A stand-in for ssh enters the namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_AGENT = """#!/bin/bash
+while [[ "$1" == -* ]]; do shift; done
+host=$1; shift
+exec ip netns exec "$host" unshare --uts bash -c "hostname $host; $*"
+"""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Names of the hosts, and a folder with what MPI needs to reach them."""
+
+    names: tuple[str, ...]
+    folder: Path
+
+    def across(self, command: Sequence[str]) -> list[str]:
+        """The command of ``mpiexec``, run on the first host, with its processes dealt out to all."""
+        mpiexec, *rest = command
+        reach = ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--hostfile", str(self.folder / "hosts")]
+        inside = ["bash", "-c", f'hostname {self.names[0]}; exec "$@"', "bash", mpiexec, *reach, "--map-by", "node"]
+        return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", *inside, *rest]
+
+    def end(self) -> None:
+        """Kill whatever still runs on the hosts."""
+        for name in self.names:
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+            for word in found.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(word), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def emulated(count: int = 3, slots: int = 2) -> Iterator[Hosts]:
+    """So many hosts, gone afterwards with all that runs on them."""
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
+        pytest.skip("hosts are emulated as root, with the commands ip and unshare")
+    mark, net = os.getpid() % 10_000, f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+    names = tuple(f"wp{mark}h{index}" for index in range(1, count + 1))
+    bridge, etc = f"wp{mark}br", Path("/etc/netns")
+    made: list[list[str]] = []
+
+    def ip(words: str, undo: str | None = None) -> None:
+        done = subprocess.run(["ip", *words.split()], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"this machine emulates no hosts: ip {words}: {done.stderr.strip()}")
+        if undo is not None:
+            made.append(["ip", *undo.split()])
+
+    with tempfile.TemporaryDirectory() as folder:
+        hosts = Hosts(names, Path(folder))
+        (hosts.folder / "agent").write_text(_AGENT)
+        (hosts.folder / "agent").chmod(0o755)
+        (hosts.folder / "hosts").write_text("".join(f"{name} slots={slots}\n" for name in names))
+        known = "127.0.0.1 localhost\n" + "".join(f"{net}.{i} {name}\n" for i, name in enumerate(names, 1))
+        try:
+            ip(f"link add {bridge} type bridge", f"link del {bridge}")
+            ip(f"link set {bridge} up")
+            for index, name in enumerate(names, 1):
+                ip(f"netns add {name}", f"netns del {name}")
+                (etc / name).mkdir(parents=True, exist_ok=True)
+                (etc / name / "hosts").write_text(known)
+                ip(f"link add wp{mark}v{index} type veth peer name eth0 netns {name}")
+                ip(f"link set wp{mark}v{index} master {bridge} up")
+                ip(f"-n {name} addr add {net}.{index}/24 dev eth0")
+                ip(f"-n {name} link set eth0 up")
+                ip(f"-n {name} link set lo up")
+            yield hosts
+        finally:
+            hosts.end()
+            for undo in reversed(made):
+                subprocess.run(undo, capture_output=True, check=False)
+            for name in names:
+                shutil.rmtree(etc / name, ignore_errors=True)
