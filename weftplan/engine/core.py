@@ -245,6 +245,13 @@ class Engine(Waiting):
         detailed.own = own
         self._submit(detailed)
 
+    def at_once(self, work: Callable[[], object], reads: tuple[Var, ...]) -> bool:
+        """Run small work, which writes what nobody else has yet, on this thread if no order can be seen by that.
+
+        False: it is to be pushed. See ``edges/at_once.py``; engines without workers run everything their own way.
+        """
+        return False
+
     def _make_room(self) -> None:
         """Wait until fewer than WEFTPLAN_ENGINE_MAX_PENDING operations are pending; then until half of them are gone.
 

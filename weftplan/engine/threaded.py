@@ -12,6 +12,7 @@ from typing import Any
 from weftplan import config
 from weftplan.device.context import Context
 from weftplan.engine.core import Engine
+from weftplan.engine.edges.at_once import at_once
 from weftplan.engine.edges.helping import help_all, help_var, run_next
 from weftplan.engine.execution import running
 from weftplan.engine.inspection import QueueStatistics
@@ -30,6 +31,7 @@ PLAIN = (OprBlock, OwnBlock, TaskBlock, TracedBlock)
 class ThreadedBase(Engine):
     """Queues and threads; a subclass says which queue an operation goes to."""
 
+    at_once = at_once
     _short_inline = False
     """True when operations that only start or end something (ASYNC, DELETE_VAR) run on the thread that finds them
     ready, after it has left the region."""

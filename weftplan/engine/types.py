@@ -50,7 +50,9 @@ class Threads(Core, Protocol):
 
     _all_queues: list[Any]
     _no_thread: BaseException | None
+    _shutdown: bool
     _tracer: Any
+    _unusual: int
     _waiters_help: str
 
     def _can_help(self, queue: Any) -> bool: ...

@@ -51,6 +51,17 @@ class NDArrayBase:
         if offset < 0 or offset + math.prod(shape) * self.dtype.itemsize > chunk.nbytes:
             raise ShapeError(f"an array of shape {shape} and dtype {self.dtype} at byte {offset} exceeds {chunk!r}")
 
+    @classmethod
+    def over(cls, chunk: Chunk, shape: Shape, dtype: np.dtype[Any]) -> Self:
+        """An array of all bytes of ``chunk``, made for it: nothing is checked."""
+        array = cls.__new__(cls)
+        array.chunk = chunk
+        array.shape = shape
+        array.dtype = dtype
+        array.offset = 0
+        array.ready = None
+        return array
+
     # -- facts ----------------------------------------------------------------------------------------------------
 
     @property

@@ -20,8 +20,8 @@ from weftplan.device.context import Context
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.ndarray.origin import origin_of
-from weftplan.ndarray.release import FEW, PATIENCE_S, SMALL, dead, drain, due
-from weftplan.storage import Allocation, Resource, relief
+from weftplan.ndarray.release import FEW, PATIENCE_S, SMALL, dead, drain, due, inherited
+from weftplan.storage import Allocation, Resource, recording, relief
 
 _delay_lock = whole_in_children(Lock())
 
@@ -114,6 +114,44 @@ class Chunk:
                 self._raw = allocation.raw
                 return self._raw
         resource.free(allocation)
+        return self._raw
+
+    @classmethod
+    def small(cls, ctx: Context, nbytes: int, name: str) -> Self:
+        """A chunk of few bytes whose memory is taken at first use: the constructor for a call that costs as little."""
+        if due:
+            drain()
+        chunk = cls.__new__(cls)
+        chunk.context = ctx
+        chunk.nbytes = nbytes
+        chunk.name = chunk._origin = name
+        chunk._small = nbytes <= SMALL
+        chunk._release = chunk._raw = None
+        chunk._resource = storage.get(ctx)
+        current = chunk.engine = engine.get()
+        chunk.var = current.new_variable(name)
+        return chunk
+
+    def take_alone(self) -> Any:
+        """The first use, for a thread that alone knows of this chunk; returns :attr:`raw`.
+
+        The memory may be that of a dead chunk of the same size, which then never goes back to storage in between.
+
+        Raises:
+            OutOfMemoryError: storage cannot serve the request.
+        """
+        resource = self._resource
+        if resource is None or self._raw is not None:
+            return self.raw
+        release = inherited(resource, self.nbytes) if resource.hands_over and recording.recorder is None else None
+        if release is None:
+            allocation = resource.allocate(self.nbytes, name=self._origin)
+            self._release = partial(resource.free, allocation)
+        else:
+            allocation = release.args[0]
+            allocation.name = self._origin
+            self._release = release
+        self._raw = allocation.raw
         return self._raw
 
     @property

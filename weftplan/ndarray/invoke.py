@@ -76,7 +76,7 @@ def invoke(
         op = registry.get(op)
     targets = [] if out is None else [out] if isinstance(out, NDArray) else _arrays_of(op, out)
     context = _context_of(op, inputs, ctx, targets)
-    plan = _plan(op, inputs, params or {}, targets, context.device_type == "gpu")
+    plan = settled(op, inputs, params or {}, targets, context.device_type == "gpu")
     outputs, copied = _outputs_into(op, plan, inputs, targets, context)
     place = device.get(context)
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
@@ -168,9 +168,18 @@ def _context_of(op: Op, inputs: Sequence[NDArray], ctx: Context | None, targets:
     return context
 
 
-def _plan(
-    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool
+def push_call(op: Op, plan: SettledCall, inputs: Sequence[NDArray], out: NDArray, context: Context) -> None:
+    """Push a call on a host's arrays that writes one new array, and is neither random nor has states."""
+    read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
+    kernel = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
+    reads = tuple([array.chunk.var for array in read])  # one read twice counts once
+    engine.get().push(partial(compute, kernel, [*read, out]), reads, (out.chunk.var,), context, name=op.name)
+
+
+def settled(
+    op: Op, inputs: Sequence[NDArray], params: Mapping[str, Any], targets: Sequence[NDArray], on_gpu: bool = False
 ) -> SettledCall:
+    """What a call depends on but the numbers; kept for calls like it."""
     if op.single:
         return _settle(op, inputs, params, targets, on_gpu)
     key: Any = (
@@ -290,14 +299,23 @@ def _may_share(plan: SettledCall, i: int, k: int, array: NDArray, target: NDArra
     return same and any(pair.input == i and pair.output == k for pair in plan.inplace)
 
 
-def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``nd.<name>(*args, **kwargs)``: one array, or a list when there are several visible outputs.
+def call_settled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``nd.<name>(*args, **kwargs)``: one array, or a list when there are several visible outputs."""
+    op = registry.get(name)
+    inputs, named, out, ctx, is_train = understood(op, args, kwargs)
+    results = invoke(op, inputs, named, out, ctx=ctx, is_train=is_train)
+    return results[0] if len(results) == 1 else results
+
+
+def understood(
+    op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any], Any, Context | None, bool]:
+    """The arguments of ``nd.<name>`` as inputs, parameters, ``out``, ``ctx`` and ``is_train``.
 
     Leading arrays are the inputs (a list of arrays counts as its elements where the operator takes any number), then
     parameters follow in the order in which the operator declares them; inputs may also be given by name. ``out``,
     ``ctx``, ``is_train`` and ``name`` (ignored) are understood for every operator.
     """
-    op = registry.get(name)
     named = dict(kwargs)
     out = named.pop("out", None)
     named.pop("name", None)
@@ -332,8 +350,7 @@ def call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     named = {key: value for key, value in named.items() if value is not None or key in declared}
     if given:
         inputs = _named_inputs(op, inputs, given, named)
-    results = invoke(op, inputs, named, out, ctx=_as_context(op, named.get("ctx", ctx)), is_train=is_train)
-    return results[0] if len(results) == 1 else results
+    return inputs, named, out, _as_context(op, named.get("ctx", ctx)), is_train
 
 
 def _named_inputs(op: Op, inputs: list[Any], given: dict[str, NDArray], params: Mapping[str, Any]) -> list[Any]:
@@ -363,4 +380,4 @@ def _as_context(op: Op, ctx: Any) -> Context | None:
     return Context(found[1], int(found[2] or 0)) if found[1] else None
 
 
-verbs.call = call
+verbs.call = call_settled

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weftplan.errors import did_you_mean
-from weftplan.ndarray.invoke import call
+from weftplan.ndarray.repeated import Repeated, call
 from weftplan.ops import registry
 from weftplan.ops.signatures import document, signature
 
@@ -21,9 +21,10 @@ def function(name: str) -> Any:
     if name.startswith("__") or not registry.contains(name):
         return None
     op = registry.get(name)
+    kept: dict[Any, Repeated | None] = {}
 
     def operator(*args: Any, **kwargs: Any) -> Any:
-        return call(name, args, kwargs)
+        return call(kept, name, args, kwargs)
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = document(op)

@@ -23,7 +23,7 @@ from weftplan import config, engine
 from weftplan.device.context import Context, cpu
 from weftplan.errors import EngineError
 from weftplan.ndarray import stream_order
-from weftplan.storage import relief
+from weftplan.storage import Resource, relief
 
 dead: deque[tuple[Any, Any, Context, Callable[[], object]]] = deque()
 """(engine, var, context, what to do when the var is idle) of collected chunks."""
@@ -47,6 +47,39 @@ def _next(dead: deque[tuple[Any, Any, Context, Callable[[], object]]]) -> tuple[
 
 _ALONE = _next(deque([(None, object(), cpu(), int)]))[4] if getattr(sys, "_is_gil_enabled", lambda: True)() else 0
 """The count where there is no other reference; 0, which no count is, without a GIL: there it may not be exact."""
+
+
+def _inherited(dead: deque[Any], free: Any, nbytes: int, alone: int) -> Any:
+    """See :func:`inherited`; -1 for ``alone`` gives the count of references instead."""
+    try:
+        last = dead.pop()
+    except IndexError:  # another thread was quicker
+        return None
+    _, var, _, release = last
+    count = getrefcount(var)
+    if alone < 0:
+        return count
+    if (
+        count == alone
+        and release.__class__ is partial
+        and release.func == free
+        and release.args[0].nbytes == nbytes
+        and var.failure is None
+        and var.events is None
+    ):
+        return release
+    dead.append(last)
+    return None
+
+
+_ALONE_INHERITED = _inherited(deque([(None, object(), cpu(), int)]), None, 0, -1) if _ALONE else 0
+
+
+def inherited(resource: Resource, nbytes: int) -> partial[None] | None:
+    """What gives the memory of the chunk that died last back to ``resource``, if it has ``nbytes`` bytes and nothing is
+    pending on it: the memory is the caller's then, with the duty to give it back. None: there is none such."""
+    found: partial[None] | None = _inherited(dead, resource.free, nbytes, _ALONE_INHERITED) if dead else None
+    return found
 
 
 _threshold: float | None = None

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan.errors import MXNetError, ShapeError
 from weftplan.ops.add_n import NUM_ARGS, numbered, numbered_inputs
+from weftplan.ops.kernels import KernelWithBare
 from weftplan.ops.params import p_bool, p_int, p_outputs
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, normalize_axis, same_dtype
-from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape
+from weftplan.ops.schema import Arrays, EntryRef, GradientBuilder, Op, OpContext, Param, Params, Shape, TensorSpec
 
 
 def _pieces(whole: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
@@ -87,6 +90,11 @@ def _concat(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> 
         ctx.xp.copyto(piece, x)
 
 
+def _concat_bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+    axis = params["dim"] % len(outputs[0].shape)
+    return lambda *arrays: np.concatenate(arrays[:-1], axis, arrays[-1])
+
+
 def _sizes(ctx: OpContext, whole: int, axis: int, outputs: Sequence[Any]) -> list[tuple[int, int]]:
     """(start, stop) along ``axis`` of each wanted output; (0, 0) for the others.
 
@@ -131,7 +139,7 @@ _CONCAT = (NUM_ARGS, Param("dim", p_int, 1, "axis along which the inputs are joi
 register(
     Op(
         name="Concat",
-        forward=_concat,
+        forward=KernelWithBare(_concat, _concat_bare),
         infer_shape=_concat_shape,
         infer_dtype=same_dtype,
         params=_CONCAT,

@@ -22,7 +22,7 @@ import numpy as np
 
 from weftplan.ops import grain
 from weftplan.ops.floats import is_float, is_half
-from weftplan.ops.schema import Arrays, DType, OpContext, Params, Shape, TensorSpec, aligned
+from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape, TensorSpec, aligned
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
@@ -44,6 +44,23 @@ class _CopyKernel:
 
 
 copy_kernel = _CopyKernel()
+
+
+Bare = Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], "Callable[..., object] | None"]
+"""Makes the bare form of a kernel for a call (see :data:`weftplan.ops.schema.Kernel`)."""
+
+
+class KernelWithBare:
+    """A kernel that is a function, and how its bare form is made."""
+
+    __slots__ = ("bare", "kernel")
+
+    def __init__(self, kernel: Kernel, bare: Bare) -> None:
+        self.kernel = kernel
+        self.bare = bare
+
+    def __call__(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        self.kernel(ctx, params, inputs, outputs)
 
 
 def accumulator(dtype: DType) -> DType:
@@ -208,6 +225,15 @@ class UfuncKernel:
         """The call with everything bound."""
         return self._bound(ctx, inputs, outputs)
 
+    def bare(
+        self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Callable[..., object] | None:
+        """The function itself where it is called without options."""
+        function = getattr(np, self.name)
+        kinds = {spec.dtype for spec in (*inputs, *outputs)}
+        plain = len(inputs) == self.count and len(kinds) == 1 and is_float(outputs[0].dtype)
+        return function if plain and function.__class__ is np.ufunc else None
+
     def _bound(self, ctx: OpContext, inputs: Arrays, outputs: Arrays) -> Callable[[], object]:
         out, arrays = outputs[0], inputs[: self.count]
         function = getattr(ctx.xp, self.name)
@@ -249,6 +275,15 @@ class BlockKernel:
         if outputs[0] is None:
             return None
         return replayed(partial(self.step, ctx.xp, params), self._blocks(ctx, params, inputs, outputs))
+
+    def bare(
+        self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Callable[..., object] | None:
+        """The step where it takes the arrays as they are: one block without scratch."""
+        shape, dtype = outputs[0]
+        if math.prod(shape) > grain.block() or self.scratch(params, dtype) or any(s.shape != shape for s in inputs):
+            return None
+        return partial(self.step, np, params)
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """``Op.workspace`` of this kernel."""

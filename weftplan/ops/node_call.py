@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.schema import Kernel, Op, OpContext, Params, Shape
+from weftplan.ops.schema import Kernel, Op, OpContext, Params, Shape, TensorSpec
 
 Call = Callable[[], object]
 
@@ -81,10 +81,22 @@ class NodeCall:
             return _nothing
         prepare = getattr(self._kernel, "prepare", None)
         if prepare is None:
-            return None
+            bare = self._bare_call()
+            return bare if bare is None or not self._added else self._adding(bare)
         context = OpContext(self._xp, workspace=self._workspace)
         replay: Call | None = prepare(context, self._params, self._inputs, self._outputs)
         return replay if replay is None or not self._added else self._adding(replay)
+
+    def _bare_call(self) -> Call | None:
+        """The kernel's bare form on these arrays, where it has one and all of them are there."""
+        arrays = [*self._inputs, *self._outputs]
+        if self._xp is not np or any(array is None for array in arrays):
+            return None
+        specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+        count = len(self._inputs)
+        bare = _bare(self._kernel, self._params, specs[:count], specs[count:])
+        scratch = () if self._workspace is None else (self._workspace,)
+        return None if bare is None else partial(bare, *arrays, *scratch)
 
     def bound(self, *, is_train: bool, random_key: tuple[int, int]) -> Call:
         """What does the work in runs like this one; it may be called again and again."""
@@ -114,6 +126,32 @@ class NodeCall:
                 self._xp.add(target, term, out=target)
 
         return both
+
+
+def bare_call(
+    kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], workspace: int
+) -> Callable[..., object]:
+    """A function of raw arrays (inputs, outputs, and ``workspace`` bytes of scratch unless that is 0) that computes
+    calls of ``kernel`` on NumPy arrays of these shapes and dtypes again and again, in any number of threads.
+    """
+    bare = _bare(kernel, params, inputs, outputs)
+    if bare is not None:
+        return bare
+    count, end = len(inputs), len(inputs) + len(outputs)
+    if workspace:
+        return lambda *arrays: kernel(
+            OpContext(np, workspace=arrays[end]), params, list(arrays[:count]), list(arrays[count:end])
+        )
+    context = OpContext(np)  # nothing in it changes without a workspace
+    return lambda *arrays: kernel(context, params, list(arrays[:count]), list(arrays[count:]))
+
+
+def _bare(
+    kernel: Kernel, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> Callable[..., object] | None:
+    make = getattr(kernel, "bare", None)
+    found: Callable[..., object] | None = None if make is None else make(params, inputs, outputs)
+    return found
 
 
 def read_only(array: Any) -> Any:

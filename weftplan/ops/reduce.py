@@ -14,6 +14,7 @@ import numpy as np
 from weftplan.errors import ShapeError
 from weftplan.ops.kernels import (
     BOOL,
+    KernelWithBare,
     Workspace,
     accumulator,
     block_bytes,
@@ -80,7 +81,19 @@ def _reduction(function: str) -> Kernel:
         else:
             getattr(ctx.xp, function)(x, axis=axes, out=view, keepdims=True)
 
-    return kernel
+    def bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+        source, (_, dtype) = inputs[0].shape, outputs[0]
+        axes = reduced_axes(params, len(source), "a reduction")
+        kept = kept_shape(source, axes)
+        wide = accumulator(dtype) if function in ("sum", "prod") else None
+        reduce = getattr(np, _UFUNCS[function]).reduce
+        return (lambda x, out: reduce(x, axes, wide, out.reshape(kept), True)) if axes else None
+
+    return KernelWithBare(kernel, bare)
+
+
+_UFUNCS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+"""What NumPy's functions reduce with."""
 
 
 _sum = _reduction("sum")

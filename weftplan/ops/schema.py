@@ -199,7 +199,12 @@ def aligned(nbytes: int, alignment: int = 64) -> int:
 Kernel = Callable[[OpContext, Params, Arrays, Arrays], None]
 """A kernel may also have a method ``prepare(ctx, params, inputs, outputs)`` that returns a function without arguments
 doing the same on these very arrays (or None): an executor, whose arrays stay where they are, then replays that instead.
-Of ``ctx`` it may use the array module and the workspace, which the function may use in every call."""
+Of ``ctx`` it may use the array module and the workspace, which the function may use in every call.
+
+One with a method ``bare(params, inputs, outputs)`` of specs gives a function of NumPy arrays of those shapes and dtypes
+(or None): inputs, then outputs, then the flat workspace where the call declares one. The function keeps nothing between
+calls, so that threads may share it; it is called instead of the kernel wherever all arrays are there, with the same
+bits."""
 ShapeRule = Callable[
     [Params, list[Shape | None], list[Shape | None]], tuple[Sequence[Shape | None], Sequence[Shape | None]]
 ]

@@ -99,6 +99,8 @@ class Resource(ABC):
     """The interface of a source of memory on one context."""
 
     context: Context
+    hands_over: bool = False
+    """Memory may go from one holder to the next without coming back: nothing is done about what comes and goes."""
 
     @abstractmethod
     def allocate(self, nbytes: int, *, name: object = None) -> Allocation:

@@ -28,6 +28,8 @@ _GRANTED_S = 0.02
 
 
 class _Pool(Ledger):
+    hands_over = True
+
     def __init__(self, device: Device, *, reserve: float, slack: int | None) -> None:
         super().__init__(device)
         if slack is not None and slack < 0:

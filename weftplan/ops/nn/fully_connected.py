@@ -9,9 +9,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from weftplan.errors import ShapeError
 from weftplan.ops.add_n import p_count
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.kernels import KernelWithBare, accumulator
 from weftplan.ops.params import p_bool
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
@@ -102,6 +104,20 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         xp.copyto(out, wide, casting="same_kind")
 
 
+def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+    if _workspace(params, inputs, outputs):
+        return None
+    columns, hidden, biased = inputs[1].shape[1], params["num_hidden"], not params["no_bias"]
+
+    def call(data: Any, weight: Any, *rest: Any) -> None:
+        flat = rest[-1].reshape(-1, hidden)
+        np.matmul(data.reshape(-1, columns), weight.T, flat)
+        if biased:
+            np.add(flat, rest[0], flat)
+
+    return call
+
+
 def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     return _wide_bytes((*inputs[:3], *outputs[:2]))
 
@@ -136,7 +152,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
 register(
     Op(
         name="FullyConnected",
-        forward=_forward,
+        forward=KernelWithBare(_forward, _bare),
         infer_shape=_infer_shape,
         infer_dtype=same_dtype,
         params=_PARAMS,

@@ -6,9 +6,11 @@ The four share one family of kernels over rows, which differ in a sign and a log
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from weftplan.errors import ParameterError
-from weftplan.ops.nn.softmax_core import as_rows, backward_bytes, forward_bytes, softmax, softmax_backward
+from weftplan.ops.kernels import KernelWithBare
+from weftplan.ops.nn.softmax_core import as_rows, backward_bytes, forward_bytes, softmax, softmax_backward, softmax_bare
 from weftplan.ops.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -86,6 +88,12 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
             ctx, inputs[0].reshape(rows), outputs[0].reshape(rows), scale=_scale(params, sign), log=log, length=length
         )
 
+    def bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+        plain = len(inputs) == 1 and inputs[0].dtype == outputs[0].dtype and params.get("temperature") is None
+        if not plain or log or sign != 1.0:
+            return None
+        return softmax_bare(as_rows(inputs[0].shape, params["axis"]), inputs[0].dtype)
+
     def workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         rows = as_rows(inputs[0].shape, params["axis"])
         return forward_bytes(rows, inputs[0].dtype, outputs[0].dtype, log=log, masked=len(inputs) > 1)
@@ -112,7 +120,7 @@ def _family(name: str, doc: str, *, sign: float = 1.0, log: bool = False) -> Non
     register(
         Op(
             name=name,
-            forward=forward,
+            forward=KernelWithBare(forward, bare),
             infer_shape=_infer_shape,
             infer_dtype=floats_only(name, _infer_dtype),
             params=params,

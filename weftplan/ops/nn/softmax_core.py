@@ -83,6 +83,28 @@ def softmax(ctx: OpContext, data: Any, out: Any, *, scale: float = 1.0, log: boo
             y[...] = z
 
 
+def softmax_bare(shape: Shape, dtype: DType) -> Any:
+    """The bare form of :func:`softmax` for (outer, classes, inner) in one block of a dtype that needs no wider one;
+    None for others."""
+    if rows_per_block(shape) < shape[0] or accumulator(dtype) != dtype:
+        return None
+    small = (shape[0], 1, shape[2])
+    end = math.prod(small) * dtype.itemsize
+    largest: Any = np.maximum.reduce
+    total: Any = np.add.reduce
+
+    def call(data: Any, out: Any, workspace: Any) -> None:
+        x, z = data.reshape(shape), out.reshape(shape)
+        most = workspace[:end].view(dtype).reshape(small)
+        largest(x, 1, None, most, True)
+        np.subtract(x, most, z)
+        np.exp(z, z)
+        total(z, 1, None, most, True)
+        np.divide(z, most, z)
+
+    return call
+
+
 def backward_bytes(shape: Shape, source: DType, target: DType) -> int:
     """Workspace of :func:`softmax_backward`."""
     acc = compute_dtype(source, target)

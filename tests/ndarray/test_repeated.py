@@ -1,0 +1,178 @@
+"""Calls by name that repeat give what the first one gave, in the same order and with the same errors."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import engine
+from weftplan.ndarray import operators, repeated
+from weftplan.ops import registry
+
+nd = mx.nd
+RNG = np.random.default_rng(11)
+CALLS = {
+    "exp": (["data"], {}),
+    "relu": (["data"], {}),
+    "sum": (["data"], {"axis": 1}),
+    "mean": (["data"], {"axis": (0, 1)}),
+    "max": (["data"], {"axis": 0, "keepdims": True}),
+    "prod": (["data"], {}),
+    "softmax": (["data"], {}),
+    "log_softmax": (["data"], {"axis": 0}),
+    "softmin": (["data"], {}),
+    "transpose": (["data"], {}),
+    "Reshape": (["data"], {"shape": (16, 8)}),
+    "broadcast_add": (["data", "row"], {}),
+    "elemwise_mul": (["data", "other"], {}),
+    "Concat": (["data", "other"], {"dim": 1}),
+    "dot": (["data", "weight"], {"transpose_b": True}),
+    "FullyConnected": (["data", "weight", "bias"], {"num_hidden": 4}),
+    "LayerNorm": (["data", "gamma", "beta"], {}),
+    "take": (["data", "index"], {}),
+    "topk": (["data"], {"k": 3}),
+}
+SHAPES = {
+    "data": (8, 16), "other": (8, 16), "row": (1, 16), "weight": (4, 16), "bias": (4,), "gamma": (16,), "beta": (16,),
+}  # fmt: skip
+
+
+def values(name, dtype):
+    """Numbers for an input called so."""
+    if name == "index":
+        return RNG.integers(0, 8, 5).astype(dtype)
+    return RNG.normal(size=SHAPES[name]).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_again_gives_the_bits_of_a_pushed_one(name, dtype):
+    """What is kept of a call changes none of its bits: `invoke` pushes every call as a worker's operation."""
+    inputs, params = CALLS[name]
+    function = operators.function(name)
+    for _ in range(3):
+        arrays = [nd.array(values(one, dtype), dtype=dtype) for one in inputs]
+        wanted = nd.invoke(name, arrays, params)
+        found = function(*arrays, **params)
+        assert found.dtype == wanted[0].dtype
+        np.testing.assert_array_equal(found.asnumpy(), wanted[0].asnumpy())
+
+
+@pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_small_calls_run_on_the_calling_thread(kind, monkeypatch):
+    """A call that repeats on idle arrays is over when it returns, and this thread has done it."""
+    threads = []
+    quietly = repeated.quietly
+    monkeypatch.setattr(repeated, "quietly", lambda *args: (threads.append(threading.get_ident()), quietly(*args)))
+    function = operators.function("exp")
+    with engine.using(engine.create(kind)):
+        a = nd.array(np.ones((8, 16)))
+        function(a).wait_to_read()
+        nd.waitall()
+        out = function(a)
+        assert threads == [threading.get_ident()]
+        assert out.var.version == 1
+
+
+def test_a_write_before_the_call_is_seen():
+    """The order of the program holds, whether the input is idle or still to be written."""
+    gate = threading.Event()
+    a = nd.array(np.zeros((4, 4)))
+    function = operators.function("exp")
+    function(a).wait_to_read()
+    engine.get().push(gate.wait, (), [a.var]) if engine.get().kind != "NaiveEngine" else None
+    a += 1
+    out = function(a)
+    a += 1
+    gate.set()
+    np.testing.assert_allclose(out.asnumpy(), np.e, rtol=1e-6)
+    np.testing.assert_array_equal(a.asnumpy(), 2)
+
+
+def test_arguments_that_are_equal_but_not_the_same_are_told_apart():
+    """1 is not True, 0.0 is not -0.0, and a name is not a value."""
+    a = nd.array(np.arange(6.0).reshape(2, 3))
+    clip = operators.function("clip")
+    for low, high in ((0.0, 2.0), (-0.0, 2.0), (1, 2), (1.0, 2.0)):
+        np.testing.assert_array_equal(clip(a, low, high).asnumpy(), np.clip(a.asnumpy(), low, high))
+    with pytest.raises(mx.errors.ParameterError, match="a_min=True"):
+        clip(a, True, 2)
+    total = operators.function("sum")
+    assert total(a, axis=0).shape == (3,)
+    assert total(a, axis=(0,)).shape == (3,)
+    assert total(a, axis=0, keepdims=True).shape == (1, 3)
+    assert total(a, 0, True).shape == (1, 3)
+    assert total(a).shape == (1,)
+
+
+def test_inputs_by_name_come_in_the_order_of_the_operator():
+    """Whatever the order of the arguments, also where one array is given twice."""
+    x, w, b = (nd.array(values(one, "float32")) for one in ("data", "weight", "bias"))
+    function = operators.function("FullyConnected")
+    for _ in range(3):
+        out = function(bias=b, weight=w, data=x, num_hidden=4)
+        np.testing.assert_allclose(out.asnumpy(), x.asnumpy() @ w.asnumpy().T + b.asnumpy(), rtol=1e-5)
+    square = nd.array(np.arange(4.0).reshape(2, 2))
+    subtract = operators.function("elemwise_sub")
+    for _ in range(2):
+        np.testing.assert_array_equal(subtract(rhs=square, lhs=square).asnumpy(), 0)
+    other = nd.array(np.ones((2, 2)))
+    for _ in range(2):
+        np.testing.assert_array_equal(subtract(rhs=other, lhs=square).asnumpy(), square.asnumpy() - 1)
+
+
+def test_errors_of_a_kernel_are_kept_for_the_wait():
+    """A call that repeats and fails returns an array, and who reads that gets the error with the operator's name."""
+    function = operators.function("linalg_potrf")
+    function(nd.array(np.eye(3))).wait_to_read()
+    if engine.get().kind == "NaiveEngine":
+        pytest.skip("raises at the push")
+    failing = function(nd.array(-np.eye(3)))
+    with pytest.raises((mx.errors.MXNetError, np.linalg.LinAlgError)) as caught:
+        failing.wait_to_read()
+    assert any("linalg_potrf" in note for note in caught.value.__notes__)
+
+
+def test_contexts_are_looked_at_in_every_call():
+    """Arrays of two contexts are refused, and results are where the inputs are."""
+    function = operators.function("elemwise_add")
+    a, b = nd.array(np.ones(3)), nd.array(np.ones(3))
+    function(a, b).wait_to_read()
+    there = nd.array(np.ones(3), ctx=mx.cpu(1))
+    with pytest.raises(mx.errors.DeviceError):
+        function(a, there)
+    assert function(there, there).context == mx.cpu(1)
+
+
+def test_large_and_random_calls_are_pushed():
+    """What is large, random or has states is an operation of a worker, or of the engine's own way."""
+    large = nd.array(np.ones((256, 256)))
+    kept = {}
+    for _ in range(2):
+        repeated.call(kept, "exp", (large,), {})
+    (known,) = kept.values()
+    assert known.work is None
+    kept = {}
+    first, second = (repeated.call(kept, "shuffle", (nd.array(np.arange(64.0)),), {}) for _ in range(2))
+    assert list(kept.values()) == [None]
+    assert (first.asnumpy() != second.asnumpy()).any()
+
+
+def test_memory_goes_from_dead_arrays_to_new_ones_and_no_live_one_is_touched():
+    """A loop of small results takes one block, and results that live keep their numbers."""
+    a = nd.array(np.arange(128, dtype="float32"))
+    function = operators.function("square")
+    kept = [function(a) for _ in range(50)]
+    for _ in range(2000):
+        function(a)
+    for one in kept:
+        np.testing.assert_array_equal(one.asnumpy(), np.arange(128, dtype="float32") ** 2)
+    nd.waitall()
+
+
+def test_every_bare_form_is_called_in_this_file():
+    """Whatever operator has a bare form of its kernel is among the calls above."""
+    names = registry.names(aliases=False)
+    bare = {name for name in names if type(registry.get(name).forward).__name__ == "KernelWithBare"}
+    assert {name for name in bare if not name.startswith("_")} - {"min"} <= {registry.get(name).name for name in CALLS}

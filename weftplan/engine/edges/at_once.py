@@ -1,0 +1,69 @@
+"""Small work on the calling thread, in no queue.
+
+Handing an operation to a worker takes longer than work on a few hundred numbers. Where nobody writes what such work
+reads, and nobody has what it writes yet, no order can be seen: the caller does it, without telling anybody, and then
+asks inside the region whether that was so all the time. If it was, the engine counts an operation that was pushed and
+completed at that moment. Otherwise nothing has happened, and the caller pushes the work as any other.
+
+So nothing is ever pending here. A signal handler or a destructor that comes in between may push and wait as anywhere
+else, Ctrl-C leaves nothing half done, and an error is only found: the operation that is pushed then raises it again, on
+a worker, and it is kept on the vars as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weftplan.engine.types import Threads
+    from weftplan.engine.var import Var
+
+
+def at_once(engine: Threads, work: Callable[[], object], reads: tuple[Var, ...]) -> bool:
+    """Call ``work()`` now, if it reads nothing but what ``reads`` order and writes nothing that anybody else has.
+
+    It may be called again by whoever pushes it afterwards, and may find nonsense where another thread begins to write.
+
+    Returns:
+        True: it has run, as an operation that was pushed by this call. False: it is still to be pushed.
+    """
+    if engine._unusual or (engine._careful and (engine._any_failure or engine._debug or engine._shutdown)):
+        return False
+    region = engine._region
+    requests, token = region.requests, region.token
+    if requests or region.gate is not None:
+        return False
+    versions = 0
+    for var in reads:
+        if var.write is not None or var.engine is not engine or var.events is not None:
+            return False
+        versions += var.version
+    try:
+        work()
+    except Exception:
+        return False
+    done = False
+    try:
+        try:
+            del token[0]
+        except KeyError:  # another thread is inside
+            return False
+        try:
+            # What this thread has pushed is admitted when there is no request; versions grow only.
+            if not requests and not engine._any_failure:
+                for var in reads:
+                    if var.write is not None:
+                        break
+                    versions -= var.version
+                else:
+                    if not versions:
+                        region.seq += 1
+                        region.completed += 1
+                        done = True
+        finally:
+            token[0] = 1
+    finally:
+        if requests:  # they came while nobody else could get in
+            region.apply(engine)
+    return done

@@ -1,0 +1,165 @@
+"""Calls of operators by name that repeat: ``nd.exp(a)`` for an array like one before.
+
+Of a call the classes and values of its arguments, and shapes and dtypes of its arrays, decide everything but the
+numbers. So what the first such call has settled is kept by them, for every function apart, and a call that repeats only
+makes the result. What is small runs on the calling thread where that changes no order (``engine.at_once``); all else is
+pushed. Only the usual is kept: NumPy arrays in, one new array out, no state and no random numbers.
+
+Kept settings are dictionaries that any thread may use; two threads may settle the same call, with the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.errstate import quietly
+from weftplan.ndarray.invoke import SettledCall, call_settled, invoke, push_call, settled, understood
+from weftplan.ops import registry
+from weftplan.ops.node_call import bare_call
+from weftplan.ops.schema import Op, TensorSpec
+
+MOST_AT_ONCE = 32 * 1024
+"""Bytes of inputs and output up to which a call may run on the calling thread."""
+_MOST_KEPT = 256
+"""Calls of one function."""
+_NAMED = object()
+"""Separates positional arguments from those with names."""
+_PLAIN = frozenset((int, bool, str, type(None)))
+_BY_TEXT = frozenset((float, tuple))
+"""Equal values of these may mean different things: 0.0 and -0.0, (1,) and (True,)."""
+
+
+class Repeated:
+    """What is known of a call.
+
+    Attributes:
+        plan: its outcome.
+        order: positions of the operator's inputs among the arrays of the call; None: as they come.
+        work: a function of the raw inputs, the raw output and the plan's workspace; None: it is not to run at once.
+    """
+
+    __slots__ = ("dtype", "name", "nbytes", "op", "order", "plan", "scratch_name", "shape", "work")
+
+    def __init__(self, op: Op, plan: SettledCall, arrays: Sequence[NDArray], order: tuple[int, ...] | None) -> None:
+        self.op = op
+        self.name = op.name
+        self.scratch_name = f"{op.name} workspace"
+        self.plan = plan
+        self.order = order
+        self.nbytes, self.shape, self.dtype = plan.outputs[0]
+        self.work: Callable[..., object] | None = None
+        if self.nbytes + sum(array.nbytes for array in arrays) <= MOST_AT_ONCE and not plan.ignored:
+            specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+            self.work = bare_call(plan.kernel, plan.params, specs, [TensorSpec(self.shape, self.dtype)], plan.workspace)
+
+
+def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``nd.<name>(*args, **kwargs)``, as :func:`weftplan.ndarray.invoke.call` does it.
+
+    Args:
+        kept: what is known of earlier calls of this function.
+    """
+    arrays: list[NDArray] = []
+    parts: list[Any] = []
+    for value in args:
+        kind = value.__class__
+        if kind is NDArray:
+            arrays.append(value)
+            parts += (value.shape, value.dtype)
+        elif kind in _PLAIN:
+            parts += (kind, value)
+        elif kind in _BY_TEXT:
+            parts += (kind, repr(value))
+        else:
+            return call_settled(name, args, kwargs)
+    if kwargs:
+        parts.append(_NAMED)
+        for key, value in kwargs.items():
+            kind = value.__class__
+            if kind in _PLAIN:
+                parts += (key, kind, value)
+            elif kind is NDArray:
+                arrays.append(value)
+                parts += (key, value.shape, value.dtype)
+            elif kind in _BY_TEXT:
+                parts += (key, kind, repr(value))
+            else:
+                return call_settled(name, args, kwargs)
+    form = tuple(parts)
+    known = kept.get(form)
+    if known is None:
+        return call_settled(name, args, kwargs) if form in kept else _first(kept, form, name, args, kwargs, arrays)
+    if known.order is not None:
+        arrays = [arrays[i] for i in known.order]
+    context = arrays[0].chunk.context
+    for array in arrays:
+        here = array.chunk.context
+        if (here is not context and here != context) or here.device_type != "cpu":
+            return call_settled(name, args, kwargs)
+    if known.work is not None and chunks.ArrayChunk is chunks.Chunk:
+        made = chunks.Chunk.small(context, known.nbytes, known.name)
+        out = NDArray.over(made, known.shape, known.dtype)
+        reads = tuple([array.chunk.var for array in arrays])
+        if made.engine.at_once(partial(_compute, known, arrays, out), reads):
+            made.var.version = 1
+            return out
+    else:
+        made = chunks.ArrayChunk(context, known.nbytes, delay_alloc=True, name=known.name, prompt=False)
+        out = NDArray(made, known.shape, known.dtype)
+    push_call(known.op, known.plan, arrays, out, context)
+    return out
+
+
+def _compute(known: Repeated, arrays: Sequence[NDArray], out: NDArray) -> None:
+    raws = [array.raw() if (ready := array.ready) is None else ready for array in arrays]
+    view = out.ready = np.ndarray(known.shape, known.dtype, out.chunk.take_alone())
+    raws.append(view)
+    if not known.plan.workspace:
+        quietly(known.work, *raws)  # type: ignore[arg-type]
+        return
+    resource: Any = out.chunk._resource
+    borrowed = resource.allocate(known.plan.workspace, name=known.scratch_name)
+    try:
+        quietly(known.work, *raws, borrowed.raw)  # type: ignore[arg-type]
+    finally:
+        resource.free(borrowed)
+
+
+def _first(
+    kept: dict[Any, Repeated | None], form: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    arrays: Sequence[NDArray],
+) -> Any:  # fmt: skip
+    """Make a call of which nothing is known, and keep what there is to know."""
+    op = registry.get(name)
+    inputs, params, out, ctx, is_train = understood(op, args, kwargs)
+    results = invoke(op, inputs, params, out, ctx=ctx, is_train=is_train)
+    known = None
+    order = _order(inputs, arrays, any(value.__class__ is NDArray for value in kwargs.values()))
+    usual = arrays and order is not None and out is None and not is_train and ctx is None
+    if usual and not op.random and not op.aux and not op.single and arrays[0].context.device_type == "cpu":
+        plan = settled(op, inputs, params, ())
+        if len(plan.outputs) == 1:
+            known = Repeated(op, plan, inputs, None if order == tuple(range(len(inputs))) else order)
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    kept[form] = known
+    return results[0] if len(results) == 1 else results
+
+
+def _order(inputs: Sequence[NDArray], arrays: Sequence[NDArray], named: bool) -> tuple[int, ...] | None:
+    """Where the operator's inputs are among the arrays of a call, some of them ``named``; None where that cannot be
+    told: one array may stand for several inputs."""
+    places = {id(array): i for i, array in enumerate(arrays)}
+    if len(inputs) != len(arrays) or (named and len(places) != len(arrays)):
+        return None
+    if all(one is other for one, other in zip(inputs, arrays, strict=True)):
+        return tuple(range(len(inputs)))
+    if not named or any(id(array) not in places for array in inputs):
+        return None
+    return tuple(places[id(array)] for array in inputs)
