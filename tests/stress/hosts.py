@@ -49,8 +49,8 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def emulated(count: int = 3, slots: int = 2) -> Iterator[Hosts]:
-    """So many hosts, gone afterwards with all that runs on them."""
+def emulated(count: int = 3, slots: int = 2, rate: str | None = None) -> Iterator[Hosts]:
+    """So many hosts, gone afterwards with all that runs on them; ``rate``: what each may send, as ``tc`` writes it."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("hosts are emulated as root, with the commands ip and unshare")
     mark, net = os.getpid() % 10_000, f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
@@ -83,6 +83,8 @@ def emulated(count: int = 3, slots: int = 2) -> Iterator[Hosts]:
                 ip(f"-n {name} addr add {net}.{index}/24 dev eth0")
                 ip(f"-n {name} link set eth0 up")
                 ip(f"-n {name} link set lo up")
+                if rate is not None:
+                    ip(f"netns exec {name} tc qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 20ms")
             yield hosts
         finally:
             hosts.end()

@@ -1,0 +1,54 @@
+"""Question: what does ``dist_sync`` cost beside the same bytes through a raw ``Allreduce`` of mpi4py?
+
+Both run in turn in the same processes, on this machine: one small key, and buckets of eight keys that travel together.
+A round begins at a barrier; the store's ends when every pulled array can be read. Its sums have one order, whatever the
+sizes and the number of processes; ``Allreduce`` promises none. With more processes than cores both wait for cores.
+
+    python bench/bench_dist.py [--workers 2,4] [--rounds 15]
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+
+from weftplan.cli.launch import mpiexec_command
+from weftplan.kvstore.distributed.mpi import environment
+
+PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "dist_rank.py")
+SIZES = (1 << 10, 1 << 20, 4 << 20, 16 << 20)
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", default="2,4")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; {args.rounds} rounds\n")
+    print("| processes | bytes | store, us (least) | Allreduce, us (least) | store / Allreduce (of the least) |")
+    print("|---|---|---|---|---|")
+    for workers in map(int, args.workers.split(",")):
+        run = subprocess.run(
+            mpiexec_command(workers, None, (PEER, str(args.rounds), *map(str, SIZES))),
+            env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", "FLAGS_fuse_parameter_groups_size": "-1"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        if run.returncode:
+            sys.exit(run.stdout + run.stderr)
+        for nbytes, found in json.loads(run.stdout.strip().splitlines()[-1]).items():
+            (store, least), (raw, raw_least) = found["store"], found["raw"]
+            print(
+                f"| {workers} | {int(nbytes):,} | {store * 1e6:,.0f} ({least * 1e6:,.0f}) "
+                f"| {raw * 1e6:,.0f} ({raw_least * 1e6:,.0f}) | {store / raw:.2f} ({least / raw_least:.2f}) |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
