@@ -4,6 +4,7 @@ import pytest
 
 import weftplan as mx
 from weftplan.errors import KVStoreError
+from weftplan.kvstore import factory
 
 
 @pytest.mark.parametrize("name", ["locl", "divice", ""])
@@ -11,6 +12,36 @@ def test_unknown_name(name):
     """An unknown store is refused, with the nearest name where there is one."""
     with pytest.raises(KVStoreError, match="unknown kvstore"):
         mx.kv.create(name)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    """Each name that would work."""
+    with pytest.raises(KVStoreError) as error:
+        mx.kv.create("divice")
+    for name in ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "did you mean 'device'"):
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("Local", "KVStoreLocal"),
+        ("local_update_cpu", "KVStoreLocal"),
+        ("local_allreduce_cpu", "KVStoreLocal"),
+        ("local_allreduce_device", "KVStoreDevice"),
+        ("dist", "distributed.sync.KVStoreDistSync"),
+        ("dist_sync", "distributed.sync.KVStoreDistSync"),
+        ("dist_device", "distributed.sync.KVStoreDistDeviceSync"),
+        ("dist_sync_device", "distributed.sync.KVStoreDistDeviceSync"),
+        ("dist_async", "distributed.asynchronous.KVStoreDistAsync"),
+        ("NCCL", "nccl.KVStoreNccl"),
+    ],
+)
+def test_spellings_of_mxnet(name, made, monkeypatch):
+    """Its names in any case, and those that say the same in another order."""
+    monkeypatch.setattr(factory, "_elsewhere", lambda module, kind, name: f"{module}.{kind}")
+    found = mx.kv.create(name)
+    assert (found if isinstance(found, str) else type(found).__name__) == made
 
 
 def test_names_that_are_still_to_come():
