@@ -280,6 +280,14 @@ class TestAliases:
         with pytest.warns(ConfigWarning, match="contradict each other.*MXNET_EXEC_MATCH_RANGE wins"):
             config.check_environment()
 
+    def test_a_warning_names_the_line_of_the_import(self, tmp_path: Path):
+        """Of the script that imports the package, not a line of the package."""
+        script = tmp_path / "script.py"
+        script.write_text("\nimport weftplan.config\n")
+        environment = {**os.environ, "MXNET_ENGIN_TYPE": "NaiveEngine"}
+        ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+        assert f"{script}:2: ConfigWarning: unknown environment variable MXNET_ENGIN_TYPE" in ended.stderr
+
     def test_default_from_another(self, monkeypatch: pytest.MonkeyPatch):
         """The segment size per direction is the common one until it is set itself."""
         monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN", "7")

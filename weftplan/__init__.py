@@ -87,7 +87,8 @@ _LAZY = {
 """Public name -> where it is, below ``weftplan``: ``module`` or ``module:attribute``."""
 _ABSENT = {
     "autograd": "bind a symbol and call executor.backward()",
-    "gluon": "write the network with mx.sym and train it with mx.mod.Module",
+    "gluon": "write the network with mx.sym and train it with mx.mod.Module; one that Gluon exported is loaded by "
+    "mx.mod.Module.load(prefix, 0, label_names=None)",
     "np": "use NumPy itself, or mx.nd for arrays whose operations run on the engine",
     "npx": "use the operators of mx.nd and mx.sym",
 }

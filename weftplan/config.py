@@ -171,7 +171,7 @@ def lookup(name: str) -> Setting:
 def check_environment() -> None:
     """Warn about variables that are misspelt or do nothing here, and about aliases that contradict each other.
 
-    Called at ``import weftplan``.
+    Called at ``import weftplan``, and the warnings name the line of that import.
 
     Values are not judged here: a bad value is an error of whoever reads it, so that ``weftplan doctor`` still runs.
     """
@@ -182,13 +182,13 @@ def check_environment() -> None:
                 f"unknown environment variable {name}, which is ignored: did you mean {near}? "
                 "`weftplan doctor` lists every variable",
                 ConfigWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         elif name.upper().startswith("WEFTPLAN_"):
             warnings.warn(
                 f"unknown environment variable {name}, which is ignored: `weftplan doctor` lists every variable",
                 ConfigWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
     for variable in TABLE:
         if not variable.effective:
@@ -197,7 +197,7 @@ def check_environment() -> None:
                     warnings.warn(
                         f"{name} is set, but it has {variable.effect}; unset it, or filter this warning",
                         ConfigWarning,
-                        stacklevel=2,
+                        stacklevel=3,
                     )
         texts = {n: os.environ[n] for n in (variable.name, *variable.aliases) if os.environ.get(n, "").strip()}
         if len(set(texts.values())) > 1:
@@ -206,7 +206,7 @@ def check_environment() -> None:
                 f"{told} contradict each other: they are names of one variable, and {next(iter(texts))} wins; "
                 "unset the others",
                 ConfigWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
 

@@ -51,6 +51,36 @@ class TestSubmit:
         for left, right in zip(expected, got, strict=True):
             assert left.tobytes() == right.tobytes()
 
+    def test_a_task_among_the_arguments_is_its_result(self, driver):
+        """By itself, in containers and by keyword; the call runs after that task, and the caller's list stays."""
+        started = threading.Event()
+        if driver._inline:
+            started.set()
+
+        def slow(x):
+            started.wait(60)
+            return x + 1
+
+        first = engine.submit(slow, np.ones(3))
+        held = [first, 4.0]
+        total = engine.submit(np.sum, first)
+        largest = engine.submit(lambda values, more: values[0].max() + values[1] + more["x"], held, more={"x": total})
+        started.set()
+        assert total.result() == 6.0
+        assert largest.result() == 2.0 + 4.0 + 6.0
+        assert held[0] is first
+
+    def test_what_takes_a_failed_task_is_skipped(self, threaded):
+        """Its result is the failure of the task that it takes."""
+        calls = []
+        with engine.using(threaded):
+            failed = engine.submit(divmod, 1, 0)
+            after = engine.submit(calls.append, failed)
+            with pytest.raises(ZeroDivisionError):
+                after.result()
+            failed.exception()
+        assert calls == []
+
     def test_arrays_in_containers(self, driver):
         """Arrays in lists and dictionaries, and in keyword arguments, order the task like any other."""
         a, b, out, total = np.zeros(2), np.zeros(2), np.empty(4), np.zeros(1)

@@ -92,7 +92,7 @@ def test_a_loss_that_is_no_number_is_told_once(caplog: pytest.LogCaptureFixture)
             module = mx.mod.Module(models.digits("mlp"))
             module.fit(mx.io.NDArrayIter(data, np.zeros(16), 8), eval_metric=metric, num_epoch=2)
         (record,) = [r for r in caplog.records if "Lower the learning rate" in r.getMessage()]
-        assert record.getMessage().startswith("epoch 0, batch 0: ")
+        assert record.getMessage().startswith("epoch 1, batch 1: ")
 
 
 def test_sound_training_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,3 +100,19 @@ def test_sound_training_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING, logger="weftplan"):
         mx.mod.Module(models.digits("lenet")).fit(batches(), eval_metric=["acc", "ce"], num_epoch=2)
     assert caplog.records == []
+
+
+def test_a_warning_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live line is wiped before the text of a warning, which counts epochs and batches as the display does."""
+    stream = Terminal()
+    monkeypatch.setattr(module, "PERIOD", 0.0)
+    monkeypatch.setenv("COLUMNS", "80")
+    fitted = mx.mod.Module(models.digits("mlp"))
+    fitted.logger = logging.Logger("of this test")
+    fitted.logger.addHandler(logging.StreamHandler(stream))
+    labels = np.zeros(32)
+    labels[8:] = 10.0  # from the second batch on
+    fitted.fit(batches(labels), num_epoch=1, progress=Display(1, stream=stream))
+    shown = stream.getvalue()
+    where = shown.index("epoch 1, batch 2: a label is 10")
+    assert shown[:where].endswith("\r\x1b[K")

@@ -245,3 +245,10 @@ def test_training_without_naming_the_label(tmp_path):
     ):
         with pytest.raises(MXNetError, match="softmax_label"):
             module.fit(batches(), num_epoch=1)
+
+
+def test_an_epoch_that_is_not_there(tmp_path):
+    """The error is still the system's, and it names the files that there are."""
+    trained().save_checkpoint(tmp_path / "net", 7)
+    with pytest.raises(FileNotFoundError, match=r"beside it there are net-0007\.params: .*net-0008\.params"):
+        mx.model.load_checkpoint(tmp_path / "net", 8)

@@ -82,15 +82,15 @@ class LazyGroup(click.Group):
             raise _fitted(click.ClickException(str(error))) from error  # a full disk behind stdout, for one
 
 
-_UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b)\)", re.IGNORECASE)
+_UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
 
 
 def _fitted(error: click.ClickException) -> click.ClickException:
     """The error, whose message is broken between words on a terminal, and says what is meant by a lonely unit."""
-    text = error.format_message()
+    text = error.format_message().removeprefix("Error in ")  # as MXNet begins; the line says "Error:" already
     unit = _UNIT.search(text)
     if unit is not None:
-        text += f". Write a number and its unit without a space, such as 2{unit[1]}"
+        text += f". Write a number and its unit without a space, such as {80 if unit[1] == '%' else 2}{unit[1]}"
     width = width_of(sys.stderr)
     if width is not None:
         lines = [wrap(f"{PREFIX if not i else ''}{line}", width, break_long_words=False, break_on_hyphens=False)

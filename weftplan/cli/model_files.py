@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from weftplan.errors import FormatError
 from weftplan.ndarray import NDArray
 from weftplan.report.inspection import version_of
 from weftplan.symbol import Symbol
-from weftplan.training.checkpoint import read_params
+from weftplan.training.checkpoint import parameter_files, read_params
 
 Params = dict[str, NDArray]
 
@@ -60,10 +59,7 @@ def load_model(model: str, params: str | None) -> Model:
 
 def epochs(path: Path) -> list[Path]:
     """The parameter files that lie beside a symbol file."""
-    prefix = path.name.removesuffix(".gz").removesuffix("-symbol.json")
-    return sorted(
-        other for other in path.parent.glob("*.params") if re.fullmatch(re.escape(prefix) + r"-\d+", other.stem)
-    )
+    return parameter_files(path.with_name(path.name.removesuffix(".gz").removesuffix("-symbol.json")))
 
 
 def _symbol_path(model: str) -> Path | None:

@@ -24,7 +24,7 @@ from weftplan.cli.progress import Progress
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, ShapeError
 from weftplan.planner import MemoryPlan, plan
-from weftplan.planner.amounts import bytes_of
+from weftplan.planner.amounts import amount, bytes_of
 from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable
@@ -194,7 +194,8 @@ def command(
     facts: dict[str, Any] = {"model": network.name, "train": train}
     width = output_width()
     doing = f"fitting {network.name} (Ctrl-C: the best so far)" if as_needed else f"planning {network.name}"
-    with Progress(doing) as progress, _advice(network, shapes), _best_so_far(as_needed) as stopped:
+    advice = _advice(network, shapes, None if batch_max else budget)
+    with Progress(doing) as progress, advice, _best_so_far(as_needed) as stopped:
         if batch_max:
             assert limit is not None
             again_fits = recompute == "budget" and train
@@ -282,14 +283,22 @@ def _best_so_far(can_stop: bool) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _advice(network: Network, shapes: Mapping[str, Any]) -> Iterator[None]:
-    """Where a shape is missing, say what to type next."""
+def _advice(network: Network, shapes: Mapping[str, Any], budget: str | None) -> Iterator[None]:
+    """Where a shape is missing or the budget is too small, say what to type next."""
     try:
         yield
     except ShapeError as error:
         if "cannot be inferred" not in str(error):
             raise
         raise ShapeError(f"{error}; type for example {network.usual_shape(shapes)}") from None
+    except BudgetError as error:
+        if error.smallest is None or budget is None:
+            raise
+        raise BudgetError(
+            f"{error} (type --budget {error.smallest}, which is {amount(error.smallest)}, or --budget {budget} "
+            f"--batch-max, which finds the largest batch that fits)",
+            smallest=error.smallest,
+        ) from None
 
 
 def _limit(budget: str | None, contexts: list[Context]) -> int | None:

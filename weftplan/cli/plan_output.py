@@ -7,7 +7,7 @@ from typing import Any
 
 from weftplan.cli.columns import Column, paragraph, table
 from weftplan.planner import MemoryPlan
-from weftplan.planner.amounts import amount, unit_of
+from weftplan.planner.amounts import amount, counted, unit_of
 from weftplan.report.plan_html import facts
 from weftplan.report.plan_text import reuse
 
@@ -90,7 +90,7 @@ def figures(plan: MemoryPlan, width: int | None) -> list[str]:
     ratio = plan.peak / plan.lower_bound if plan.lower_bound else 1.0
     text = (
         f"strategy {plan.strategy}: {ratio:.4f} times the lower bound, {len(plan.labels.steps)} steps, "
-        f"{plan.num_slabs} allocation(s), {reuse(plan)}"
+        f"{counted(plan.num_slabs, 'allocation')}, {reuse(plan)}"
     )
     lines += paragraph(text, width)
     for note in plan.notes:

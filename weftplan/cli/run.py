@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from weftplan import ndarray as nd
+from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import Model, load_model
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, FormatError, ShapeError, did_you_mean, listed
@@ -173,20 +174,25 @@ def _feeds(
     fed: Arrays = {}
     for text in texts:
         name, equals, path = text.partition("=")
-        name, path = (name, path) if equals and name in names else ("", text)
+        if not equals or Path(text).is_file():
+            name, path = "", text
+        elif name not in names:
+            raise click.BadParameter(_no_input(name, names), param_hint="--input")
         if not Path(path).is_file():
-            near = did_you_mean(name or text.partition("=")[0], names) if equals else ""
             raise click.BadParameter(
-                f"there is no file {path!r}; {near}the inputs are {', '.join(names)}", param_hint="--input"
+                f"there is no file {path!r}; the inputs are {', '.join(names)}", param_hint="--input"
             )
         value = _read(Path(path), mean, std, resize)
         given = value if isinstance(value, dict) else {name or (data[0] if data else ""): value}
         for key in given:
             if key not in names:
-                hint = did_you_mean(key, names)
-                raise click.BadParameter(f"{key!r} is no input; {hint}inputs: {', '.join(names)}", param_hint="--input")
+                raise click.BadParameter(_no_input(key, names), param_hint="--input")
         fed.update(given)
     return fed
+
+
+def _no_input(name: str, names: list[str]) -> str:
+    return f"the network has no input {name!r}; {did_you_mean(name, names)}the inputs are {', '.join(names)}"
 
 
 def _read(
@@ -240,7 +246,8 @@ def image(
 
 
 def _print(name: str, value: Any, top: int, labels: list[str] | None) -> None:
-    click.echo(f"{name}: {value.dtype} {value.shape}, from {value.min():.6g} to {value.max():.6g}")
+    said = f"{name}: {value.dtype} {value.shape}, from {value.min():.6g} to {value.max():.6g}"
+    click.echo("\n".join(paragraph(said, output_width(), indent="  ")))
     if value.ndim != 2 or value.shape[1] < 2:
         return
     for row, sample in enumerate(value):

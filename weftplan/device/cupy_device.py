@@ -36,7 +36,7 @@ def load_cupy(context: Context) -> ModuleType:
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
-        raise DeviceError(f"{context} needs CuPy, which cannot be imported ({error}); {_INSTALL}") from error
+        raise DeviceError(f"{context} needs CuPy, which cannot be imported ({error}); {_INSTALL}") from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:

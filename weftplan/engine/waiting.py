@@ -28,8 +28,8 @@ class Waiting(Execution):
         if self in running.engines and (would_block or not self._inline):
             raise WaitInWorkerError(
                 f"{what} was called inside an engine operation: the worker would wait for work that may need this "
-                f"worker. Declare the var in const_vars of the operation instead, or push the rest as its own "
-                f"operation."
+                f"worker. Name what it waits for among its arguments or in reads (of a task) or in const_vars (of a "
+                f"push) instead, or push the rest as its own operation."
             )
 
     def wait_for_var(self, var: Var) -> None:

@@ -45,7 +45,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         with np.errstate(all="ignore"):
             values = values.astype(wanted, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DTypeError(f"array: expected numbers of one shape, got {type(source_array).__name__}: {error}") from error
+        raise DTypeError(f"array: expected numbers of one shape, got {type(source_array).__name__}: {error}") from None
     return from_host(values, context)
 
 

@@ -48,6 +48,15 @@ def parse_bytes(text: str | int) -> int:
     return value
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "node"), counted(2179, "node")
+    ('1 node', '2,179 nodes')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def bytes_of(budget: int | str, context: Context | None = None) -> int:
     """Bytes meant by ``2GB``, ``1.5 GiB``, a plain integer, or ``80%`` of the memory of ``context``.
 

@@ -209,7 +209,9 @@ def _told(nodes: Sequence[Node], name: str, stored: Mapping[str, Shape]) -> tupl
             if weight is None:
                 return None, f"{layout}, convolution {node.name}"
             channels = weight[layout.index("C")] * node.params["num_group"]
-            return tuple(channels if axis == "C" else 0 for axis in layout), f"{layout} with {channels} channels"
+            return tuple(
+                channels if axis == "C" else 0 for axis in layout
+            ), f"{layout} with {channels} channel{'s' * (channels != 1)}"
         if op == "FullyConnected" and weight is not None:
             rest = (0, weight[1]) if len(weight) == 2 else None
             flat = "a sample" if node.params["flatten"] else "the last axis"

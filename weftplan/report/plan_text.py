@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.planner.amounts import amount
+from weftplan.planner.amounts import amount, counted
 from weftplan.planner.inplace import Kind
 from weftplan.planner.layout import Layout
 from weftplan.report.plan_buffers import alive_at, peak_step, timeline
@@ -19,7 +19,7 @@ def summary(plan: Layout, limit: int = 10) -> str:
     steps = len(plan.labels.steps)
     lines = [
         f"plan: strategy {plan.strategy}, {steps} steps, {len(plan.entry_nbytes)} entries, "
-        f"{plan.num_storages} storages in {plan.num_slabs} allocations",
+        f"{plan.num_storages} storages in {counted(plan.num_slabs, 'allocation')}",
         _row("peak", plan.peak),
         _row("  lower bound", plan.lower_bound, plan.peak, "the plan is {:.3f} times it"),
         _row("  without sharing", plan.unshared_bytes, plan.peak, "the plan is {:.3f} times it"),

@@ -56,12 +56,13 @@ def submit(
 ) -> Task:
     """Schedule ``fn(*args, **options, out=out)``; without ``out``, ``fn(*args, **options)``.
 
-    A list, tuple or dictionary among the arguments is the caller's own, unless there are NDArrays in it: then the
-    function gets a copy, with their raw arrays.
+    A list, tuple or dictionary among the arguments is the caller's own, unless there are NDArrays or tasks in it: then
+    the function gets a copy, with raw arrays and results in their places.
 
     Args:
         fn: any function; one of NumPy's that take ``out`` fits as it is.
-        args: what it is called with. Arrays among them, also in lists, tuples and dictionaries, count as read.
+        args: what it is called with. Arrays among them, also in lists, tuples and dictionaries, count as read. A task
+            among them stands for its result: the call runs after that task and is skipped if it fails.
         out: an array, or a tuple or list of arrays, that it writes; None in it is an output that nobody wants.
         reads, writes: arrays or vars that it uses without getting them as arguments, or that it writes though they are
             among ``args``.
@@ -187,7 +188,10 @@ def task(
             if positional is not None and not kwargs and len(args) == len(positional):
                 values: Mapping[str, Any] = dict(zip(positional, args, strict=True))
             else:
-                bound = signature.bind(*args, **kwargs)
+                try:
+                    bound = signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise TypeError(f"task {label!r}: {error}") from None
                 values = bound.arguments
                 if defaults:
                     values = {**defaults, **values}
@@ -264,13 +268,15 @@ _NO_ARRAYS = frozenset({int, float, bool, str, type(None)})
 
 
 def arrays_in(values: Any) -> Iterator[Any]:
-    """The arrays among ``values``, and in lists, tuples and dictionaries among them."""
+    """The arrays and tasks among ``values``, and in lists, tuples and dictionaries among them."""
     for value in values:
         kind = type(value)
         if kind is np.ndarray:
             yield value
         elif kind in _NO_ARRAYS:
             continue
+        elif kind is Task:
+            yield value
         elif isinstance(value, (list, tuple)):
             yield from arrays_in(value)
         elif isinstance(value, dict):
@@ -319,7 +325,7 @@ def _schedule(
             if not _plain(read) or not _plain(written):
                 if ctx is None:
                     ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
-                if not engine._debug and any(is_ndarray(array) for array in (*read, *written)):
+                if not engine._debug and any(type(one) is Task or is_ndarray(one) for one in (*read, *written)):
                     work = functools.partial(_opened, fn, None)
         made = Task(var, work, args, kwargs, out, label)
         engine.push(made, tuple(reads), (*writes, var), ctx, prop=prop, priority=priority, name=label)
@@ -337,13 +343,17 @@ def _plain(arrays: Sequence[Any]) -> bool:
 
 
 def _opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
-    """Call ``fn`` with raw arrays for NDArrays, whose memory may not be there before this runs."""
+    """Call ``fn`` with raw arrays for NDArrays, whose memory may not be there before this runs, and with the results of
+    tasks for these."""
     opened = [_open(value, lock) for value in args]
     return fn(*opened, **{key: _open(value, lock) for key, value in kwargs.items()})
 
 
 def _open(value: Any, lock: Callable[[Any], bool] | None) -> Any:
-    """What the function gets for an argument: NDArrays as raw arrays; read-only where ``lock`` says so."""
+    """What the function gets for an argument: NDArrays as raw arrays, read-only where ``lock`` says so; for a task its
+    result, which is there."""
+    if type(value) is Task:
+        return value._value
     if type(value) is np.ndarray:
         return read_only(value) if lock is not None and lock(value) else value
     if isinstance(value, (list, tuple)):

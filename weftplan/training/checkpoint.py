@@ -5,8 +5,10 @@ Files appear whole or not at all. Writing waits for the arrays; any thread may d
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,8 +85,25 @@ def read_params(path: str | os.PathLike[str]) -> tuple[Params, Params]:
 
 
 def load_params(prefix: str | os.PathLike[str], epoch: int) -> tuple[Params, Params]:
-    """(arg_params, aux_params) of an epoch; raises FormatError when a name has neither prefix."""
-    return read_params(params_path(prefix, epoch))
+    """(arg_params, aux_params) of an epoch.
+
+    Raises:
+        FileNotFoundError: there are no parameters of this epoch; names those that there are.
+        FormatError: a name has neither prefix.
+    """
+    path = params_path(prefix, epoch)
+    if not path.exists():
+        there = ", ".join(other.name for other in parameter_files(prefix))
+        hint = f"; beside it there are {there}" if there else "; there are no parameters with this prefix"
+        raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{hint}", os.fspath(path))
+    return read_params(path)
+
+
+def parameter_files(prefix: str | os.PathLike[str]) -> list[Path]:
+    """The parameter files of a prefix, by epoch."""
+    path = Path(prefix)
+    name = re.compile(re.escape(path.name) + r"-\d+")
+    return sorted(other for other in path.parent.glob("*.params") if name.fullmatch(other.stem))
 
 
 def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:

@@ -22,7 +22,7 @@ from weftplan.training.monitor import Monitor
 from weftplan.training.precision import LossScale
 from weftplan.training.resumable_run import ResumableRun
 from weftplan.training.stopping import EarlyStopping
-from weftplan.training.warnings_of_fit import LEAST_STEPS, Watch
+from weftplan.training.warnings_of_fit import LEAST_STEPS, Watch, place
 
 
 @dataclass(slots=True)
@@ -141,6 +141,7 @@ class Fitting(ResumableRun):
         return self._stopping is not None and self._stopping.stops
 
     def _warned(self, text: str) -> None:
+        self._display.clear()
         if self._events is not None:
             self._events.tell("warning", {"step": self.step, "epoch": self.epoch, "text": text})
 
@@ -203,7 +204,7 @@ class Fitting(ResumableRun):
         self._watch.time(window.seconds, window.steps)
         if events is not None:
             told = events.step(self.step, self.epoch, number, pairs, window, self.module)
-            self._watch.gradients(f"epoch {self.epoch}, batch {number}", told.get("gradient_norm"))
+            self._watch.gradients(place(self.epoch, number), told.get("gradient_norm"))
 
     def _update(self, batch: Any, since: float) -> float:
         """One step: forward and backward of every piece of the batch, then one update; returns the time at its end."""
@@ -230,7 +231,7 @@ class Fitting(ResumableRun):
         if scaling is None:
             self.module.update()
         elif not scaling.update(self.module) and scaling.scale == 1.0:
-            self._watch.overflow(f"epoch {self.epoch}, batch {self.batches}")
+            self._watch.overflow(place(self.epoch, self.batches))
 
     def _end_epoch(self, start: float) -> None:
         module, epoch = self.module, self.epoch

@@ -18,13 +18,18 @@ EXPLODED = 1000.0
 """A warning comes when the norm of the gradients is so many times the median of the last norms."""
 
 
+def place(epoch: int, batch: int) -> str:
+    """Where in training something happened, counted from 1 as the progress display counts."""
+    return f"epoch {epoch + 1}, batch {batch + 1}"
+
+
 class Watch:
     """Looks at what ``fit`` computes, and warns once of each kind of trouble.
 
     Called by the thread that trains, behind the metric, which has waited for the outputs already.
 
     Args:
-        told: also called with the text of each warning.
+        told: called with the text of each warning before it is logged.
     """
 
     def __init__(self, module: Any, told: Callable[[str], None] | None = None) -> None:
@@ -78,7 +83,7 @@ class Watch:
 
     def batch(self, epoch: int, nbatch: int, labels: Sequence[Any], pairs: Sequence[tuple[str, float]]) -> None:
         """After a batch: its labels, and the metrics so far."""
-        where = f"epoch {epoch}, batch {nbatch}"
+        where = place(epoch, nbatch)
         for name, value in pairs:
             if not math.isfinite(value):
                 self._tell("loss", f"{where}: {name} is {value}, so the weights are of no use from here on. {_ADVICE}")
@@ -89,9 +94,9 @@ class Watch:
     def _tell(self, kind: str, text: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            self._logger.warning(text)
             if self._also is not None:
                 self._also(text)
+            self._logger.warning(text)
 
     def _outputs(self, where: str) -> None:
         if "loss" in self._told:

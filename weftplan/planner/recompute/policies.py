@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from weftplan.errors import BudgetError
+from weftplan.planner.amounts import counted
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.recompute.archive import Archive
@@ -208,6 +209,6 @@ def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, seconds: floa
     share = 100.0 * _share(tape, seconds)
     less = 100.0 * (1.0 - draft.memory.peak / start.memory.peak)
     return (
-        f"recompute {policy}: {count} node(s) run twice, {draft.memory.peak:,} bytes instead of "
+        f"recompute {policy}: {counted(count, 'node')} run twice, {draft.memory.peak:,} bytes instead of "
         f"{start.memory.peak:,} (-{less:.1f} %) for {share:.1f} % more modelled time"
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
+from weftplan.planner.amounts import counted
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
@@ -175,8 +176,8 @@ def _note(plain: MemoryPlan, draft: Draft, choice: _Choice, more: float) -> str:
     homes = sorted({str(spill.home) for spill in choice.spills if spill.home is not None})
     on_host = draft.memory.in_homes == draft.memory.on_host
     where = "on the host" if on_host else f"in {', '.join(homes)}"
+    waits = f"{counted(len(choice.spills), 'result')} wait{'s' * (len(choice.spills) == 1)} {where}"
     return (
-        f"budget: {len(choice.spills)} result(s) wait {where} ({draft.memory.in_homes:,} bytes), "
-        f"{len(choice.twins)} node(s) run twice, {need:,} bytes instead of {plain.peak:,} (-{less:.1f} %) for "
-        f"{100.0 * more:.1f} % more modelled time"
+        f"budget: {waits} ({draft.memory.in_homes:,} bytes), {counted(len(choice.twins), 'node')} run twice, {need:,} "
+        f"bytes instead of {plain.peak:,} (-{less:.1f} %) for {100.0 * more:.1f} % more modelled time"
     )

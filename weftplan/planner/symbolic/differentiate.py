@@ -16,6 +16,7 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req
+from weftplan.planner.amounts import counted
 from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
 from weftplan.planner.symbolic.cse import eliminate
 from weftplan.planner.symbolic.gradient import INHERITED, Gradients, add_gradients
@@ -82,7 +83,7 @@ def differentiate(
     if options.eliminate_common_expr:
         heads, removed = eliminate(heads, order)
         if removed:
-            notes = (f"merged {removed} node(s) that compute the same as others",)
+            notes = (f"merged {counted(removed, 'node')} into others that compute the same",)
     wanted = [name for name in arguments if requests[name] != Req.NULL]
     gradients = Gradients([], [])
     if wanted:
