@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from weftplan.cli.model_files import Model, load_model
+from weftplan.cli.options import FILE, model_argument, shape_option
 from weftplan.cli.plan_inputs import parse_shapes
 from weftplan.cli.run import predict
 from weftplan.convert import save_safetensors
@@ -27,16 +28,10 @@ TOLERANCE = 1e-4
 
 
 @click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model")
+@model_argument()
 @click.argument("params")
-@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--shape",
-    "shape_texts",
-    multiple=True,
-    metavar="NAME=DIMS",
-    help="The shape of an input, which ONNX needs. Repeat it for others.",
-)
+@click.argument("target", type=FILE)
+@shape_option("The shape of an input, which ONNX needs.")
 @click.option("--no-check", is_flag=True, help="Write an ONNX model without running it first.")
 def command(model: str, params: str, target: Path, shape_texts: tuple[str, ...], no_check: bool) -> None:
     """Write the model MODEL with the parameters PARAMS to TARGET, whose name says the format.

@@ -11,10 +11,11 @@ import click
 from weftplan import config
 from weftplan.cli.columns import Column, output_width, paragraph, table
 from weftplan.cli.diagnosis import diagnose
+from weftplan.cli.options import json_option
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@json_option("Print everything as one JSON object.")
 @click.option("--markdown", is_flag=True, help="Print the table of variables as docs/environment.md has it.")
 @click.option("--all", "every", is_flag=True, help="Show every variable, not only those that are set or wrong.")
 def command(*, as_json: bool, markdown: bool, every: bool) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import epochs, load_model
+from weftplan.cli.options import FILE, json_option, model_argument, shape_option
 from weftplan.cli.plan_inputs import parse_shapes
 from weftplan.errors import listed
 from weftplan.files import replacing
@@ -23,17 +24,13 @@ COLUMNS = ("layer", "operator", "output", "parameters", "operations", "bytes")
 
 
 @click.command("inspect", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model")
+@model_argument()
 @click.argument("params", required=False)
-@click.option(
-    "--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
-)
-@click.option(
-    "--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to read in a browser."
-)
-@click.option("--json", "want_json", is_flag=True, help="Print what was found as JSON.")
+@shape_option()
+@click.option("--html", "html_path", type=FILE, help="Write a page to read in a browser.")
+@json_option("Print what was found as JSON.")
 def command(
-    model: str, params: str | None, shape_texts: tuple[str, ...], html_path: Path | None, want_json: bool
+    model: str, params: str | None, shape_texts: tuple[str, ...], html_path: Path | None, as_json: bool
 ) -> None:
     """Look into MODEL, a symbol file or a checkpoint's prefix, and its parameters PARAMS, a file or an epoch.
 
@@ -44,10 +41,10 @@ def command(
     found = inspect(
         loaded.symbol, name=loaded.name, version=loaded.version, args=loaded.args, aux=loaded.aux, shapes=shapes
     )
-    console = Console(stderr=want_json, soft_wrap=True)
+    console = Console(stderr=as_json, soft_wrap=True)
     if not console.is_terminal:
         console.width = WIDTH
-    if want_json:
+    if as_json:
         click.echo(json.dumps(found.as_dict(), indent=1))
     else:
         _show(found, console)

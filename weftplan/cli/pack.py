@@ -15,6 +15,7 @@ from typing import cast
 import click
 import numpy as np
 
+from weftplan.cli.options import json_option, number, positive
 from weftplan.cli.pack_csv import read_csv
 from weftplan.errors import FormatError, listed
 from weftplan.planner.packing import check_packing, pack
@@ -23,19 +24,9 @@ from weftplan.planner.packing.api import Effort
 
 @click.command("pack")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--capacity", type=click.IntRange(min=1), help="The most bytes that the slab may have.")
-@click.option(
-    "--alignment",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Make every offset a multiple of this many bytes.",
-)
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Stop after so many seconds, with the best packing found until then.",
-)
+@number("--capacity", help="The most bytes that the slab may have.")
+@number("--alignment", default=1, help="Make every offset a multiple of this many bytes.")
+@positive("--time-limit", help="Stop after so many seconds, with the best packing found until then.")
 @click.option(
     "--effort",
     type=click.Choice(["fast", "normal", "max"]),
@@ -43,7 +34,7 @@ from weftplan.planner.packing.api import Effort
     show_default=True,
     help="How long to search when the lower bound is not reached.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the packing as one JSON object.")
+@json_option("Print the packing as one JSON object.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),

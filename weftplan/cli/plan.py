@@ -17,6 +17,7 @@ from weftplan import models
 from weftplan.cli import plan_output
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.devices import parse_devices
+from weftplan.cli.options import FILE, budget_option, json_option, model_argument, number, shape_option, starting
 from weftplan.cli.plan_batches import INTERRUPTED, Make, largest, micro_batches, what_to_type
 from weftplan.cli.plan_compare import Row, compare, curve
 from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes
@@ -34,19 +35,6 @@ from weftplan.training import optimizer as optimizers
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
-def _models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Completions of MODEL: built-in networks, then files."""
-    from click.shell_completion import CompletionItem
-
-    found = [CompletionItem(name) for name in models.names() if name.startswith(incomplete)]
-    return [*found, CompletionItem(incomplete, type="file")]
-
-
-def _starting(names: Callable[[], list[str]]) -> Callable[..., list[str]]:
-    """Completions among names."""
-    return lambda context, parameter, incomplete: [name for name in names() if name.startswith(incomplete)]
-
-
 def _optimizers() -> list[str]:
     return sorted({"momentum", *optimizers.Optimizer.opt_registry} - {"test"})
 
@@ -60,11 +48,9 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"Built-in networks: {', '.join(models.names())}.",
 )
-@click.argument("model", shell_complete=_models)
-@click.option(
-    "--shape", "shape_texts", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
-)
-@click.option("--batch", type=click.IntRange(min=1), help="The batch size. The default of built-in networks is 32.")
+@model_argument()
+@shape_option()
+@number("--batch", help="The batch size. The default of built-in networks is 32.")
 @click.option(
     "--train/--inference",
     default=True,
@@ -75,7 +61,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--optimizer",
     metavar="NAME",
-    shell_complete=_starting(_optimizers),
+    shell_complete=starting(_optimizers),
     help="Count the states that this optimizer keeps: sgd, momentum, adam, …",
 )
 @click.option(
@@ -83,7 +69,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
     "dtype_texts",
     multiple=True,
     metavar="[NAME=]DTYPE",
-    shell_complete=_starting(lambda: list(DTYPES)),
+    shell_complete=starting(lambda: list(DTYPES)),
     help="The dtype of all inputs, or of one.",
 )
 @click.option(
@@ -96,9 +82,7 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--kvstore", type=click.Choice(("local", "device")), default="local", help="How several devices exchange gradients."
 )
-@click.option(
-    "--budget", metavar="BYTES", help="Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device."
-)
+@budget_option("Fit everything into this much: 2GB, 512MiB, or 80% of the memory of the device.")
 @click.option(
     "--batch-max",
     is_flag=True,
@@ -117,14 +101,10 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--no-workspaces", is_flag=True, help="Leave out the scratch memory of operators, as MXNet's own figure does."
 )
-@click.option(
-    "--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to explore in a browser."
-)
-@click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the plan into a .svg, .png or .pdf file."
-)
-@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole plan as JSON.")
-@click.option("--json", "want_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--html", "html_path", type=FILE, help="Write a page to explore in a browser.")
+@click.option("--picture", type=FILE, help="Draw the plan into a .svg, .png or .pdf file.")
+@click.option("--save", type=FILE, help="Write the whole plan as JSON.")
+@json_option("Print the figures as JSON.")
 @click.option(
     "--kernels", "want_kernels", is_flag=True, help="Print which kernel computes each node, and why it was chosen."
 )
@@ -151,7 +131,7 @@ def command(
     html_path: Path | None,
     picture: Path | None,
     save: Path | None,
-    want_json: bool,
+    as_json: bool,
     want_kernels: bool,
     want_compare: bool,
     want_curve: bool,
@@ -228,7 +208,7 @@ def command(
     if want_kernels:
         lines += ["", *plan_output.kernels(chosen_plan, width)]
     lines += ["", *paragraph(chosen_plan.left_out, width)]
-    if not want_json:
+    if not as_json:
         click.echo("\n".join(lines))
     again = partial(
         plan, network.symbol, network.shapes(given, facts.get("batch_max", facts.get("micro_batch", batch))), **chosen
@@ -241,11 +221,11 @@ def command(
     ):
         if wanted and not interrupted:
             several[name], interrupted = _collect(rows(), f"{name} of {network.name}")
-            if not want_json:
+            if not as_json:
                 click.echo("\n".join(["", *shown(several[name], width)]))
-    if want_json:
+    if as_json:
         click.echo(json.dumps({**facts, **plan_output.as_json(chosen_plan), **several}, indent=1))
-    _write(chosen_plan, what, html_path, picture, save, to_stderr=want_json)
+    _write(chosen_plan, what, html_path, picture, save, to_stderr=as_json)
     if interrupted:
         click.echo("interrupted: what was found until then is printed above", err=True)
         raise click.exceptions.Exit(INTERRUPTED)

@@ -17,6 +17,7 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan.cli.columns import output_width, paragraph
 from weftplan.cli.model_files import Model, load_model
+from weftplan.cli.options import FILE, model_argument, number
 from weftplan.device.context import cpu
 from weftplan.errors import BindError, FormatError, ShapeError, did_you_mean, listed
 from weftplan.files import replacing
@@ -48,7 +49,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 @click.command("run", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model")
+@model_argument()
 @click.argument("params", required=False)
 @click.option(
     "--input",
@@ -71,21 +72,13 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     help="Divide the pixels by these numbers, after the mean is subtracted.",
 )
 @click.option("--resize", callback=_size, metavar="SIDE|HxW", help="Resize the image to this size for the network.")
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="The number of classes to print for each sample.",
-)
+@number("--top", default=5, help="The number of classes to print for each sample.")
 @click.option(
     "--labels",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with the names of the classes, one on each line.",
 )
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs into this file (.npz)."
-)
+@click.option("-o", "--output", type=FILE, help="Write all outputs into this file (.npz).")
 def command(
     model: str,
     params: str | None,

@@ -11,6 +11,7 @@ import click
 
 from weftplan.cli.columns import Column, output_width, paragraph, table
 from weftplan.cli.devices import parse_devices
+from weftplan.cli.options import json_option, model_option, number, positive, shape_option
 from weftplan.cli.plan_inputs import load_network, parse_shapes
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import Compression
@@ -47,13 +48,9 @@ def _topology(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 @click.command("scale", short_help="Predict a training step of many workers.")
-@click.option("--model", "-m", required=True, help="The network: a built-in one, a symbol file or an ONNX file.")
-@click.option(
-    "--batch", type=click.IntRange(min=1), help="The batch size of each worker. The default of built-in networks is 32."
-)
-@click.option(
-    "--shape", "shapes", multiple=True, metavar="NAME=DIMS", help="The shape of an input. Repeat it for others."
-)
+@model_option("The network: a built-in one, a symbol file or an ONNX file.")
+@number("--batch", help="The batch size of each worker. The default of built-in networks is 32.")
+@shape_option()
 @click.option(
     "--workers",
     "-n",
@@ -71,19 +68,15 @@ def _topology(context: click.Context, parameter: click.Parameter, value: str) ->
     help="The link of every worker, as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers a machine.",
 )
 @click.option("--device", default="gpu0", show_default=True, help="The device for which the computation is modelled.")
-@click.option(
-    "--step-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    help="The milliseconds that you have measured for forward and backward.",
-)
+@positive("--step-ms", help="The milliseconds that you have measured for forward and backward.")
 @click.option(
     "--compression", type=click.Choice(["1bit", "2bit"]), help="Compress gradients to one or two bits an element."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option("Print JSON.")
 def command(
     model: str,
     batch: int | None,
-    shapes: tuple[str, ...],
+    shape_texts: tuple[str, ...],
     workers: list[int],
     topology: Any,
     device: str,
@@ -101,7 +94,7 @@ def command(
         weftplan scale -m resnet50 -n 1..4096 -t 8xnvlink4+100gbe
         weftplan scale -m vgg16 -n 1,8,64 -t "(20us,1.1GB/s)" --step-ms 180
     """
-    gradients, computation = _gradients(model, batch, shapes, device, step_ms)
+    gradients, computation = _gradients(model, batch, shape_texts, device, step_ms)
     chosen = None if compression is None else Compression(kind=compression)
     steps = [best_step(gradients, computation, count, topology, compression=chosen) for count in workers]
     how = "modelled" if step_ms is None else "measured by you, spread over the layers as modelled"

@@ -6,7 +6,6 @@ on which Ctrl-C ends the run after the batch at hand.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -16,19 +15,19 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 import weftplan.ops  # noqa: F401 - registers every operator
 from weftplan import engine, profiler, storage
 from weftplan.cli import train_tasks
 from weftplan.cli.devices import parse_devices
+from weftplan.cli.options import budget_option, json_option, number, positive, writable_folder, writable_prefix
 from weftplan.cli.train_report import write_report
+from weftplan.cli.train_result import print_result, result_rows, weights_sha256
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError
 from weftplan.kvstore import KVStoreBase
 from weftplan.kvstore import create as create_store
-from weftplan.ndarray import NDArray, random
-from weftplan.planner.amounts import amount
+from weftplan.ndarray import random
 from weftplan.training.base_module import BaseModule
 from weftplan.training.callbacks import BatchEndParam, EarlyStopping, StopAtBatchEnd
 from weftplan.training.checkpointing import Checkpoints
@@ -44,27 +43,6 @@ INTERRUPTED = 130
 
 def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Context]:
     return parse_devices(value)
-
-
-def _writable_folder(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Checked before training, not after: make the folder and see that a file can be made in it."""
-    if value is None:
-        return None
-    try:
-        value.mkdir(parents=True, exist_ok=True)
-        probe = value / ".weftplan-probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise click.BadParameter(f"cannot write to {value}: {error.strerror or error}") from error
-    return value
-
-
-def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """The same for a prefix of files."""
-    if value is not None:
-        _writable_folder(ctx, param, value.parent)
-    return value
 
 
 @click.command("train")
@@ -97,23 +75,11 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     help="Where gradients are summed: on the host, on a device, over the processes of `weftplan launch`, or nowhere "
     "(one device).",
 )
-@click.option(
-    "--epochs",
-    type=click.IntRange(min=1),
-    help="The number of passes over the data. The default is 25 for digits and 8 for text.",
-)
-@click.option(
-    "--batch-size",
-    default=64,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="The number of images or lines in a step, over all devices and processes.",
-)
-@click.option(
+@number("--epochs", help="The number of passes over the data. The default is 25 for digits and 8 for text.")
+@number("--batch-size", default=64, help="The number of images or lines in a step, over all devices and processes.")
+@number(
     "--micro-batches",
     default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
     help="Cut each batch into so many pieces and sum their gradients, which takes the memory of a piece. "
     "`weftplan plan --batch-max` says how many a budget needs.",
 )
@@ -122,62 +88,46 @@ def _writable_prefix(ctx: click.Context, param: click.Parameter, value: Path | N
     type=click.Choice(("float16", "bfloat16")),
     help="Compute products in this dtype. Parameters stay float32, and the loss is scaled with float16.",
 )
-@click.option(
+@number(
     "--seed",
     default=0,
-    show_default=True,
-    type=click.IntRange(min=0, max=2**32 - 1),
+    least=0,
+    most=2**32 - 1,
     help="The seed of the weights and of the order of samples. The same seed gives the same bits.",
 )
-@click.option(
-    "--lr",
-    type=click.FloatRange(min=0, min_open=True),
-    help="The learning rate. The default is 0.05 of SGD for digits and 0.005 of Adam for text.",
-)
-@click.option(
-    "--budget",
-    metavar="BYTES",
-    help="Keep the memory of training within this limit: 2MB, 512KiB, or 80% of the memory.",
-)
+@positive("--lr", help="The learning rate. The default is 0.05 of SGD for digits and 0.005 of Adam for text.")
+@budget_option("Keep the memory of training within this limit: 2MB, 512KiB, or 80% of the memory.")
 @click.option(
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
-    callback=_writable_folder,
+    callback=writable_folder,
     help="Write a report into this folder: loss, speed, where the time went, memory and queues as a page and as JSON "
     "lines, the plan, and what ran when.",
 )
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    callback=_writable_prefix,
+    callback=writable_prefix,
     help="Save checkpoints under this prefix while training runs, and the trained network at its end. Without this "
     "option Ctrl-C saves digits-<network> or text-<network>.",
 )
-@click.option(
+@number(
     "--every",
-    type=click.IntRange(min=1),
     help="The number of steps between two checkpoints. Without this option there is one at the end of each epoch.",
 )
-@click.option(
-    "--keep",
-    default=3,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="How many of the newest checkpoints stay.",
-)
+@number("--keep", default=3, help="How many of the newest checkpoints stay.")
 @click.option(
     "--resume",
     is_flag=True,
     help="Go on from the newest checkpoint, or begin where there is none. The result has the bits of a run that was "
     "not interrupted.",
 )
-@click.option(
+@number(
     "--patience",
-    type=click.IntRange(min=1),
     help="Validate after each epoch, and stop when so many epochs have not become better. The best one is kept beside "
     "the checkpoints.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object and nothing else.")
+@json_option("Print the result as one JSON object and nothing else.")
 def command(
     network: str,
     devices: list[Context],
@@ -351,7 +301,7 @@ def _run(
         **task.facts,
     }
     rows = result_rows(result)
-    _print_result(rows, console)
+    print_result(rows, console)
     if events is not None and report is not None:
         write_report(report, network, plans[0], events, lanes, result, rows)
         console.print(f"report: {report / 'index.html'}")
@@ -392,49 +342,7 @@ class _Recording:
             profiler.set_state("run")
 
 
-def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
-    """A digest of names, shapes and bits of all parameters and auxiliary states, in name order."""
-    digest = hashlib.sha256()
-    for name, value in sorted({**args, **aux}.items()):
-        host = value.asnumpy()
-        digest.update(f"{name}{host.shape}{host.dtype}".encode())
-        digest.update(host.tobytes())
-    return digest.hexdigest()
-
-
 def _memory(devices: Sequence[Context]) -> tuple[int, int]:
     """(live, peak) bytes requested from the storage of these devices."""
     statistics = [storage.get(ctx).statistics() for ctx in devices]
     return sum(s.requested_bytes for s in statistics), sum(s.peak_requested_bytes for s in statistics)
-
-
-def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result in words: what, and how much."""
-    rows = []
-    if "test_accuracy" in result:
-        rows.append(("test accuracy", f"{result['test_accuracy']:.4f}"))
-    if "test_perplexity" in result:
-        rows.append(("test perplexity", f"{result['test_perplexity']:.3f} of {result['characters']} characters"))
-        rows.append(("bits per character", f"{result['test_bits_per_character']:.3f}"))
-        rows.append(("  by frequency alone", f"{result['unigram_bits_per_character']:.3f}"))
-    rows += [
-        (key.removesuffix("_per_s") + "/s", f"{value:,.0f}") for key, value in result.items() if key.endswith("_per_s")
-    ]
-    rows.append(("wall time", f"{result['wall_s']:.1f} s"))
-    peak, unshared, bound = (result[k] for k in ("planned_peak_bytes", "unshared_bytes", "lower_bound_bytes"))
-    rows.append(("planned peak", f"{amount(peak)} ({peak:,} bytes)"))
-    rows.append(("  without sharing", f"{amount(unshared)} ({unshared / max(peak, 1):.2f} times the plan)"))
-    rows.append(("  lower bound", f"{amount(bound)} (the plan is {peak / max(bound, 1):.3f} times it)"))
-    rows.append(("  allocated", f"{result['allocated_bytes']:,} bytes (planned: {peak:,})"))
-    return rows
-
-
-def _print_result(rows: Sequence[tuple[str, str]], console: Console) -> None:
-    table = Table(title="result", show_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    console.print(table)
-    operations = Table("device", "queue", "operations", title="what the engine did")
-    for row in engine.get().statistics().queues:
-        operations.add_row(str(row.context or "any CPU"), row.queue, f"{row.completed:,}")
-    console.print(operations)

@@ -1,0 +1,46 @@
+"""Completion in a real bash, by the line that README.md has for ``~/.bashrc``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ASKED = {
+    "weftplan plan resnet1": ["resnet18", "resnet101", "resnet152"],
+    "weftplan inspect le": ["lenet"],
+    "weftplan plan lenet --optimizer ada": ["adadelta", "adagrad", "adam", "adamax"],
+    "weftplan plan lenet --dtype float1": ["float16"],
+    "weftplan plan nothing-of-this-na": [],
+}
+SCRIPT = """
+compopt() { printf "%s %s\\n" "$1" "$2" >&2; }  # which a shell without a line to complete refuses
+while read -r -a COMP_WORDS; do
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+    _weftplan_completion weftplan
+    echo "${COMPREPLY[@]}"
+done
+"""
+
+
+def test_bash_completes_commands_networks_and_names(tmp_path: Path) -> None:
+    """Each line is completed to what fits, and a MODEL that is no network to files."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    (line,) = [one for one in (ROOT / "README.md").read_text().split("`") if one.startswith("eval ")]
+    command = tmp_path / "weftplan"
+    command.write_text(f"#!{sys.executable}\nfrom weftplan.cli import main\n\nmain(prog_name='weftplan')\n")
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    typed = "".join(f"{asked}\n" for asked in ASKED)
+    ended = subprocess.run(
+        [bash, "-c", line + SCRIPT], input=typed, env=environment, capture_output=True, text=True, check=True
+    )
+    assert [answer.split() for answer in ended.stdout.splitlines()] == list(ASKED.values())
+    assert ended.stderr.splitlines() == ["-o default"] * 3

@@ -1,0 +1,56 @@
+"""What ``weftplan train`` says at its end: figures of the run in words, and a digest of what it learnt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from weftplan import engine
+from weftplan.ndarray import NDArray
+from weftplan.planner.amounts import amount
+
+
+def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:
+    """A digest of names, shapes and bits of all parameters and auxiliary states, in name order."""
+    digest = hashlib.sha256()
+    for name, value in sorted({**args, **aux}.items()):
+        host = value.asnumpy()
+        digest.update(f"{name}{host.shape}{host.dtype}".encode())
+        digest.update(host.tobytes())
+    return digest.hexdigest()
+
+
+def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The result in words: what, and how much."""
+    rows = []
+    if "test_accuracy" in result:
+        rows.append(("test accuracy", f"{result['test_accuracy']:.4f}"))
+    if "test_perplexity" in result:
+        rows.append(("test perplexity", f"{result['test_perplexity']:.3f} of {result['characters']} characters"))
+        rows.append(("bits per character", f"{result['test_bits_per_character']:.3f}"))
+        rows.append(("  by frequency alone", f"{result['unigram_bits_per_character']:.3f}"))
+    rows += [
+        (key.removesuffix("_per_s") + "/s", f"{value:,.0f}") for key, value in result.items() if key.endswith("_per_s")
+    ]
+    rows.append(("wall time", f"{result['wall_s']:.1f} s"))
+    peak, unshared, bound = (result[k] for k in ("planned_peak_bytes", "unshared_bytes", "lower_bound_bytes"))
+    rows.append(("planned peak", f"{amount(peak)} ({peak:,} bytes)"))
+    rows.append(("  without sharing", f"{amount(unshared)} ({unshared / max(peak, 1):.2f} times the plan)"))
+    rows.append(("  lower bound", f"{amount(bound)} (the plan is {peak / max(bound, 1):.3f} times it)"))
+    rows.append(("  allocated", f"{result['allocated_bytes']:,} bytes (planned: {peak:,})"))
+    return rows
+
+
+def print_result(rows: Sequence[tuple[str, str]], console: Console) -> None:
+    table = Table(title="result", show_header=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+    operations = Table("device", "queue", "operations", title="what the engine did")
+    for row in engine.get().statistics().queues:
+        operations.add_row(str(row.context or "any CPU"), row.queue, f"{row.completed:,}")
+    console.print(operations)
