@@ -13,9 +13,9 @@ import re
 import sys
 from pathlib import Path
 
-from weftplan.convert.onnx_in.call import FOLDS as READ_CONSTANTS
-from weftplan.convert.onnx_in.call import RULES as READ
-from weftplan.convert.onnx_out.call import RULES as WRITTEN
+from weftplan.convert.onnx_in.reading import FOLDS as READ_CONSTANTS
+from weftplan.convert.onnx_in.reading import RULES as READ
+from weftplan.convert.onnx_out.writing import RULES as WRITTEN
 from weftplan.ops import registry
 from weftplan.ops.schema import Op
 

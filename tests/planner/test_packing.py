@@ -128,14 +128,14 @@ def test_hard_set_with_numpy_alone(name: str) -> None:
 def test_compiled_kernel_agrees_with_the_plain_one() -> None:
     """The same source, run on lists and compiled for arrays, finds the same offsets in as many runs."""
     pytest.importorskip("numba")
-    from weftplan.planner.packing.hard.search import Budget, Searcher
+    from weftplan.planner.packing.hard.search import Allowance, Searcher
 
     _, lower, upper, size = read_csv(DATA / "minimalloc" / "H.1048576.csv")
     problem = sectioned(lower, upper, size // 1024, np.arange(len(lower)))
     results = []
     for jit in (False, True):
         searcher = Searcher(problem, jit=jit)
-        verdict, offsets = searcher.ask(1100, 8, Budget(4_000_000))
+        verdict, offsets = searcher.ask(1100, 8, Allowance(4_000_000))
         results.append((verdict, None if offsets is None else offsets.tolist(), searcher.runs))
     assert results[0] == results[1]
     assert results[0][1] is not None

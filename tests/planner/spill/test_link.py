@@ -55,11 +55,11 @@ def test_what_is_not_over_at_the_turn_holds_the_computation_up():
 
 def test_who_is_hurried_is_waited_for():
     """Away by step 2 instead of 4: a second of waiting, which the next copy gains."""
-    clock = StepTimes([1.0] * 10)
-    hurried = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], clock, UNIT)
+    times = StepTimes([1.0] * 10)
+    hurried = timetable([idle(0, 2, made=0, wanted=9, by=2), idle(1, 2, made=2, wanted=9)], times, UNIT)
     assert hurried.out[0] == 2
     assert hurried.stall == pytest.approx(1.0)
-    late = timetable([idle(0, 2, made=0, wanted=9, since=8)], clock, UNIT)
+    late = timetable([idle(0, 2, made=0, wanted=9, since=8)], times, UNIT)
     assert late.back == (8,)
     assert late.stall == pytest.approx(1.0)
 
@@ -96,9 +96,9 @@ def test_the_model_of_waiting_is_what_a_simulation_waits(seed):
         by = rng.randint(made + 1, turn) if rng.random() < 0.5 else turn
         since = rng.randint(turn, wanted) if rng.random() < 0.5 else turn
         results.append(idle(entry, rng.choice([1, 2, 5]), made, wanted, turn=turn, by=by, since=since))
-    clock = StepTimes(seconds)
+    times = StepTimes(seconds)
     for leaving in (True, False):
-        got, waited = clock.leaving(results, UNIT) if leaving else clock.returning(results, UNIT)
+        got, waited = times.leaving(results, UNIT) if leaving else times.returning(results, UNIT)
         if leaving:
             jobs = [(one.made + 1, one.by, float(one.nbytes)) for one in results]
             ends_at, clockwise = got, seconds

@@ -22,7 +22,7 @@ import weftplan.convert.onnx_in.shapes  # noqa: F401 - they fill the tables
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.call import FOLDS, RULES, Call, Model
+from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
 from weftplan.ndarray import NDArray
 from weftplan.ops.schema import Shape

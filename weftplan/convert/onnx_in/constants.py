@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.call import FOLDS, Call
+from weftplan.convert.onnx_in.reading import FOLDS, Call
 
 MOST_ELEMENTS = 1 << 27
 """Most elements of an array that a file makes out of a few numbers."""

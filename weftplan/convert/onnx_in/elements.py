@@ -12,7 +12,7 @@ import numpy as np
 
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.call import Call, rule
+from weftplan.convert.onnx_in.reading import Call, rule
 from weftplan.symbol import Symbol
 
 _BINARY = {"Add": ("add", "_plus_scalar", "_plus_scalar"), "Sub": ("sub", "_minus_scalar", "_rminus_scalar"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.convert.onnx_in.call import Call, rule
+from weftplan.convert.onnx_in.reading import Call, rule
 from weftplan.symbol import Symbol
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from weftplan import symbol as sym
 from weftplan.convert.gates import FROM_ONNX, GATES
-from weftplan.convert.onnx_in.call import Call, rule
+from weftplan.convert.onnx_in.reading import Call, rule
 from weftplan.symbol import Symbol
 
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}

@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from weftplan import symbol as sym
-from weftplan.convert.onnx_in.call import Call, rule
 from weftplan.convert.onnx_in.layers import pad_all
+from weftplan.convert.onnx_in.reading import Call, rule
 from weftplan.symbol import Symbol
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_out.call import RULES, Call, rule
+from weftplan.convert.onnx_out.writing import RULES, Call, rule
 
 
 def _plain(names: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.convert.onnx_out.call import Call, rule
+from weftplan.convert.onnx_out.writing import Call, rule
 
 
 def _window(call: Call, axes: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weftplan.convert.gates import GATES, OPERATORS, TO_ONNX
-from weftplan.convert.onnx_out.call import Call, rule
+from weftplan.convert.onnx_out.writing import Call, rule
 
 
 class _Vector:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.convert.onnx_out.call import Call, rule
+from weftplan.convert.onnx_out.writing import Call, rule
 
 
 @rule("Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like")

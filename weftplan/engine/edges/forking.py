@@ -93,7 +93,7 @@ def let_pushes_go(engine: Core) -> None:
         fork.gate = None
 
 
-def quiet(engine: Core) -> None:
+def stop_and_seize(engine: Core) -> None:
     """Before a fork: finish all work, and be inside."""
     engine._flush_bulk()  # or both sides would run it
     engine.stop()
@@ -175,7 +175,7 @@ def _enter_all(held: list[Any]) -> None:
         for engine in new:
             held.append(engine)
             hold_pushes(engine)
-            quiet(engine)
+            stop_and_seize(engine)
         new = [engine for engine in engines() if engine not in held]  # another thread has made some meanwhile
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from weftplan.planner.packing.clock import Clock
+from weftplan.planner.packing.deadline import Deadline
 from weftplan.planner.packing.incumbent import Spending
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Packing, PackingError, check_input, peak_of, sectioned
@@ -87,10 +87,10 @@ def pack(
     scale = int(np.gcd.reduce(units)) if len(units) else 1
     problem = sectioned(lo, up, units // scale, np.arange(len(lo)))
     bound = problem.lower_bound()
-    clock = Clock(None if time_limit is None else began + time_limit)
-    offsets = solve(problem, bound, EFFORTS[effort], clock, order)
+    deadline = Deadline(None if time_limit is None else began + time_limit)
+    offsets = solve(problem, bound, EFFORTS[effort], deadline, order)
     if order is not None and room > bound * scale * alignment:
-        offsets = spread(problem, offsets, room // (scale * alignment), order, clock)
+        offsets = spread(problem, offsets, room // (scale * alignment), order, deadline)
     peak = peak_of(problem, offsets)
     scale *= alignment
     offsets *= scale

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.clock import ENDLESS, Clock
+from weftplan.planner.packing.deadline import ENDLESS, Deadline
 from weftplan.planner.packing.holders import LastHolders
 from weftplan.planner.packing.precedence import Precedence
 from weftplan.planner.packing.problem import Int64, Problem
@@ -61,7 +61,7 @@ def pack_outwards(
     limit: int,
     variant: Variant,
     order: Precedence | None = None,
-    clock: Clock = ENDLESS,
+    deadline: Deadline = ENDLESS,
     most_holes: int = FAR,
     patience: int = 1,
 ) -> tuple[Int64, int] | None:
@@ -73,7 +73,7 @@ def pack_outwards(
         limit: give up and return None as soon as a buffer would end above this.
         variant: one of `VARIANTS`.
         order: of the buffers in ``problem``; a hole in which nothing has to wait is preferred to a tighter one.
-        clock: time limit.
+        deadline: time limit.
         most_holes: of more holes than this only the lowest are looked at; that bounds the time, and spoils the packing.
         patience: look at so many times more places where a buffer would make somebody wait.
     """
@@ -116,7 +116,7 @@ def pack_outwards(
             end=end.tolist(),
             short=short,
             limit=limit,
-            clock=clock,
+            deadline=deadline,
         )
         if found < 0:
             return None
@@ -135,13 +135,13 @@ def _sweep(
     end: Sequence[int],
     short: float,
     limit: int,
-    clock: Clock,
+    deadline: Deadline,
 ) -> int:
     """Place ``births`` (by begin) into ``offsets``; ``deaths`` ascend by end. Returns the waits, or -1: gave up."""
     dead = waits = 0
     for k, i in enumerate(births):
         if not k & 255:
-            clock.check()
+            deadline.check()
         now = begin[i]
         while end[deaths[dead]] <= now:
             gone = deaths[dead]

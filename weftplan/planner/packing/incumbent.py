@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.clock import Clock
+from weftplan.planner.packing.deadline import Deadline
 from weftplan.planner.packing.edges import reuse_edges
 from weftplan.planner.packing.from_the_peak import VARIANTS, pack_outwards
 from weftplan.planner.packing.precedence import Precedence
@@ -74,7 +74,7 @@ class Incumbent:
             if quick is not None:
                 self.offer(quick[0])
 
-    def sweep(self, floor: int, enough: float, clock: Clock) -> None:
+    def sweep(self, floor: int, enough: float, deadline: Deadline) -> None:
         """Build packings outwards from the fullest moment, until one is low enough.
 
         They are given up above what other methods reach.
@@ -86,21 +86,26 @@ class Incumbent:
                 if self.peak <= enough:
                     return
                 found = pack_outwards(
-                    self.part, floor=floor, limit=min(self.peak - 1, worth), variant=variant, order=order, clock=clock
+                    self.part,
+                    floor=floor,
+                    limit=min(self.peak - 1, worth),
+                    variant=variant,
+                    order=order,
+                    deadline=deadline,
                 )
                 if found is not None:
                     self.assignment = True
                     self.offsets, self.peak = found[0], peak_of(self.part, found[0])
                     self.waits = None if order is None else found[1]
 
-    def swept(self, floor: int, spending: Spending, clock: Clock) -> bool:
+    def swept(self, floor: int, spending: Spending, deadline: Deadline) -> bool:
         """Sweep where that is worth it; whether the packing is low enough now. Few buffers are to reach the floor."""
         enough = floor if len(self.part) <= MANY else enough_for(self.part, floor, spending)
         if self.peak > enough:
-            self.sweep(floor, enough, clock)
+            self.sweep(floor, enough, deadline)
         return self.peak <= enough
 
-    def wait_less(self, floor: int, clock: Clock) -> None:
+    def wait_less(self, floor: int, deadline: Deadline) -> None:
         """Look for packings that are as low but in which buffers wait for fewer others."""
         if self.order is None or self.waits is not None:
             return
@@ -109,7 +114,7 @@ class Incumbent:
             if not self.waits:
                 return
             found = pack_outwards(
-                self.part, floor=floor, limit=self.peak, variant=variant, order=self.order, clock=clock
+                self.part, floor=floor, limit=self.peak, variant=variant, order=self.order, deadline=deadline
             )
             if found is not None and found[1] < self.waits:
                 self.offsets, self.waits = found

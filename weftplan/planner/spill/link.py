@@ -114,15 +114,15 @@ class StepTimes:
         return [self.end - step for step in done], waited
 
 
-def timetable(idle: Sequence[Idle], clock: StepTimes, link: Link = PCIE) -> Timetable:
+def timetable(idle: Sequence[Idle], times: StepTimes, link: Link = PCIE) -> Timetable:
     """The copies of the results ``idle`` of one device, in both directions."""
-    out, late = clock.leaving(idle, link)
-    back, early = clock.returning(idle, link)
+    out, late = times.leaving(idle, link)
+    back, early = times.returning(idle, link)
     away = tuple((max(one.used + 1, o), b) for one, o, b in zip(idle, out, back, strict=True))
     return Timetable(away, tuple(out), tuple(back), late + early)
 
 
-def _one_way(jobs: Sequence[tuple[int, int, float]], clock: Sequence[float]) -> tuple[list[int], float]:
+def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> tuple[list[int], float]:
     """(step before which each copy has ended, seconds that the computation waits), first come first served.
 
     A job is (ready, due, seconds): it may start with step ``ready``; the computation waits before step ``due`` until it
@@ -134,11 +134,11 @@ def _one_way(jobs: Sequence[tuple[int, int, float]], clock: Sequence[float]) -> 
     events += [(due, 0, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs) if due > ready]
     events.sort()
     for step, starts, due, seconds, k in events:
-        now = clock[step] + delay
+        now = times[step] + delay
         if starts:
             free = ends[k] = max(free, now) + seconds
             # Waits to come can only make the step later that this one names.
-            done[k] = min(max(bisect_left(clock, free - delay), step), due)
+            done[k] = min(max(bisect_left(times, free - delay), step), due)
         if ends[k] > now and step == due:
             delay += ends[k] - now
     return done, delay

@@ -74,7 +74,7 @@ class Search:
         """Bytes that each home still takes; None: as many as there are."""
         self._num_forward = num_forward
         self._link = link
-        self._clock = StepTimes(seconds[nid] for nid in program.order)
+        self._times = StepTimes(seconds[nid] for nid in program.order)
         self._live = buffers.live()
         self._devices = [i for i, row in enumerate(homes) if row]
         self._homes = [homes[i] for i in self._devices]
@@ -143,7 +143,7 @@ class Search:
         spills: list[Spill] = []
         stall = 0.0
         for device, idle in zip(self._devices, chosen, strict=True):
-            table = timetable(idle, self._clock, self._link)
+            table = timetable(idle, self._times, self._link)
             for one, (start, end), out, back in zip(idle, table.away, table.out, table.back, strict=True):
                 if start < end:  # others have delayed it so much that it would never be away
                     live[device, start:end] -= self._held[one.group]
@@ -168,7 +168,7 @@ class Search:
                     live[:] = self._measured(chosen)[1]
                     return True
             # Who is on the way already, but not in time, may be waited for too.
-            one_way = self._clock.leaving if moment < self._num_forward else self._clock.returning
+            one_way = self._times.leaving if moment < self._num_forward else self._times.returning
             steps, waited = one_way(chosen[k], self._link)
             slow = [
                 one
@@ -220,10 +220,10 @@ class Search:
     def _leaves(self, trial: Sequence[Idle], place: int, moment: int) -> bool:
         """Whether the result at ``place`` is away at ``moment``, which no use of it has."""
         if moment < self._num_forward:
-            return self._clock.leaving(trial, self._link)[0][place] <= moment
-        return self._clock.returning(trial, self._link)[0][place] > moment
+            return self._times.leaving(trial, self._link)[0][place] <= moment
+        return self._times.returning(trial, self._link)[0][place] > moment
 
     def _worth(self, one: Idle) -> float:
         """Byte-seconds freed per second of copying."""
-        gap = self._clock.starts[one.wanted] - self._clock.starts[one.used + 1]
+        gap = self._times.starts[one.wanted] - self._times.starts[one.used + 1]
         return gap * one.nbytes / one.seconds(self._link)

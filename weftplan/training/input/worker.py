@@ -58,7 +58,7 @@ class Failed(NamedTuple):
     trace: str
 
 
-class Order(NamedTuple):
+class ReadRequest(NamedTuple):
     """A task, and the slot to fill."""
 
     ticket: int
@@ -70,7 +70,7 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
     """The whole life of a worker.
 
     Args:
-        conn: of orders and answers.
+        conn: of requests and answers.
         stacks: where stacks are written.
         recipe: or its pickle.
         slots_name, slots: the shared memory.
@@ -93,10 +93,10 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
             conn.send(_failed(-1, error))
             return
         while True:
-            order: Order | None = conn.recv()
-            if order is None:
+            request: ReadRequest | None = conn.recv()
+            if request is None:
                 return
-            conn.send(_answer(reader, memory, order))
+            conn.send(_answer(reader, memory, request))
     except (EOFError, ConnectionError):  # the owner has closed the connection, or is gone
         return
     finally:
@@ -104,11 +104,11 @@ def main(conn: Any, stacks: Any, recipe: Recipe | bytes, slots_name: str, slots:
             memory.close()
 
 
-def _answer(reader: Reader, memory: Slots, order: Order) -> Done | Failed:
+def _answer(reader: Reader, memory: Slots, request: ReadRequest) -> Done | Failed:
     try:
-        return Done(order.ticket, reader.read(order.task, memory.views[order.slot]))
+        return Done(request.ticket, reader.read(request.task, memory.views[request.slot]))
     except BaseException as error:  # sys.exit() of a dataset, too
-        return _failed(order.ticket, error)
+        return _failed(request.ticket, error)
 
 
 def _failed(ticket: int, error: BaseException) -> Failed:

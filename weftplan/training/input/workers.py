@@ -24,7 +24,7 @@ from weftplan.training.input import worker
 from weftplan.training.input.layout import Host, Layout
 from weftplan.training.input.reading import Filled, Task
 from weftplan.training.input.slots import Slots
-from weftplan.training.input.worker import Done, Failed, Order, Ready, Recipe
+from weftplan.training.input.worker import Done, Failed, ReadRequest, Ready, Recipe
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _END_S = 2.0
@@ -34,13 +34,13 @@ _STACKS_S, _MORE_S = 10.0, 0.3
 
 
 class _Worker:
-    """One process, and its two connections: orders and answers, and stacks."""
+    """One process, and its two connections: requests and answers, and stacks."""
 
     def __init__(self, context: Any, number: int, recipe: Recipe | bytes, name: str, slots: int) -> None:
         self.number = number
         self.conn, theirs = context.Pipe()
         self.stacks, their_stacks = context.Pipe(duplex=False)
-        self.orders: deque[Order] = deque()
+        self.requests: deque[ReadRequest] = deque()
         """What it has not answered, oldest first."""
         self.heard = time.monotonic()
         self.error: str | None = None
@@ -135,18 +135,18 @@ class Pool:
         The batch is a dead worker's where there is one, so that its death is told, whatever it was doing.
         """
         self._tickets += 1
-        chosen = min(self._workers, key=lambda one: (one.error is None, len(one.orders)))
-        order = Order(self._tickets, self._free.pop(), task)
-        if not chosen.orders:
+        chosen = min(self._workers, key=lambda one: (one.error is None, len(one.requests)))
+        request = ReadRequest(self._tickets, self._free.pop(), task)
+        if not chosen.requests:
             chosen.heard = time.monotonic()
-        chosen.orders.append(order)
-        self._holding[order.ticket] = (order.slot, chosen)
+        chosen.requests.append(request)
+        self._holding[request.ticket] = (request.slot, chosen)
         if chosen.error is None:
             try:
-                chosen.conn.send(order)
+                chosen.conn.send(request)
             except (ConnectionError, OSError):
                 self._lost(chosen)
-        return order.ticket
+        return request.ticket
 
     def take(self, ticket: int) -> tuple[Filled, list[Host]]:
         """What came of a batch, and its memory until :meth:`release`.
@@ -229,7 +229,7 @@ class Pool:
         if isinstance(answer, Failed) and answer.ticket < 0:
             one.error = f"{one} could not begin: {answer.text}\n\n{answer.trace}".rstrip()
             return
-        one.orders.popleft()
+        one.requests.popleft()
         if answer.ticket in self._forgotten:
             self._forgotten.discard(answer.ticket)
             self.release(answer.ticket)
@@ -310,9 +310,9 @@ def _end(owner: int, workers: list[_Worker], slots: Slots, patience: float = _EN
 
 
 def _doing(one: _Worker) -> str:
-    if not one.orders:
+    if not one.requests:
         return "had nothing to do"
-    return f"read batch {one.orders[0].task.number}"
+    return f"read batch {one.requests[0].task.number}"
 
 
 def _signal_name(number: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.planner.packing.clock import ENDLESS, Clock, OutOfTime
+from weftplan.planner.packing.deadline import ENDLESS, Deadline, OutOfTime
 from weftplan.planner.packing.problem import Int64, Problem, peak_of
 
 NOTHING = np.zeros(0, np.int64)
@@ -56,7 +56,7 @@ class Placed:
         self._count = n + 1
 
     def place_each(
-        self, problem: Problem, order: Int64, offsets: Int64, *, best: bool = False, clock: Clock = ENDLESS
+        self, problem: Problem, order: Int64, offsets: Int64, *, best: bool = False, deadline: Deadline = ENDLESS
     ) -> None:
         """Place buffers one by one in ``order``, each at the lowest (or tightest) gap among those alive with it.
 
@@ -65,21 +65,21 @@ class Placed:
             order: which of them, first come first served.
             offsets: of all buffers of the problem; those of ``order`` are written.
             best: see `gap`.
-            clock: time limit.
+            deadline: time limit.
         """
         lo, hi, size = (column[order].tolist() for column in (problem.lo, problem.hi, problem.size))
         for k, i in enumerate(order.tolist()):
             if not k & 63:
-                clock.check()
+                deadline.check()
             off = self.gap(lo[k], hi[k], size[k], best=best)
             self.insert(lo[k], hi[k], off, off + size[k])
             offsets[i] = off
 
 
-def fit(problem: Problem, order: Int64, *, best: bool = False, clock: Clock = ENDLESS) -> Int64:
+def fit(problem: Problem, order: Int64, *, best: bool = False, deadline: Deadline = ENDLESS) -> Int64:
     """Offsets of all buffers, placed one by one in ``order``: see `Placed.place_each`."""
     offsets = np.zeros(len(problem), np.int64)
-    Placed(len(problem)).place_each(problem, order, offsets, best=best, clock=clock)
+    Placed(len(problem)).place_each(problem, order, offsets, best=best, deadline=deadline)
     return offsets
 
 
@@ -96,7 +96,7 @@ def orders(problem: Problem) -> list[tuple[Int64, bool]]:
     ]
 
 
-def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) -> Int64:
+def portfolio(problem: Problem, floor: int, tries: int, deadline: Deadline = ENDLESS) -> Int64:
     """The best of the first ``tries`` greedy packings; stops at peak ``floor``.
 
     Raises:
@@ -106,7 +106,7 @@ def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) 
     peak = -1
     for order, tightest in orders(problem)[:tries]:
         try:
-            offsets = fit(problem, order, best=tightest, clock=clock)
+            offsets = fit(problem, order, best=tightest, deadline=deadline)
         except OutOfTime:
             if peak < 0:
                 raise

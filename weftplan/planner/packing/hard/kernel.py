@@ -346,7 +346,7 @@ def search(
     """Search for offsets under ``capacity``; return (SOLVED | REFUTED | STOPPED, nodes visited).
 
     On SOLVED the offsets are in ``state[0]``. ``limit`` bounds the work (about the list cells touched, counted in
-    ``count[WORK]``), so that a budget means the same time for few and for many buffers; ``priority`` orders the
+    ``count[WORK]``), so that an allowance means the same time for few and for many buffers; ``priority`` orders the
     buffers tried in one node, largest first; ``weights`` counts refutations per section and is kept between calls for
     the FAILURES rule.
     """

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.planner.packing.clock import ENDLESS, Clock, OutOfTime
+from weftplan.planner.packing.deadline import ENDLESS, Deadline, OutOfTime
 from weftplan.planner.packing.hard.greedy import Placed, fit, orders
-from weftplan.planner.packing.hard.search import Budget, improve
+from weftplan.planner.packing.hard.search import Allowance, improve
 from weftplan.planner.packing.problem import MANY, Int64, Problem, peak_of
 
 # Above so many buffers a core of the largest is searched before all of them.
@@ -45,7 +45,7 @@ def core_size(problem: Problem, order: Int64, part: float, floor: int) -> int:
 
 
 def complete(
-    problem: Problem, core: Int64, *, core_offsets: Int64, rest: Int64, target: int, clock: Clock = ENDLESS
+    problem: Problem, core: Int64, *, core_offsets: Int64, rest: Int64, target: int, deadline: Deadline = ENDLESS
 ) -> Int64:
     """Keep the core where it is and place ``rest`` in the given order, under ``target`` where possible."""
     offsets = np.zeros(len(problem), np.int64)
@@ -59,7 +59,7 @@ def complete(
     easy: list[int] = []
     for k, i in enumerate(rest.tolist()):
         if not k & 255:
-            clock.check()
+            deadline.check()
         window = sky[lo[i] : hi[i]]
         off = int(window.max())
         if off + size[i] > target and len(late) < SEEKERS:
@@ -72,11 +72,11 @@ def complete(
         known = np.concatenate([core, np.array(easy, np.int64)])
         placed = Placed(len(problem))
         placed.fill(problem.lo[known], problem.hi[known], offsets[known], offsets[known] + problem.size[known])
-        placed.place_each(problem, np.array(late, np.int64), offsets, clock=clock)
+        placed.place_each(problem, np.array(late, np.int64), offsets, deadline=deadline)
     return offsets
 
 
-def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, clock: Clock = ENDLESS) -> Int64:
+def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, deadline: Deadline = ENDLESS) -> Int64:
     """First fit by ``order`` for the buffers after the first ``k``, which lie at ``first``; the tail by `complete`."""
     cut = max(k, min(core_size(problem, order, TAIL, floor), SEEKERS))
     core = order[:cut]
@@ -84,28 +84,28 @@ def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, 
     placed.fill(problem.lo[order[:k]], problem.hi[order[:k]], first, first + problem.size[order[:k]])
     every = np.zeros(len(problem), np.int64)
     every[order[:k]] = first
-    placed.place_each(problem, order[k:cut], every, clock=clock)
+    placed.place_each(problem, order[k:cut], every, deadline=deadline)
     offsets = every[core]
     rest = order[cut:]
     rest = rest[np.argsort((problem.lo - problem.hi)[rest], kind="stable")]  # long ones first make a flat skyline
     headroom = HEADROOM if len(problem) > MANY else 1.0
     target = int(max(floor, int((offsets + problem.size[core]).max(initial=0))) * headroom)
-    return complete(problem, core, core_offsets=offsets, rest=rest, target=target, clock=clock)
+    return complete(problem, core, core_offsets=offsets, rest=rest, target=target, deadline=deadline)
 
 
-def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) -> Int64:
+def portfolio(problem: Problem, floor: int, tries: int, deadline: Deadline = ENDLESS) -> Int64:
     """The best of some greedy packings; stops at peak ``floor``. With ``tries`` 1 only first fit by size.
 
     Raises:
         OutOfTime: before the first was there.
     """
     order = by_size(problem)
-    best = extend(problem, order, k=0, first=np.zeros(0, np.int64), floor=floor, clock=clock)
+    best = extend(problem, order, k=0, first=np.zeros(0, np.int64), floor=floor, deadline=deadline)
     peak = peak_of(problem, best)
     if tries > 1 and peak > floor * 1.02 and len(problem) <= 10_000:
         for other, tightest in orders(problem)[1:2]:
             try:
-                offsets = fit(problem, other, best=tightest, clock=clock)
+                offsets = fit(problem, other, best=tightest, deadline=deadline)
             except OutOfTime:
                 break
             if peak_of(problem, offsets) < peak:
@@ -113,27 +113,29 @@ def portfolio(problem: Problem, floor: int, tries: int, clock: Clock = ENDLESS) 
     return best
 
 
-def improve_core(problem: Problem, offsets: Int64, floor: int, enough: float, budget: Budget, *, jit: bool) -> Int64:
+def improve_core(
+    problem: Problem, offsets: Int64, floor: int, enough: float, allowance: Allowance, *, jit: bool
+) -> Int64:
     """Search for a better packing of the largest buffers and complete it; return the best packing seen."""
     best, peak = offsets, peak_of(problem, offsets)
     order = by_size(problem)
     if core_size(problem, order, TAIL, floor) > SEEKERS // 2:
         return best  # sizes are too even for a core to matter
     for k in CORES:
-        if peak <= enough or budget.spent():
+        if peak <= enough or allowance.spent():
             break
         if k >= len(problem) * 0.8:
             continue
         core = problem.take(order[:k])
-        share = Budget(budget.work // 2, budget.clock)
-        budget.work -= share.work
+        share = Allowance(allowance.work // 2, allowance.deadline)
+        allowance.work -= share.work
         try:
-            start = fit(core, np.arange(k), clock=budget.clock)  # by size already
+            start = fit(core, np.arange(k), deadline=allowance.deadline)  # by size already
             packed = improve(core, start, core.lower_bound(), share, jit=jit)
-            found = extend(problem, order, k=k, first=packed, floor=floor, clock=budget.clock)
+            found = extend(problem, order, k=k, first=packed, floor=floor, deadline=allowance.deadline)
         except OutOfTime:
             break
-        budget.work += share.work
+        allowance.work += share.work
         if peak_of(problem, found) < peak:
             best, peak = found, peak_of(problem, found)
     return best

@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from weftplan.planner.packing.clock import ENDLESS, Clock
+from weftplan.planner.packing.deadline import ENDLESS, Deadline
 from weftplan.planner.packing.problem import Int64, Problem, sectioned
 
 # (piece of each buffer, offset of each buffer in it, lo, hi, size of the pieces)
@@ -44,7 +44,7 @@ class Glued:
         return offsets
 
 
-def glue(problem: Problem, rounds: int = 1 << 30, clock: Clock = ENDLESS) -> Glued:
+def glue(problem: Problem, rounds: int = 1 << 30, deadline: Deadline = ENDLESS) -> Glued:
     """Glue until nothing changes, at most ``rounds`` times; O(n log n) per round.
 
     Equal times and sizes also meet by accident, and one wrong piece spoils all that it should have become part of. So
@@ -63,7 +63,7 @@ def glue(problem: Problem, rounds: int = 1 << 30, clock: Clock = ENDLESS) -> Glu
         elif crowd > 1:
             rules.append(_stack_some)
         for rule in rules:
-            clock.check()
+            deadline.check()
             owner, shift, *pieces = rule(lo, hi, size)
             if len(pieces[0]) < len(lo):
                 lo, hi, size = pieces

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weftplan.planner.packing.clock import Clock
+from weftplan.planner.packing.deadline import Deadline
 from weftplan.planner.packing.hard import compiled, greedy, large
 from weftplan.planner.packing.hard.merging import glue
 from weftplan.planner.packing.hard.peel import peel
-from weftplan.planner.packing.hard.search import Budget, improve
+from weftplan.planner.packing.hard.search import Allowance, improve
 from weftplan.planner.packing.incumbent import Incumbent, Spending, enough_for
 from weftplan.planner.packing.problem import MANY, Int64, Problem, leaf_parts
 
@@ -23,42 +23,42 @@ TIME_FOR_NUMBA = 2.0
 # Work of the plain kernel before the compiled one is loaded.
 FIRST_WORK = 1_000_000
 
-# The budget grows with the largest part up to this many times: a descent costs more where there are more buffers.
-BUFFERS_PER_BUDGET, MOST_BUDGETS = 450, 3.0
+# The allowance grows with the largest part up to this many times: a descent costs more where there are more buffers.
+BUFFERS_PER_ALLOWANCE, MOST_ALLOWANCES = 450, 3.0
 # Where the compiled kernel spends most of a user's patience already, only up to this many times.
-MOST_LONG_BUDGETS, LONG = 1.4, 2_000_000_000
+MOST_LONG_ALLOWANCES, LONG = 1.4, 2_000_000_000
 
 
-def improver(spending: Spending, clock: Clock, sizes: Sequence[int]) -> Callable[[Incumbent, int], None]:
-    """What improves the packing of one part after the other, within one budget.
+def improver(spending: Spending, deadline: Deadline, sizes: Sequence[int]) -> Callable[[Incumbent, int], None]:
+    """What improves the packing of one part after the other, within one allowance.
 
     Args:
         spending: how much work altogether.
-        clock: time limit.
+        deadline: time limit.
         sizes: numbers of buffers of all parts of the problem.
 
     Returns:
         A function of the packing to improve and of the peak below which nothing is gained.
     """
     use_jit = (
-        spending.compiled > 0 and compiled.available() and (clock.deadline is None or clock.left() > TIME_FOR_NUMBA)
+        spending.compiled > 0 and compiled.available() and (deadline.moment is None or deadline.left() > TIME_FOR_NUMBA)
     )
     middling = max((size for size in sizes if size <= MANY), default=0)
     work = spending.compiled if use_jit else spending.work
-    most = MOST_LONG_BUDGETS if use_jit and work > LONG else MOST_BUDGETS
-    budget = Budget(int(work * min(max(middling / BUFFERS_PER_BUDGET, 1.0), most)), clock)
+    most = MOST_LONG_ALLOWANCES if use_jit and work > LONG else MOST_ALLOWANCES
+    allowance = Allowance(int(work * min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), most)), deadline)
 
     def improve_part(best: Incumbent, floor: int) -> None:
         if use_jit and len(best.part) <= MANY:
             # What the plain kernel finds at once is not worth the half second that loading numba costs.
-            pack_part(best, floor, spending, Budget(FIRST_WORK, clock), jit=False)
+            pack_part(best, floor, spending, Allowance(FIRST_WORK, deadline), jit=False)
         if best.peak > enough_for(best.part, floor, spending):
-            pack_part(best, floor, spending, budget, jit=use_jit)
+            pack_part(best, floor, spending, allowance, jit=use_jit)
 
     return improve_part
 
 
-def pack_part(best: Incumbent, floor: int, spending: Spending, budget: Budget, *, jit: bool) -> None:
+def pack_part(best: Incumbent, floor: int, spending: Spending, allowance: Allowance, *, jit: bool) -> None:
     """Improve ``best``: greedy packings, then searches: of glued pieces, of the largest buffers, of all.
 
     Nothing more is tried once the peak is close enough to ``floor``.
@@ -66,42 +66,44 @@ def pack_part(best: Incumbent, floor: int, spending: Spending, budget: Budget, *
     part = best.part
     small = len(part) <= MANY
     enough = enough_for(part, floor, spending)
-    clock = budget.clock
+    deadline = allowance.deadline
     if small:
         # Where nearly everything can be set aside, greedy packings of the rest are enough.
-        peel_first(best, floor, spending, budget, jit=jit, at_most=len(part) // 4)
-        best.offer(greedy.portfolio(part, floor, spending.tries, clock))
-        peel_first(best, floor, spending, budget, jit=jit, at_most=3 * len(part) // 4)
+        peel_first(best, floor, spending, allowance, jit=jit, at_most=len(part) // 4)
+        best.offer(greedy.portfolio(part, floor, spending.tries, deadline))
+        peel_first(best, floor, spending, allowance, jit=jit, at_most=3 * len(part) // 4)
     count = len(part)
     # Among many buffers gluing is tried only where two rounds take away a good part.
-    promising = small or 5 * len(glue(part, 2, clock).problem) < 4 * count
+    promising = small or 5 * len(glue(part, 2, deadline).problem) < 4 * count
     for rounds in GLUE_ROUNDS if promising else ():
         if best.peak <= enough:
             return
-        glued = glue(part, rounds, clock)
+        glued = glue(part, rounds, deadline)
         if len(glued.problem) == count:
             break
         count = len(glued.problem)
-        best.offer(glued.expand(pack_pieces(glued.problem, floor, spending, budget, original=len(part), jit=jit)))
+        best.offer(glued.expand(pack_pieces(glued.problem, floor, spending, allowance, original=len(part), jit=jit)))
     if best.peak > enough and not small:
-        best.offer(large.portfolio(part, floor, spending.tries, clock))
-        peel_first(best, floor, spending, budget, jit=jit, at_most=large.CORED)
+        best.offer(large.portfolio(part, floor, spending.tries, deadline))
+        peel_first(best, floor, spending, allowance, jit=jit, at_most=large.CORED)
     if best.peak > enough and len(part) > large.CORED:
-        best.offer(large.improve_core(part, best.offsets, floor, enough, budget, jit=jit))
+        best.offer(large.improve_core(part, best.offsets, floor, enough, allowance, jit=jit))
         if not small:
-            peel_first(best, floor, spending, budget, jit=jit, at_most=MANY)
+            peel_first(best, floor, spending, allowance, jit=jit, at_most=MANY)
     if best.peak > enough and len(part) <= spending.largest:
-        best.offer(improve(part, best.offsets, floor, budget, jit=jit, good_enough=spending.good_enough))
+        best.offer(improve(part, best.offsets, floor, allowance, jit=jit, good_enough=spending.good_enough))
 
 
-def peel_first(best: Incumbent, floor: int, spending: Spending, budget: Budget, *, jit: bool, at_most: int) -> None:
+def peel_first(
+    best: Incumbent, floor: int, spending: Spending, allowance: Allowance, *, jit: bool, at_most: int
+) -> None:
     """Where peeling leaves parts of at most ``at_most`` buffers, pack these, and the others around them.
 
     Peeling a little is worse than nothing: it loosens what fits together exactly.
     """
     if best.peak <= enough_for(best.part, floor, spending):
         return
-    peeled = peel(best.part, floor, budget.clock)
+    peeled = peel(best.part, floor, allowance.deadline)
     leaves = list(leaf_parts(best.part.take(peeled.core)))
     if max((len(part) for _, part in leaves), default=0) > at_most:
         return
@@ -109,19 +111,23 @@ def peel_first(best: Incumbent, floor: int, spending: Spending, budget: Budget, 
     row = dict(zip(best.part.index[peeled.core].tolist(), range(len(peeled.core)), strict=True))
     for base, part in leaves:
         inner = Incumbent(part)
-        if not inner.swept(floor - base, spending, budget.clock):
-            pack_part(inner, floor - base, spending, budget, jit=jit)
+        if not inner.swept(floor - base, spending, allowance.deadline):
+            pack_part(inner, floor - base, spending, allowance, jit=jit)
         core_offsets[[row[k] for k in part.index.tolist()]] = inner.offsets + base
-    best.offer(peeled.restore(best.part, core_offsets, budget.clock))
+    best.offer(peeled.restore(best.part, core_offsets, allowance.deadline))
 
 
-def pack_pieces(pieces: Problem, floor: int, spending: Spending, budget: Budget, *, original: int, jit: bool) -> Int64:
-    """Pack glued pieces with a share of the budget, the larger the more ``original`` buffers were glued."""
-    start: Int64 = (greedy if len(pieces) <= MANY else large).portfolio(pieces, floor, spending.tries, budget.clock)
+def pack_pieces(
+    pieces: Problem, floor: int, spending: Spending, allowance: Allowance, *, original: int, jit: bool
+) -> Int64:
+    """Pack glued pieces with a share of the allowance, the larger the more ``original`` buffers were glued."""
+    start: Int64 = (greedy if len(pieces) <= MANY else large).portfolio(
+        pieces, floor, spending.tries, allowance.deadline
+    )
     if len(pieces) > spending.largest:
         return start
-    share = Budget(budget.work // (3 if 2 * len(pieces) < original else 10), budget.clock)
-    budget.work -= share.work
+    share = Allowance(allowance.work // (3 if 2 * len(pieces) < original else 10), allowance.deadline)
+    allowance.work -= share.work
     start = improve(pieces, start, floor, share, jit=jit, good_enough=spending.good_enough)
-    budget.work += share.work
+    allowance.work += share.work
     return start

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weftplan.planner.packing.clock import ENDLESS, Clock
+from weftplan.planner.packing.deadline import ENDLESS, Deadline
 from weftplan.planner.packing.hard import compiled, kernel
 from weftplan.planner.packing.hard.kernel import Ints, Tables
 from weftplan.planner.packing.problem import Int64, Problem
@@ -33,15 +33,15 @@ PAIRS_PER_SECOND = 20_000_000
 
 
 @dataclass(slots=True)
-class Budget:
+class Allowance:
     """What may still be spent: kernel work (deterministic), and optionally a moment in time (not so)."""
 
     work: int
-    clock: Clock = ENDLESS
+    deadline: Deadline = ENDLESS
 
     def spent(self) -> bool:
         """Whether to stop now."""
-        return self.work <= 0 or self.clock.over()
+        return self.work <= 0 or self.deadline.over()
 
 
 def _ranges(start: Int64, stop: Int64) -> tuple[Int64, Int64]:
@@ -121,19 +121,19 @@ class Searcher:
         rank[np.argsort(score, kind="stable")] = np.arange(len(score))
         return self._ints(rank)
 
-    def ask(self, capacity: int, dives: int, budget: Budget) -> tuple[int, Int64 | None]:
+    def ask(self, capacity: int, dives: int, allowance: Allowance) -> tuple[int, Int64 | None]:
         """Put the decision question, spending about the work of ``dives`` straight descents.
 
         Returns ``(kernel.SOLVED, offsets)``, ``(kernel.REFUTED, None)``, or ``(kernel.STOPPED, None)``.
         """
-        left = min(dives * self._dive, budget.work)
+        left = min(dives * self._dive, allowance.work)
         attempt = 0
-        while left > 0 and not budget.spent():
+        while left > 0 and not allowance.spent():
             attempt += 1
             luby = min((attempt & -attempt).bit_length() - 1, 10)
             limit = min(2 * self._dive << luby, left)
-            if budget.clock.deadline is not None:
-                limit = min(limit, max(1, int(budget.clock.left() * self._rate)))
+            if allowance.deadline.moment is not None:
+                limit = min(limit, max(1, int(allowance.deadline.left() * self._rate)))
             rule = RULES[self.runs % len(RULES)]
             if rule == kernel.FAILURES:
                 for t in range(self.problem.sections):
@@ -146,7 +146,7 @@ class Searcher:
             self._rate = work / max(time.perf_counter() - began, 1e-6)
             self.runs += 1
             left -= work
-            budget.work -= work
+            allowance.work -= work
             if verdict == kernel.SOLVED:
                 return verdict, np.array(self._state[0], np.int64)
             if verdict == kernel.REFUTED:
@@ -155,38 +155,45 @@ class Searcher:
 
 
 def improve(
-    problem: Problem, offsets: Int64, floor: int, budget: Budget, *, jit: bool, good_enough: float = 1.0, seed: int = 0
+    problem: Problem,
+    offsets: Int64,
+    floor: int,
+    allowance: Allowance,
+    *,
+    jit: bool,
+    good_enough: float = 1.0,
+    seed: int = 0,
 ) -> Int64:
-    """Search for a packing lower than ``offsets`` until the budget is spent or its peak is at most ``floor *
+    """Search for a packing lower than ``offsets`` until the allowance is spent or its peak is at most ``floor *
     good_enough``.
 
     Args:
         problem: the buffers.
         offsets: a valid packing of them, in units.
         floor: a peak below which nothing is gained (the lower bound of this part or of the whole).
-        budget: is used up in place.
+        allowance: is used up in place.
         jit: use the compiled kernel.
         good_enough: stop at this ratio to ``floor``.
         seed: of the random priorities.
     """
     best, peak = offsets, int((offsets + problem.size).max())
     enough = int(floor * good_enough)
-    if peak <= enough or budget.spent():
+    if peak <= enough or allowance.spent():
         return best
-    if budget.clock.deadline is not None and len(problem) ** 2 > budget.clock.left() * PAIRS_PER_SECOND:
+    if allowance.deadline.moment is not None and len(problem) ** 2 > allowance.deadline.left() * PAIRS_PER_SECOND:
         return best  # the tables would not be there in time
     searcher = Searcher(problem, jit=jit, seed=seed)
     dives = 2
     refutations = 0
-    while peak > enough and not budget.spent():
+    while peak > enough and not allowance.spent():
         refused = -1
         step = 0
-        while step < len(LADDER) and peak > enough and not budget.spent():
+        while step < len(LADDER) and peak > enough and not allowance.spent():
             capacity = floor + int((peak - floor) * LADDER[step])
             step += 1
             if capacity <= refused or capacity >= peak:
                 continue
-            verdict, found = searcher.ask(capacity, dives, budget)
+            verdict, found = searcher.ask(capacity, dives, allowance)
             if found is not None:
                 best, peak = found, int((found + problem.size).max())
                 step = 0

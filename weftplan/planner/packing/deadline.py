@@ -15,28 +15,28 @@ class OutOfTime(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Deadline:
     """Asked in every loop that can take long.
 
     Attributes:
-        deadline: of `time.perf_counter`; None: never.
+        moment: of `time.perf_counter`; None: never.
     """
 
-    deadline: float | None = None
+    moment: float | None = None
 
     def over(self) -> bool:
         """Whether the moment has come."""
-        return self.deadline is not None and time.perf_counter() >= self.deadline
+        return self.moment is not None and time.perf_counter() >= self.moment
 
     def check(self) -> None:
         """Raise `OutOfTime` once the moment has come."""
-        if self.deadline is not None and time.perf_counter() >= self.deadline:
+        if self.moment is not None and time.perf_counter() >= self.moment:
             raise OutOfTime
 
     def left(self) -> float:
-        """Seconds that are left; only for a clock with a deadline."""
-        assert self.deadline is not None
-        return self.deadline - time.perf_counter()
+        """Seconds that are left; only where there is a moment."""
+        assert self.moment is not None
+        return self.moment - time.perf_counter()
 
 
-ENDLESS = Clock()
+ENDLESS = Deadline()
