@@ -1,7 +1,8 @@
 """``mx.test_utils``: what scripts and tests written for MXNet lean on: comparisons, random arrays, small helpers.
 
 Checks of whole symbols stand in ``symbol_checks.py`` and have their names here, too. Random arrays come from NumPy's
-global generator, which such tests seed. What MXNet's module fetches from the network is absent.
+global generator, which such tests seed. What MXNet's module fetches from the network is absent. The file is
+long because MXNet's module is a list of helpers.
 """
 
 from __future__ import annotations

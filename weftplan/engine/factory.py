@@ -1,4 +1,4 @@
-"""Making engines, and the one that the process uses."""
+"""Making engines by name, and the one that the process uses: made on first use, by whichever thread comes first."""
 
 from __future__ import annotations
 

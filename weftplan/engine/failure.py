@@ -1,4 +1,4 @@
-"""What is kept of an operation that failed, and how it reaches the user."""
+"""What is kept of an operation that failed, and how it reaches the user at the wait that raises it."""
 
 from __future__ import annotations
 

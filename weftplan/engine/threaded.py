@@ -1,4 +1,4 @@
-"""Engines with worker threads: the base, and ``ThreadedEngine`` with one pool for everything."""
+"""Engines with worker threads: what they have in common, and ``ThreadedEngine``, which has one pool for everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for operations, and how failures reach whoever waits."""
+"""Waiting for vars and for all operations, from any thread, and how failures reach whoever waits."""
 
 from __future__ import annotations
 

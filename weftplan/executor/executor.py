@@ -1,6 +1,7 @@
 """The executor: a planned graph bound to arrays, run by the engine.
 
-Bind once, run many: ``forward`` and ``backward`` only push prepared segments and return; reading an output waits.
+Bind once, run many: ``forward`` and ``backward`` only push prepared segments and return; reading an output waits. The
+file is longer than others because it is one class with MXNet's methods.
 """
 
 from __future__ import annotations

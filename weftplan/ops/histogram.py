@@ -1,4 +1,4 @@
-"""_histogram: how many numbers fall between equidistant edges, or between given ones."""
+"""The operator ``_histogram``: how many numbers fall between equidistant edges, or between given ones."""
 
 from __future__ import annotations
 

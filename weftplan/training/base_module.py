@@ -1,7 +1,8 @@
 """What every module can do with forward, backward and update: fit, score, predict.
 
 This file owns the loops; what a module is made of is the subclass's. A module is used by one thread at a time; that
-thread waits only where a metric or a caller reads values.
+thread waits only where a metric or a caller reads values. Longer than other files: MXNet gives ``fit`` many arguments,
+and a subclass many steps, each of a few lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random decisions of augmentations, from the seeded sequence of ``mx.random``."""
+"""Random decisions of augmentations, drawn from the seeded sequence of ``mx.random`` by the thread that reads."""
 
 from __future__ import annotations
 

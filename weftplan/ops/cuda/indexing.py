@@ -1,4 +1,4 @@
-"""Gradients of Embedding, take and gather_nd: sums by index (``segments.py``)."""
+"""Gradients of Embedding, take and gather_nd, which are sums of rows by index (``segments.py``) in a fixed order."""
 
 from __future__ import annotations
 
