@@ -7,7 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
-from weftplan.ndarray import operators, repeated
+from weftplan.ndarray import operators, pushing, repeated
 from weftplan.ops import registry
 
 nd = mx.nd
@@ -63,16 +63,20 @@ def test_a_call_again_gives_the_bits_of_a_pushed_one(name, dtype):
 def test_small_calls_run_on_the_calling_thread(kind, monkeypatch):
     """A call that repeats on idle arrays is over when it returns, and this thread has done it."""
     threads = []
-    quietly = repeated.quietly
-    monkeypatch.setattr(repeated, "quietly", lambda *args: (threads.append(threading.get_ident()), quietly(*args)))
+    compute = pushing._compute_alone
+    monkeypatch.setattr(
+        pushing, "_compute_alone", lambda *args: (threads.append(threading.get_ident()), compute(*args))
+    )
     function = operators.function("exp")
     with engine.using(engine.create(kind)):
         a = nd.array(np.ones((8, 16)))
-        function(a).wait_to_read()
-        nd.waitall()
-        out = function(a)
-        assert threads == [threading.get_ident()]
-        assert out.var.version == 1
+        for call in (function, lambda x: x + x, lambda x: 1 - x, lambda x: x.sum(axis=1)):
+            call(a).wait_to_read()
+            nd.waitall()
+            threads.clear()
+            out = call(a)
+            assert threads == [threading.get_ident()]
+            assert out.var.version == 1
 
 
 def test_a_write_before_the_call_is_seen():

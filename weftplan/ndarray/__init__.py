@@ -50,6 +50,7 @@ from weftplan.ndarray.creation import (
 )
 from weftplan.ndarray.exchange import from_dlpack, from_numpy, to_dlpack_for_read, to_dlpack_for_write
 from weftplan.ndarray.invoke import invoke
+from weftplan.ndarray.repeated import Repeated as _Repeated  # noqa: F401 - methods of arrays call operators by it
 from weftplan.ndarray.row_sparse import cast_storage
 from weftplan.ndarray.serialize import load, load_frombuffer, save
 

@@ -23,7 +23,7 @@ from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.copying import from_host
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.pushing import Value, push_kernel, work
+from weftplan.ndarray.pushing import MOST_AT_ONCE, Value, at_once, push_kernel, work
 from weftplan.ndarray.release import drain, due
 from weftplan.ops.floats import is_float, is_number
 
@@ -172,14 +172,22 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
             shape = _broadcast(op, shape, other.shape)
         if kind == "b" and op.name not in _COMPARISONS:
             dtype = np.dtype(np.int64)
-    made = chunks.ArrayChunk(
-        chunk.context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=op.name, prompt=False
-    )
-    out = lhs.__class__(made, shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
     reads: tuple[Any, ...] = (chunk.var,)
     if array and other.chunk is not chunk:
         reads = (chunk.var, other.chunk.var)
-    _push(op, kind, [other, lhs, out] if swapped else [lhs, other, out], reads, made)
+    operands = [other, lhs] if swapped else [lhs, other]
+    context = chunk.context
+    made: Chunk
+    if 3 * nbytes <= MOST_AT_ONCE and nbytes and chunks.ArrayChunk is Chunk and context.device_type == "cpu":
+        made = Chunk.small(context, nbytes, op.name)
+        out = lhs.__class__.over(made, shape, dtype)
+        if at_once(kernel_for(op, kind, np), operands, out, reads):
+            return out
+    else:
+        made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=op.name, prompt=False)
+        out = lhs.__class__(made, shape, dtype)
+    _push(op, kind, [*operands, out], reads, made)
     return out
 
 

@@ -19,7 +19,7 @@ from weftplan import config, device, engine
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, own
 from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray.array import NDArray, fresh, verbs
+from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.chunk import take
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import compute, push_kernel
@@ -378,6 +378,3 @@ def _as_context(op: Op, ctx: Any) -> Context | None:
     if found is None:
         raise DeviceError(f"{op.name}: ctx must be a context such as mx.cpu(0) or its text, got {ctx!r}")
     return Context(found[1], int(found[2] or 0)) if found[1] else None
-
-
-verbs.call = call_settled

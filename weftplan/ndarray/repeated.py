@@ -14,18 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray.array import NDArray
+from weftplan.ndarray.array import NDArray, verbs
 from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.invoke import SettledCall, call_settled, invoke, push_call, settled, understood
+from weftplan.ndarray.pushing import MOST_AT_ONCE, at_once
 from weftplan.ops import registry
 from weftplan.ops.node_call import bare_call
 from weftplan.ops.schema import Op, TensorSpec
 
-MOST_AT_ONCE = 32 * 1024
-"""Bytes of inputs and output up to which a call may run on the calling thread."""
 _MOST_KEPT = 256
 """Calls of one function."""
 _NAMED = object()
@@ -44,19 +41,19 @@ class Repeated:
         work: a function of the raw inputs, the raw output and the plan's workspace; None: it is not to run at once.
     """
 
-    __slots__ = ("dtype", "name", "nbytes", "op", "order", "plan", "scratch_name", "shape", "work")
+    __slots__ = ("dtype", "name", "nbytes", "op", "order", "plan", "shape", "work")
 
     def __init__(self, op: Op, plan: SettledCall, arrays: Sequence[NDArray], order: tuple[int, ...] | None) -> None:
         self.op = op
         self.name = op.name
-        self.scratch_name = f"{op.name} workspace"
         self.plan = plan
         self.order = order
         self.nbytes, self.shape, self.dtype = plan.outputs[0]
         self.work: Callable[..., object] | None = None
         if self.nbytes + sum(array.nbytes for array in arrays) <= MOST_AT_ONCE and not plan.ignored:
             specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
-            self.work = bare_call(plan.kernel, plan.params, specs, [TensorSpec(self.shape, self.dtype)], plan.workspace)
+            bare = bare_call(plan.kernel, plan.params, specs, [TensorSpec(self.shape, self.dtype)], plan.workspace)
+            self.work = partial(quietly, bare)
 
 
 def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -103,32 +100,15 @@ def call(kept: dict[Any, Repeated | None], name: str, args: Sequence[Any], kwarg
         if (here is not context and here != context) or here.device_type != "cpu":
             return call_settled(name, args, kwargs)
     if known.work is not None and chunks.ArrayChunk is chunks.Chunk:
-        made = chunks.Chunk.small(context, known.nbytes, known.name)
-        out = NDArray.over(made, known.shape, known.dtype)
+        out = NDArray.over(chunks.Chunk.small(context, known.nbytes, known.name), known.shape, known.dtype)
         reads = tuple([array.chunk.var for array in arrays])
-        if made.engine.at_once(partial(_compute, known, arrays, out), reads):
-            made.var.version = 1
+        if at_once(known.work, arrays, out, reads, known.plan.workspace):
             return out
     else:
         made = chunks.ArrayChunk(context, known.nbytes, delay_alloc=True, name=known.name, prompt=False)
         out = NDArray(made, known.shape, known.dtype)
     push_call(known.op, known.plan, arrays, out, context)
     return out
-
-
-def _compute(known: Repeated, arrays: Sequence[NDArray], out: NDArray) -> None:
-    raws = [array.raw() if (ready := array.ready) is None else ready for array in arrays]
-    view = out.ready = np.ndarray(known.shape, known.dtype, out.chunk.take_alone())
-    raws.append(view)
-    if not known.plan.workspace:
-        quietly(known.work, *raws)  # type: ignore[arg-type]
-        return
-    resource: Any = out.chunk._resource
-    borrowed = resource.allocate(known.plan.workspace, name=known.scratch_name)
-    try:
-        quietly(known.work, *raws, borrowed.raw)  # type: ignore[arg-type]
-    finally:
-        resource.free(borrowed)
 
 
 def _first(
@@ -163,3 +143,14 @@ def _order(inputs: Sequence[NDArray], arrays: Sequence[NDArray], named: bool) ->
     if not named or any(id(array) not in places for array in inputs):
         return None
     return tuple(places[id(array)] for array in inputs)
+
+
+_methods: dict[str, dict[Any, Repeated | None]] = {}
+"""What is known of calls as methods of arrays, by operator."""
+
+
+def _call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return call(_methods.setdefault(name, {}), name, args, kwargs)
+
+
+verbs.call = _call_method
