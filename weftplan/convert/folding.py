@@ -1,0 +1,118 @@
+"""Batch normalisation folded into what comes before it: a network for inference with fewer nodes and the same outputs.
+
+Outside training ``BatchNorm`` multiplies each channel by a number and adds another. Behind a convolution or a fully
+connected layer both can be part of its weight and bias, so that no node is left of it. The rewritten symbol is an
+ordinary one: print it with ``debug_str``, plan it, save it. It is for inference only, since what was folded no longer
+learns and follows no batch.
+
+Nothing is kept between calls, and the symbol and the arrays that are given stay as they are. Values are computed in
+float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from weftplan.ndarray import NDArray, array
+from weftplan.planner.symbolic.realise import followed, rewired
+from weftplan.symbol.compose import parse_interned
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.symbol import Symbol
+from weftplan.symbol.traversal import topological_order
+from weftplan.training.checkpoint import Params
+
+LINEAR = ("Convolution", "FullyConnected")
+"""Operators whose weight has a row for each channel of the output."""
+
+
+def fold_batch_norm(
+    symbol: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray]
+) -> tuple[Symbol, Params, Params]:
+    """A symbol without the ``BatchNorm`` nodes that can be part of the layer before them, and its parameters.
+
+    Such a layer is a ``Convolution`` or a ``FullyConnected`` of which nobody else reads the output, with a weight and a
+    bias of its own; all values must be given. Every other node stays. The layer gets the name of the ``BatchNorm``, so
+    that outputs keep their names.
+
+    Returns:
+        (symbol, arg_params, aux_params): arrays that did not change are those that were given.
+    """
+    values = {**arg_params, **aux_params}
+    order = topological_order(symbol.entries)
+    uses = Counter((entry[0], entry[1]) for node in order for entry in node.inputs)
+    uses.update((entry.node, entry.index) for entry in symbol.entries)
+    moved: dict[Node, Node] = {}
+    changed: dict[str, np.ndarray[Any, Any]] = {}
+    taken = {node.name for node in order}
+    for node in order:
+        if node.is_variable:
+            continue
+        layer = node.inputs[0].node if node.op is not None and node.op.name == "BatchNorm" else None
+        if layer is None or not _can_be_folded(node, layer, uses, values):
+            kept = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
+            if kept is not node:
+                moved[node] = kept
+            continue
+        weight, shift = layer.inputs[1].node, node.inputs[2].node
+        bias = layer.inputs[2].node if len(layer.inputs) > 2 else _variable(f"{layer.name}_bias", taken, shift)
+        changed[weight.name], changed[bias.name] = _folded(node, layer, values)
+        attrs = {**layer.attrs, "no_bias": "False"}
+        assert layer.op is not None
+        moved[node] = Node(
+            layer.op,
+            node.name,
+            attrs=attrs,
+            params=parse_interned(layer.op, attrs, node=node.name),
+            inputs=[followed(layer.inputs[0], moved), Entry(weight), Entry(bias)],
+            created_at=layer.created_at,
+        )
+    folded = Symbol([followed(entry, moved) for entry in symbol.entries])
+    wanted = {node.name for node in topological_order(folded.entries) if node.is_variable}
+    arguments = {name: value for name, value in arg_params.items() if name in wanted}
+    for name, made in changed.items():
+        near = arg_params[name] if name in arg_params else next(iter(arg_params.values()))
+        arguments[name] = array(made, ctx=near.context, dtype=made.dtype)
+    return folded, arguments, {name: value for name, value in aux_params.items() if name in wanted}
+
+
+def _can_be_folded(
+    node: Node, layer: Node, uses: Mapping[tuple[Node, int], int], values: Mapping[str, NDArray]
+) -> bool:
+    if layer.op is None or layer.op.name not in LINEAR or node.control_deps or layer.control_deps:
+        return False
+    if uses[layer, 0] != 1 or uses[node, 1] or uses[node, 2] or node.params["axis"] != 1:
+        return False
+    if layer.op.name == "FullyConnected" and not layer.params["flatten"]:
+        return False
+    if "__ctx_group__" in layer.attrs and layer.attrs["__ctx_group__"] != node.attrs.get("__ctx_group__"):
+        return False
+    own = [entry.node for entry in layer.inputs[1:]]
+    given = [*own, *(entry.node for entry in node.inputs[1:])]
+    if not all(one.is_variable and one.name in values for one in given):
+        return False
+    return all(uses[one, 0] == 1 for one in own)
+
+
+def _variable(name: str, taken: set[str], like: Node) -> Node:
+    """A new variable with a name that no node has, and what is said of the device of ``like``."""
+    while name in taken:
+        name += "_folded"
+    taken.add(name)
+    return Node(None, name, attrs={key: text for key, text in like.attrs.items() if key == "__ctx_group__"})
+
+
+def _folded(node: Node, layer: Node, values: Mapping[str, NDArray]) -> tuple[Any, Any]:
+    """The weight and the bias of ``layer`` with ``node`` in them."""
+    weight = values[layer.inputs[1].node.name].asnumpy()
+    gamma, beta, mean, var = (values[entry.node.name].asnumpy().astype(np.float64) for entry in node.inputs[1:])
+    scale = 1.0 / np.sqrt(var + node.params["eps"])
+    if not node.params["fix_gamma"]:
+        scale = scale * gamma
+    before = values[layer.inputs[2].node.name].asnumpy().astype(np.float64) if len(layer.inputs) > 2 else 0.0
+    spread = scale.reshape(-1, *[1] * (weight.ndim - 1))
+    bias = beta + (before - mean) * scale
+    return (weight.astype(np.float64) * spread).astype(weight.dtype), bias.astype(weight.dtype)
