@@ -9,6 +9,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import engine
+from weftplan.engine import FnProperty
 
 KINDS = ("ThreadedEngine", "ThreadedEnginePerDevice")
 word = contextvars.ContextVar("word", default="nobody's")
@@ -141,5 +142,19 @@ def test_a_users_operation_before_the_packages_own():
             eng.push(lambda: threads.add(threading.get_ident()), (), [a.var])
             a += 1
             a.wait_to_read()
+    assert threading.get_ident() not in threads
+    eng.stop()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"priority": 1}, {"name": "named"}, {"prop": FnProperty.CPU_PRIORITIZED}], ids=str
+)
+def test_a_users_function_never_runs_on_the_waiting_thread(options):
+    """However it is pushed; operations with options take another way through ``push`` than those without."""
+    eng = engine.create("ThreadedEnginePerDevice", cpu_workers=1)
+    var, threads = eng.new_variable(), set()
+    for _ in range(100):
+        eng.push(lambda: threads.add(threading.get_ident()), (), [var], **options)
+        eng.wait_for_var(var)
     assert threading.get_ident() not in threads
     eng.stop()
