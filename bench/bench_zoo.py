@@ -107,9 +107,10 @@ def main():
     args.folder.mkdir(parents=True, exist_ok=True)
     names = args.only or peer(args.mxnet_python, "--list")[0].split()
     missing = [name for name in names if not (args.folder / f"{name}.npz").exists()]
-    for line in peer(args.mxnet_python, args.folder, *missing) if missing else ():
-        if line and not line.endswith(" ok"):
-            print(f"MXNet: {line}")
+    for name in missing:  # a process for each: MXNet keeps what memory it once had
+        for line in peer(args.mxnet_python, args.folder, name):
+            if line and not line.endswith(" ok"):
+                print(f"MXNet: {line}")
     columns = [
         "entries",
         "outputs differ by",

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all.
+"""Files that appear whole or not at all, and files that stand for others.
 
 A writer gets a temporary file beside the target, which takes the target's name at the end or not at all. Nothing is
 kept; any thread may write, and where two write one file the later one wins whole.
@@ -13,6 +13,19 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
+
+
+def stands_for_another(start: bytes) -> str:
+    """What to do about a file that begins so, where it is a pointer of Git LFS; empty where it is none.
+
+    >>> stands_for_another(b"version https://git-lfs.github.com/spec/v1").partition(",")[0]
+    'it is a pointer of Git LFS'
+    >>> stands_for_another(b"{")
+    ''
+    """
+    if not start.startswith(b"version https://git-lfs"):
+        return ""
+    return "it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` there"
 
 
 @contextmanager

@@ -113,14 +113,33 @@ def parameter_values(
     """
     found = []
     for given, table, what in tables:
-        for name, value in given.items():
-            target = table.get(name)
-            if target is not None:
-                found.append((as_array(value, target, f"copy_params_from: {name!r}"), target))
-            elif not allow_extra:
-                hint = did_you_mean(name, table)
-                raise BindError(f"copy_params_from: {name!r} is no {what} of the symbol; {hint}it has {listed(table)}")
+        unknown = [name for name in given if name not in table]
+        if unknown and not allow_extra:
+            hint = did_you_mean(unknown[0], table)
+            raise BindError(
+                f"copy_params_from: {listed(unknown)} {'is' if len(unknown) == 1 else 'are'} no {what} of the symbol: "
+                f"{len(given) - len(unknown)} of {len(given)} names match; {hint}it has {listed(table)}"
+            )
+        known = [(name, value, table[name]) for name, value in given.items() if name in table]
+        check_shapes(
+            ((name, target.shape, getattr(value, "shape", None)) for name, value, target in known), "copy_params_from: "
+        )
+        found += [(as_array(value, target, f"copy_params_from: {name!r}"), target) for name, value, target in known]
     return found
+
+
+def check_shapes(facts: Iterable[tuple[str, Sequence[int], Any]], verb: str) -> None:
+    """Raise ShapeError that lists all (name, bound shape, given shape) of several that differ; None differs from none.
+
+    A single one is left to :func:`as_array`, which says more of it.
+    """
+    wrong = [
+        f"{name!r} was bound with shape {tuple(bound)}, got {tuple(given)}"
+        for name, bound, given in facts
+        if given is not None and tuple(bound) != tuple(given)
+    ]
+    if len(wrong) > 1:
+        raise ShapeError(f"{verb}{len(wrong)} parameters have other shapes: {'; '.join(wrong)}")
 
 
 def by_name(names: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.errors import FormatError
-from weftplan.files import replacing
+from weftplan.files import replacing, stands_for_another
 
 Host = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,11 +63,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Host], dict[str, Any]]
     where = os.fspath(path)
     with open(path, "rb") as file:
         content = file.read()
-    if content.startswith(b"version https://git-lfs"):
-        raise FormatError(
-            f"{where}: it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` "
-            f"there"
-        )
+    if pointer := stands_for_another(content[:64]):
+        raise FormatError(f"{where}: {pointer}")
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or not 2 <= size <= min(len(content) - 8, _MOST_HEADER):
         raise FormatError(

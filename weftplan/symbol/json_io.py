@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weftplan.errors import FormatError, UnknownOperatorError, listed
+from weftplan.files import stands_for_another
 from weftplan.ops import registry
 from weftplan.symbol import placeholder, upgrade
 from weftplan.symbol.node import Entry, Node
@@ -89,11 +90,8 @@ def loads(text: str, where: str = "symbol JSON") -> list[Entry]:
         FormatError: the text is truncated or malformed, refers to what does not exist, or the graph has a cycle.
         ParameterError: an operator's parameters do not parse.
     """
-    if text.startswith("version https://git-lfs"):
-        raise FormatError(
-            f"{where}: it is a pointer of Git LFS, which stands for the file until that is fetched: run `git lfs pull` "
-            f"there"
-        )
+    if pointer := stands_for_another(text[:64].encode("utf-8", "replace")):
+        raise FormatError(f"{where}: {pointer}")
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:

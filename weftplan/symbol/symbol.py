@@ -300,12 +300,20 @@ def load_json(text: str, where: str = "symbol JSON") -> Symbol:
 
 def load(fname: str | os.PathLike[str]) -> Symbol:
     """The symbol in a ``-symbol.json`` file; raises as :func:`load_json`, and OSError."""
-    with open(fname, encoding="utf-8-sig") as file:
-        try:
-            text = file.read()
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{os.fspath(fname)}: not UTF-8 text ({error}); expected a -symbol.json file") from error
+    with open(fname, "rb") as file:
+        content = file.read()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8 text ({error}); expected a -symbol.json file"
+        if content.startswith(_PARAMS):
+            what = "it is a file of parameters, which mx.nd.load opens; the symbol is in a -symbol.json file"
+        raise FormatError(f"{os.fspath(fname)}: {what}") from error
     return Symbol(json_io.loads(text, where=os.fspath(fname)))
+
+
+_PARAMS = b"\x12\x01\x00\x00\x00\x00\x00\x00"
+"""How files of arrays begin."""
 
 
 def _not_for_symbols(name: str) -> Callable[..., Any]:

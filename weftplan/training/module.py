@@ -385,7 +385,11 @@ class Module(BaseModule):
                 whole and {*self.param_names} <= {*(arg_params or {})} and {*self.aux_names} <= {*(aux_params or {})}
             ):
                 # Where a value is given for each parameter and state, the others belong to a larger network.
-                raise ParameterError(f"init_params: unknown names {extra}; pass allow_extra=True to ignore them")
+                given = len(arg_params or {}) + len(aux_params or {})
+                raise ParameterError(
+                    f"init_params: unknown names {listed(extra)}, {given - len(extra)} of {given} match; pass "
+                    f"allow_extra=True to ignore them"
+                )
         params = {name: arrays[0] for name, arrays in zip(self.param_names, group.param_arrays, strict=True)}
         states = {name: arrays[0] for name, arrays in zip(self.aux_names, group.aux_arrays, strict=True)}
         args = values(params, arg_params, complete=whole)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from weftplan import ndarray as nd
 from weftplan.device.context import Context
 from weftplan.errors import BindError, MXNetError, ShapeError, listed
+from weftplan.executor.run_values import check_shapes
 from weftplan.ndarray import NDArray
 from weftplan.training.executor_group import as_ndarray
 from weftplan.training.initializer import InitDesc, Initializer
@@ -72,6 +73,8 @@ def first_values(
         ShapeError: a given value has another shape.
         BindError: for training, a label would be made by ``rule``.
     """
+    here = {} if given is None else {name: given[name] for name in likes if name in given}
+    check_shapes(((name, likes[name].shape, getattr(value, "shape", None)) for name, value in here.items()), "")
     values = {}
     for name, like in likes.items():
         as_label = name.endswith("label") and "__init__" not in attrs.get(name, {})
@@ -82,7 +85,11 @@ def first_values(
         elif as_label and not training:
             continue
         elif complete:
-            raise MXNetError(f"parameter {name!r} is missing from the given ones; pass allow_missing=True to init it")
+            missing = [one for one in likes if one not in here and (training or not one.endswith("label"))]
+            raise MXNetError(
+                f"parameters {listed(missing)} are missing from the given ones, of which {len(here)} of "
+                f"{len(given or ())} names match; pass allow_missing=True to init them"
+            )
         elif rule is None:
             continue
         elif as_label:

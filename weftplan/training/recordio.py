@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from weftplan.errors import FormatError, MXNetError, ParameterError
+from weftplan.files import stands_for_another
 from weftplan.locks import Lock
 from weftplan.training.image_files import decode, encode
 
@@ -127,7 +128,10 @@ class MXRecordIO:
             if not head and not parts:
                 return None
             if len(head) < 8 or head[:4] != _MAGIC:
-                raise FormatError(f"{os.fspath(self.uri)}: no record at byte {start:,}: damaged, or no record file")
+                what = stands_for_another(head + file.read(64)) if not start else ""
+                raise FormatError(
+                    f"{os.fspath(self.uri)}: {what or f'no record at byte {start:,}: damaged, or no record file'}"
+                )
             (word,) = struct.unpack("<I", head[4:])
             kind, length = word >> 29, word & _LENGTH
             if kind > _LAST or (kind in (_WHOLE, _FIRST)) == bool(parts):

@@ -24,6 +24,7 @@ from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.reading import FOLDS, RULES, Call, Model
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
+from weftplan.files import stands_for_another
 from weftplan.ndarray import NDArray
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Symbol
@@ -48,8 +49,8 @@ def import_model(
     where = os.fspath(path)
     with open(path, "rb") as file:
         content = file.read()
-    if content.startswith(b"version https://git-lfs"):
-        raise FormatError(f"{where}: it is a pointer of Git LFS: run `git lfs pull` there")
+    if pointer := stands_for_another(content[:64]):
+        raise FormatError(f"{where}: {pointer}")
     try:
         model = onnx.load_model_from_string(content)
         opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0)

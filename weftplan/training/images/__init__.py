@@ -1,5 +1,6 @@
 """``mx.image``: images from files, their augmentation, and iterators over them, through Pillow and NumPy."""
 
+from weftplan.training.images import detection as det
 from weftplan.training.images.augmenters import (
     Augmenter,
     BrightnessJitterAug,
@@ -20,6 +21,17 @@ from weftplan.training.images.augmenters import (
     ResizeAug,
     SaturationJitterAug,
     SequentialAug,
+)
+from weftplan.training.images.detection import ImageDetIter
+from weftplan.training.images.detection_augmenters import (
+    CreateDetAugmenter,
+    CreateMultiRandCropAugmenter,
+    DetAugmenter,
+    DetBorrowAug,
+    DetHorizontalFlipAug,
+    DetRandomCropAug,
+    DetRandomPadAug,
+    DetRandomSelectAug,
 )
 from weftplan.training.images.image import (
     center_crop,
@@ -47,9 +59,18 @@ __all__ = [
     "ColorNormalizeAug",
     "ContrastJitterAug",
     "CreateAugmenter",
+    "CreateDetAugmenter",
+    "CreateMultiRandCropAugmenter",
+    "DetAugmenter",
+    "DetBorrowAug",
+    "DetHorizontalFlipAug",
+    "DetRandomCropAug",
+    "DetRandomPadAug",
+    "DetRandomSelectAug",
     "ForceResizeAug",
     "HorizontalFlipAug",
     "HueJitterAug",
+    "ImageDetIter",
     "ImageIter",
     "LightingAug",
     "RandomCropAug",
@@ -62,6 +83,7 @@ __all__ = [
     "center_crop",
     "color_normalize",
     "copyMakeBorder",
+    "det",
     "fixed_crop",
     "imdecode",
     "imread",

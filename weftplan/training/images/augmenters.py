@@ -316,13 +316,14 @@ def CreateAugmenter(
         augs.append(LightingAug(pca_noise, PCA_VALUES, PCA_VECTORS))
     if rand_gray > 0:
         augs.append(RandomGrayAug(rand_gray))
-    mean, std = _numbers(mean, IMAGENET_MEAN, "mean"), _numbers(std, IMAGENET_STD, "std")
+    mean, std = numbers(mean, IMAGENET_MEAN, "mean"), numbers(std, IMAGENET_STD, "std")
     if mean is not None or std is not None:
         augs.append(ColorNormalizeAug(mean, std))
     return augs
 
 
-def _numbers(value: Any, usual: Sequence[float], what: str) -> Any:
+def numbers(value: Any, usual: Sequence[float], what: str) -> Any:
+    """One number for each channel, ``usual`` for True, None for none; raises ParameterError for others."""
     if value is None or value is False:
         return None
     if value is True:

@@ -135,25 +135,39 @@ class ImageIter(DataIter):
                 pad = pad or self.batch_size - len(rows)
                 self.cur = 0
                 continue
-            image = self.imdecode(content)
-            try:
-                self.check_valid_image([image])
-            except RuntimeError:
-                continue
-            value = self.postprocess_data(self.augmentation_transform(image)).asnumpy()
-            if value.shape != self.data_shape:
-                raise ShapeError(f"{self._place()}: the augmenters gave {value.shape}, data_shape is {self.data_shape}")
-            rows.append((value, label))
-        desc = self.provide_label[0]
+            row = self._row(label, content)
+            if row is not None:
+                rows.append(row)
         data = np.stack([value for value, _ in rows]).astype(np.float32, copy=False)
-        labels = np.array([np.asarray(label, desc.dtype).reshape(desc.shape[1:]) for _, label in rows], desc.dtype)
+        labels = self._labels([label for _, label in rows])
         return DataBatch(
             [nd.array(data)],
-            [nd.array(labels, dtype=desc.dtype)],
+            [nd.array(labels, dtype=labels.dtype)],
             pad=pad,
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
+
+    def _row(self, label: Any, content: bytes) -> tuple[Host, Any] | None:
+        """(values, label) of one sample; None for one that is left out."""
+        image = self.imdecode(content)
+        try:
+            self.check_valid_image([image])
+        except RuntimeError:
+            return None
+        return self._value(self.augmentation_transform(image)), label
+
+    def _value(self, image: NDArray) -> Host:
+        """An image as it comes into a batch."""
+        value: Host = self.postprocess_data(image).asnumpy()
+        if value.shape != self.data_shape:
+            raise ShapeError(f"{self._place()}: the augmenters gave {value.shape}, data_shape is {self.data_shape}")
+        return value
+
+    def _labels(self, rows: Sequence[Any]) -> Host:
+        """The labels of a batch."""
+        desc = self.provide_label[0]
+        return np.array([np.asarray(label, desc.dtype).reshape(desc.shape[1:]) for label in rows], desc.dtype)
 
     # -- what a subclass may replace ----------------------------------------------------------------------------------
 

@@ -1,0 +1,104 @@
+"""Files and parameters that are not what they are taken for: each error names what they are and what to do."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weftplan as mx
+from weftplan import models
+from weftplan.errors import BindError, FormatError, MXNetError, ParameterError, ShapeError
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The prefix of a small network with files of the epochs 3 and 7."""
+    network = models.get("mlp")
+    found, _, _ = network.infer_shape(**models.input_shapes("mlp", 1))
+    shapes = dict(zip(network.list_arguments(), found, strict=True))
+    args = {name: mx.nd.ones(shape) for name, shape in shapes.items() if name not in models.input_shapes("mlp", 1)}
+    for epoch in (3, 7):
+        mx.model.save_checkpoint(tmp_path / "net", epoch, network, args, {})
+    mx.model.save_checkpoint(tmp_path / "net-large", 5, None, args, {})  # of another model
+    return tmp_path / "net"
+
+
+def test_a_wrong_epoch_says_which_there_are(saved: Path) -> None:
+    """The files of this model alone are listed; without any that is said, too."""
+    with pytest.raises(FileNotFoundError, match=r"there are net-0003\.params, net-0007\.params") as error:
+        mx.model.load_checkpoint(saved, 5)
+    assert "large" not in str(error.value)
+    with pytest.raises(FileNotFoundError, match="no parameters with this prefix"):
+        mx.model.load_params(saved.parent / "other", 0)
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "says"),
+    [
+        (mx.nd.load, "net-symbol.json", "JSON text; a symbol file is opened with mx.sym.load"),
+        (mx.sym.load, "net-0003.params", "a file of parameters, which mx.nd.load opens"),
+        (mx.nd.load, "short.pickle", "it is a pickle.*any code"),
+        (mx.nd.load, "long.pickle", "it is a pickle.*any code"),
+        (mx.sym.load, "long.pickle", "not UTF-8 text"),
+        (mx.nd.load, "pointer.params", "pointer of Git LFS.*git lfs pull"),
+        (mx.sym.load, "pointer.json", "pointer of Git LFS.*git lfs pull"),
+        (mx.nd.load, "pointer.safetensors", "pointer of Git LFS.*git lfs pull"),
+        (lambda path: mx.recordio.MXRecordIO(path, "r").read(), "pointer.rec", "pointer of Git LFS.*git lfs pull"),
+        (mx.image.imread, "pointer.png", "no image"),
+    ],
+)
+def test_files_that_are_something_else(saved: Path, read: Callable[[str], Any], name: str, says: str) -> None:
+    """Symbol and parameters the wrong way round, pickles, and what Git leaves in place of a file."""
+    path = saved.parent / name
+    if name.endswith("pickle"):
+        path.write_bytes(pickle.dumps({"a": 1} if name.startswith("short") else {"a": list(range(100))}))
+    elif name.startswith("pointer"):
+        path.write_text(POINTER)
+    with pytest.raises(FormatError, match=says):
+        read(str(path))
+
+
+def bound(saved: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """An executor and a module of the network, and its parameters."""
+    network, args, _ = mx.model.load_checkpoint(saved, 3)
+    shapes = models.input_shapes("mlp", 1)
+    module = mx.mod.Module(network)
+    module.bind([("data", shapes["data"])], [("softmax_label", shapes["softmax_label"])])
+    return network.simple_bind(mx.cpu(), **shapes), module, args
+
+
+def test_parameters_of_another_model_are_counted(saved: Path) -> None:
+    """How many names match is in the error, and nothing has changed."""
+    executor, module, args = bound(saved)
+    first = next(iter(args))
+    other = {first: args[first], "stem_weight": mx.nd.ones((2,)), "head_weight": mx.nd.ones((2,))}
+    with pytest.raises(BindError, match=r"\['stem_weight', 'head_weight'\] are no arg .*1 of 3 names match"):
+        executor.copy_params_from(other)
+    assert not executor.arg_dict[first].asnumpy().any()
+    with pytest.raises(ParameterError, match=r"unknown names \['stem_weight', 'head_weight'\], 1 of 3 match"):
+        module.set_params(other, {})
+
+
+def test_all_that_is_missing_or_has_another_shape_is_listed(saved: Path) -> None:
+    """Several parameters that are missing, or of other shapes, are in one error."""
+    executor, module, args = bound(saved)
+    first, *others = args
+    with pytest.raises(MXNetError) as missing:
+        module.init_params(arg_params={first: args[first]}, aux_params={})
+    assert all(repr(name) in str(missing.value) for name in others)
+    assert "1 of 1 names match" in str(missing.value)
+    wrong = {name: mx.nd.ones((2,)) for name in args}
+    for call in (lambda: executor.copy_params_from(wrong), lambda: module.set_params(wrong, {})):
+        with pytest.raises(ShapeError, match=f"{len(args)} parameters have other shapes") as other:
+            call()
+        assert all(f"{name!r} was bound with shape {args[name].shape}, got (2,)" in str(other.value) for name in args)
+    executor.copy_params_from({first: args[first]})
+    with pytest.raises(MXNetError, match="never got a value") as unset:
+        executor.forward()
+    assert all(repr(name) in str(unset.value) for name in others)
