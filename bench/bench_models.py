@@ -3,11 +3,14 @@
 The built-in networks are written as pairs of files, with the symbol in a form that MXNet wrote once (0.8, 0.9, 1.0
 or 1.9, in turn, or --format), and so are chains of 2,000 and 20,000 nodes. Each framework opens them in a process of
 its own; every job is done in both, one directly after the other, and the ratio is the median of the pairs: load, bind
-for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two.
-Planned bytes at batch 1 stand beside: MXNet's figure is in whole mebibytes and leaves its own scratch out; its second
-one is without its fused operators.
+for inference at batch 1, a run, bind for training, a step (forward and backward), with one thread and with two. Calls
+are prepared by the first run here and by the bind in MXNet, so a bind with its first run is timed, too.
+Planned bytes at batch 1 stand beside: MXNet's figure leaves its own scratch out, and is the sixteenth part of that at a
+batch of 16, since it is said in whole mebibytes; its second one is without its fused operators.
 
-    python bench/bench_models.py --mxnet-python PATH [--quick] [--networks mlp lstm] [--threads 1 2] [--rounds 5]
+By default one network of each kind is measured, which takes some minutes; --all takes the larger ones, too.
+
+    python bench/bench_models.py --mxnet-python PATH [--quick | --all] [--networks mlp lstm] [--threads 1] [--rounds 3]
 """
 
 import argparse
@@ -28,6 +31,8 @@ import weftplan as mx
 PEER = Path(__file__).parent / "peers" / "model_files.py"
 FORMATS = ("0.8", "0.9", "1.0", "1.9")
 QUICK = ("mlp", "lenet", "resnet18", "lstm")
+REPEATED = {"vgg16", "resnet34", "resnet101", "resnet152"}
+"""Built-in networks that are measured with --all only: larger ones of a kind."""
 LARGE = {"vgg16", "resnet101", "resnet152", "inception_v3", "densenet121"}
 CHAINS = {"chain of 2,000 nodes": 2_000, "chain of 20,000 nodes": 20_000}
 
@@ -160,12 +165,14 @@ def main():
     parser.add_argument("--mxnet-python", help="interpreter of a virtual environment with mxnet==1.9.1")
     parser.add_argument("--networks", nargs="+", help="built-in networks and the two chains; default: all")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--all", action="store_true", help=f"also {', '.join(sorted(REPEATED))}")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--format", choices=FORMATS, help="of the symbol files; default: each in turn")
     parser.add_argument("--quick", action="store_true", help=f"one round of {', '.join(QUICK)} and the small chain")
     parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, not wall time")
     args = parser.parse_args()
-    names = args.networks or ([*QUICK, *list(CHAINS)[:1]] if args.quick else [*mx.models.NETWORKS, *CHAINS])
+    some = [name for name in mx.models.NETWORKS if args.all or name not in REPEATED]
+    names = args.networks or ([*QUICK, *list(CHAINS)[:1]] if args.quick else [*some, *CHAINS])
     rounds, key = (1 if args.quick else args.rounds), "cpu" if args.cpu else "wall"
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {rounds} rounds; "
           f"{'CPU' if args.cpu else 'wall'} milliseconds: weftplan / MXNet = median ratio")  # fmt: skip
@@ -174,7 +181,8 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         for threads in args.threads:
             print(f"\n### {threads} thread{'s' * (threads > 1)}\n")
-            columns = ("load", "bind, inference", "run, batch 1", "bind, training", "step")
+            columns = ("load", "bind, inference", "run, batch 1", "bind, training", "step",
+                       "bind and first run, inference")  # fmt: skip
             print(f"| network | format | {' | '.join(columns)} | planned bytes, with scratch (MXNet's, unfused) |")
             print("|---" * (len(columns) + 3) + "|")
             for k, name in enumerate(names):
@@ -201,13 +209,14 @@ def main():
                         values = [peer.do("outputs") for peer in peers]
                         if "error" not in values[0] and "error" not in values[1]:
                             assert np.isclose(values[0]["mean"], values[1]["mean"], rtol=1e-3), (name, values)
+                cells.append(compare(ours, theirs, rounds, key, "bind_and_run", mode="inference", shapes=shapes(1)))
                 for peer in peers:
                     peer.close()
                 for column, cell in zip(columns, cells, strict=True):
                     if not isinstance(cell, str) and cell[2]:
                         ratios.setdefault((threads, column), []).append(cell[2])
                 print(f"| {name} | {version} | {' | '.join(map(shown, cells))} | "
-                      f"{_plans(plans, args.mxnet_python, paths, shapes(1), threads)} |", flush=True)  # fmt: skip
+                      f"{_plans(plans, args.mxnet_python, paths, shapes(16), threads)} |", flush=True)  # fmt: skip
     for (threads, column), found in ratios.items():
         mean = np.exp(np.mean(np.log(found)))
         print(f"\n{threads} thread{'s' * (threads > 1)}, {column}: geometric mean of the ratios {mean:.2f}, "
@@ -216,17 +225,19 @@ def main():
 
 
 def _plans(plans, python, paths, shapes, threads):
-    """Planned bytes of inference: ours, and MXNet's with its fused operators and without."""
+    """Planned bytes of inference: ours, and MXNet's with its fused operators and without, from ``shapes`` at 16."""
     mine = plans[0]
     text = f"{mine.get('planned', 0):,}, {mine.get('with_scratch', 0):,}"
     if python is None or "error" in plans[1]:
         return text
-    plain = Peer(python, "mxnet", threads, MXNET_SUBGRAPH_BACKEND="NONE")
-    plain.do("load", **paths)
-    plain.do("bind", mode="inference", shapes=shapes)
-    unfused = plain.do("facts").get("planned", 0)
-    plain.close()
-    return f"{text} ({plans[1]['planned']:,}, {unfused:,})"
+    found = []
+    for backend in ({}, {"MXNET_SUBGRAPH_BACKEND": "NONE"}):
+        peer = Peer(python, "mxnet", threads, **backend)
+        peer.do("load", **paths)
+        peer.do("bind", mode="inference", shapes=shapes)
+        found.append(peer.do("facts").get("planned", 0) // 16)
+        peer.close()
+    return f"{text} ({found[0]:,}, {found[1]:,})"
 
 
 main()

@@ -1,7 +1,8 @@
 """Peer of ``bench_models.py``: opens, binds and runs model files in PACKAGE (``weftplan`` or ``mxnet``).
 
 Reads a line of JSON for each job and answers with a line: {"wall": seconds, "cpu": seconds of all threads}, and what
-the job found out. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``run`` (once).
+the job found out. Jobs: ``load`` (a pair of files), ``bind`` (mode ``inference`` or ``training``), ``run``
+(once), ``bind_and_run``.
 """
 
 import gc
@@ -44,6 +45,12 @@ def bind(job):
     return {}
 
 
+def bind_and_run(job):
+    """A bind and the run that is first in it."""
+    bind(job)
+    return run(job)
+
+
 def facts(job):
     """Give the executor its values, and tell what is planned."""
     executor = held["executor"]
@@ -80,7 +87,7 @@ def outputs(job):
     return {"largest": float(np.abs(value).max()), "mean": float(np.abs(value).mean())}
 
 
-JOBS = {"load": load, "bind": bind, "facts": facts, "run": run, "outputs": outputs}
+JOBS = {"load": load, "bind": bind, "bind_and_run": bind_and_run, "facts": facts, "run": run, "outputs": outputs}
 for line in sys.stdin:
     job = json.loads(line)
     gc.collect()

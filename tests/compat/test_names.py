@@ -2,12 +2,13 @@
 
 import os
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan.errors import DeviceError, MXNetError, NotImplementedForSymbol, ShapeError
+from weftplan.errors import DeviceError, MXNetError, NotImplementedForSymbol, ParameterError, ShapeError
 from weftplan.ndarray import NDArray
 
 
@@ -147,3 +148,38 @@ def test_unknown_dimensions():
     with pytest.warns(UserWarning, match="shapes cannot be inferred"):
         inside()
     assert not mx.is_np_shape()
+
+
+def test_words_have_the_numbers_that_mxnet_gives():
+    """Unknown words are 0, reserved ones come next, then frequent ones; equally frequent ones in their order."""
+    text = mx.contrib.text
+    counter = text.utils.count_tokens_from_str("*Life*is*great*!*\n*life*is*good*.*\n", r"\*", "\n", True)
+    assert counter == Counter({"is": 2, "life": 2, "!": 1, "great": 1, "good": 1, ".": 1})
+    assert text.utils.count_tokens_from_str("is", counter_to_update=counter)["is"] == 3
+    counted = Counter(["a", "b", "b", "c", "c", "c", "some_word$"])
+    every = text.vocab.Vocabulary(counted)
+    assert every.token_to_idx == {"<unk>": 0, "c": 1, "b": 2, "a": 3, "some_word$": 4}
+    two = text.vocab.Vocabulary(counted, most_freq_count=2, reserved_tokens=["b", "<pad>"])
+    assert two.idx_to_token == ["<unk>", "b", "<pad>", "c", "a"]
+    assert len(text.vocab.Vocabulary(counted, min_freq=4)) == 1
+    assert (every.to_indices("x"), every.to_indices(["c", "x"])) == (0, [1, 0])
+    assert (every.to_tokens(1), every.to_tokens([0, 4])) == ("c", ["<unk>", "some_word$"])
+    for wrong in (
+        lambda: every.to_tokens(5),
+        lambda: every.to_tokens([-1]),
+        lambda: text.vocab.Vocabulary(counted, min_freq=0),
+        lambda: text.vocab.Vocabulary({"a": 1}),
+        lambda: text.vocab.Vocabulary(counted, reserved_tokens=["<unk>"]),
+    ):
+        with pytest.raises(ParameterError, match="Vocabulary: "):
+            wrong()
+
+
+def test_what_contrib_has_not_is_said():
+    """Parts of MXNet's mx.contrib that are absent say what there is in their place; others are plain mistakes."""
+    assert mx.contrib.onnx is mx.onnx
+    with pytest.raises(AttributeError, match=r"mx\.contrib\.quantization is absent on purpose: .*int8"):
+        mx.contrib.quantization.quantize_model  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        mx.contrib.nonsense  # noqa: B018
+    assert not hasattr(mx.contrib, "tensorboard")

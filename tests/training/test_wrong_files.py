@@ -92,7 +92,7 @@ def test_all_that_is_missing_or_has_another_shape_is_listed(saved: Path) -> None
     with pytest.raises(MXNetError) as missing:
         module.init_params(arg_params={first: args[first]}, aux_params={})
     assert all(repr(name) in str(missing.value) for name in others)
-    assert "1 of 1 names match" in str(missing.value)
+    assert "1 of 1 match" in str(missing.value)
     wrong = {name: mx.nd.ones((2,)) for name in args}
     for call in (lambda: executor.copy_params_from(wrong), lambda: module.set_params(wrong, {})):
         with pytest.raises(ShapeError, match=f"{len(args)} parameters have other shapes") as other:

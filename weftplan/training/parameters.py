@@ -86,9 +86,10 @@ def first_values(
             continue
         elif complete:
             missing = [one for one in likes if one not in here and (training or not one.endswith("label"))]
+            which = f"parameter {name!r} is" if len(missing) == 1 else f"parameters {listed(missing)} are"
             raise MXNetError(
-                f"parameters {listed(missing)} are missing from the given ones, of which {len(here)} of "
-                f"{len(given or ())} names match; pass allow_missing=True to init them"
+                f"{which} missing from the given ones, of which {len(here)} of {len(given or ())} match; pass "
+                f"allow_missing=True to init what is missing"
             )
         elif rule is None:
             continue
