@@ -171,13 +171,21 @@ def _export(folder, name):
         found["planned"] = (int(re.search(r"Total (\d+) MB allocated", executor.debug_str()).group(1)) << 20) // 16
     requests = dict.fromkeys(symbol.list_arguments(), "write")
     requests["data"] = "null" if len(x.shape) == 2 else "write"
-    executor = symbol.simple_bind(mx.cpu(), grad_req=requests, data=x.shape)
-    executor.copy_params_from(args, aux)
-    executor.forward(is_train=True, data=data)
-    heads = [random.standard_normal(out.shape).astype(np.float32) for out in executor.outputs]
-    executor.backward([mx.nd.array(head) for head in heads])
-    found.update({f"head{k}": head for k, head in enumerate(heads)})
-    found.update({f"grad:{key}": grad.asnumpy() for key, grad in executor.grad_dict.items() if grad is not None})
+    for kind, dtype in (("grad", "float32"), ("exact", "float64")):
+        dtypes = dict.fromkeys([*requests, *symbol.list_auxiliary_states()], dtype)
+        try:
+            executor = symbol.simple_bind(mx.cpu(), grad_req=requests, type_dict=dtypes, data=x.shape)
+            executor.copy_params_from(args, aux)
+            executor.forward(is_train=True, data=data.astype(dtype))
+            for k, out in enumerate(executor.outputs):
+                found.setdefault(f"head{k}", random.standard_normal(out.shape).astype(np.float32))
+            executor.backward([mx.nd.array(found[f"head{k}"], dtype=dtype) for k in range(len(executor.outputs))])
+            found.update(
+                {f"{kind}:{key}": grad.asnumpy() for key, grad in executor.grad_dict.items() if grad is not None}
+            )
+        except (mx.base.MXNetError, RuntimeError):  # an operator that MXNet does not have in float64
+            if kind == "grad":
+                raise
     np.savez(folder / f"{name}.npz", **found)
 
 
