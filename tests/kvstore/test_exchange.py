@@ -259,6 +259,7 @@ def test_a_gradient_that_failed_fails_the_push_alone():
     assert all(out.tolist() == [3.0] * 5 for out in outs)
 
 
+@pytest.mark.shows("MXNET_ENABLE_GPU_P2P")
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
     """On: gradients are copied between GPUs. Off: never, they pass through page-locked memory of the host."""
@@ -359,6 +360,13 @@ def test_a_ring_takes_the_best_links_that_close_it():
     assert list(ring(tuple(map(tuple, weights)))) == order
 
 
+@pytest.mark.shows(
+    "MXNET_KVSTORE_USETREE",
+    "MXNET_KVSTORE_LOGTREE",
+    "MXNET_KVSTORE_TREE_ARRAY_BOUND",
+    "MXNET_KVSTORE_TREE_BACKTRACK",
+    "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY",
+)
 def test_the_tree_variables_act(monkeypatch, caplog):
     """USETREE takes a tree where one step is faster, ARRAY_BOUND cuts it, LOGTREE logs it."""
     connect(LINKS["switch"])
@@ -395,3 +403,21 @@ def test_one_step_is_taken_where_nothing_is_gained():
     connect(matrix([[1e9] * 2] * 2, 1e-6))
     plan = chooser().plan([mx.sim(0), mx.sim(1)], 0, 10, 4)
     assert plan.way == one_step(2, 10, 0)
+
+
+def test_pulls_of_a_store_that_compresses_take_no_room_for_sums():
+    """Its pushes are packed; a pull needs memory of the host where devices are no peers. All of it is planned."""
+    contexts = [mx.sim(index) for index in range(3)]
+    for links in (matrix([[1e9] * 3] * 3), matrix([[0] * 3] * 3)):
+        connect(links)
+        kv = mx.kv.create("device")
+        kv.set_gradient_compression({"type": "2bit"})
+        kv.init("w", mx.nd.zeros((100,), ctx=contexts[0]))
+        kv.set_updater(lambda key, merged, stored: None)
+        arrays = [mx.nd.ones((100,), ctx=ctx) for ctx in contexts]
+        for _ in range(2):
+            kv.push("w", arrays)
+            kv.pull("w", arrays)
+        figures = kv.statistics()
+        assert kv.buffer_bytes([(100, 400)], contexts, updates=True)["staging"] == figures["staging_bytes"]
+        assert (figures["staging_bytes"] > 400) is (not links.peers(0, 1))

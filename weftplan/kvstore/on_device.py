@@ -97,9 +97,11 @@ class KVStoreDevice(KVStoreLocal):
         for (_, nbytes), (_, sent) in zip(arrays, packed, strict=True):
             where = self._least_loaded(contexts, load, nbytes)
             found["staging"] += sent * sum(not reads(where, context) for context in contexts)
-        return found
+        return {**found, "staging": found["staging"] + (self._planned(arrays, contexts, pulls_only=True) or 0)}
 
-    def _planned(self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context]) -> int | None:
+    def _planned(
+        self, arrays: Sequence[tuple[int, int]], contexts: Sequence[Context], *, pulls_only: bool = False
+    ) -> int | None:
         """Bytes in which gradients of other devices arrive; None where each is copied whole."""
         load: dict[Context, int] = {}
         total = 0
@@ -108,7 +110,7 @@ class KVStoreDevice(KVStoreLocal):
             plan = self._between.plan(contexts, self._least_loaded(contexts, load, nbytes), elements, itemsize)
             if plan is None and elements:
                 return None
-            total += 0 if plan is None else self._between.bytes_of(plan, itemsize)
+            total += 0 if plan is None else self._between.bytes_of(plan, itemsize, pulls_only=pulls_only)
         return total
 
     def set_residuals(self, residuals: Mapping[tuple[Key, int], NDArray]) -> None:

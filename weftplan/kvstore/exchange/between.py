@@ -51,7 +51,7 @@ class Between:
         plan = self.plan(contexts, merged.context, merged.size, merged.dtype.itemsize)
         if plan is None:
             return False
-        room = self._room_for(key, plan, contexts, merged)
+        room = self._room_for(key, plan, merged, contexts)
         self._launch(plan.push, contexts, arrays, merged, room, [array.var for array in arrays], [merged], priority)
         return True
 
@@ -63,7 +63,7 @@ class Between:
         plan = self.plan(contexts, stored.context, stored.size, stored.dtype.itemsize)
         if plan is None:
             return False
-        room = {place: one for place, one in self._room_for(key, plan, contexts, stored).items() if place < 0}
+        room = self._room_for(key, plan, stored)
         self._launch(plan.pull, contexts, arrays, stored, room, [stored.var], arrays, priority)
         return True
 
@@ -77,20 +77,29 @@ class Between:
         return sum(array.nbytes for room in list(self._room.values()) for array in list(room.values()))
 
     @staticmethod
-    def bytes_of(plan: Plan, itemsize: int) -> int:
+    def bytes_of(plan: Plan, itemsize: int, *, pulls_only: bool = False) -> int:
         """What :attr:`nbytes` will count for one array."""
+        if pulls_only:
+            return itemsize * plan.pull.hosted
         return itemsize * (sum(plan.push.inboxes) + max(plan.push.hosted, plan.pull.hosted))
 
-    def _room_for(self, key: Key, plan: Plan, contexts: Sequence[Context], like: NDArray) -> dict[int, NDArray]:
-        hosted = max(plan.push.hosted, plan.pull.hosted)
-        wanted = {place: (size, contexts[place]) for place, size in enumerate(plan.push.inboxes) if size}
+    def _room_for(
+        self, key: Key, plan: Plan, like: NDArray, contexts: Sequence[Context] | None = None
+    ) -> dict[int, NDArray]:
+        """Room of a push, or, without contexts, of a pull, which only needs host memory."""
+        hosted = plan.pull.hosted if contexts is None else max(plan.push.hosted, plan.pull.hosted)
+        wanted = {} if contexts is None else {p: (n, contexts[p]) for p, n in enumerate(plan.push.inboxes) if n}
         if hosted:
             wanted[-1] = hosted, cpu_pinned(0)
-        room = self._room.get(key, {})
-        if {place: (one.size, one.context) for place, one in room.items()} != wanted:
-            room = {place: empty((size,), ctx=where, dtype=like.dtype) for place, (size, where) in wanted.items()}
-            self._room[key] = room
-        return room
+        room = self._room.setdefault(key, {})
+        for place, (size, where) in wanted.items():
+            known = room.get(place)
+            if known is None or known.context != where or known.size < size:
+                room[place] = empty((size,), ctx=where, dtype=like.dtype)
+        if contexts is not None:
+            for place in room.keys() - wanted.keys():
+                del room[place]
+        return {place: room[place] for place in wanted}
 
     def _launch(
         self,
