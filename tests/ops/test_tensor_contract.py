@@ -32,7 +32,8 @@ def test_every_tensor_operator_has_a_case():
     missing = set()
     for name in registry.names(aliases=False):
         op = registry.get(name)
-        module = getattr(getattr(op.forward, "step", op.forward), "__module__", "")
+        kernel = getattr(op.forward, "kernel", None) or getattr(op.forward, "step", op.forward)
+        module = getattr(kernel, "__module__", "")
         if op.backward_of is None and module.startswith("weftplan.ops.") and ".nn" not in module:
             covered = name in _listed() or name.startswith(
                 ("broadcast_", "_logical", "_equal", "_not_equal", "_greater")
@@ -48,6 +49,7 @@ def test_every_tensor_operator_has_a_case():
             elsewhere = elsewhere or module == "weftplan.ops.random_more"  # test_random_distributions.py
             elsewhere = elsewhere or module == "weftplan.ops.random_pdf"  # test_random_densities.py
             elsewhere = elsewhere or module in ("weftplan.ops.quadratic", "weftplan.ops.zipfian")  # test_contributed.py
+            elsewhere = elsewhere or module == "weftplan.ops.image"  # test_images.py
             elsewhere = elsewhere or name.startswith("_slice_assign") or name == "_contrib_gradientmultiplier"
             elsewhere = elsewhere or module.startswith("weftplan.ops.update_") or "_update" in name  # test_updates.py
             if not covered and not neural and not elsewhere and not name.startswith(("_lesser", "argm")):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import weftplan as mx
 from weftplan import models
 from weftplan.errors import PlanError
-from weftplan.planner import PlanOptions, draft, plan_symbol, spill, validate
+from weftplan.planner import PlanOptions, plan_symbol, spill, strategies, validate
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.spill import search
 from weftplan.planner.strategies import Draft
@@ -35,7 +35,7 @@ def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
 
     def apply(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         chosen = choose(searched(start), start.num_forward)
-        return draft.plan_graph(*spill.spilled(start.program, start.num_forward, chosen), options)
+        return strategies.plan_graph(*spill.spilled(start.program, start.num_forward, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
     monkeypatch.setattr("weftplan.planner.spill.wanted", lambda *_: True)
@@ -102,7 +102,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
         states = searched(start).states()
         for state in states[:: max(1, len(states) // 5)]:
             made = spill.spilled(start.program, start.num_forward, state.spills)
-            seen.append((state, start, draft.plan_graph(*made, options)))
+            seen.append((state, start, strategies.plan_graph(*made, options)))
         assert all(a.peak > b.peak for a, b in pairwise(states))
         return start
 
