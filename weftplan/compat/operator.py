@@ -11,9 +11,10 @@ forward stores in ``self`` is there in backward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
@@ -21,14 +22,21 @@ from weftplan.compat.custom_kernels import Declared, backward_op, forward_op
 from weftplan.errors import ParameterError, UnknownOperatorError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.ops import registry
-from weftplan.ops.params import p_str
-from weftplan.ops.schema import Op, Param
+from weftplan.ops.params import meaning, p_str
+from weftplan.ops.schema import REQUIRED, Op, Param
 from weftplan.symbol import Symbol, attribute, name
 from weftplan.symbol.compose import apply, to_text
 from weftplan.symbol.functions import visible
 from weftplan.symbol.symbol import single
 
-__all__ = ["CustomOp", "CustomOpProp", "get_all_registered_operators", "register"]
+__all__ = [
+    "CustomOp",
+    "CustomOpProp",
+    "OperatorArguments",
+    "get_all_registered_operators",
+    "get_operator_arguments",
+    "register",
+]
 
 P = TypeVar("P", bound="type[CustomOpProp]")
 _props: dict[str, type[CustomOpProp]] = {}
@@ -123,6 +131,56 @@ def register(reg_name: str) -> Callable[[P], P]:
 def get_all_registered_operators() -> list[str]:
     """Names of all operators, aliases and ``Custom`` included."""
     return [*registry.names(), "Custom"]
+
+
+class OperatorArguments(NamedTuple):
+    """What :func:`get_operator_arguments` gives."""
+
+    narg: int
+    names: list[str]
+    types: list[str]
+
+
+_TYPES = {"bool | int": "boolean", "int | Sequence[int]": "Shape(tuple)"}
+"""MXNet's words for what a parameter may be, where they are not Python's."""
+
+
+def _type_text(param: Param) -> str:
+    kind = meaning(param.parse)
+    optional = kind.endswith(" | None")
+    kind = kind.removesuffix(" | None")
+    if kind.startswith("Literal["):
+        words = sorted(re.findall(r"'[^']*'", kind))
+        kind = "{" + ", ".join(["None"] * optional + words) + "}"
+    else:
+        kind = _TYPES.get(kind, kind) + " or None" * optional
+    return f"{kind}, required" if param.default is REQUIRED else f"{kind}, optional, default={param.default!r}"
+
+
+def get_operator_arguments(op_name: str) -> OperatorArguments:
+    """Names and types of an operator's inputs and parameters, as text in MXNet's style.
+
+    >>> get_operator_arguments("Activation").types
+    ['NDArray-or-Symbol', "{'relu', 'sigmoid', 'softrelu', 'softsign', 'tanh'}, required"]
+    """
+    op = registry.get(op_name)
+    names = [p.name for p in op.params]
+    if op.variadic is not None:
+        inputs, kind = ["data"], "NDArray-or-Symbol[]"
+    else:
+        defaults = {p.name: p.default for p in op.params}
+        inputs, kind = list(op.input_names(defaults)), "NDArray-or-Symbol"
+    types = [kind] * len(inputs) + [_type_text(p) for p in op.params]
+    return OperatorArguments(len(types), [*inputs, *names], types)
+
+
+def __getattr__(name: str) -> Any:
+    """The older classes, which are made of those here."""
+    if name in ("NDArrayOp", "NumpyOp", "PythonOp"):
+        from weftplan.compat import python_ops
+
+        return getattr(python_ops, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _make(attrs: Mapping[str, Any]) -> Op:

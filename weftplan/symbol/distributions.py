@@ -42,7 +42,11 @@ def normal(loc: Numbers = 0, scale: Numbers = 1, shape: Any = None, dtype: Any =
 
 
 def randn(*shape: int, loc: Numbers = 0, scale: Numbers = 1, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """:func:`normal` with the shape as arguments."""
+    """:func:`normal` with the shape as arguments; ``data=symbol``: with the shape of a symbol."""
+    if isinstance(kwargs.get("data"), Symbol):
+        options = {key: value for key, value in kwargs.items() if value is not None}
+        drawn = function("_random_normal_like")(loc=loc, scale=scale, **options)
+        return drawn if dtype is None else function("Cast")(drawn, dtype=dtype)
     return normal(loc, scale, shape, dtype, **kwargs)
 
 

@@ -1,0 +1,139 @@
+"""``mx.operator.NumpyOp`` and ``NDArrayOp``: the older way to write an operator in Python, kept for old scripts.
+
+One object is both the declaration and what computes, and there is no ``req``: each method fills the arrays that it is
+given. ``get_symbol`` makes a node of it, which is an ordinary custom operator.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from weftplan import symbol as sym
+from weftplan.compat.operator import CustomOp, CustomOpProp, register
+from weftplan.ndarray import NDArray
+from weftplan.symbol import Symbol
+
+_numbers = itertools.count()
+
+
+class PythonOp:
+    """What :class:`NumpyOp` and :class:`NDArrayOp` share.
+
+    Args:
+        need_top_grad: False for a loss, whose gradient does not depend on that of its outputs.
+    """
+
+    def __init__(self, need_top_grad: bool = True) -> None:
+        self.need_top_grad_ = need_top_grad
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Symbol:
+        return self.get_symbol(*args, **kwargs)
+
+    def get_symbol(self, *args: Any, **kwargs: Any) -> Symbol:
+        """A node of this operator; its inputs are symbols, by position or by name, and ``name`` is the node's."""
+        kind = f"{type(self).__name__}_{next(_numbers)}"
+        op = self
+
+        class Bound(_Prop):
+            def __init__(self) -> None:
+                super().__init__(op)
+
+        register(kind)(Bound)
+        made: Symbol = sym.Custom(*args, op_type=kind, **kwargs)  # type: ignore[attr-defined]  # a hook
+        return made
+
+    def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
+        """Fill ``out_data``; here: with the first input."""
+        out_data[0][:] = in_data[0]
+
+    def backward(self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]) -> None:
+        """Fill ``in_grad``; here: with ones."""
+        in_grad[0][:] = 1.0
+
+    def infer_shape(self, in_shape: list[Any]) -> Any:
+        """(shapes of inputs, of outputs) from those of the inputs."""
+        return in_shape, [in_shape[0]]
+
+    def list_arguments(self) -> list[str]:
+        """Names of the inputs."""
+        return ["data"]
+
+    def list_outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return ["output"]
+
+    def need_top_grad(self) -> bool:
+        """Whether the gradient depends on that of the outputs."""
+        return self.need_top_grad_
+
+    def declare_backward_dependency(
+        self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
+    ) -> Iterable[int]:
+        """Those of the given numbers whose arrays backward reads."""
+        return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
+
+    def _given(self, arrays: list[NDArray]) -> list[Any]:
+        """The arrays as forward and backward see them."""
+        raise NotImplementedError("PythonOp is the base of NumpyOp and NDArrayOp: subclass one of them")
+
+
+class NumpyOp(PythonOp):
+    """An operator on NumPy arrays: subclass it, and give ``forward``, ``backward``, ``infer_shape`` and the names."""
+
+    def _given(self, arrays: list[NDArray]) -> list[Any]:
+        return [array.asnumpy() for array in arrays]
+
+
+class NDArrayOp(PythonOp):
+    """The same on arrays of ``mx.nd``."""
+
+    def _given(self, arrays: list[NDArray]) -> list[Any]:
+        return list(arrays)
+
+
+class _Runner(CustomOp):
+    """Computes with the user's object."""
+
+    def __init__(self, op: PythonOp) -> None:
+        self._op = op
+
+    def _fill(self, targets: list[NDArray], req: list[str], made: list[Any]) -> None:
+        for target, how, values in zip(targets, req, made, strict=True):
+            if values is not target:
+                self.assign(target, how, values)
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        made = self._op._given(out_data)
+        self._op.forward(in_data=self._op._given(in_data), out_data=made)
+        self._fill(out_data, req, made)
+
+    def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
+        given, made = self._op._given, self._op._given(in_grad)
+        self._op.backward(out_grad=given(out_grad), in_data=given(in_data), out_data=given(out_data), in_grad=made)
+        self._fill(in_grad, req, made)
+
+
+class _Prop(CustomOpProp):
+    """Declares what the user's object says of itself."""
+
+    def __init__(self, op: PythonOp) -> None:
+        super().__init__(need_top_grad=op.need_top_grad())
+        self._op = op
+
+    def list_arguments(self) -> list[str]:
+        return self._op.list_arguments()
+
+    def list_outputs(self) -> list[str]:
+        return self._op.list_outputs()
+
+    def infer_shape(self, in_shape: list[Any]) -> Any:
+        ins, outs = self._op.infer_shape(in_shape)
+        return ins, outs, []
+
+    def declare_backward_dependency(self, out_grad: Any, in_data: Any, out_data: Any) -> Iterable[int]:
+        return self._op.declare_backward_dependency(out_grad, in_data, out_data)
+
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> CustomOp:
+        return _Runner(self._op)
