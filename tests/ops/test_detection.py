@@ -13,6 +13,7 @@ from weftplan.ops import registry
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 NMS, MATCHING, IOU = "_contrib_box_nms", "_contrib_bipartite_matching", "_contrib_box_iou"
 ALIGN, PROPOSAL, PROPOSALS = (f"_contrib_{name}" for name in ("ROIAlign", "Proposal", "MultiProposal"))
+RESIZE = "_contrib_BilinearResize2D"
 PRIOR, DETECTION, TARGET = (f"_contrib_MultiBox{name}" for name in ("Prior", "Detection", "Target"))
 
 
@@ -251,6 +252,16 @@ def test_shapes(op, ins, outs, params, expected):
         (PROPOSAL, [(2, 24, 5, 6), (2, 48, 5, 6), (2, 3)], {}, ShapeError, "MultiProposal takes several"),
         (PROPOSAL, [(1, 23, 5, 6), None, None], {}, ShapeError, "cls_prob"),
         (PROPOSAL, [(1, 24, 5, 6), None, None], {"ratios": (0.0, 1.0, 2.0)}, ParameterError, "positive ratios"),
+        (PROPOSAL, [(1, 24, 5, 6), None, None], {"ratios": (np.nan, 1.0, 2.0)}, ParameterError, "positive ratios"),
+        (PROPOSAL, [(1, 24, 5, 6), None, None], {"ratios": (1e-310, 1.0, 2.0)}, ParameterError, "positive ratios"),
+        (RESIZE, [(1, 2, 3, 4)], {"scale_height": np.inf}, ParameterError, "scale_height=inf"),
+        (
+            RESIZE,
+            [(1, 2, 3, 4)],
+            {"mode": "odd_scale", "scale_height": 1.0, "scale_width": np.nan},
+            ParameterError,
+            "scale_width=nan",
+        ),
         (PRIOR, [(1, 2, 3, 4)], {"sizes": ()}, ParameterError, "sizes is empty"),
         (PRIOR, [(1, 2, 3, 4)], {"steps": (1.0,)}, ParameterError, "expected two numbers"),
         (PRIOR, [(1, 2, 3)], {}, ShapeError, "differ in rank"),
@@ -284,3 +295,22 @@ def test_no_boxes_at_all():
     assert (run(NMS, [data], {"valid_thresh": 0.5})[0] == -1).all()
     call = prepare(DETECTION, [np.zeros((2, 3, 5)), np.zeros((2, 20)), boxes(9, 5)[None]], {"threshold": 0.5})
     assert (call()[0] == -1).all()
+
+
+@pytest.mark.parametrize("scale", [1e38, np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("op", "params", "planes"),
+    [
+        (ALIGN, {"pooled_size": (2, 2)}, 4),
+        ("ROIPooling", {"pooled_size": (2, 2)}, 4),
+        ("_contrib_PSROIPooling", {"pooled_size": 2, "output_dim": 1}, 4),
+        ("_contrib_DeformablePSROIPooling", {"pooled_size": 2, "output_dim": 1, "group_size": 2, "no_trans": True}, 4),
+        ("_contrib_RROIAlign", {"pooled_size": (2, 2)}, 4),
+    ],
+)
+def test_regions_beyond_all_numbers(op, params, planes, scale):
+    """A region whose corners are no numbers once they are scaled gives 0, as one of no image does."""
+    columns = 6 if "RROI" in op else 5
+    rois = np.array([[0, 1e30, 1e30, 2e30, 2e30, 3e30][:columns]], np.float32)
+    out = run(op, [np.ones((1, planes, 3, 3), np.float32), rois], {**params, "spatial_scale": scale})[0]
+    assert not out.any()

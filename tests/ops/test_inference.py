@@ -111,6 +111,9 @@ def test_two_way(op, ins, outs, params, expected):
         ("pick", [(4, 3), (5,)], {}, ["(5,)", "(4,)", "(4, 3)"]),
         ("where", [(3,), (2, 3), (2, 3)], {}, ["(3,)", "(2,)"]),
         ("_arange", [], {"start": 3, "stop": 1}, ["from 3.0 to 1.0 by 1.0 is empty"]),
+        ("_arange", [], {"start": 0, "stop": float("inf")}, ["to inf", "no length"]),
+        ("_arange", [], {"start": float("nan"), "stop": 3}, ["from nan", "no length"]),
+        ("_arange", [], {"start": 0, "stop": 1e300, "step": 1e-300}, ["no length"]),
         ("reshape_like", [(2, 3), (4, 2)], {}, ["(2, 3)", "(4, 2)"]),
     ],
 )

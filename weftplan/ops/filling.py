@@ -117,6 +117,10 @@ for _name, _value in (("zeros_like", 0.0), ("ones_like", 1.0)):
     )
 
 
+LONGEST = 2.0**62
+"""No array has so many elements."""
+
+
 def _length(params: Params) -> Any:
     """Elements of the range, or None when the users of the output decide (infer_range)."""
     start, stop, step = params["start"], params["stop"], params["step"]
@@ -128,7 +132,10 @@ def _length(params: Params) -> Any:
         raise ShapeError("_arange: step must not be 0")
     if params["repeat"] < 1:
         raise ShapeError(f"_arange: repeat must be at least 1, got {params['repeat']}")
-    count = math.ceil((stop - start) / step)
+    exact = (stop - start) / step
+    if not abs(exact) < LONGEST:  # so that no number and infinity are refused, too
+        raise ShapeError(f"_arange from {start} to {stop} by {step} has no length that an array could have")
+    count = math.ceil(exact)
     if count <= 0:
         raise ShapeError(f"_arange from {start} to {stop} by {step} is empty")
     return count * params["repeat"]

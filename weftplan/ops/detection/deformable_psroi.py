@@ -89,7 +89,10 @@ def _regions(params: Params, rois: Any, data: Shape) -> Iterator[_Region]:
     for number, (image, *corners) in enumerate(rois.tolist()):
         if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
             continue
-        x1, y1, x2, y2 = (kind(away(c)) * scale - half for c in (*corners[:2], corners[2] + 1, corners[3] + 1))
+        scaled = [kind(away(corner)) * scale - half for corner in (*corners[:2], corners[2] + 1, corners[3] + 1)]
+        if not all(map(math.isfinite, scaled)):
+            continue
+        x1, y1, x2, y2 = scaled
         width, height = max(x2 - x1, least), max(y2 - y1, least)
         steps = np.arange(cells).astype(rois.dtype)
         left = np.tile(steps * (width / kind(cells)) + x1, cells)

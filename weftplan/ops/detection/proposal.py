@@ -51,7 +51,9 @@ def anchors_of(params: Params) -> Any:
 
 def _count(params: Params, name: str) -> int:
     count = len(params["scales"]) * len(params["ratios"])
-    if not count or min(params["ratios"]) <= 0 or params["rpn_post_nms_top_n"] < 1 or params["feature_stride"] < 1:
+    stride, ratios = params["feature_stride"], params["ratios"]
+    fitting = stride > 0 and all(0 < ratio < math.inf and stride * stride / ratio < math.inf for ratio in ratios)
+    if not count or not fitting or params["rpn_post_nms_top_n"] < 1:
         raise ParameterError(
             f"{name}: expected scales, positive ratios, feature_stride and rpn_post_nms_top_n, got scales="
             f"{params['scales']}, ratios={params['ratios']}, feature_stride={params['feature_stride']} and "

@@ -93,7 +93,10 @@ def _cells(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int, i
     for region, (image, *corners) in enumerate(rois.tolist()):
         if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
             continue
-        x1, y1, x2, y2 = (kind(away(c)) * scale for c in (*corners[:2], corners[2] + 1, corners[3] + 1))
+        scaled = [kind(away(corner)) * scale for corner in (*corners[:2], corners[2] + 1, corners[3] + 1)]
+        if not all(map(math.isfinite, scaled)):
+            continue
+        x1, y1, x2, y2 = scaled
         columns = _spans(x1, x2, cells, data[3], kind)
         for i, (top, bottom) in enumerate(_spans(y1, y2, cells, data[2], kind)):
             for j, (left, right) in enumerate(columns):

@@ -82,9 +82,10 @@ def _regions(ctx: OpContext, params: Params, rois: Any, data: Shape, dtype: DTyp
     kind = rois.dtype.type
     scale, cells = kind(params["spatial_scale"]), _size(params)
     for region, (image, *corners) in enumerate(rois.tolist()):
-        if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
+        scaled = [float(kind(corner) * scale) - shift for corner in corners]
+        if not 0 <= image < data[0] or not all(map(math.isfinite, scaled)):
             continue
-        x1, y1, x2, y2 = (float(kind(corner) * scale) - shift for corner in corners)
+        x1, y1, x2, y2 = scaled
         found = []
         for begin, end, count, extent in ((y1, y2, cells[0], data[2]), (x1, x2, cells[1], data[3])):
             length = end - begin if params["aligned"] else max(end - begin, 1.0)

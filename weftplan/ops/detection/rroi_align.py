@@ -54,9 +54,9 @@ def _samples(params: Params, rois: Any, data: Shape) -> Iterator[tuple[int, int,
     kind = accumulator(rois.dtype).type
     scale, size = kind(params["spatial_scale"]), _size(params)
     for region, (image, *numbers) in enumerate(rois.tolist()):
-        if not 0 <= image < data[0] or not all(map(math.isfinite, numbers)):
-            continue
         x, y, width, height = (kind(number) * scale for number in numbers[:4])
+        if not 0 <= image < data[0] or not all(map(math.isfinite, (x, y, width, height, numbers[4]))):
+            continue
         sides = (max(height, kind(1.0)), max(width, kind(1.0)))
         ratio = params["sampling_ratio"]
         steps = [ratio if ratio > 0 else math.ceil(side / count) for side, count in zip(sides, size, strict=True)]

@@ -8,6 +8,7 @@ add to one element, and sums have one fixed order.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,6 +158,8 @@ _RESIZE = (
 def _side(params: Params, old: int, side: str) -> int:
     """One side of the output; 0 where that of data is needed and unknown."""
     mode, scale = params["mode"], params[f"scale_{side}"]
+    if scale is not None and not 0 < scale < math.inf:
+        raise ParameterError(f"BilinearResize2D: scale_{side}={scale}: expected a positive number")
     if mode == "size" and scale is None:
         new: int = params[side]
     elif old == 0:

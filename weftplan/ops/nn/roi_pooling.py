@@ -77,9 +77,10 @@ def _regions(params: Params, rois: Any, data: Shape, kind: Any) -> Iterator[tupl
     height, width = _size(params)
     scale = kind(params["spatial_scale"])
     for region, (image, *corners) in enumerate(rois.tolist()):
-        if not 0 <= image < data[0] or not all(map(math.isfinite, corners)):
+        scaled = [kind(corner) * scale for corner in corners]
+        if not 0 <= image < data[0] or not all(map(math.isfinite, scaled)):
             continue
-        x1, y1, x2, y2 = (away(kind(corner) * scale) for corner in corners)
+        x1, y1, x2, y2 = map(away, scaled)
         rows = _cells(y1, y2, height, data[2], kind)
         columns = _cells(x1, x2, width, data[3], kind)
         for i, (top, bottom) in enumerate(rows):
