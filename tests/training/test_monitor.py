@@ -56,7 +56,7 @@ def test_every_third_batch_sorted_and_with_inputs():
     assert [bool(one) for one in found] == [True, False, False, True]
     names = [name for _, name, _ in found[0]]
     assert names == sorted(names)
-    assert {"act_data", "act_output", "data", "fc1_data"} == set(names)
+    assert {"act_input0", "act_output", "data", "fc1_data"} == set(names)
     assert found[0][0][2].count("\t") == 2
     assert monitor.toc() == []
 
@@ -110,3 +110,22 @@ def test_misuse():
     module.forward(batch(), is_train=False)
     with pytest.raises(ParameterError, match=r"must return an NDArray or a list of them, got 1\.0"):
         monitor.toc()
+
+
+def test_inputs_have_the_names_of_mxnet():
+    """The only input of most operators is ``input0``, of some ``data``, of any number ``arg0``…, as in MXNet."""
+    x = mx.sym.Variable("x")
+    for symbol, expected in (
+        (mx.sym.Activation(x, act_type="relu", name="n"), ["x", "n_input0", "n_output"]),
+        (mx.sym.exp(x, name="n"), ["x", "n_input0", "n_output"]),
+        (mx.sym.softmax(x, name="n"), ["x", "n_data", "n_output"]),
+        (mx.sym.Pooling(x, kernel=(1, 1), name="n"), ["x", "n_data", "n_output"]),
+        (mx.sym.concat(x, x, dim=1, name="n"), ["x", "n_arg0", "x", "n_arg1", "n_output"]),
+        (mx.sym.UpSampling(x, scale=2, sample_type="nearest", name="n"), ["x", "n_arg0", "n_output"]),
+        (mx.sym.broadcast_add(x, x, name="n"), ["x", "n_lhs", "x", "n_rhs", "n_output"]),
+    ):
+        executor = symbol.simple_bind(mx.cpu(), grad_req="null", x=(1, 2, 3, 3))
+        seen = []
+        executor.set_monitor_callback(lambda name, array, seen=seen: seen.append(name), monitor_all=True)
+        executor.forward()
+        assert seen == expected

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weftplan import symbol as sym
-from weftplan.compat.operator import CustomOp, CustomOpProp, register
+from weftplan.compat.custom_operators import CustomOp, CustomOpProp, register
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 

@@ -12,6 +12,23 @@ from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
+from weftplan.ops.schema import Op, Params
+
+_NAMED = frozenset({
+    "Dropout", "GridGenerator", "L2Normalization", "LRN", "LeakyReLU", "MakeLoss", "Pad", "Pooling", "SequenceLast",
+    "SequenceMask", "SequenceReverse", "SliceChannel", "SwapAxis", "_contrib_BilinearResize2D",
+    "_contrib_MultiBoxPrior", "_contrib_index_array", "_contrib_quadratic", "_contrib_quantize_v2", "_histogram",
+    "_image_normalize", "_image_to_tensor", "_ravel_multi_index", "_split_v2", "_unravel_index", "col2im",
+    "depth_to_space", "diag", "im2col", "log_softmax", "moments", "repeat", "reverse", "softmax", "space_to_depth",
+    "squeeze", "tile",
+})  # fmt: skip
+"""Operators with one input that a monitor of MXNet 1.9.1 calls ``data``; that of all others is ``input0`` there."""
+
+
+def _input_names(op: Op, params: Params) -> tuple[str, ...]:
+    """The inputs as MXNet's monitor calls them, so that a script finds what its pattern names."""
+    names = op.input_names(params)
+    return ("input0",) if names == ("data",) and op.name not in _NAMED else names
 
 
 class Monitored:
@@ -30,7 +47,7 @@ class Monitored:
             node = step.node
             assert node.op is not None
             if self._all:
-                names = node.op.input_names(node.params)
+                names = _input_names(node.op, node.params)
                 for i, (entry, array) in enumerate(zip(node.inputs, step.inputs, strict=False)):
                     if array is None:
                         continue
