@@ -129,3 +129,30 @@ def test_inputs_have_the_names_of_mxnet():
         executor.set_monitor_callback(lambda name, array, seen=seen: seen.append(name), monitor_all=True)
         executor.forward()
         assert seen == expected
+
+
+def test_backward_nodes_have_the_names_of_mxnet():
+    """Gradients are numbered by the inputs whose gradients they are; those that nobody wants are not shown."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+    net = mx.sym.SoftmaxOutput(mx.sym.Activation(net, act_type="relu", name="act"), name="softmax")
+    wanted = {"data": "null", "fc_weight": "write", "fc_bias": "write", "softmax_label": "null"}
+    executor = net.simple_bind(mx.cpu(), grad_req=wanted, data=(2, 4))
+    for everything, expected in (
+        (False, ["softmax_backward_output0", "act_backward_output", "fc_backward_output1", "fc_backward_output2"]),
+        (
+            True,
+            [
+                "softmax_backward_input0", "softmax_backward_input1", "softmax_backward_output0", "act_backward_input0",
+                "act_backward_input1", "act_backward_output", "fc_backward_input0", "fc_backward_input1",
+                "fc_backward_input2", "fc_backward_output1", "fc_backward_output2",
+            ],
+        ),
+    ):  # fmt: skip
+        seen = []
+        executor.set_monitor_callback(lambda name, array, seen=seen: seen.append(name), monitor_all=everything)
+        executor.forward(is_train=True)
+        executor.backward()
+        shown = [name for name in seen if "backward" in name]
+        assert [name for name in shown if name in expected] == [name for name in expected if name in shown]
+        assert set(shown) <= set(expected)
+        assert set(expected) - set(shown) <= {"fc_backward_input2"}  # a weight whose data's gradient nobody wants

@@ -12,6 +12,7 @@ from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
+from weftplan.ops import registry
 from weftplan.ops.schema import Op, Params
 
 _NAMED = frozenset({
@@ -28,7 +29,23 @@ _NAMED = frozenset({
 def _input_names(op: Op, params: Params) -> tuple[str, ...]:
     """The inputs as MXNet's monitor calls them, so that a script finds what its pattern names."""
     names = op.input_names(params)
+    if op.backward_of is not None:
+        return tuple(f"input{k}" for k in range(len(names)))
     return ("input0",) if names == ("data",) and op.name not in _NAMED else names
+
+
+def _output_names(op: Op, params: Params) -> tuple[str, ...]:
+    """The outputs likewise: gradients are numbered by the forward inputs, where there are several.
+
+    MXNet's backward nodes have an output for each of them, those without a gradient included.
+    """
+    if op.backward_of is None or not registry.contains(op.backward_of):
+        return op.output_names(params)
+    try:
+        several = len(registry.get(op.backward_of).input_names(params)) > 1
+    except KeyError:  # its parameters are not those of the forward node
+        several = False
+    return tuple(f"output{k}" for k in op.gradient_inputs(params)) if several else op.output_names(params)
 
 
 class Monitored:
@@ -56,6 +73,6 @@ class Monitored:
                     label = names[i] if i < len(names) else f"input{i}"
                     self._callback(f"{node.name}_{label}", array)
             Segment([step]).push(run)
-            for label, output in zip(node.op.output_names(node.params), step.outputs, strict=True):
+            for label, output in zip(_output_names(node.op, node.params), step.outputs, strict=True):
                 if output is not None:
                     self._callback(f"{node.name}_{label}", output)
