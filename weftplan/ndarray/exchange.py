@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan import device
 from weftplan.device.context import Context
-from weftplan.errors import DTypeError
+from weftplan.errors import DTypeError, ParameterError
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.base import check_dtype
 from weftplan.ndarray.chunk import Chunk
@@ -106,7 +106,8 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
     Of shared memory the NumPy array becomes read-only, as in MXNet: the engine would not see what it writes.
 
     Raises:
-        DTypeError: not a NumPy array, a dtype that is not supported, or memory that cannot be shared.
+        DTypeError: not a NumPy array, or a dtype that is not supported.
+        ParameterError: memory that cannot be shared; a ValueError, as in MXNet.
     """
     if not isinstance(ndarray, np.ndarray):
         raise DTypeError(f"from_numpy needs a NumPy array, got {type(ndarray).__name__}")
@@ -116,7 +117,7 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
     if lent:
         ndarray.flags.writeable = True
     if not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
-        raise DTypeError("from_numpy: only contiguous, writable memory can be shared; pass zero_copy=False")
+        raise ParameterError("from_numpy: only contiguous, writable memory can be shared; pass zero_copy=False")
     made = adopt(ndarray, Context("cpu", 0))
     if not np.may_share_memory(made.chunk.raw, ndarray):  # another order of bytes, or none
         return made
