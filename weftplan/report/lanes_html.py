@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
-import re
-from importlib import resources
 from typing import Any
 
 from weftplan.profiler import provide_page
 from weftplan.profiler.recorder import OperationRecord, Recorder
+from weftplan.report.page import filled
 
 MOST_SPANS = 40_000
 """A page shows so many operations, the longest ones."""
@@ -79,14 +77,11 @@ def lanes_html(recorder: Recorder, *, title: str = "what ran when") -> str:
         "memory": memory,
         "table": _table(records),
     }
-    parts = {
-        "@TITLE@": html.escape(title),
-        "@STORY@": html.escape(_story(records, last - first, len(shown))).replace(" %", "&nbsp;%"),
-        # "</" would end the script element that holds the data.
-        "@DATA@": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    marks = {
+        "TITLE": html.escape(title),
+        "STORY": html.escape(_story(records, last - first, len(shown))).replace(" %", "&nbsp;%"),
     }
-    page = resources.files("weftplan.report").joinpath("lanes_page.html").read_text(encoding="utf-8")
-    return re.sub("|".join(parts), lambda found: parts[found.group()], page)
+    return filled("lanes_page.html", data, marks)
 
 
 def _us(nanoseconds: int) -> float:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import html
-import json
-import re
-from importlib import resources
 from typing import Any
 
 from weftplan.device.context import Context
+from weftplan.report.page import filled
 from weftplan.storage import Snapshot, Statistics
 from weftplan.storage.base import Segment
 from weftplan.storage.recording import Event
@@ -27,14 +25,10 @@ def memory_html(snapshot: Snapshot) -> str:
             )
         ]
     }
-    parts = {
-        "@SETTINGS@": html.escape(snapshot.settings),
-        # "</" would end the script element that holds the data.
-        "@DATA@": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    marks = {
+        "SETTINGS": html.escape(snapshot.settings),
     }
-    page = resources.files("weftplan.report").joinpath("memory_page.html").read_text(encoding="utf-8")
-    # In one pass: a name that looks like a placeholder stays as it is.
-    return re.sub("|".join(parts), lambda found: parts[found.group()], page)
+    return filled("memory_page.html", data, marks)
 
 
 def _device(

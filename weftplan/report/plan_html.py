@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
-import re
-from importlib import resources
 from typing import Any
 
 from weftplan.planner.amounts import amount
 from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.report.page import filled
 from weftplan.report.plan_text import story
 
 MOST_BARS = 20_000
@@ -51,23 +49,19 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan") -> str:
     notes = list(plan.notes)
     if omitted:
         notes.append(f"the {omitted:,} smallest buffers are left out of the picture and the table, not of the figures")
-    parts = {
-        "@TITLE@": html.escape(title),
-        "@STORY@": html.escape(story(plan)).replace(" %", "&nbsp;%"),
-        "@FACTS@": "".join(
+    marks = {
+        "TITLE": html.escape(title),
+        "STORY": html.escape(story(plan)).replace(" %", "&nbsp;%"),
+        "FACTS": "".join(
             f"<tr><td>{html.escape(name)}</td><td class=n>{amount(nbytes)}</td><td class='n exact'>{nbytes:,}</td>"
             f"<td>{html.escape(meaning(name))}</td></tr>"
             for name, nbytes in facts(plan)
         ),
-        "@STRATEGY@": html.escape(plan.strategy),
-        "@LEFT_OUT@": html.escape(plan.left_out),
-        "@NOTES@": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
-        # "</" would end the script element that holds the data.
-        "@DATA@": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+        "STRATEGY": html.escape(plan.strategy),
+        "LEFT_OUT": html.escape(plan.left_out),
+        "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
     }
-    page = resources.files("weftplan.report").joinpath("plan_page.html").read_text(encoding="utf-8")
-    # In one pass: a name that looks like a placeholder stays as it is.
-    return re.sub("|".join(parts), lambda found: parts[found.group()], page)
+    return filled("plan_page.html", data, marks)
 
 
 def facts(plan: MemoryPlan) -> list[tuple[str, int]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
-import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from weftplan.planner.amounts import amount
+from weftplan.report.page import filled
 from weftplan.training.events import PHASES, provide_page
 
 MOST_POINTS = 1500
@@ -56,16 +54,13 @@ def training_html(
     }
     rows = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in facts)
     anchors = ", ".join(f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links)
-    parts = {
-        "@TITLE@": html.escape(title),
-        "@STORY@": html.escape(story(events)).replace(" %", "&nbsp;%"),
-        "@FACTS@": f'<table class="facts">{rows}</table>' if rows else "",
-        "@LINKS@": f"<p>See also: {anchors}.</p>" if anchors else "",
-        # "</" would end the script element that holds the data.
-        "@DATA@": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    marks = {
+        "TITLE": html.escape(title),
+        "STORY": html.escape(story(events)).replace(" %", "&nbsp;%"),
+        "FACTS": f'<table class="facts">{rows}</table>' if rows else "",
+        "LINKS": f"<p>See also: {anchors}.</p>" if anchors else "",
     }
-    page = resources.files("weftplan.report").joinpath("training_page.html").read_text(encoding="utf-8")
-    return re.sub("|".join(parts), lambda found: parts[found.group()], page)
+    return filled("training_page.html", data, marks)
 
 
 def story(events: Sequence[Event]) -> str:
