@@ -12,8 +12,10 @@ from tests.standin_cupy import meter
 from weftplan import device, models, planner
 from weftplan.ops import grain
 
-LAUNCHES = {"mlp": (64, 4), "lenet": (64, 7), "resnet18": (4, 10)}
-"""Networks: batch, most launches of CuPy's per node in a training step."""
+LAUNCHES = {"mlp": (64, 3), "lenet": (64, 4), "resnet18": (4, 5), "vgg16": (8, 6)}
+"""Networks: batch, most launches per node in a training step."""
+LARGE = {"resnet50": (32, 5), "densenet121": (16, 5), "lstm": (32, 3)}
+"""The same, of networks that take long to plan."""
 
 
 def steps_of(executor):
@@ -21,10 +23,10 @@ def steps_of(executor):
     return [s for segment in (*executor._forward_segments, *executor._backward_segments) for s in segment.steps]
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", [*LAUNCHES, *(pytest.param(name, marks=pytest.mark.stress) for name in LARGE)])
 def test_launches_of_a_training_step(name):
     """Few launches a node, at most 40 in one operator; CuPy makes no operator wait for the device."""
-    batch, most = LAUNCHES[name]
+    batch, most = (LAUNCHES | LARGE)[name]
     with place("standin", kind="NaiveEngine") as context:
         shapes = models.input_shapes(name, batch=batch)
         meter.dry = True

@@ -11,7 +11,7 @@ import weftplan.ops.binary
 import weftplan.ops.blocks_of_space
 import weftplan.ops.clip
 import weftplan.ops.compiled
-import weftplan.ops.cuda
+import weftplan.ops.cuda.offered
 import weftplan.ops.cumsum
 import weftplan.ops.detection
 import weftplan.ops.diagonal

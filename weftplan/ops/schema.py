@@ -184,7 +184,9 @@ class OpContext:
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
-        return self.xp.random.Generator(self.xp.random.Philox4x3210(seed=(seed * 1_000_003 + counter) & (2**63 - 1)))
+        from weftplan.ops.cuda.philox import PhiloxGenerator  # which imports this
+
+        return PhiloxGenerator(self.xp, seed, counter)
 
 
 def aligned(nbytes: int, alignment: int = 64) -> int:

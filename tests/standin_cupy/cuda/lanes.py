@@ -190,6 +190,8 @@ class Lanes:
         found = self.frame.variables.get(tree[1])
         if found is not None:
             return found[act]
+        if tree[1] in ("true", "false"):
+            return np.array(tree[1] == "true")
         pointer = self.frame.arrays.get(tree[1])
         if pointer is None:
             raise CompileException(f"no variable is called {tree[1]}")

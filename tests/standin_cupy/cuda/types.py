@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +139,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
        ("exp", "log", "sqrt", "tanh", "floor", "ceil", "rint", "sin", "cos", "log1p", "expm1", "fmax", "fmin",
         "trunc")},
     "fabs": _float(np.abs),
+    "lgamma": _float(np.vectorize(math.lgamma, otypes=[np.float64])),
     "pow": _float(np.power),
     "isnan": np.isnan,
     "isfinite": np.isfinite,

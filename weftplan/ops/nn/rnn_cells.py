@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weftplan.ops.cuda.cells import fused, lstm_back, lstm_step
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
 
 
@@ -52,6 +53,9 @@ class Cell:
         xp.matmul(state, self.weights.of_state.T, out=self.product)
         if self.plan.mode == "gru":
             self._gru(gates, state, next_state, hidden)
+            return
+        if self.plan.mode == "lstm" and not self.plan.projected and fused(xp, gates, cell, next_state, next_cell):
+            lstm_step(xp, gates, self.product[: gates.shape[0]], cell, next_cell, next_state)
             return
         xp.add(gates, self.product, out=gates)
         if self.plan.mode == "rnn_relu":
@@ -147,6 +151,9 @@ class CellGradient:
             xp.matmul(d_state, self.weights.of_projection, out=d_hidden)
         else:
             d_hidden = d_state
+            if fused(xp, gates, after, cell, d_state, d_cell, d_gates, next_d_cell):
+                lstm_back(xp, gates, after, cell, d_state, d_cell, d_gates, next_d_cell)
+                return
         xp.tanh(after, out=curve)
         xp.multiply(d_hidden, curve, out=d_o)
         _slope_sigmoid(xp, o, d_o, spare)

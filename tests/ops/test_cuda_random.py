@@ -1,0 +1,74 @@
+"""Random numbers on a GPU: a key gives the host's uniform numbers, whatever GPU it is, and other distributions hold."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from tests.standin_cupy import meter
+from weftplan import device
+from weftplan.ndarray import seeds
+from weftplan.ops.schema import OpContext
+
+KEY = (2**62 + 5, (7 << 32) + 3)
+
+
+def drawn(draw):
+    """What ``draw(generator, xp)`` gives on the host, and on a GPU."""
+    with place("standin") as context:
+        where = device.get(context(0))
+        found = []
+        where.launch(lambda: found.append(draw(OpContext(where.xp, random_key=KEY).generator(), where.xp).get()))
+        return draw(OpContext(np, random_key=KEY).generator(), np), found[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_uniform_numbers_are_those_of_the_host(dtype, count):
+    """The same bits, also of the numbers behind the first call's."""
+
+    def draw(generator, xp):
+        generator.random((3,), dtype=dtype)
+        return generator.random((count,), dtype=dtype)
+
+    host, gpu = drawn(draw)
+    np.testing.assert_array_equal(host.view(np.uint8), gpu.view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("draw", "mean", "deviation"),
+    [
+        (lambda g, xp: g.standard_normal(4000, dtype=np.float64), 0, 1),
+        (lambda g, xp: g.standard_exponential(4000, dtype=np.float64), 1, 1),
+        (lambda g, xp: g.standard_gamma(0.5, 4000), 0.5, 0.5**0.5),
+        (lambda g, xp: g.standard_gamma(4.0, 4000), 4, 2),
+        (lambda g, xp: g.poisson(3.0, 4000), 3, 3**0.5),
+        (lambda g, xp: g.poisson(50.0, 4000), 50, 50**0.5),
+    ],
+)
+def test_distributions_hold(draw, mean, deviation):
+    """Mean and standard deviation within six standard errors; no number twice in a row."""
+    for found in drawn(draw):
+        assert abs(found.mean() - mean) < 6 * deviation / 4000**0.5
+        assert abs(found.std() - deviation) < 0.15 * deviation
+        assert len(set(found[:10].tolist())) > 3
+
+
+def test_dropout_has_the_mask_of_the_host(monkeypatch):
+    """One launch, no states to set up; one key gives the same zeros on the host and on two GPUs."""
+    monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)  # contexts have keys of their own otherwise
+    x = np.ones((33, 7), np.float32)
+    found = []
+    with place("standin", kind="NaiveEngine") as context:
+        for ctx in (mx.cpu(), context(0), context(1)):
+            executor = mx.sym.Dropout(mx.sym.Variable("x"), p=0.4).simple_bind(ctx, x=x.shape)
+            mx.random.seed(11)
+            meter.reset()
+            executor.forward(is_train=True, x=mx.nd.array(x, ctx=ctx))
+            found.append(executor.outputs[0].asnumpy())
+            executor.backward(mx.nd.ones(x.shape, ctx=ctx))
+            np.testing.assert_array_equal(executor.grad_arrays[0].asnumpy(), found[-1])
+        assert meter.launches["drop"] == meter.launches["drop_back"] == 1
+    assert 0.2 < (found[0] == 0).mean() < 0.6
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)

@@ -1,0 +1,83 @@
+"""Dropout: numbers, mask and result in one launch, with the mask of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.cuda.philox import PHILOX
+from weftplan.ops.cuda.source import each, floats
+from weftplan.ops.implementations import Implementation, Specs, provide
+from weftplan.ops.kernels import accumulator
+from weftplan.ops.rules import take_bytes
+from weftplan.ops.schema import Arrays, OpContext, Params
+
+_SOURCE = (
+    PHILOX
+    + """
+extern "C" __global__ void drop(const T* x, T* y, unsigned char* mask, unsigned long long key0,
+                                unsigned long long key1, float p, A scale, int write, long long count) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    bool kept = uniform_float(key0, key1, (unsigned long long)i) >= p;
+    mask[i] = (unsigned char)(kept ? 1 : 0);
+    if (write == 1) y[i] = (T)((A)x[i] * (kept ? (A)1 : (A)0) * scale);
+}
+
+extern "C" __global__ void drop_back(const T* dy, const unsigned char* mask, T* dx, A scale, long long count) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) dx[i] = (T)((A)dy[i] * (A)mask[i] * scale);
+}
+"""
+)
+_MASK = np.dtype(np.uint8)
+
+
+def _active(ctx: OpContext, params: Params) -> bool:
+    return params["p"] > 0 and (ctx.is_train or params["mode"] == "always")
+
+
+def _scale(params: Params, dtype: Any) -> Any:
+    return accumulator(dtype).type(1.0 / (1.0 - params["p"]) if params["p"] < 1 else 0.0)
+
+
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    data = inputs[0]
+    out, mask = outputs
+    if not _active(ctx, params):
+        if mask is not None:
+            mask.fill(1)
+        if out is not None:
+            ctx.xp.copyto(out, data)
+        return
+    kept = ctx.take(data.shape, _MASK) if mask is None else mask
+    target = ctx.take((1,), data.dtype) if out is None else out
+    key = ctx.generator().key
+    args = (data, target, kept, *key, np.float32(params["p"]), _scale(params, data.dtype), np.int32(out is not None))
+    each(ctx.xp, _SOURCE, "drop", data.size, args, T=data.dtype)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    ograd, mask = inputs
+    out = outputs[0]
+    if not _active(ctx, params):
+        ctx.xp.copyto(out, ograd)
+        return
+    each(ctx.xp, _SOURCE, "drop_back", out.size, (ograd, mask, out, _scale(params, out.dtype)), T=out.dtype)
+
+
+def _bytes(params: Params, inputs: Specs, outputs: Specs) -> int:
+    return take_bytes((inputs[0].shape, _MASK), ((1,), inputs[0].dtype))
+
+
+def _refusal(params: Params, inputs: Specs, outputs: Specs) -> str:
+    return "one draw for several elements is not written" if params["axes"] else str(floats(0)(params, inputs, outputs))
+
+
+provide("Dropout", Implementation(name="cuda", kernel=_forward, workspace=_bytes, refusal=_refusal), on="gpu")
+provide(
+    "_backward_Dropout",
+    Implementation(name="cuda", kernel=_backward, workspace=lambda params, inputs, outputs: 0, refusal=_refusal),
+    on="gpu",
+)

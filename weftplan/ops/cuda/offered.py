@@ -1,0 +1,11 @@
+"""Imports every file that offers kernels for GPUs (:mod:`weftplan.ops.implementations`)."""
+
+import weftplan.ops.cuda.batch_norm
+import weftplan.ops.cuda.dropout
+import weftplan.ops.cuda.indexing
+import weftplan.ops.cuda.pooling
+import weftplan.ops.cuda.roi_pooling
+import weftplan.ops.cuda.sampling
+import weftplan.ops.cuda.sequence
+import weftplan.ops.cuda.softmax
+import weftplan.ops.cuda.updates  # noqa: F401

@@ -1,0 +1,198 @@
+"""Random numbers on a GPU: the k-th number of a key is computed from the key and k alone.
+
+So it depends neither on the number of multiprocessors nor on the order in which threads run, nothing has to be set up,
+and uniform numbers have the bits of the host's, where NumPy draws them with the same Philox4x64-10 (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011). Other distributions are computed from uniform numbers by formulas,
+NumPy's by rejection, so their bits differ from the host's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan.ops.cuda.source import each
+
+PHILOX = """
+__device__ unsigned long long philox(unsigned long long key0, unsigned long long key1, unsigned long long n) {
+    unsigned long long x0 = n / 4ull + 1ull;  // NumPy counts from 1
+    unsigned long long x1 = 0ull;
+    unsigned long long x2 = 0ull;
+    unsigned long long x3 = 0ull;
+    for (int round = 0; round < 10; ++round) {
+        unsigned long long high0 = __umul64hi(0xD2E7470EE14C6C93ull, x0);
+        unsigned long long high1 = __umul64hi(0xCA5A826395121157ull, x2);
+        unsigned long long low0 = 0xD2E7470EE14C6C93ull * x0;
+        unsigned long long low1 = 0xCA5A826395121157ull * x2;
+        x0 = high1 ^ x1 ^ key0;
+        x1 = low1;
+        x2 = high0 ^ x3 ^ key1;
+        x3 = low0;
+        key0 += 0x9E3779B97F4A7C15ull;
+        key1 += 0xBB67AE8584CAA73Bull;
+    }
+    int which = (int)(n % 4ull);
+    return which == 0 ? x0 : (which == 1 ? x1 : (which == 2 ? x2 : x3));
+}
+
+__device__ float uniform_float(unsigned long long key0, unsigned long long key1, unsigned long long n) {
+    unsigned long long word = philox(key0, key1, n / 2ull) >> (n % 2ull == 0ull ? 0 : 32) & 0xffffffffull;
+    return (float)(word >> 8) * (1.0f / 16777216.0f);
+}
+
+__device__ double uniform_double(unsigned long long key0, unsigned long long key1, unsigned long long n) {
+    return (double)(philox(key0, key1, n) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+__device__ double normal(unsigned long long key0, unsigned long long key1, unsigned long long n) {
+    double radius = sqrt(-2.0 * log1p(-uniform_double(key0, key1, n)));
+    return radius * cos(6.283185307179586 * uniform_double(key0, key1, n + 1ull));
+}
+"""
+_FILL = (
+    PHILOX
+    + """
+extern "C" __global__ void fill_uniform(T* out, unsigned long long key0, unsigned long long key1,
+                                        unsigned long long first, long long count) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) out[i] = (T)U(key0, key1, first + (unsigned long long)i);
+}
+
+extern "C" __global__ void fill_normal(T* out, unsigned long long key0, unsigned long long key1,
+                                       unsigned long long first, long long count) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) out[i] = (T)normal(key0, key1, first + 2ull * (unsigned long long)i);
+}
+
+extern "C" __global__ void fill_exponential(T* out, unsigned long long key0, unsigned long long key1,
+                                            unsigned long long first, long long count) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) out[i] = (T)(-log1p(-uniform_double(key0, key1, first + (unsigned long long)i)));
+}
+
+extern "C" __global__ void fill_gamma(T* out, unsigned long long key0, unsigned long long key1,
+                                      unsigned long long first, const double* shapes, int several, long long count) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    unsigned long long n = first + ((unsigned long long)i << 16);
+    double shape = shapes[several == 1 ? i : 0ll];
+    double boost = 1.0;
+    if (shape < 1.0) {  // Marsaglia and Tsang (2000): a variate of shape + 1, times a power of a uniform number
+        boost = pow(1.0 - uniform_double(key0, key1, n), 1.0 / shape);
+        shape += 1.0;
+    }
+    double d = shape - 1.0 / 3.0;
+    double c = 1.0 / sqrt(9.0 * d);
+    double found = d;
+    for (int tries = 0; tries < 20000; ++tries) {
+        n += 3ull;
+        double x = normal(key0, key1, n);
+        double v = 1.0 + c * x;
+        if (v <= 0.0) continue;
+        v = v * v * v;
+        double u = 1.0 - uniform_double(key0, key1, n + 2ull);
+        if (log(u) < 0.5 * x * x + d - d * v + d * log(v)) {
+            found = d * v;
+            break;
+        }
+    }
+    out[i] = (T)(shapes[several == 1 ? i : 0ll] == 0.0 ? 0.0 : found * boost);
+}
+
+extern "C" __global__ void fill_poisson(T* out, unsigned long long key0, unsigned long long key1,
+                                        unsigned long long first, const double* rates, int several, long long count) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    unsigned long long n = first + ((unsigned long long)i << 16);
+    double rate = rates[several == 1 ? i : 0ll];
+    double found = 0.0;
+    if (rate < 10.0) {  // products of uniform numbers: Knuth
+        double product = 1.0 - uniform_double(key0, key1, n);
+        double least = exp(-rate);
+        while (product > least) {
+            n += 1ull;
+            found += 1.0;
+            product *= 1.0 - uniform_double(key0, key1, n);
+        }
+    } else {  // transformed rejection: Hoermann (1993)
+        double b = 0.931 + 2.53 * sqrt(rate);
+        double a = -0.059 + 0.02483 * b;
+        double inverse = 1.1239 + 1.1328 / (b - 3.4);
+        double edge = 0.9277 - 3.6224 / (b - 2.0);
+        for (int tries = 0; tries < 30000; ++tries) {
+            double u = uniform_double(key0, key1, n) - 0.5;
+            double v = 1.0 - uniform_double(key0, key1, n + 1ull);
+            n += 2ull;
+            double near = 0.5 - fabs(u);
+            double k = floor((2.0 * a / near + b) * u + rate + 0.43);
+            found = k;
+            if (near >= 0.07 && v <= edge) break;
+            if (k < 0.0 || (near < 0.013 && v > near)) continue;
+            if (log(v) + log(inverse) - log(a / (near * near) + b) <= k * log(rate) - rate - lgamma(k + 1.0)) break;
+        }
+    }
+    out[i] = (T)found;
+}
+"""
+)
+_MASK = 2**64 - 1
+_OF_ONE = 1 << 16
+"""Numbers that are set apart for one element of a distribution that draws again and again."""
+
+
+class PhiloxGenerator:
+    """What :class:`numpy.random.Generator` offers to kernels, on a GPU. Used by one kernel, in one call."""
+
+    def __init__(self, xp: Any, seed: int, counter: int) -> None:
+        self._xp = xp
+        self.key = (np.uint64(seed & _MASK), np.uint64(counter & _MASK))
+        """The two halves of the key."""
+        self._halves = 0
+        """How many numbers of 32 bits are used up."""
+
+    def _fill(self, name: str, out: Any, words: int, *more: Any) -> Any:
+        """Fill ``out`` from words of 64 bits, of which it uses up at most so many."""
+        first = (self._halves + 1) // 2
+        self._halves = 2 * (first + words)
+        code = _FILL.replace("U(key0", "uniform_double(key0")
+        each(self._xp, code, name, out.size, (out, *self.key, np.uint64(first), *more), T=out.dtype)
+        return out
+
+    def _target(self, size: Any, dtype: Any, out: Any) -> Any:
+        return self._xp.empty(() if size is None else size, dtype) if out is None else out
+
+    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Uniform numbers in [0, 1): those that NumPy draws for the same key."""
+        target = self._target(size, dtype, out)
+        if target.dtype == np.float64:
+            return self._fill("fill_uniform", target, target.size)
+        code = _FILL.replace("U(key0", "uniform_float(key0")
+        first = np.uint64(self._halves)
+        self._halves += target.size
+        each(self._xp, code, "fill_uniform", target.size, (target, *self.key, first), T=target.dtype)
+        return target
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Normal numbers: Box and Muller (1958)."""
+        target = self._target(size, dtype, out)
+        return self._fill("fill_normal", target, 2 * target.size)
+
+    def standard_exponential(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Exponential numbers, by the inverse of their distribution."""
+        target = self._target(size, dtype, out)
+        return self._fill("fill_exponential", target, target.size)
+
+    def standard_gamma(self, shape: Any, size: Any = None, dtype: Any = np.float64) -> Any:
+        """Gamma numbers; the shape is a number or an array."""
+        return self._by("fill_gamma", shape, size, dtype)
+
+    def poisson(self, lam: Any, size: Any = None) -> Any:
+        """Poisson numbers; the rate is a number or an array."""
+        return self._by("fill_poisson", lam, size, np.int64)
+
+    def _by(self, name: str, parameter: Any, size: Any, dtype: Any) -> Any:
+        several = getattr(parameter, "ndim", 0) > 0
+        values = parameter if several else self._xp.full((1,), parameter, np.float64)
+        target = self._xp.empty(values.shape if size is None else size, dtype)
+        return self._fill(name, target, target.size * _OF_ONE, values.reshape(-1), np.int32(several))
