@@ -306,7 +306,8 @@ _EXECUTOR = (
         default=False,
         when=When.CONSTRUCT,
         meaning="Capture segments as CUDA graphs.",
-        effect="no effect yet: segments are replayed call by call on every device",
+        effect="segments on gpu(i) are captured at their second run, then replayed with one launch; "
+        "Executor.cuda_graphs() says which, and why others are not",
     ),
 )
 

@@ -10,7 +10,7 @@ import pytest
 
 import weftplan as mx
 from tests.standin_cupy import CUDARuntimeError, installed, machine, meter, record
-from tests.standin_cupy.runtime import StreamRaceError
+from tests.standin_cupy.machine import StreamRaceError
 from weftplan import device, storage
 from weftplan.errors import DeviceError, OutOfMemoryError
 

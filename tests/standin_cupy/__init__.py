@@ -15,28 +15,21 @@ from tests.standin_cupy.cuda.raw import RawKernel
 from tests.standin_cupy.cuda.syntax import CompileException
 from tests.standin_cupy.functions import Namespace
 from tests.standin_cupy.kernels import ElementwiseKernel
-from tests.standin_cupy.meter import meter
-from tests.standin_cupy.runtime import (
-    DEVICES,
+from tests.standin_cupy.machine import DEVICES, CUDARuntimeError, OutOfMemoryError, machine, thread
+from tests.standin_cupy.memory import (
     Attributes,
-    CUDARuntimeError,
-    Device,
-    Event,
     Memory,
     MemoryPointer,
-    OutOfMemoryError,
     PinnedMemory,
     PinnedMemoryPointer,
-    Stream,
     UnownedMemory,
     alloc,
     default_pool,
-    get_current_stream,
-    machine,
     set_allocator,
-    thread,
     using_allocator,
 )
+from tests.standin_cupy.meter import meter
+from tests.standin_cupy.streams import Device, Event, Stream, get_current_stream
 from weftplan import engine
 from weftplan.device import registry as devices
 from weftplan.ndarray.release import drain

@@ -13,21 +13,10 @@ from typing import Any
 import numpy as np
 
 from tests.standin_cupy import names
+from tests.standin_cupy.machine import machine, thread
+from tests.standin_cupy.memory import Memory, MemoryPointer, Range, alloc, enqueue, memory_of, offset_of
 from tests.standin_cupy.meter import meter
-from tests.standin_cupy.runtime import (
-    Device,
-    Memory,
-    MemoryPointer,
-    Range,
-    Stream,
-    alloc,
-    enqueue,
-    get_current_stream,
-    machine,
-    memory_of,
-    offset_of,
-    thread,
-)
+from tests.standin_cupy.streams import Device, Stream, capturable, get_current_stream, not_while_capturing
 
 SCALARS = (bool, int, float, complex, np.generic)
 namespace: Any = None
@@ -175,6 +164,7 @@ class ndarray:
     # -- the host reads: it waits for the device ----------------------------------------------------------------------
 
     def _read_by_host(self, what: str) -> np.ndarray:
+        not_while_capturing(what)
         meter.syncs[what] += 1
         enqueue("memcpy DtoH", [self.span()], [])
         stream = get_current_stream()
@@ -204,6 +194,7 @@ class ndarray:
 
     def get(self, stream: Stream | None = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
         """A copy on the host; it does not wait when ``blocking`` is false."""
+        not_while_capturing("get")
         target = np.empty(self.shape, self.dtype) if out is None else out
         if not isinstance(target, np.ndarray):
             raise TypeError("Only numpy.ndarray can be obtained from cupy.ndarray")
@@ -224,6 +215,7 @@ class ndarray:
 
     def set(self, arr: Any, stream: Stream | None = None) -> None:
         """Copy from the host."""
+        not_while_capturing("set")
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
         if arr.dtype != self.dtype:
@@ -299,6 +291,7 @@ class ndarray:
         """A copy."""
         return computed("copy", self.host, [self])
 
+    @capturable
     def fill(self, value: Any) -> None:
         """Set every element."""
         if isinstance(value, ndarray):
@@ -342,9 +335,11 @@ class ndarray:
             whole = plain if isinstance(plain, tuple) else (plain,)
             return ndarray._view(self.host[whole] if Ellipsis in whole else self.host[(*whole, ...)], self)
         if mask:  # the number of elements is counted on the device and read by the host
+            not_while_capturing("boolean index")
             meter.syncs["boolean index"] += 1
         return computed("getitem", np.asarray(self.host[plain]), [self, *arrays])
 
+    @capturable
     def __setitem__(self, key: Any, value: Any) -> None:
         plain, arrays, _ = self._key(key)
         reads = list(arrays)

@@ -15,8 +15,9 @@ from tests.standin_cupy import array as arrays
 from tests.standin_cupy import names
 from tests.standin_cupy.array import SCALARS, computed, ndarray, run
 from tests.standin_cupy.generators import SPECIAL as RANDOM
+from tests.standin_cupy.memory import MemoryPointer, UnownedMemory
 from tests.standin_cupy.meter import meter
-from tests.standin_cupy.runtime import MemoryPointer, UnownedMemory
+from tests.standin_cupy.streams import capturable
 
 _AT = {
     "add": "int32 int64 float16 float32 float64 uint32 uint64",
@@ -60,6 +61,7 @@ class Ufunc:
         self.nin, self.nout = names.TABLE[name].nin, names.TABLE[name].nout
         self.types = list(names.TABLE[name].types)
 
+    @capturable
     def __call__(
         self, *args: Any, out: Any = None, dtype: Any = None, casting: str = "same_kind", **unknown: Any
     ) -> Any:
@@ -105,6 +107,7 @@ class Ufunc:
                     target.host[...] = value
         return targets[0] if len(targets) == 1 else tuple(targets)
 
+    @capturable
     def at(self, a: ndarray, indices: Any, b: Any = None) -> None:
         """Unbuffered, by atomics; few ufuncs and dtypes have it."""
         name = self.__name__
@@ -176,6 +179,7 @@ class Function:
             place = getattr(place, part, None)
         self._numpy = place
 
+    @capturable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         path = self.path
         names.check(path, args, kwargs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.standin_cupy.array import ndarray, run
 from tests.standin_cupy.meter import meter
+from tests.standin_cupy.streams import capturable
 
 
 class ElementwiseKernel:
@@ -27,6 +28,7 @@ class ElementwiseKernel:
         self.nin, self.nargs = len(self.names), len(self.names) + 1
         self.name, self._code = name, compile(found[1], name, "eval")
 
+    @capturable
     def __call__(self, *args: Any) -> ndarray:
         if len(args) != self.nargs:
             raise TypeError(f"Wrong number of arguments for {self.name!r}: it has {self.nargs}, got {len(args)}")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+
+
+class _Thread(threading.local):
+    capturing = False
+    silent = False
 
 
 class Meter:
@@ -13,10 +19,21 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.dry = False
-        """True: everything is checked and counted, nothing is computed. For large networks, whose values nobody reads.
-        """
+        self._dry = False
+        self.thread = _Thread()
         self.reset()
+
+    @property
+    def dry(self) -> bool:
+        """True: everything is checked and counted, nothing is computed. For large networks, whose values nobody reads.
+
+        What a thread captures as a graph is not computed either.
+        """
+        return self._dry or self.thread.capturing
+
+    @dry.setter
+    def dry(self, value: bool) -> None:
+        self._dry = value
 
     def reset(self) -> None:
         """Start again from nothing."""
@@ -40,8 +57,9 @@ class Meter:
         return sum(self.launches.values())
 
     def launch(self, name: str, count: int = 1) -> None:
-        """Count a launch."""
-        self.launches[name] += count
+        """Count a launch; what is captured is none, and a graph is one."""
+        if not self.thread.silent:
+            self.launches[name] += count
 
 
 meter = Meter()

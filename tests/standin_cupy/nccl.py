@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.standin_cupy.runtime import CUDARuntimeError, Memory, Stream, enqueue, machine
+from tests.standin_cupy.machine import CUDARuntimeError, machine
+from tests.standin_cupy.memory import Memory, enqueue
+from tests.standin_cupy.streams import Stream
 
 _KINDS = {"INT8": 0, "UINT8": 1, "INT32": 2, "INT64": 4, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8}
 NCCL_SUM = 0

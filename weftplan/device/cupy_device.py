@@ -126,6 +126,22 @@ class CupyStream:
         self._device.guards.pop().__exit__(None, None, None)
 
 
+class CapturedGraph:
+    """Work that one launch enqueues; see :meth:`CupyDevice.capture`."""
+
+    __slots__ = ("_device", "_graph")
+
+    def __init__(self, device: CupyDevice, graph: Any) -> None:
+        self._device = device
+        self._graph = graph
+
+    def launch(self) -> None:
+        """Enqueue it on CuPy's current stream."""
+        cuda = self._device.xp.cuda
+        with cuda.Device(self._device.index):
+            self._graph.launch(cuda.get_current_stream())
+
+
 class CupyDevice:
     """One NVIDIA GPU."""
 
@@ -193,6 +209,32 @@ class CupyDevice:
                 ) from error
             if current_stream() is None:
                 cuda.get_current_stream().synchronize()
+
+    def capture(self, fn: Callable[[], object]) -> CapturedGraph | str:
+        """What ``fn`` enqueues on the current stream, without running it; a text saying why where that cannot be.
+
+        ``fn`` must have run before, so that its kernels are compiled and its libraries are loaded. Its arrays must stay
+        where they are as long as the graph is used.
+        """
+        stream = current_stream()
+        if not isinstance(stream, CupyStream):
+            return "no stream of this GPU is current"
+        handle, why = stream.handle, ""
+        try:
+            handle.begin_capture()
+        except self.xp.cuda.runtime.CUDARuntimeError as error:
+            return f"CUDA does not capture the stream: {error}"
+        try:
+            with self.temporaries.refused():
+                fn()
+        except Exception as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+        finally:
+            try:
+                graph = handle.end_capture()
+            except self.xp.cuda.runtime.CUDARuntimeError as error:
+                graph, why = None, why or str(error)
+        return why if graph is None or why else CapturedGraph(self, graph)
 
     def copy(self, dst: Any, src: Any) -> None:
         """Copy between host and device, or between devices, on CuPy's current stream; see :meth:`launch`.

@@ -12,12 +12,15 @@ Called from any thread; what a finalizer calls only appends to a deque.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from weftplan.device.context import Context
+from weftplan.errors import DeviceError
 from weftplan.locks import ReentrantLock, whole_in_children
 
 NAME = "temporaries of CuPy"
@@ -60,6 +63,10 @@ class _Lease:
         self._home.append(self._block)
 
 
+class _Refusing(threading.local):
+    on = False
+
+
 class Temporaries:
     """CuPy's allocator for one device: :meth:`allocate` is what ``cupy.cuda.using_allocator`` takes."""
 
@@ -69,6 +76,7 @@ class Temporaries:
         self._lock = whole_in_children(ReentrantLock())
         self._free: dict[int, deque[_Block]] = {}
         """By stream: blocks that nobody has. Finalizers append; only this class takes, under the lock."""
+        self._refusing = _Refusing()
         self.reserved = 0
         """Bytes taken from storage and not given back."""
 
@@ -77,7 +85,10 @@ class Temporaries:
 
         Raises:
             OutOfMemoryError: storage has none; the message is its report.
+            DeviceError: within :meth:`refused`.
         """
+        if self._refusing.on:
+            raise DeviceError(f"CuPy takes {int(nbytes):,} bytes by itself")
         cuda = self._xp.cuda
         size = max(_ROUND, -(-int(nbytes) // _ROUND) * _ROUND)
         with self._lock:
@@ -88,6 +99,15 @@ class Temporaries:
         lease = _Lease(found, home)
         memory = cuda.UnownedMemory(lease.raw.data.ptr, size, lease, self._context.device_id)
         return cuda.MemoryPointer(memory, 0)
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Within the ``with`` block this thread gets no temporaries: a graph would go on writing to them."""
+        self._refusing.on = True
+        try:
+            yield
+        finally:
+            self._refusing.on = False
 
     def _fitting(self, home: deque[_Block], size: int) -> _Block | None:
         """The smallest free block of a stream that fits without much waste, taken out; None without one."""

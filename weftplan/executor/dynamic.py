@@ -43,6 +43,7 @@ class DynamicMemory(PlannedMemory):
 
     def __init__(self, planned: PlannedGraph) -> None:
         plan = planned.memory
+        self.graphs = "memory is taken as the graph runs"
         self.pool = SlabPool()
         self.placement = Placement([], {})
         self.pool.join(self.placement)

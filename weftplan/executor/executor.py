@@ -146,11 +146,28 @@ class Executor:
             bulk=self._bulk,
             ends_after=lambda step: step.nid in leave,
             begins_at=enter,
+            graphs=self._memory.graphs,
         )
         self._backward_segments = make_segments(
-            self._backward_steps, limit=self._limits[1], bulk=self._bulk, ends_after=ready, begins_at=enter
+            self._backward_steps,
+            limit=self._limits[1],
+            bulk=self._bulk,
+            ends_after=ready,
+            begins_at=enter,
+            graphs=self._memory.graphs,
         )
         self._prepared = True
+
+    def cuda_graphs(self) -> list[tuple[str, int, str]]:
+        """(name, nodes, state) of every segment: ``captured``, when it will be, or why it is not.
+
+        ``MXNET_ENABLE_CUDA_GRAPHS`` is read when the executor is bound.
+        """
+        return [
+            (segment.name, len(segment.steps), state)
+            for segment in (*self._forward_segments, *self._backward_segments)
+            for state in segment.graphs.values()
+        ]
 
     def _forget(self) -> None:
         """Drop every view of planned memory, which has moved; the next run prepares its calls."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan import config
 from weftplan.device.context import Context
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind
@@ -63,6 +64,7 @@ class PlannedMemory:
         placement: where they lie in it.
         allocated_bytes: bytes by which the pool has grown for them (0 when it was large enough).
         chunks: per storage id, the chunk with its var.
+        graphs: None where segments may be captured as CUDA graphs; otherwise why not.
     """
 
     def __init__(self, planned: PlannedGraph, pool: SlabPool | None = None) -> None:
@@ -71,6 +73,8 @@ class PlannedMemory:
         self.allocated_bytes = self.pool.join(self.placement)
         self.chunks = self.placement.chunks
         self._planned = planned
+        wanted = config.get("MXNET_ENABLE_CUDA_GRAPHS")
+        self.graphs: str | None = None if wanted else "MXNET_ENABLE_CUDA_GRAPHS is off"
 
     def entry(self, eid: int) -> NDArray:
         """The array of a planned entry."""

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from weftplan import config, engine
+from weftplan import config, device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
+from weftplan.executor.graphs import Replay
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 
@@ -22,9 +23,11 @@ from weftplan.executor.schedule import Step
 class Segment:
     """Steps that run one after the other in one engine operation."""
 
-    __slots__ = ("_binds", "_operators", "context", "name", "prop", "random", "reads", "steps", "writes")
+    __slots__ = (
+        "_binds", "_graphs", "_operators", "_replays", "context", "name", "prop", "random", "reads", "steps", "writes",
+    )  # fmt: skip
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], *, graphs: str | None = "off") -> None:
         self.steps = list(steps)
         self._binds = [step.bind for step in steps if step.bind is not None]
         self.context: Context = steps[0].context
@@ -36,13 +39,29 @@ class Segment:
             [var for step in steps for var in step.reads], [var for step in steps for var in step.writes]
         )
         self._operators: dict[bool, Any] = {}
+        self._graphs = graphs
+        """None: the segment is captured as a CUDA graph where it can be; otherwise why not."""
+        if graphs is None and self.random:
+            self._graphs = "its random numbers differ from run to run"
+        elif graphs is None and self.prop is not FnProperty.NORMAL:
+            self._graphs = "a copy between devices"
+        elif graphs is None and not hasattr(device.get(self.context), "capture"):
+            self._graphs = f"{self.context} has no CUDA graphs"
+        self._replays: dict[bool, Replay] = {}
+
+    @property
+    def graphs(self) -> dict[bool, str]:
+        """By ``is_train``: whether a CUDA graph stands for the segment, or why not."""
+        if self._graphs is not None:
+            return {True: self._graphs}
+        return {is_train: replay.state for is_train, replay in self._replays.items()}
 
     @property
     def pushed(self) -> bool:
         """False where there is nothing to do."""
         return bool(self._binds)
 
-    def _work(self, run: RunState) -> Callable[[], None]:
+    def _work(self, run: RunState) -> Any:
         """The function of one engine operation."""
         calls = [bind(run) for bind in self._binds]
 
@@ -66,8 +85,11 @@ class Segment:
         # Without random numbers a run differs in is_train alone: two stored operators serve all runs.
         operator = self._operators.get(run.is_train)
         if operator is None:
+            work = self._work(run)
+            if self._graphs is None:
+                work = self._replays[run.is_train] = Replay(work, device.get(self.context))
             operator = self._operators[run.is_train] = current.new_operator(
-                self._work(run), self.reads, self.writes, prop=self.prop, name=self.name
+                work, self.reads, self.writes, prop=self.prop, name=self.name
             )
         current.push(operator, ctx=self.context, priority=priority)
 
@@ -89,6 +111,7 @@ def make_segments(
     bulk: bool,
     ends_after: Callable[[Step], bool] | None = None,
     begins_at: Container[int] = (),
+    graphs: str | None = "off",
 ) -> list[Segment]:
     """Cut ``steps`` (in execution order) into segments.
 
@@ -97,13 +120,14 @@ def make_segments(
         bulk: False: one segment per step.
         ends_after: a segment ends after a step for which this is true.
         begins_at: ids of nodes that begin a segment.
+        graphs: None: segments are captured as CUDA graphs where they can be; otherwise why not.
     """
     segments: list[Segment] = []
     pending: list[Step] = []
 
     def flush() -> None:
         if pending:
-            segments.append(Segment(pending))
+            segments.append(Segment(pending, graphs=graphs))
             pending.clear()
 
     for step in steps:

@@ -11,8 +11,9 @@ from tests.standin_cupy.array import ndarray, run
 from tests.standin_cupy.cuda.lanes import launch
 from tests.standin_cupy.cuda.memory import Cells, KernelError
 from tests.standin_cupy.cuda.syntax import CompileException, Parameter, functions
+from tests.standin_cupy.machine import machine
 from tests.standin_cupy.meter import meter
-from tests.standin_cupy.runtime import machine
+from tests.standin_cupy.streams import capturable
 
 THREADS = 1024
 SIDES = (2**31 - 1, 65535, 65535)
@@ -38,6 +39,7 @@ class RawKernel:
             self._functions = found
             meter.compiled[self.name] += 1
 
+    @capturable
     def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0) -> None:
         self.compile()
         assert self._functions is not None

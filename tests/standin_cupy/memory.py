@@ -1,268 +1,24 @@
-"""Devices, streams, events and memory of the stand-in, and the check that work on different streams is ordered.
-
-Work runs in the call that enqueues it, so a missing event never shows as a wrong value. It shows as a
-:class:`StreamRaceError` instead: every access to device memory is stamped with its stream and its place there, every
-stream knows how far into the other streams it has waited, and an access that meets one of another stream which it has
-not waited for is refused. What the host has waited for counts for all streams, because the work of a later call starts
-later.
-"""
+"""Memory of the stand-in: allocations, pointers, allocators, and the check that accesses of streams are ordered."""
 
 from __future__ import annotations
 
-import itertools
-import threading
-import weakref
 from typing import Any
 
 import numpy as np
 
+from tests.standin_cupy.machine import (
+    ALIGNMENT,
+    Clock,
+    CUDARuntimeError,
+    OutOfMemoryError,
+    StreamRaceError,
+    lock,
+    machine,
+    merge,
+    thread,
+)
 from tests.standin_cupy.meter import meter
-
-DEVICES = 4
-ALIGNMENT = 512
-
-
-class CUDARuntimeError(RuntimeError):
-    """An error code of CUDA's runtime."""
-
-
-class OutOfMemoryError(MemoryError):
-    """CuPy's: raised by its allocators."""
-
-
-class StreamRaceError(AssertionError):
-    """Two streams touch the same bytes, at least one of them writes, and nothing orders them."""
-
-
-Clock = dict[int, int]
-"""By stream: how many of its pieces of work are known to be over."""
-
-_lock = threading.RLock()
-_ids = itertools.count(1)
-
-
-class Machine:
-    """The state of all devices: capacity, bytes in use, what the host has waited for."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Empty devices of 80 GiB."""
-        self.capacity = [80 << 30] * DEVICES
-        self.used = [0] * DEVICES  # a new list: memory of before counts for the old one
-        self.host: Clock = {}
-        self.sticky: str | None = None
-        """The text of an error that every later call repeats, as after an illegal address."""
-        self.libraries_missing = False
-        """True: cuBLAS, cuRAND and NVRTC cannot be loaded, as on a machine that has a driver only."""
-        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
-        self.peers: set[tuple[int, int]] = set()
-        self.pinned: dict[int, int] = {}
-
-    def library(self, name: str) -> None:
-        """What loading a library does."""
-        if self.libraries_missing:
-            raise ImportError(f"lib{name.lower()}.so.12: cannot open shared object file: No such file or directory")
-
-    def check(self) -> None:
-        """What every call of CUDA's runtime does first."""
-        if self.sticky is not None:
-            raise CUDARuntimeError(self.sticky)
-
-
-machine = Machine()
-
-
-class _Thread(threading.local):
-    device = 0
-    allocator: Any = None
-
-    def __init__(self) -> None:
-        self.guards: list[int] = []
-        self.streams: dict[int, list[Stream]] = {}
-
-
-thread = _Thread()
-
-
-class Device:
-    """``cupy.cuda.Device``."""
-
-    def __init__(self, device: int | None = None) -> None:
-        machine.check()
-        self.id = thread.device if device is None else int(device)
-        if not 0 <= self.id < DEVICES:
-            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
-
-    def __enter__(self) -> Device:
-        thread.guards.append(thread.device)
-        thread.device = self.id
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        thread.device = thread.guards.pop()
-
-    def use(self) -> None:
-        """Make it current."""
-        thread.device = self.id
-
-    def synchronize(self) -> None:
-        """Wait for every stream."""
-        machine.check()
-        meter.syncs["Device.synchronize"] += 1
-        with _lock:
-            for stream in list(machine.streams):
-                if stream.device_id == self.id:
-                    _merge(machine.host, stream.now())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device) and other.id == self.id
-
-    def __hash__(self) -> int:
-        return self.id
-
-    def __int__(self) -> int:
-        return self.id
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        """Those that weftplan asks for."""
-        return {"MultiProcessorCount": 132, "AsyncEngineCount": 3}
-
-    @property
-    def cublas_handle(self) -> int:
-        """A handle of cuBLAS."""
-        machine.library("cuBLAS")
-        return 1
-
-    @property
-    def compute_capability(self) -> str:
-        """That of an H100."""
-        return "90"
-
-
-def _merge(into: Clock, other: Clock) -> None:
-    for key, value in other.items():
-        if into.get(key, 0) < value:
-            into[key] = value
-
-
-class Stream:
-    """``cupy.cuda.Stream``."""
-
-    null: Stream
-
-    def __init__(
-        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
-    ) -> None:
-        machine.check()
-        self.device_id = thread.device
-        self.ptr = 0 if null else next(_ids)
-        self.key = -1 - self.device_id if null else self.ptr
-        self.count = 0
-        self.seen: Clock = {}
-        self.priority = priority
-        machine.streams.add(self)
-
-    def now(self) -> Clock:
-        """What is over once all work enqueued so far is."""
-        return {**self.seen, self.key: self.count}
-
-    def __enter__(self) -> Stream:
-        thread.streams.setdefault(self.device_id, []).append(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        top = thread.streams[self.device_id].pop()
-        assert top is self, "`with stream:` blocks left in the wrong order"
-
-    def use(self) -> Stream:
-        """Make it current from now on."""
-        thread.streams[self.device_id] = [self]
-        return self
-
-    @property
-    def done(self) -> bool:
-        """Work runs at once; the host learns of it here."""
-        with _lock:
-            _merge(machine.host, self.now())
-        return True
-
-    def synchronize(self) -> None:
-        """Block the host until the stream is empty."""
-        machine.check()
-        meter.syncs["Stream.synchronize"] += 1
-        with _lock:
-            _merge(machine.host, self.now())
-
-    def record(self, event: Event | None = None) -> Event:
-        """An event behind the work so far."""
-        made = event or Event()
-        made.record(self)
-        return made
-
-    def wait_event(self, event: Event) -> None:
-        """Later work starts after ``event``."""
-        machine.check()
-        assert isinstance(event, Event), f"wait_event takes an Event, got {event!r}"
-        with _lock:
-            _merge(self.seen, event.clock)
-
-
-class Event:
-    """``cupy.cuda.Event``."""
-
-    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
-        machine.check()
-        self.device_id = thread.device
-        self.clock: Clock = {}
-
-    def record(self, stream: Stream | None = None) -> None:
-        """Mark the work of ``stream`` so far; an event belongs to the device that was current when it was made."""
-        where = stream or get_current_stream()
-        if where.device_id != self.device_id:
-            raise CUDARuntimeError("cudaErrorInvalidResourceHandle: the event and the stream are of different devices")
-        with _lock:
-            self.clock = where.now()
-
-    @property
-    def done(self) -> bool:
-        """Work runs at once; the host learns of it here."""
-        machine.check()
-        with _lock:
-            _merge(machine.host, self.clock)
-        return True
-
-    def synchronize(self) -> None:
-        """Block the host until the event has passed."""
-        machine.check()
-        meter.syncs["Event.synchronize"] += 1
-        with _lock:
-            _merge(machine.host, self.clock)
-
-
-_null_streams: dict[int, Stream] = {}
-
-
-def _null_stream(device: int) -> Stream:
-    stream = _null_streams.get(device)
-    if stream is None:
-        with Device(device):
-            stream = _null_streams[device] = Stream(null=True)
-    machine.streams.add(stream)
-    return stream
-
-
-def get_current_stream(device_id: int = -1) -> Stream:
-    """The stream of the current device (or of ``device_id``) that is current in this thread."""
-    device = thread.device if device_id < 0 else device_id
-    stack = thread.streams.get(device)
-    return stack[-1] if stack else _null_stream(device)
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
+from tests.standin_cupy.streams import Stream, capturable, get_current_stream, not_while_capturing
 
 
 class _Use:
@@ -281,11 +37,13 @@ class Memory:
     def __init__(self, size: int) -> None:
         machine.check()
         self.device_id = thread.device
+        self.size = 0
         self._used = machine.used
+        not_while_capturing("cudaMalloc")
         self.size = 0
         if type(size) is not int or size < 0:
             raise TypeError(f"Memory takes a size in bytes, got {size!r}")
-        with _lock:
+        with lock:
             if machine.used[self.device_id] + size > machine.capacity[self.device_id]:
                 raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
             machine.used[self.device_id] += size
@@ -295,7 +53,7 @@ class Memory:
         self.bytes = whole[start : start + size]
         self.ptr = int(self.bytes.__array_interface__["data"][0])
         self._uses: dict[tuple[int, int], _Use] = {}
-        with _lock:
+        with lock:
             machine.memories.add(self)
 
     def __del__(self) -> None:
@@ -349,6 +107,7 @@ class MemoryPointer:
     def __add__(self, offset: int) -> MemoryPointer:
         return MemoryPointer(self.mem, self.offset + offset)
 
+    @capturable
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Stream | None = None) -> None:
         """``cudaMemcpyAsync`` between devices; enables peer access by itself, as CuPy does."""
         machine.check()
@@ -400,10 +159,14 @@ def enqueue(
     """Count a launch on the current stream (or ``stream``) and check that its accesses are ordered."""
     machine.check()
     where = stream or get_current_stream()
+    if thread.capturing is not None:
+        if where is not thread.capturing:
+            not_while_capturing(f"{name} on another stream")
+        return
     meter.launch(name, count)
-    with _lock:
+    with lock:
         where.count += 1
-        _merge(where.seen, machine.host)
+        merge(where.seen, machine.host)
         for memory, start, stop in reads:
             memory.touch(start, stop, where, write=False, what=name)
         for memory, start, stop in writes:
@@ -418,6 +181,8 @@ class _DefaultPool:
         try:
             return MemoryPointer(Memory(max(size, 1)), 0)
         except CUDARuntimeError as error:
+            if "MemoryAllocation" not in str(error):
+                raise
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes") from error
 
     def free_all_blocks(self, stream: Stream | None = None) -> None:

@@ -1,0 +1,91 @@
+"""The state of the simulated machine: devices, what their memory holds, what each thread has made current, errors."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.standin_cupy.memory import Memory
+    from tests.standin_cupy.streams import Stream
+
+DEVICES = 4
+ALIGNMENT = 512
+
+
+class CUDARuntimeError(RuntimeError):
+    """An error code of CUDA's runtime."""
+
+
+class OutOfMemoryError(MemoryError):
+    """CuPy's: raised by its allocators."""
+
+
+class StreamRaceError(AssertionError):
+    """Two streams touch the same bytes, at least one of them writes, and nothing orders them."""
+
+
+Clock = dict[int, int]
+"""By stream: how many of its pieces of work are known to be over."""
+
+lock = threading.RLock()
+ids = itertools.count(1)
+
+
+class Machine:
+    """The state of all devices: capacity, bytes in use, what the host has waited for."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty devices of 80 GiB."""
+        self.capacity = [80 << 30] * DEVICES
+        self.used = [0] * DEVICES  # a new list: memory of before counts for the old one
+        self.host: Clock = {}
+        self.sticky: str | None = None
+        """The text of an error that every later call repeats, as after an illegal address."""
+        self.libraries_missing = False
+        """True: cuBLAS, cuRAND and NVRTC cannot be loaded, as on a machine that has a driver only."""
+        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self.peers: set[tuple[int, int]] = set()
+        self.pinned: dict[int, int] = {}
+
+    def library(self, name: str) -> None:
+        """What loading a library does."""
+        if self.libraries_missing:
+            raise ImportError(f"lib{name.lower()}.so.12: cannot open shared object file: No such file or directory")
+
+    def check(self) -> None:
+        """What every call of CUDA's runtime does first."""
+        if self.sticky is not None:
+            raise CUDARuntimeError(self.sticky)
+
+
+machine = Machine()
+
+
+class _Thread(threading.local):
+    device = 0
+    allocator: Any = None
+    capturing: Any = None
+    """The stream whose work is being captured."""
+    inside = False
+    """A call that is being captured makes others, which belong to it."""
+
+    def __init__(self) -> None:
+        self.guards: list[int] = []
+        self.streams: dict[int, list[Stream]] = {}
+
+
+thread = _Thread()
+
+
+def merge(into: Clock, other: Clock) -> None:
+    """Let ``into`` know what ``other`` knows."""
+    for key, value in other.items():
+        if into.get(key, 0) < value:
+            into[key] = value
