@@ -40,6 +40,7 @@ def test_embedding_has_the_bits_of_the_host(rows):
             executor.forward(is_train=True, data=mx.nd.array(index, ctx=ctx))
             executor.backward(mx.nd.array(head, ctx=ctx))
             found.append(executor.grad_dict["e_weight"].asnumpy())
+        del executor
     for other in found[1:]:
         np.testing.assert_array_equal(found[0].view(np.int32), other.view(np.int32))
 
@@ -61,3 +62,4 @@ def test_a_training_step_takes_nothing_from_cupy():
         assert meter.launches["sum_slices"] == meter.launches["sum_corners"] == meter.launches["spread_regions"] == 1
         assert not meter.atomics
         assert device.get(context(0)).temporaries.reserved == 0
+        del executor

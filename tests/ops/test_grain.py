@@ -44,6 +44,7 @@ def test_launches_of_a_training_step(name):
                     step.bind(executor._run)()
                 assert not meter.syncs, step.node
                 counts[step.node.op.name].append(meter.total)
+        del executor, step
     assert sum(map(sum, counts.values())) <= most * sum(map(len, counts.values()))
     assert max(max(found) for found in counts.values()) <= 40
 

@@ -7,6 +7,7 @@ import gc
 import sys
 import types
 from collections.abc import Iterator
+from importlib._bootstrap import _ModuleLockManager
 from typing import Any
 
 from tests.standin_cupy import names
@@ -109,7 +110,10 @@ def installed(kind: str | None = "ThreadedEnginePerDevice", **engine_settings: i
     machine.reset()
     meter.reset()
     meter.dry = False
-    module = sys.modules["cupy"] = _module()
+    # An array that outlived the last stand-in may have made a worker import the real CuPy: that is to end first, or it
+    # would take this one's place.
+    with _ModuleLockManager("cupy"):
+        module = sys.modules["cupy"] = _module()
     try:
         made = engine.create(kind, **engine_settings)
         with engine.using(made):
