@@ -574,7 +574,8 @@ _KVSTORE = (
         name="MXNET_ENABLE_GPU_P2P",
         default=True,
         meaning="Copy between GPUs directly where the hardware can.",
-        effect="off: copies of the store device between GPUs pass through page-locked host memory",
+        effect="each pair of gpu(i) is asked, enabled and checked with known bytes before its first copy; without peer "
+        "access copies pass through page-locked host memory, as all do when it is off; doctor and traces say which",
     ),
     _kvstore(
         name="MXNET_KVSTORE_USETREE",

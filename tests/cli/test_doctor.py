@@ -87,8 +87,13 @@ class TestDoctor:
             found = json.loads(run("doctor", "--json").stdout)["cupy"]
             assert (found["gpus"], found["libraries"]["NVRTC"], found["note"]) == (4, "12.9", "")
             assert found["libraries"]["cuDNN"].startswith("missing")
-            assert found["peers"] == [[True] * 4] * 4
-            assert "gpu(0) reaches" in run("doctor", COLUMNS="200").output
+            assert found["peers"][0] == ["", "peer access", "peer access", "peer access"]
+        with standin_cupy.installed():
+            standin_cupy.machine.apart.add((0, 2))
+            told = run("doctor", COLUMNS="200").output
+            assert "gpu(0) copies to" in told
+            assert "gpu(1), gpu(3): peer access; gpu(2): the driver offers no peer access" in told
+        with standin_cupy.installed():
             standin_cupy.machine.libraries_missing = True
             text = run("doctor", COLUMNS="300").output
         assert "cuBLAS, cuRAND, NVRTC cannot be used, so kernels will not run: pip install 'weftplan[cuda12]'" in text

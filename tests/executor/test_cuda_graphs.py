@@ -102,6 +102,7 @@ def test_who_has_no_graphs_says_so(monkeypatch):
     """A host, memory that is taken as the graph runs, an engine without streams."""
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")
     executor = network().simple_bind(mx.cpu(), data=(4, 5), softmax_label=(4,))
+    executor.forward()
     assert {state for *_, state in executor.cuda_graphs()} == {"cpu(0) has no CUDA graphs"}
     for settings, strategy, text in (
         ({}, "dynamic", "memory is taken as the graph runs"),

@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -27,6 +29,11 @@ DRAWS = {"Dropout", "RNN", "LeakyReLU", "_backward_RNN"}
 """Operators whose values depend on a generator, which is another one on a GPU."""
 
 
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "gpus.md"
+WAITING = set(re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
+"""Operators of which the document says that they make the host wait."""
+SEEN = set()
+"""Those that did."""
 WAITS = {"_backward_gather_nd": 1}
 """Kernels for GPUs that make the host wait, and how often: indices out of range are an error."""
 
@@ -79,6 +86,9 @@ def on_device(where, call: Call, inputs, mode="numpy"):
         with np.errstate(all="ignore"), grain.using(pieces), allocator:
             meter.reset()
             chosen.implementation.kernel(ctx, params, given, outputs)
+            if mode == "auto" and meter.syncs:
+                SEEN.add(op.name)
+                assert op.name in WAITING, f"{op.name} makes the host wait, and docs/gpus.md does not say so"
             if ours:
                 assert sum(meter.syncs.values()) == WAITS.get(op.name, 0), op.name
                 assert not meter.atomics, op.name
@@ -137,3 +147,9 @@ def test_as_on_the_host(standin, name):
         check(standin, name, [np.asarray(x, np.float32) for x in arrays], params)
         with contextlib.suppress(DTypeError):
             check(standin, name, [np.asarray(x, np.float16) for x in arrays], params)
+
+
+def test_the_document_lists_no_others():
+    """What is said to make the host wait does; behind the tests of all operators."""
+    if len(BY_OPERATOR) > 1 and SEEN:
+        assert {name for name in WAITING if name in BY_OPERATOR} - SEEN <= {"take"}  # no case has mode="raise"

@@ -46,6 +46,16 @@ def _device_count() -> int:
     return DEVICES
 
 
+def _enable_peer(peer: int) -> None:
+    machine.check()
+    pair = (thread.device, peer)
+    if pair in machine.apart:
+        raise CUDARuntimeError("cudaErrorPeerAccessUnsupported: peer access is not supported between these two devices")
+    if pair in machine.peers:
+        raise CUDARuntimeError("cudaErrorPeerAccessAlreadyEnabled: peer access is already enabled")
+    machine.peers.add(pair)
+
+
 def _memory_info() -> tuple[int, int]:
     machine.check()
     total = machine.capacity[thread.device]
@@ -67,7 +77,8 @@ def _module() -> types.ModuleType:
         runtimeGetVersion=lambda: 12090,
         driverGetVersion=lambda: 12090,
         pointerGetAttributes=Attributes,
-        deviceCanAccessPeer=lambda device, peer: int(device != peer),
+        deviceCanAccessPeer=lambda device, peer: int(device != peer and (device, peer) not in machine.apart),
+        deviceEnablePeerAccess=_enable_peer,
         getDeviceProperties=lambda device: {"name": b"stand-in", "multiProcessorCount": 132},
     )
     cupy.cuda = types.SimpleNamespace(

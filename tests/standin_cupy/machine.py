@@ -52,6 +52,11 @@ class Machine:
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
         self.peers: set[tuple[int, int]] = set()
+        """Pairs between which peer access is enabled."""
+        self.apart: set[tuple[int, int]] = set()
+        """Pairs for which the driver offers none."""
+        self.corrupt: set[tuple[int, int]] = set()
+        """Pairs whose direct copies bring other bytes."""
         self.pinned: dict[int, int] = {}
 
     def library(self, name: str) -> None:

@@ -111,8 +111,9 @@ class MemoryPointer:
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Stream | None = None) -> None:
         """``cudaMemcpyAsync`` between devices; enables peer access by itself, as CuPy does."""
         machine.check()
-        if src.device_id != self.device_id:
-            machine.peers.add((src.device_id, self.device_id))
+        pair = (src.device_id, self.device_id)
+        if pair[0] != pair[1] and pair not in machine.apart:
+            machine.peers.add(pair)
         source, target = memory_of(src), memory_of(self)
         start, origin = offset_of(self), offset_of(src)
         enqueue(
@@ -123,6 +124,8 @@ class MemoryPointer:
         )
         if not meter.dry:
             target.bytes[start : start + size] = source.bytes[origin : origin + size]
+            if pair in machine.corrupt:
+                target.bytes[start : start + size] ^= 1
 
 
 class UnownedMemory:

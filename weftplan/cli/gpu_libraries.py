@@ -6,6 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from weftplan.device.context import gpu
+from weftplan.device.interconnect import way
+
 
 def _cudnn() -> Any:
     return importlib.import_module("cudnn").backend_version()
@@ -57,7 +60,9 @@ def extra_of(runtime_version: int) -> str:
     return f"cuda{max(12, runtime_version // 1000)}"
 
 
-def peers(cupy: Any, count: int) -> list[list[bool]]:
-    """Row i, column j: whether gpu(i) can reach the memory of gpu(j) without the host."""
-    ask = cupy.cuda.runtime.deviceCanAccessPeer
-    return [[i == j or bool(ask(i, j)) for j in range(count)] for i in range(count)]
+def peers(count: int) -> list[list[str]]:
+    """Row i, column j: how gpu(i) copies to gpu(j): "peer access", or why through the host; empty for itself.
+
+    Each pair is asked, enabled and checked with known bytes, as before its first copy.
+    """
+    return [[way(gpu(i), gpu(j)) for j in range(count)] for i in range(count)]

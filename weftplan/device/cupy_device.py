@@ -20,6 +20,8 @@ import numpy as np
 from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
+from weftplan.device.peers import PEER, Peers
+from weftplan.device.registry import get
 from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.device.temporaries import Temporaries
 from weftplan.errors import DeviceError, OutOfMemoryError
@@ -154,6 +156,7 @@ class CupyDevice:
         self.xp: ModuleType = load_cupy(context)
         self.guards = _GuardStack()
         self.temporaries = Temporaries(context, self.xp)
+        self.peers = Peers(self)
 
     def allocate(self, nbytes: int) -> Any:
         """``nbytes`` > 0 undefined bytes of device memory.
@@ -258,9 +261,17 @@ class CupyDevice:
             elif dst.device.id == src.device.id:
                 cupy.copyto(dst, src)
             else:
-                dst.data.copy_from_device_async(src.data, src.nbytes, stream)
+                self._copy_to_other(dst, src, stream)
             if finish:
                 stream.synchronize()
+
+    def _copy_to_other(self, dst: Any, src: Any, stream: Any) -> None:
+        source, target = (get(Context("gpu", array.device.id)) for array in (src, dst))
+        assert isinstance(source, CupyDevice)
+        if source.peers.way(target) == PEER:
+            dst.data.copy_from_device_async(src.data, src.nbytes, stream)
+        else:
+            source.peers.staged(dst, src, stream, get(Context("cpu_pinned", 0)))
 
     def _page_locked(self, array: Any) -> bool:
         attributes = self.xp.cuda.runtime.pointerGetAttributes(array.__array_interface__["data"][0])

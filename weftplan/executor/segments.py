@@ -18,6 +18,7 @@ from weftplan.engine import FnProperty
 from weftplan.executor.graphs import Replay
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
+from weftplan.ndarray.copying import passing
 
 
 class Segment:
@@ -35,6 +36,10 @@ class Segment:
         self.random = any(step.node.op is not None and step.node.op.random for step in steps)
         names = [step.node.name for step in steps]
         self.name = names[0] if len(names) == 1 else f"[{','.join(names[:4])}{',…' if len(names) > 4 else ''}]"
+        if steps[0].copies is not None and steps[0].inputs and steps[0].outputs:
+            source, target = steps[0].inputs[0], steps[0].outputs[0]
+            if source is not None and target is not None:
+                self.name += passing(source, target)
         self.reads, self.writes = engine.dedupe(
             [var for step in steps for var in step.reads], [var for step in steps for var in step.writes]
         )

@@ -14,6 +14,8 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.device.context import Context
+from weftplan.device.interconnect import way
+from weftplan.device.peers import PEER
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
 from weftplan.ndarray import chunk as chunks
@@ -40,7 +42,15 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
     transfer = partial(_transfer, device.get(device_end(source.context, target.context)))
     fn = partial(compute, transfer, [target, source])
     # No launch around it: Device.copy enqueues by itself.
-    engine.get().push(fn, reads, (target.var,), context, prop=prop, priority=priority, name=name)
+    engine.get().push(
+        fn, reads, (target.var,), context, prop=prop, priority=priority, name=name + passing(source, target)
+    )
+
+
+def passing(source: NDArrayBase, target: NDArrayBase) -> str:
+    """What a trace adds to the name of a copy between two GPUs: whether it is direct."""
+    found = way(source.context, target.context)
+    return "" if not found else " (peer access)" if found == PEER else " (through the host)"
 
 
 def on_context(array: Array, context: Context) -> Array:

@@ -11,6 +11,8 @@ import math
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from weftplan.ops.nn.conv_geometry import Geometry
 from weftplan.ops.schema import OpContext
 
@@ -195,15 +197,27 @@ def adjoint(ctx: OpContext, geo: Geometry, data: Any, ograd: Any, weight: Any, d
             # The copy of the image is overwritten by the data gradient below, so it is made anew for every tile.
             image = _fill(buffers, data, first, last) if dgrad is not None or top == 0 else image
             _lay_out(ctx, geo, image, top, columns)
-            xp.matmul(part, matrix.swapaxes(1, 2), out=term if count else sums)
+            _multiply(xp, part, matrix.swapaxes(1, 2), term if count else sums)
             if count:
                 xp.add(sums, term, out=sums)
         if dgrad is not None:
             # With one filter per group the product is an outer one, which matmul is slow at.
-            (xp.multiply if part.shape[1] == 1 else xp.matmul)(kernel, part, out=matrix)
+            if part.shape[1] == 1:
+                xp.multiply(kernel, part, out=matrix)
+            else:
+                _multiply(xp, kernel, part, matrix)
             _scatter(ctx, geo, buffers, columns, (first, last, top, bottom), dgrad)
     if wgrad is not None and geo.acc != geo.dtype:
         wgrad[...] = sums.reshape(wgrad.shape)
+
+
+def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """``out`` = ``a`` times ``b``, group by group. Of one group alone CuPy takes the transpose of an operand without a
+    copy of it, which it makes for products of several."""
+    if xp is not np and out.shape[0] == 1:
+        xp.matmul(a[0], b[0], out=out[0])
+    else:
+        xp.matmul(a, b, out=out)
 
 
 def _turned(geo: Geometry, buffers: _Buffers, ograd: Any, tile: tuple[int, int, int, int]) -> Any:

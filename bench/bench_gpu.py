@@ -1,0 +1,616 @@
+"""Question: is everything right on this GPU, and how fast is it beside the card itself and beside torch?
+
+One command answers it in at most eight minutes: a part that has used up its share of the time ends early and says so.
+
+    python bench/bench_gpu.py [--json FILE] [--only PART ...] [--seconds 480]
+    python bench/bench_gpu.py --standin
+
+* *correctness*: every operator of the tests' cases, forward and backward, against the host.
+* *launches*: kernels launched per node of a training step, counted on the tests' stand-in for CuPy (they are a property
+  of the code, and CUDA cannot be asked for them), with host synchronisations and memory that CuPy takes by itself.
+* *training*: a step of MLP, LeNet, ResNet-18, ResNet-50 and an LSTM, forward, backward and SGD, beside torch in eager
+  mode in the same process: torch walks the same graph, node by node, with the same weights. Without torch: our times.
+* *copies*: the n-way sum, and copies out and in, against the card's own copy bandwidth.
+* *graphs*: a step with and without CUDA graphs, and whether the bits are the same.
+* *spill*: a step of ResNet-18 under a budget of half its memory.
+* *allocations*: taking and giving back memory, and how often a training step asks the driver for some.
+
+With ``--standin`` everything runs on the stand-in, on a machine without a GPU: what is counted or compared is so, and
+what only a clock on a card can tell is marked "not measured".
+"""
+
+import argparse
+import collections
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "ops")]
+
+import numpy as np  # noqa: E402
+
+import weftplan as mx  # noqa: E402
+from weftplan import device, models, planner  # noqa: E402
+from weftplan.errors import BudgetError  # noqa: E402
+from weftplan.symbol.traversal import topological_order  # noqa: E402
+
+NOT = "not measured (stand-in)"
+SHARES = {"correctness": 0.3, "launches": 0.15, "training": 0.25, "copies": 0.08, "graphs": 0.1, "spill": 0.07,
+          "allocations": 0.05}  # fmt: skip
+"""Parts, and their shares of the time."""
+
+
+class Clock:
+    """What a part may still use."""
+
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+        self.cut = False
+
+    def over(self):
+        """True once the time is used up; remembered, so that the part says so."""
+        if time.monotonic() > self.end:
+            self.cut = True
+        return self.cut
+
+
+def per_call(call, wait, clock, *, rounds=7, least=0.02):
+    """Median seconds of a call, over rounds of as many calls as take ``least`` seconds; the device has finished."""
+    call()
+    wait()
+    count, found = 1, []
+    while len(found) < rounds and not (found and clock.over()):
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        wait()
+        spent = time.perf_counter() - start
+        if spent < least and not clock.over():
+            count *= 2
+            continue
+        found.append(spent / count)
+    return statistics.median(found)
+
+
+# -- correctness ------------------------------------------------------------------------------------------------------
+
+
+def correctness(args, context, clock):
+    """Operators that give what the host gives, and those that do not."""
+    cases = _operator_cases()
+    where = device.get(context(0))
+    right, wrong = 0, {}
+    names = list(cases.BY_OPERATOR)
+    if args.standin:
+        names = names[:: args.every]
+    for name in names:
+        if clock.over():
+            break
+        try:
+            cases.test_as_on_the_host(where, name)
+            right += 1
+        except Exception as error:  # whatever it is, the operator is not right
+            wrong[name] = " ".join(str(error).split())[:200]
+    return [
+        {"what": "operators as on the host", "value": f"{right} of {len(names)}", "goal": "all", "met": not wrong
+         and right == len(names)},
+        *({"what": f"operator {name}", "value": text, "goal": "as on the host", "met": False} for name, text in
+          wrong.items()),
+    ]  # fmt: skip
+
+
+def _operator_cases():
+    for name, file in (("ops_conftest", "conftest.py"), ("ops_on_devices", "test_on_devices.py")):
+        spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "ops" / file)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+# -- launches ---------------------------------------------------------------------------------------------------------
+
+NETWORKS = {"resnet50": 32, "vgg16": 16, "densenet121": 16, "lstm": 32}
+
+
+def launches(args, context, clock):
+    """Counts on the stand-in; beside a real GPU in a process of its own."""
+    if not args.standin:
+        command = [sys.executable, __file__, "--standin", "--only", "launches", "--json", "-"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        if done.returncode:
+            return [{"what": "launches", "value": done.stderr.strip()[-200:], "goal": "counted", "met": False}]
+        return json.loads(done.stdout.splitlines()[-1])["parts"]["launches"]["rows"]
+    rows = []
+    for name, batch in NETWORKS.items():
+        if clock.over():
+            break
+        rows += count_launches(name, batch, context)
+    return rows
+
+
+def count_launches(name, batch, context):
+    """Launches of a training step of one network, per node and for the worst operator."""
+    from tests.standin_cupy import meter
+
+    place = device.get(context(0))
+    place.temporaries.release()
+    before = place.temporaries.reserved
+    executor, _ = bound(name, batch, context(0))
+    meter.dry = True
+    for _ in range(2):
+        meter.reset()
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+    waits, atomics = sum(meter.syncs.values()), sum(meter.atomics.values())
+    meter.reset()
+    mx.nd.waitall()  # what the end of a step waits for is not inside it
+    waits -= sum(meter.syncs.values())
+    temporaries = meter.temporary_bytes + place.temporaries.reserved - before
+    counts = collections.defaultdict(list)
+    with device.get(context(0)).new_stream() as stream:
+        for segment in (*executor._forward_segments, *executor._backward_segments):
+            for step in segment.steps:
+                meter.reset()
+                if step.bind is not None:
+                    step.bind(executor._run)()
+                counts[step.node.op.name].append(meter.total)
+        stream.synchronize()  # the engine does not know of this stream
+    meter.dry = False
+    total, nodes = sum(map(sum, counts.values())), sum(map(len, counts.values()))
+    worst = max(counts, key=lambda op: max(counts[op]))
+    return [
+        {"what": f"{name}: launches per node ({total} on {nodes} nodes)", "value": round(total / nodes, 2), "goal": 8,
+         "met": total <= 8 * nodes},
+        {"what": f"{name}: most in one operator ({worst})", "value": max(counts[worst]), "goal": 40,
+         "met": max(counts[worst]) <= 40},
+        {"what": f"{name}: host waits inside a step", "value": waits, "goal": 1, "met": waits <= 1},
+        {"what": f"{name}: bytes CuPy takes beside the plan", "value": temporaries, "goal": 0, "met": not temporaries},
+        {"what": f"{name}: sums by atomics", "value": atomics, "goal": 0, "met": not atomics},
+    ]  # fmt: skip
+
+
+# -- networks ---------------------------------------------------------------------------------------------------------
+
+
+def chain():
+    """Twelve layers with large results and small weights."""
+    x = mx.sym.Variable("data")
+    for _ in range(12):
+        x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=64), act_type="tanh")
+    return mx.sym.SoftmaxOutput(x, name="softmax")
+
+
+def bound(name, batch, ctx, **how):
+    """An executor, and its data inputs' names."""
+    if name == "chain":
+        network, shapes = chain(), {"data": (batch, 64), "softmax_label": (batch,)}
+    else:
+        network, shapes = models.get(name), models.input_shapes(name, batch=batch)
+    requests = {n: "null" if n in shapes else "write" for n in network.list_arguments()}
+    return network.simple_bind(ctx, grad_req=requests, **how, **shapes), set(shapes)
+
+
+def fill(executor, inputs, classes, words):
+    """The same numbers each time."""
+    rng = np.random.default_rng(7)
+    for name, array in executor.arg_dict.items():
+        if "label" in name or (words and name == "data"):
+            values = rng.integers(0, classes, array.shape)
+        elif name in inputs:
+            values = rng.standard_normal(array.shape)
+        elif name.endswith("gamma"):
+            values = np.ones(array.shape)
+        else:
+            values = rng.standard_normal(array.shape) * (2.0 / max(1, array[0:1].size)) ** 0.5
+        array[:] = mx.nd.array(np.asarray(values, np.float32), ctx=array.context)
+    for name, array in executor.aux_dict.items():
+        array[:] = 1.0 if name.endswith("var") else 0.0
+
+
+def step_of(executor, inputs, rate=1e-4):
+    """One training step: forward, backward, SGD on every weight."""
+    pairs = [(w, executor.grad_dict[n]) for n, w in executor.arg_dict.items() if n not in inputs]
+    weights = [array for pair in pairs for array in pair]
+    settings = {"num_weights": len(pairs), "lrs": (rate,) * len(pairs), "wds": (0.0,) * len(pairs)}
+
+    def step():
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.multi_sgd_update(*weights, out=[w for w, _ in pairs], **settings)
+
+    return step
+
+
+TRAINED = {"mlp": (64, 10), "lenet": (64, 10), "resnet18": (32, 1000), "resnet50": (32, 1000), "lstm": (32, 10_000)}
+SMALL = {"mlp": (8, 10), "lenet": (2, 10), "resnet": (4, 10)}
+"""What the stand-in trains."""
+
+
+def training(args, context, clock):
+    """Seconds of a step, ours and torch's, and whether both have the same loss."""
+    torch = _torch(args)
+    rows = []
+    for name, (batch, classes) in (SMALL if args.standin else TRAINED).items():
+        if clock.over():
+            break
+        executor, inputs = bound(name, batch, context(0))
+        fill(executor, inputs, classes, name == "lstm")
+        twin = None if torch is None else Twin(torch, models.get(name), executor, inputs, args)
+        goal = 1.1 if name == "resnet50" else 1.0
+        if twin is not None:
+            executor.forward(is_train=True)
+            apart = float(np.abs(executor.outputs[0].asnumpy() - twin.outputs()).max())
+            rows.append({"what": f"{name}: largest difference of outputs from torch", "value": float(f"{apart:.2g}"),
+                         "goal": 2e-2, "met": apart <= 2e-2})  # fmt: skip
+        step = step_of(executor, inputs)
+        if args.standin:
+            step()
+            mx.nd.waitall()
+            if twin is not None:
+                twin.step()
+            rows.append({"what": f"{name}, batch {batch}: step", "value": NOT, "goal": goal, "met": None})
+            continue
+        ours = per_call(step, mx.nd.waitall, clock)
+        theirs = None if twin is None else per_call(twin.step, torch.cuda.synchronize, clock)
+        rows.append({"what": f"{name}, batch {batch}: step, ms", "value": round(1e3 * ours, 3), "goal": None,
+                     "met": None})  # fmt: skip
+        if theirs is not None:
+            rows.append({"what": f"{name}: of torch eager's {1e3 * theirs:.3f} ms", "value": round(ours / theirs, 3),
+                         "goal": goal, "met": ours <= goal * theirs})  # fmt: skip
+        del executor, step, twin
+    if torch is None:
+        rows.append({"what": "torch eager", "value": "not measured: torch cannot be imported", "goal": None,
+                     "met": None})  # fmt: skip
+    return rows
+
+
+def _torch(args):
+    """torch with a GPU, or on the stand-in any; None without."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if args.standin or torch.cuda.is_available() else None
+
+
+class Twin:
+    """torch in eager mode walking the graph of an executor, with copies of its arrays."""
+
+    def __init__(self, torch, network, executor, inputs, args):
+        self.torch, self.f = torch, torch.nn.functional
+        place = "cpu" if args.standin else "cuda"
+        self.nodes = topological_order(network.entries)
+        self.arrays = {}
+        arrays = {**executor.arg_dict, **executor.aux_dict}
+        for name, array in arrays.items():
+            tensor = torch.tensor(array.asnumpy(), device=place)
+            self.arrays[name] = tensor.requires_grad_(name in executor.arg_dict and name not in inputs)
+        self.weights = [t for t in self.arrays.values() if t.requires_grad]
+        self.optimizer = torch.optim.SGD(self.weights, lr=1e-4)
+        self.head = network.entries[0].node
+
+    def run(self):
+        """(logits, labels) of the loss, which is the last node."""
+        values = {}
+        for node in self.nodes:
+            if node.op is None:
+                values[node] = (self.arrays[node.name],)
+                continue
+            given = [values[entry.node][entry.index] for entry in node.inputs]
+            if node is self.head:
+                return given[0], given[1].reshape(-1).long()
+            found = getattr(self, f"_{node.op.name.lower()}")(node.params, *given)
+            values[node] = found if isinstance(found, tuple) else (found,)
+        raise AssertionError("the network ends in no SoftmaxOutput")
+
+    def outputs(self):
+        """The softmax, on the host."""
+        with self.torch.no_grad():
+            return self.torch.softmax(self.run()[0], 1).cpu().numpy()
+
+    def step(self):
+        """Forward, backward, SGD."""
+        self.optimizer.zero_grad(set_to_none=True)
+        logits, labels = self.run()
+        self.f.cross_entropy(logits, labels, reduction="sum").backward()
+        self.optimizer.step()
+
+    def _fullyconnected(self, p, x, w, b=None):
+        return self.f.linear(x.flatten(1) if p["flatten"] else x, w, b)
+
+    def _convolution(self, p, x, w, b=None):
+        return self.f.conv2d(x, w, b, p["stride"] or 1, p["pad"] or 0, p["dilate"] or 1, p["num_group"])
+
+    def _activation(self, p, x):
+        return getattr(self.torch, p["act_type"])(x)
+
+    def _pooling(self, p, x):
+        if p["global_pool"]:
+            return x.mean((2, 3), keepdim=True) if p["pool_type"] == "avg" else x.amax((2, 3), keepdim=True)
+        how = {"stride": p["stride"] or 1, "padding": p["pad"] or 0, "ceil_mode": p["pooling_convention"] == "full"}
+        return (self.f.max_pool2d if p["pool_type"] == "max" else self.f.avg_pool2d)(x, p["kernel"], **how)
+
+    def _batchnorm(self, p, x, gamma, beta, mean, var):
+        gamma = None if p["fix_gamma"] else gamma
+        return self.f.batch_norm(x, mean, var, gamma, beta, True, 1 - p["momentum"], p["eps"])
+
+    def _flatten(self, p, x):
+        return x.flatten(1)
+
+    def _embedding(self, p, x, w):
+        return self.f.embedding(x.long(), w)
+
+    def _slicechannel(self, p, x):
+        parts = x.chunk(p["num_outputs"], p["axis"])
+        return tuple(part.squeeze(p["axis"]) for part in parts) if p["squeeze_axis"] else tuple(parts)
+
+    def _concat(self, p, *parts):
+        return self.torch.cat(parts, p["dim"])
+
+    def _reshape(self, p, x):
+        return x.reshape(p["shape"])
+
+    def _expand_dims(self, p, x):
+        return x.unsqueeze(p["axis"])
+
+    def _elemwise_add(self, p, a, b):
+        return a + b
+
+    _broadcast_add = _elemwise_add
+
+    def _elemwise_mul(self, p, a, b):
+        return a * b
+
+    def _dropout(self, p, x):
+        return self.f.dropout(x, p["p"])
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+def copies(args, context, clock):
+    """The n-way sum and copies out and in, as a share of a plain copy on the card."""
+    from weftplan.kvstore.gpu_sum import sum_in_one_launch
+
+    where = device.get(context(0))
+    nbytes = 1 << (20 if args.standin else 28)
+    n = 8
+    raws = [where.allocate(nbytes) for _ in range(n + 1)]
+    arrays = [raw.view(np.float32) for raw in raws]
+    stream = where.new_stream()
+    rows = []
+    if args.standin:
+        from tests.standin_cupy import meter
+
+        with stream:
+            for array in arrays:
+                where.launch(lambda array=array: array.fill(1))
+            meter.reset()
+            where.launch(lambda: sum_in_one_launch(arrays[:n], arrays[n]))
+            count = meter.total
+            stream.synchronize()
+        right = bool((where_to_host(where, arrays[n]) == n).all())
+        rows.append({"what": "n-way sum, n = 8: launches", "value": count, "goal": 1, "met": count == 1 and right})
+        for what, goal in (("n-way sum, n = 8: of copy bandwidth", 0.92), ("copy out, GB/s", None),
+                           ("copy in, GB/s", None)):  # fmt: skip
+            rows.append({"what": what, "value": NOT, "goal": goal, "met": None})
+        return rows
+    host = device.get(mx.cpu_pinned()).allocate(nbytes)
+    with stream:
+        plain = 2 * nbytes / per_call(lambda: where.copy(raws[1], raws[0]), stream.synchronize, clock)
+        kernel = lambda: where.launch(lambda: sum_in_one_launch(arrays[:n], arrays[n]))  # noqa: E731
+        total = (n + 1) * nbytes / per_call(kernel, stream.synchronize, clock)
+        out = nbytes / per_call(lambda: where.copy(host, raws[0]), stream.synchronize, clock)
+        back = nbytes / per_call(lambda: where.copy(raws[0], host), stream.synchronize, clock)
+    rows.append({"what": "copy on the card, GB/s read and written", "value": round(plain / 1e9), "goal": None,
+                 "met": None})  # fmt: skip
+    rows.append({"what": "n-way sum, n = 8, 256 MB: of copy bandwidth", "value": round(total / plain, 3), "goal": 0.92,
+                 "met": total >= 0.92 * plain})  # fmt: skip
+    rows += [{"what": f"copy {way}, GB/s", "value": round(found / 1e9, 1), "goal": None, "met": None} for way, found in
+             (("out", out), ("in", back))]  # fmt: skip
+    return rows
+
+
+def where_to_host(where, array):
+    """A host copy."""
+    out = np.empty(array.shape, array.dtype)
+    where.copy(out, array)
+    return out
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def graphs(args, context, clock):
+    """A step with and without CUDA graphs: bits, launches, time."""
+    rows = []
+    for name, batch in (("mlp", 64),) if args.standin else (("mlp", 64), ("lstm", 32), ("resnet18", 32)):
+        if clock.over():
+            break
+        times, bits, states = [], [], []
+        for setting in ("0", "1"):
+            with environment(MXNET_ENABLE_CUDA_GRAPHS=setting):
+                executor, inputs = bound(name, batch, context(0))
+            fill(executor, inputs, 10, name == "lstm")
+            step = step_of(executor, inputs)
+            for _ in range(4):
+                step()
+            bits.append({n: a.asnumpy().tobytes() for n, a in executor.arg_dict.items()})
+            states = executor.cuda_graphs()
+            if not args.standin:
+                times.append(per_call(step, mx.nd.waitall, clock))
+            del executor, step
+        same, captured = bits[0] == bits[1], sum(state == "captured" for *_, state in states)
+        rows.append({"what": f"{name}: bits with graphs and without", "value": "equal" if same else "differ",
+                     "goal": "equal", "met": same})  # fmt: skip
+        rows.append({"what": f"{name}: segments captured", "value": f"{captured} of {len(states)}", "goal": None,
+                     "met": None})  # fmt: skip
+        for reason in sorted({state for *_, state in states} - {"captured"}):
+            rows.append({"what": f"{name}: not captured", "value": reason, "goal": None, "met": None})
+        ratio = NOT if args.standin else round(times[1] / times[0], 3)
+        rows.append({"what": f"{name}: step with graphs / without", "value": ratio, "goal": None, "met": None})
+    return rows
+
+
+@contextlib.contextmanager
+def environment(**values):
+    """Settings for what is made in the ``with`` block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+# -- spill ------------------------------------------------------------------------------------------------------------
+
+
+def spill(args, context, clock):
+    """A step whose plan has half the memory, beside one that has all: results wait elsewhere, or are computed again."""
+    name, batch = ("chain", 256) if args.standin else ("resnet18", 64)
+    rows, times, gradients, whole = [], [], [], None
+    for part in (1.0, 0.5):
+        options = planner.PlanOptions(budget=None if whole is None else int(part * whole))
+        try:
+            executor, inputs = bound(name, batch, context(0), options=options)
+        except BudgetError as error:
+            what = f"{name}: a plan with {part} of the memory"
+            rows.append({"what": what, "value": str(error)[:160], "goal": "a plan",
+                         "met": False})  # fmt: skip
+            return rows
+        plan = executor.memory_plan
+        whole = whole or plan.peak
+        fill(executor, inputs, 10, False)
+        executor.forward(is_train=True)
+        executor.backward()
+        gradients.append([None if g is None else g.asnumpy() for g in executor.grad_arrays])
+        on_device = plan.peak - plan.in_homes
+        rows.append({"what": f"{name}: planned bytes on the GPU, of all that it needs",
+                     "value": round(on_device / whole, 3), "goal": part, "met": on_device <= part * whole})  # fmt: skip
+        met = executor.allocated_bytes == plan.peak
+        rows.append({"what": f"{name}: bytes planned and allocated", "value": "equal" if met else "differ",
+                     "goal": "equal", "met": met})  # fmt: skip
+        if not args.standin:
+            times.append(per_call(step_of(executor, inputs), mx.nd.waitall, clock))
+        del executor
+    same = all(a is None or np.array_equal(a, b) for a, b in zip(*gradients, strict=True))
+    rows.append({"what": f"{name}: gradients with half the memory", "value": "equal" if same else "differ",
+                 "goal": "equal", "met": same})  # fmt: skip
+    ratio = NOT if args.standin else round(times[1] / times[0], 2)
+    rows.append({"what": f"{name}: step with half the memory / with all", "value": ratio, "goal": None, "met": None})
+    return rows
+
+
+# -- allocations ------------------------------------------------------------------------------------------------------
+
+
+def allocations(args, context, clock):
+    """Taking and giving back from the pool, the driver's own, and the driver's calls in a training step."""
+    from weftplan import storage
+
+    resource, where = storage.get(context(0)), device.get(context(0))
+    executor, inputs = bound("lenet", 4, context(0))
+    step = step_of(executor, inputs)
+    for _ in range(2):
+        step()
+        mx.nd.waitall()
+    before = resource.statistics()
+    for _ in range(3):
+        step()
+    mx.nd.waitall()
+    after = resource.statistics()
+    grown = after.reserved_bytes - before.reserved_bytes
+    rows = [{"what": "bytes taken from the driver in three steps", "value": grown, "goal": 0, "met": grown == 0}]
+    for what, call in (
+        ("a pair of allocate and free of 1 MiB, µs", lambda: resource.free(resource.allocate(1 << 20))),
+        ("the same of the driver, µs", lambda: where.free(where.allocate(1 << 20))),
+    ):
+        value = NOT if args.standin else round(1e6 * per_call(call, mx.nd.waitall, clock), 2)
+        rows.append({"what": what, "value": value, "goal": None, "met": None})
+    return rows
+
+
+# -- all --------------------------------------------------------------------------------------------------------------
+
+PARTS = {part.__name__: part for part in (correctness, launches, training, copies, graphs, spill, allocations)}
+
+
+def machine(args, context):
+    """What the figures were taken on."""
+    found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "weftplan": mx.__version__,
+             "numpy": np.__version__}  # fmt: skip
+    xp = device.get(context(0)).xp
+    if args.standin:
+        return {**found, "card": f"none: the stand-in for CuPy {xp.__version__}"}
+    runtime = xp.cuda.runtime
+    name = runtime.getDeviceProperties(0)["name"].decode()
+    return {**found, "card": name, "driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(),
+            "cupy": xp.__version__}  # fmt: skip
+
+
+@contextlib.contextmanager
+def gpus(args):
+    """The function that makes contexts."""
+    if args.standin:
+        from tests.standin_cupy import installed
+
+        with installed():
+            yield mx.gpu
+    elif not device.num_gpus():
+        sys.exit("bench_gpu.py: there is no GPU for CuPy here; --standin runs on a machine without one")
+    else:
+        yield mx.gpu
+
+
+def show(report):
+    """The table."""
+    facts = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    print(f"{facts}\n\n| part | what | value | goal | met |\n|---|---|---|---|---|")
+    for name, part in report["parts"].items():
+        for row in part["rows"]:
+            goal = "" if row["goal"] is None else row["goal"]
+            met = {True: "yes", False: "**no**", None: ""}[row["met"]]
+            print(f"| {name} | {row['what']} | {row['value']} | {goal} | {met} |")
+        if part["cut"]:
+            print(f"| {name} | its share of the time was used up; the rest was left out | | | |")
+
+
+def main():
+    """Run the parts, print the table, write JSON; exit 1 where something counted or compared is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--standin", action="store_true", help="run on the tests' stand-in for CuPy")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    parser.add_argument("--seconds", type=float, default=480, help="time for all parts")
+    parser.add_argument("--json", metavar="FILE", help="also write JSON; -: in place of the table")
+    parser.add_argument("--every", type=int, default=1, help="on the stand-in: every so many operators")
+    args = parser.parse_args()
+    whole = sum(SHARES[name] for name in args.only)
+    with gpus(args) as context:
+        report = {"machine": machine(args, context), "parts": {}}
+        for name in args.only:
+            clock = Clock(args.seconds * SHARES[name] / whole)
+            start = time.monotonic()
+            rows = PARTS[name](args, context, clock)
+            report["parts"][name] = {"rows": rows, "cut": clock.cut, "seconds": round(time.monotonic() - start, 1)}
+            mx.nd.waitall()
+    if args.json != "-":
+        show(report)
+    if args.json:
+        text = json.dumps(report)
+        print(text) if args.json == "-" else pathlib.Path(args.json).write_text(text + "\n")
+    return int(any(row["met"] is False for part in report["parts"].values() for row in part["rows"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

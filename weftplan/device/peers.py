@@ -1,0 +1,84 @@
+"""Copies between two GPUs: directly where each pair has shown that it can, else through page-locked host memory.
+
+A pair is asked about once, when it first copies: the setting ``MXNET_ENABLE_GPU_P2P``, the driver, and then a copy of
+known bytes, because there are machines (virtual ones, and some with an IOMMU) where peer access is offered and brings
+other bytes. Any thread may call these; the first copy of a pair waits for the check.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan import config
+from weftplan.locks import ReentrantLock, whole_in_children
+
+PEER = "peer access"
+"""What :meth:`Peers.way` says of a pair that copies directly."""
+_CHECKED = 1 << 16
+_STAGE = 4 << 20
+
+
+class Peers:
+    """How one GPU copies to the others."""
+
+    def __init__(self, place: Any) -> None:
+        self._place = place
+        self._lock = whole_in_children(ReentrantLock())
+        self._ways: dict[int, str] = {}
+        self._stages: dict[int, Any] = {}
+        """By stream: page-locked memory, which its copies use one after the other."""
+
+    def way(self, other: Any) -> str:
+        """:data:`PEER` for a GPU to which this one copies directly, or why it does not."""
+        found = self._ways.get(other.index)
+        if found is None:
+            with self._lock:
+                found = self._ways.get(other.index)
+                if found is None:
+                    found = self._ways[other.index] = self._asked(other)
+        return found
+
+    def _asked(self, other: Any) -> str:
+        place, index = self._place, other.index
+        runtime = place.xp.cuda.runtime
+        if not config.process("MXNET_ENABLE_GPU_P2P"):
+            return "MXNET_ENABLE_GPU_P2P is off"
+        if not runtime.deviceCanAccessPeer(place.index, index):
+            return "the driver offers no peer access"
+        with place.xp.cuda.Device(place.index):
+            try:
+                runtime.deviceEnablePeerAccess(index)
+            except runtime.CUDARuntimeError as error:
+                if "PeerAccessAlreadyEnabled" not in str(error):
+                    return f"peer access cannot be enabled: {error}"
+        if self._brings_other_bytes(other):
+            return "a check of peer access brought other bytes"
+        return PEER
+
+    def _brings_other_bytes(self, other: Any) -> bool:
+        wanted = (np.arange(_CHECKED, dtype=np.uint32) * 2654435761 >> 13).astype(np.uint8)
+        source, target = self._place.allocate(_CHECKED), other.allocate(_CHECKED)
+        xp = self._place.xp
+        with xp.cuda.Device(self._place.index):
+            stream = xp.cuda.Stream(non_blocking=True)
+            source.set(wanted, stream=stream)
+            target.data.copy_from_device_async(source.data, _CHECKED, stream)
+            found = target.get(stream=stream)
+        return not np.array_equal(found, wanted)
+
+    def staged(self, dst: Any, src: Any, stream: Any, pinned: Any) -> None:
+        """Enqueue a copy through the host; ``pinned`` is the device that page-locked memory comes from.
+
+        One piece of page-locked memory serves a stream: what comes in is on its way out before the next comes in.
+        """
+        to, of = (array.reshape(-1).view(np.uint8) for array in (dst, src))
+        with self._lock:
+            room = self._stages.get(stream.ptr)
+            if room is None:
+                room = self._stages[stream.ptr] = pinned.allocate(_STAGE)
+            for start in range(0, of.size, _STAGE):
+                part = room[: min(_STAGE, of.size - start)]
+                of[start : start + part.size].get(stream=stream, out=part, blocking=False)
+                to[start : start + part.size].set(part, stream=stream)
