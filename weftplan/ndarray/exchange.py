@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan import device
 from weftplan.device.context import Context
+from weftplan.device.stream import no_stream
 from weftplan.errors import DTypeError, ParameterError
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.base import check_dtype
@@ -85,8 +86,13 @@ def from_dlpack(dlpack: Any) -> NDArray:
     kind, index = source.__dlpack_device__()
     if int(kind) == 2:
         context = Context("gpu", int(index))
-        foreign = device.get(context).xp.from_dlpack(source)
-        return adopt(foreign, context)
+        place = device.get(context)
+        made = []
+        # Without a stream of ours the launch ends by waiting for CuPy's, behind which the other library has put its
+        # work: our streams do not wait for that one.
+        with no_stream():
+            place.launch(lambda: made.append(place.xp.from_dlpack(source)))
+        return adopt(made[0], context)
     try:
         foreign = np.from_dlpack(source)
     except (TypeError, RuntimeError, BufferError) as error:

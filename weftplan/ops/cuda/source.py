@@ -67,7 +67,7 @@ def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Seque
     """Enqueue ``blocks`` blocks of ``threads`` threads on the current stream; none where there are no blocks.
 
     Raises:
-        DeviceError: the source does not compile on this machine.
+        DeviceError: the source does not compile on this machine, or the compiler is missing.
     """
     if not blocks:
         return
@@ -78,6 +78,11 @@ def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Seque
         raise DeviceError(
             f"the kernel {name} for {kinds} does not compile with the CUDA libraries of this machine: {error}. "
             f"WEFTPLAN_KERNELS=numpy computes without kernels of the package; please report it"
+        ) from error
+    except ImportError as error:  # of CUDA's libraries, which CuPy loads when they are first needed
+        raise DeviceError(
+            f"the kernel {name} cannot be compiled: {error}. Only a driver seems to be installed: pip install "
+            f"'weftplan[cuda12]' or 'weftplan[cuda13]' brings CUDA's libraries; `weftplan doctor` tries each"
         ) from error
 
 

@@ -1,0 +1,80 @@
+"""What goes wrong around a GPU: a clear exception, and the process goes on."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from tests.standin_cupy import CUDARuntimeError, machine
+from weftplan import device
+from weftplan.errors import DeviceError
+from weftplan.ops.cuda import dropout, source
+
+
+def add_one(context):
+    """Work that must still be possible."""
+    return (mx.nd.ones((3,), ctx=context(0)) + 1).asnumpy().tolist()
+
+
+def dropped(context):
+    """A step of Dropout on gpu(0)."""
+    executor = mx.sym.Dropout(mx.sym.Variable("x"), p=0.5).simple_bind(context(0), x=(4,))
+    executor.forward(is_train=True)
+    return executor.outputs[0].asnumpy()
+
+
+def test_a_driver_that_is_missing(monkeypatch):
+    """CuPy without a driver: the message has CUDA's words and what to install."""
+    with place("standin") as context:
+
+        def fail():
+            raise CUDARuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+        monkeypatch.setattr(device.get(context(0)).xp.cuda.runtime, "getDeviceCount", fail)
+        with pytest.raises(DeviceError, match=r"no usable NVIDIA driver or GPU \(cudaErrorInsuff.*pip install"):
+            device.get(context(1))
+        assert device.num_gpus() == 0
+
+
+def test_a_kernel_that_does_not_compile(monkeypatch):
+    """The exception names the kernel, the dtype and a way out; other work goes on, and so does the kernel once it is
+    mended."""
+    good = dropout._SOURCE
+    with place("standin") as context:
+        monkeypatch.setattr(dropout, "_SOURCE", good.replace("bool kept", "boolean kept"))
+        with pytest.raises(DeviceError, match=r"kernel drop for float32 does not compile .*WEFTPLAN_KERNELS=numpy"):
+            dropped(context)
+        assert add_one(context) == [2, 2, 2]
+        monkeypatch.setattr(dropout, "_SOURCE", good)
+        assert dropped(context).shape == (4,)
+
+
+def test_a_compiler_that_is_missing():
+    """A machine with a driver alone: the exception names the extra that brings CUDA's libraries."""
+    source._compiled.cache_clear()
+    with place("standin") as context:
+        machine.libraries_missing = True
+        with pytest.raises(DeviceError, match=r"kernel drop cannot be compiled: libnvrtc.*weftplan\[cuda12\]"):
+            dropped(context)
+        machine.libraries_missing = False
+        assert dropped(context).shape == (4,)
+
+
+def test_an_array_of_another_device():
+    """Operands on two GPUs are refused at the call, before anything is pushed."""
+    with place("standin") as context:
+        x, y = mx.nd.ones((3,), ctx=context(0)), mx.nd.ones((3,), ctx=context(1))
+        with pytest.raises(DeviceError, match=r"gpu\(0\).*gpu\(1\)|gpu\(1\).*gpu\(0\)"):
+            mx.nd.elemwise_add(x, y)
+        assert add_one(context) == [2, 2, 2]
+
+
+def test_an_array_of_another_stream():
+    """A CuPy array from CuPy's own pool, on which another stream is still working, is read behind that stream."""
+    with place("standin") as context:
+        xp = device.get(context(0)).xp
+        with xp.cuda.Stream(non_blocking=True):
+            x = xp.asarray(np.arange(3, dtype=np.float32))
+            x *= 2
+            shared = mx.nd.from_dlpack(x)
+        assert (shared + 1).asnumpy().tolist() == [1, 3, 5]
