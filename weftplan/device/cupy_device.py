@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType
@@ -21,7 +22,6 @@ from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
 from weftplan.device.peers import PEER, Peers
-from weftplan.device.registry import get
 from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.device.temporaries import Temporaries
 from weftplan.errors import DeviceError, OutOfMemoryError
@@ -128,6 +128,10 @@ class CupyStream:
         self._device.guards.pop().__exit__(None, None, None)
 
 
+_known: weakref.WeakValueDictionary[int, CupyDevice] = weakref.WeakValueDictionary()
+"""By index: the devices that there are arrays of."""
+
+
 class CapturedGraph:
     """Work that one launch enqueues; see :meth:`CupyDevice.capture`."""
 
@@ -157,6 +161,7 @@ class CupyDevice:
         self.guards = _GuardStack()
         self.temporaries = Temporaries(context, self.xp)
         self.peers = Peers(self)
+        _known[self.index] = self
 
     def allocate(self, nbytes: int) -> Any:
         """``nbytes`` > 0 undefined bytes of device memory.
@@ -266,12 +271,11 @@ class CupyDevice:
                 stream.synchronize()
 
     def _copy_to_other(self, dst: Any, src: Any, stream: Any) -> None:
-        source, target = (get(Context("gpu", array.device.id)) for array in (src, dst))
-        assert isinstance(source, CupyDevice)
+        source, target = (_known[array.device.id] for array in (src, dst))
         if source.peers.way(target) == PEER:
             dst.data.copy_from_device_async(src.data, src.nbytes, stream)
         else:
-            source.peers.staged(dst, src, stream, get(Context("cpu_pinned", 0)))
+            source.peers.staged(dst, src, stream, pinned_device(Context("cpu_pinned", 0)))
 
     def _page_locked(self, array: Any) -> bool:
         attributes = self.xp.cuda.runtime.pointerGetAttributes(array.__array_interface__["data"][0])

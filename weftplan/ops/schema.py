@@ -184,9 +184,15 @@ class OpContext:
         seed, counter = self.random_key
         if self.xp is np:
             return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), counter & (2**64 - 1)]))
-        from weftplan.ops.cuda.philox import PhiloxGenerator  # which imports this
+        return _generators[-1](self.xp, seed, counter)
 
-        return PhiloxGenerator(self.xp, seed, counter)
+
+_generators: list[Callable[[ModuleType, int, int], Any]] = []
+
+
+def use_on_devices(generator: Callable[[ModuleType, int, int], Any]) -> None:
+    """Let ``generator(xp, seed, counter)`` make the generators of devices; called by the file that has them."""
+    _generators.append(generator)
 
 
 def aligned(nbytes: int, alignment: int = 64) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.cuda.source import each
+from weftplan.ops.schema import use_on_devices
 
 PHILOX = """
 __device__ unsigned long long philox(unsigned long long key0, unsigned long long key1, unsigned long long n) {
@@ -196,3 +197,6 @@ class PhiloxGenerator:
         values = parameter if several else self._xp.full((1,), parameter, np.float64)
         target = self._xp.empty(values.shape if size is None else size, dtype)
         return self._fill(name, target, target.size * _OF_ONE, values.reshape(-1), np.int32(several))
+
+
+use_on_devices(PhiloxGenerator)
