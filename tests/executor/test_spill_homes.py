@@ -9,12 +9,15 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, planner, storage, sym
+from weftplan.device.homes import HomeSpec
 from weftplan.engine import FnProperty
-from weftplan.errors import DeviceError, PlanError
+from weftplan.errors import DeviceError, OutOfMemoryError, PlanError
+from weftplan.executor.memory import PlannedMemory
+from weftplan.executor.pool import SlabPool
 from weftplan.planner import PlanOptions
 from weftplan.planner.spill import Link
 from weftplan.planner.spill.link import FILE as DISK
-from weftplan.storage import RawResource
+from weftplan.storage import RawResource, homes
 
 DEVICES = itertools.count(9300)
 FILE = mx.Context("file", 0)
@@ -127,6 +130,56 @@ def test_each_home_holds_the_planned_bytes_up_to_its_limit(place, folder):
         mx.nd.waitall()
 
 
+def test_plans_and_arrays_share_the_limit_of_a_home(folder):
+    """What a first executor and arrays have in a home is not there for a second one, which is planned for the rest;
+    it is there again when they are gone."""
+    net, ctx = network(), mx.cpu(next(DEVICES))
+    half = plain_peak(net, ctx) // 2
+    text = f"file:{folder}:1MB"
+    home = HomeSpec("file", 1 << 20, str(folder))
+    peer = {"peers": (str(mx.cpu(next(DEVICES))),)}
+    _, want = trained(net, ctx)
+    first, got = trained(net, ctx, budget=half, spill=f"{text},peer", **peer)
+    there = first.memory_plan.peak_by_device[FILE]
+    assert got == want
+    assert 0 < there < home.nbytes
+    assert homes.taken(home) == there
+    kept = homes.keep(np.zeros(home.nbytes - there - (64 << 10), np.uint8), ctx, (home,), "an array")
+    second, got = trained(net, ctx, budget=half, spill=f"{text},peer", **peer)
+    assert got == want
+    rest = (64 << 10) - second.memory_plan.peak_by_device[FILE]
+    assert 0 <= rest < 64 << 10
+    assert homes.taken(home) == home.nbytes - rest
+    with pytest.raises(OutOfMemoryError, match="too few are left"):
+        homes.keep(np.zeros(rest + 1, np.uint8), ctx, (home,), "another array")
+    kept.free()
+    del first, second
+    gc.collect()
+    mx.nd.waitall()
+    assert homes.taken(home) == 0
+
+
+def test_a_plan_that_was_made_for_more_than_is_left_is_refused(folder):
+    """Its memory is not taken, and the home has what it had."""
+    net, ctx, home = network(), mx.cpu(next(DEVICES)), HomeSpec("file", 2 << 20, str(folder))
+    half = plain_peak(net, ctx) // 2
+    executor, _ = trained(net, ctx, budget=half, spill=f"file:{folder}:2MB")
+    planned = executor.planned
+    pool, there = SlabPool(), homes.taken(home)
+    kept = homes.keep(np.zeros(home.nbytes - there - 4096, np.uint8), ctx, (home,), "an array")
+    with pytest.raises(OutOfMemoryError, match="of which others have 2,093,056"):
+        PlannedMemory(planned, pool)
+    assert pool.nbytes == {}
+    kept.free()
+    assert homes.taken(home) == there
+    memory = PlannedMemory(planned, pool)
+    assert homes.taken(home) == 2 * there
+    del executor, memory, pool
+    gc.collect()
+    mx.nd.waitall()
+    assert homes.taken(home) == 0
+
+
 def test_a_slow_home_is_mixed_with_repetition(monkeypatch, folder):
     """Over the link of a disk some results wait in the file and others are computed again; the bits are the same."""
     monkeypatch.setattr("weftplan.planner.spill.place.FILE", DISK)
@@ -172,7 +225,16 @@ def test_a_device_that_computes_is_no_peer():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"spill": "disc"}, {"spill": 3}, {"spill": "host:5"}, {"peers": "sim(1)"}, {"peers": ("sim",)}], ids=str
+    "wrong",
+    [
+        {"spill": "disc"},
+        {"spill": 3},
+        {"spill": "host:5"},
+        {"peers": "sim(1)"},
+        {"peers": ("sim",)},
+        {"spill_taken": (-1,)},
+    ],
+    ids=str,
 )
 def test_bad_options_are_refused(wrong):
     """What is no list of homes or devices is an error that names the option."""

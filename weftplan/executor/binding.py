@@ -40,6 +40,7 @@ from weftplan.executor.new_arrays import Groups, buffered_array, fitted, new_zer
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.planner.amounts import bytes_of
+from weftplan.storage import homes
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
 from weftplan.symbol.traversal import split_variables, topological_order
@@ -366,6 +367,8 @@ def _strategy(given: PlanOptions | None, ctx: Context) -> tuple[PlanOptions, typ
         peers = [peer for peer in storage.in_use() if peer.device_type == ctx.device_type and peer != ctx]
         peers.sort(key=lambda peer: -device.get(peer).memory_info()[0])
         options = options.replace(peers=tuple(map(str, peers)))
+    if any(home.nbytes is not None for home in options.homes):
+        options = options.replace(spill_taken=tuple(map(homes.taken, options.homes)))
     if config.get("WEFTPLAN_EXECUTOR_STRATEGY") == "dynamic":
         return replace(options, strategy="none"), DynamicExecutor
     return options, Executor

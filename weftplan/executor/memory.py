@@ -9,6 +9,7 @@ import numpy as np
 
 from weftplan import config
 from weftplan.device.context import Context
+from weftplan.device.homes import HomeSpec
 from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind
 from weftplan.ndarray import NDArray
@@ -49,7 +50,25 @@ def place(planned: PlannedGraph) -> Placement:
     return Placement(
         [(contexts[slab], start[slab] + offsets[s], nbytes[s]) for s, slab in enumerate(plan.storage_slab.tolist())],
         needs,
+        _homes(planned),
     )
+
+
+def _homes(planned: PlannedGraph) -> dict[Context, HomeSpec]:
+    """The homes in which results of the plan wait, by their memory."""
+    plan = planned.memory
+    listed = {home.kind: home for home in plan.options.homes}
+    folders = [home for home in plan.options.homes if home.kind == "file"]
+    found: dict[Context, HomeSpec] = {}
+    if plan.in_homes:
+        for ctx, nbytes in plan.peak_by_device.items():
+            if nbytes and ctx.device_type == "file" and ctx.device_id < len(folders):
+                found[ctx] = folders[ctx.device_id]
+            elif nbytes and ctx.device_type == "cpu_pinned" and plan.on_host and "host" in listed:
+                found[ctx] = listed["host"]
+            elif nbytes and ctx in plan.options.peer_contexts and "peer" in listed:
+                found[ctx] = listed["peer"]
+    return found
 
 
 class PlannedMemory:

@@ -36,10 +36,12 @@ import numpy as np
 
 from weftplan import engine
 from weftplan.device.context import Context, cpu
+from weftplan.device.homes import HomeSpec
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
 from weftplan.executor.idle import Idleness
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.chunk import Chunk, MovableChunk
+from weftplan.storage import homes
 
 
 class Placement:
@@ -48,14 +50,21 @@ class Placement:
     Attributes:
         chunks: per storage, its bytes and its var.
         needs: bytes from the start of the block, per device.
+        homes: which of these are homes, where results wait.
     """
 
-    __slots__ = ("__weakref__", "_where", "chunks", "needs")
+    __slots__ = ("__weakref__", "_where", "chunks", "homes", "needs")
 
-    def __init__(self, where: list[tuple[Context, int, int]], needs: Mapping[Context, int]) -> None:
+    def __init__(
+        self,
+        where: list[tuple[Context, int, int]],
+        needs: Mapping[Context, int],
+        homes: Mapping[Context, HomeSpec] | None = None,
+    ) -> None:
         self._where = where
         """Per storage: device, offset in the block, bytes."""
         self.needs = dict(needs)
+        self.homes = dict(homes or {})
         self.chunks: list[MovableChunk] = []
 
     def put(self, blocks: Mapping[Context, PoolMemory]) -> None:
@@ -89,7 +98,9 @@ class SlabPool:
         self._members: list[weakref.ref[Placement]] = []
         self.idleness = Idleness(self)
         """Whether the blocks may wait elsewhere; a ``with`` block of it keeps them here."""
-        weakref.finalize(self, self.idleness.close).atexit = False
+        self._room = homes.Room()
+        for close in (self.idleness.close, self._room.free):
+            weakref.finalize(self, close).atexit = False
         self._owner: Placement | None = None
         """Whose values are in memory: that of the last run. Held, since its arrays may be read when it is gone."""
 
@@ -141,6 +152,8 @@ class SlabPool:
             for ctx, nbytes in placement.needs.items()
             if nbytes > before.get(ctx, -1)
         }
+        for ctx, home in placement.homes.items():
+            self._room.hold(ctx, home, placement.needs[ctx])
         if not before.keys().isdisjoint(short):
             self._settle()
         for ctx, nbytes in short.items():

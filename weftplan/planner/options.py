@@ -83,6 +83,9 @@ class PlanOptions:
     peers: tuple[str, ...] = ()
     """Devices of the same kind, such as ``gpu(1)``, that the home ``peer`` may use and nothing else of the graph does.
     ``simple_bind`` names those from which memory has been taken, the one with most room first."""
+    spill_taken: tuple[int, ...] = ()
+    """Bytes that others have of each home that :attr:`spill` lists, so that a plan may not have them; homes beyond the
+    last are all there. ``bind`` and ``simple_bind`` look."""
 
     def __post_init__(self) -> None:
         """Refuse values that no field documents."""
@@ -98,6 +101,9 @@ class PlanOptions:
         if isinstance(self.peers, str):
             raise PlanError(f"plan option peers must be a tuple of devices such as 'gpu(1)', got {self.peers!r}")
         object.__setattr__(self, "peers", tuple(str(peer) for peer in self.peers))
+        if not all(isinstance(nbytes, int) and nbytes >= 0 for nbytes in self.spill_taken):
+            raise PlanError(f"plan option spill_taken must be a tuple of bytes >= 0, got {self.spill_taken!r}")
+        object.__setattr__(self, "spill_taken", tuple(self.spill_taken))
         try:
             _ = self.homes, self.peer_contexts
         except MXNetError as error:

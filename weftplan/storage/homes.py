@@ -3,10 +3,14 @@
 A home is a context with a pool like any other: page-locked memory of the host, files, another device. :func:`keep`
 copies bytes to the first home with room; what it returns copies them back and frees them there. The copies are over
 when a call returns, on every device. Any thread may call anything here.
+
+A home has one limit for all who use it: arrays, slabs of executors that are not running, and what plans have there,
+which :class:`Room` stands for. A plan is made for what is left (:func:`taken`).
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +38,8 @@ class Traffic:
 
 traffic = Traffic()
 _lock = whole_in_children(Lock())
-_taken: dict[HomeSpec, int] = {}
-"""Bytes that wait in each home. Guarded by ``_lock``, as is ``traffic``."""
+_taken: dict[tuple[str, str], int] = {}
+"""Bytes that each home has promised, by kind and folder. Guarded by ``_lock``, as is ``traffic``."""
 
 
 class Kept:
@@ -58,9 +62,36 @@ class Kept:
         """Give the room in the home back. Never waits for long, so finalizers may call it."""
         nbytes = self._allocation.nbytes
         self._resource.free(self._allocation)
+        _unreserve(self._home, nbytes)
         with _lock:
-            _taken[self._home] -= nbytes
             traffic.waiting_bytes -= nbytes
+
+
+class Room:
+    """Bytes of homes that a plan has for itself, as long as its memory exists."""
+
+    def __init__(self) -> None:
+        self._held: dict[Context, tuple[HomeSpec, int]] = {}
+
+    def hold(self, context: Context, home: HomeSpec, nbytes: int) -> None:
+        """From now on hold ``nbytes`` of a home, in its memory ``context``, if it held less before.
+
+        Raises:
+            OutOfMemoryError: others have taken them. What was held before still is.
+        """
+        more = nbytes - self._held.get(context, (home, 0))[1]
+        if more > 0:
+            if not _reserve(home, more):
+                raise OutOfMemoryError(
+                    f"{home.kind} has {home.nbytes:,} bytes (WEFTPLAN_SPILL), of which others have {taken(home):,}; a "
+                    f"plan needs {more:,}"
+                )
+            self._held[context] = home, nbytes
+
+    def free(self) -> None:
+        """Give everything back. Never waits for long, so finalizers may call it."""
+        while self._held:
+            _unreserve(*self._held.popitem()[1])
 
 
 def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object) -> Kept:
@@ -82,6 +113,8 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object) 
                 try:
                     resource = registry.get(place)
                     kept = Kept(home, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
+                    with _lock:
+                        traffic.waiting_bytes += nbytes
                     break
                 except (OutOfMemoryError, DeviceError) as error:
                     refusals.append(str(error).partition("\n")[0])
@@ -101,20 +134,31 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object) 
     raise OutOfMemoryError("; ".join(refusals) or f"no home takes bytes of {context}")
 
 
-def _reserve(home: HomeSpec, nbytes: int) -> bool:
+def taken(home: HomeSpec) -> int:
+    """Bytes of a home that somebody has."""
     with _lock:
-        taken = _taken.get(home, 0)
-        if home.nbytes is not None and taken + nbytes > home.nbytes:
+        return _taken.get(_identity(home), 0)
+
+
+def _identity(home: HomeSpec) -> tuple[str, str]:
+    """What makes two specifications one home, whatever limits they give it."""
+    return home.kind, os.path.realpath(home.folder) if home.folder else ""
+
+
+def _reserve(home: HomeSpec, nbytes: int) -> bool:
+    key = _identity(home)
+    with _lock:
+        total = _taken.get(key, 0) + nbytes
+        if home.nbytes is not None and total > home.nbytes:
             return False
-        _taken[home] = taken + nbytes
-        traffic.waiting_bytes += nbytes
+        _taken[key] = total
         return True
 
 
 def _unreserve(home: HomeSpec, nbytes: int) -> None:
+    key = _identity(home)
     with _lock:
-        _taken[home] -= nbytes
-        traffic.waiting_bytes -= nbytes
+        _taken[key] -= nbytes
 
 
 def _places(home: HomeSpec, context: Context, number: int) -> list[Context]:

@@ -20,7 +20,7 @@ class Place:
         context: its memory.
         link: the way there and back; None: the way to page-locked memory.
         home: which of the homes it belongs to.
-        limit: most bytes that may go to that home, None: as many as there are.
+        limit: most bytes that may go to that home now, None: as many as there are.
     """
 
     context: Context
@@ -37,14 +37,16 @@ def places(context: Context, options: PlanOptions) -> list[Place]:
     found: list[Place] = []
     files = 0
     for number, home in enumerate(options.homes):
+        taken = options.spill_taken[number] if number < len(options.spill_taken) else 0
+        limit = None if home.nbytes is None else max(home.nbytes - taken, 0)
         if home.kind == "file":
-            found.append(Place(Context("file", files), FILE, number, home.nbytes))
+            found.append(Place(Context("file", files), FILE, number, limit))
             files += 1
         elif home.kind == "peer":
             peers = [peer for peer in options.peer_contexts if peer.device_type == context.device_type]
-            found += [Place(peer, PEER, number, home.nbytes) for peer in peers if peer != context]
+            found += [Place(peer, PEER, number, limit) for peer in peers if peer != context]
         elif context.has_streams:
-            found.append(Place(host_of(context), None, number, home.nbytes))
+            found.append(Place(host_of(context), None, number, limit))
     return found if context.device_type in ("cpu", "gpu", "sim") else []
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weftplan.planner.buffers import Buffers
+from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
@@ -72,6 +72,7 @@ class Search:
         homes = [places(context, chosen) for context in program.contexts]
         self._room = {place.home: place.limit for row in homes for place in row}
         """Bytes that each home still takes; None: as many as there are."""
+        self._alignment = chosen.alignment
         self._num_forward = num_forward
         self._link = link
         self._times = StepTimes(seconds[nid] for nid in program.order)
@@ -197,7 +198,7 @@ class Search:
         """The same result with the first place that has room for it; None: no place has."""
         for place in self._homes[k]:
             room = self._room[place.home]
-            if room is None or one.nbytes <= room:
+            if room is None or self._bytes_in(place, one) <= room:
                 return replace(one, place=place)
         return None
 
@@ -206,7 +207,12 @@ class Search:
         place: Place = one.place
         room = self._room[place.home]
         if room is not None:
-            self._room[place.home] = room - one.nbytes
+            self._room[place.home] = room - self._bytes_in(place, one)
+
+    def _bytes_in(self, place: Place, one: Idle) -> int:
+        """Bytes that ``one`` takes in a home, where results lie one behind the other."""
+        unit = self._alignment or alignment_of(place.context)
+        return -(-one.nbytes // unit) * unit
 
     def _forced(self, one: Idle, moment: int, row: IntArray, room: int) -> Idle:
         """The same result, waited for so that it is away as long as more than ``room`` is alive around ``moment``."""
