@@ -184,6 +184,52 @@ def test_more_colours_make_nobody_wait_more(grad_req: str) -> None:
     assert max(peaks) < 1.5 * peaks[0]
 
 
+def shared(graph: PlannedGraph) -> int:
+    """Writers of blocks that somebody else had before and whose users they do not follow anyway, in whole blocks."""
+    plan, index = graph.memory, graph.graph
+    needs: dict[int, set[int]] = {}
+    users: dict[int, set[int]] = {}
+    waits = 0
+    for nid in graph.order:
+        node = index.nodes[nid]
+        assert node.op is not None
+        ignored = node.op.ignored(node.params)
+        reads = [e for i, e in enumerate(index.inputs[nid]) if i not in ignored]
+        needs[nid] = {nid}
+        for e in reads:
+            needs[nid] |= needs.get(int(index.entry_node[e]), set())
+        if nid in graph.skipped:
+            continue
+        read = {int(plan.entry_storage[e]) for e in reads} - {-1}
+        written = {int(plan.entry_storage[e]) for e in range(index.row[nid], index.row[nid + 1])}
+        written = (written | {int(plan.workspace_storage[nid])}) - {-1}
+        waits += sum(not users.get(storage, set()) <= needs[nid] for storage in written - read)
+        for storage in written | read:
+            users.setdefault(storage, set()).add(nid)
+    return waits
+
+
+@pytest.mark.parametrize("grad_req", ["null", "write"])
+def test_more_colours_make_whole_blocks_wait_less(grad_req: str) -> None:
+    """As with offsets: Inception's branches share fewer blocks the more colours there are."""
+    counts = []
+    for colours in (1, 2, 4, 8):
+        options = PlanOptions(strategy="match_range", num_temp=colours, kernels="numpy")
+        counts.append(
+            shared(
+                plan_symbol(
+                    models.get("inception_v3"),
+                    models.input_shapes("inception_v3", 8),
+                    grad_req=grad_req,
+                    options=options,
+                )
+            )
+        )
+    assert counts == sorted(counts, reverse=True)
+    assert counts[1] < 0.6 * counts[0]
+    assert counts[-1] < 0.1 * counts[0]
+
+
 def test_colours_of_long_orders_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sets of steps would take too much memory, buffers of different colours share no bytes."""
     monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)

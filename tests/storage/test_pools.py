@@ -374,3 +374,53 @@ def test_the_smallest_legal_options(kind, options):
     pool = kind(device.get(device.cpu()), page=32, reserve=100, **options)
     assert pool.rounded(32) == pool.rounded(1) == 32
     assert pool.rounded(33) == 64
+
+
+def test_sizes_in_turn_leave_what_lies_ready_for_the_others():
+    """A request that the cache serves takes nothing from the sizes that are in use beside it, so that a step of many
+    sizes finds each as it was left; one that nothing serves may take all."""
+    pool = NaivePool(device.get(device.cpu(9180)))
+    sizes = (100, 5000, 70_000, 300_000)
+    for nbytes in sizes * 3:
+        pool.free(pool.allocate(nbytes))
+    pool.empty_cache()
+    for held in [pool.allocate(nbytes) for nbytes in sizes]:
+        pool.free(held)
+    pool.statistics()
+    first = {nbytes: pool.allocate(nbytes) for nbytes in sizes}
+    raws = {nbytes: id(held.raw) for nbytes, held in first.items()}
+    for held in first.values():
+        pool.free(held)
+    pool.free(pool.allocate(4999))  # of the size of a block that is there
+    again = {nbytes: pool.allocate(nbytes) for nbytes in (100, 70_000, 300_000)}
+    assert all(id(held.raw) == raws[nbytes] for nbytes, held in again.items())
+    assert pool.statistics().system_allocations == 2 * len(sizes)
+
+
+def test_peaks_are_exact_when_shelves_stay():
+    """What lies ready is not live: it counts in no peak until somebody takes it, and then it does."""
+    pool = NaivePool(device.get(device.cpu(9181)))
+    one, other = pool.allocate(10_000), pool.allocate(500_000)
+    pool.free(one)
+    pool.free(other)
+    pool.empty_cache()
+    pool.free(pool.allocate(500_000))
+    spare = pool.allocate(10_000)
+    pool.free(spare)
+    pool.free(pool.allocate(10_001))  # the same block for another request, which takes nothing of the large one
+    pool.reset_peaks()
+    for held in [pool.allocate(500_000), pool.allocate(10_000)]:
+        pool.free(held)
+    pool.reset_peaks()
+    assert pool.statistics().peak_requested_bytes == 0
+    pool.free(pool.allocate(500_000))
+    assert pool.statistics().peak_requested_bytes == 500_000
+    held = pool.allocate(10_001)
+    assert pool.statistics().peak_requested_bytes == 500_000
+    assert pool.statistics().requested_bytes == 10_001
+    more = pool.allocate(500_000)
+    assert pool.statistics().peak_requested_bytes == 510_001
+    assert pool.statistics().requested_bytes == 510_001
+    pool.free(more)
+    pool.free(held)
+    assert pool.statistics().requested_bytes == pool.statistics().allocated_bytes == 0

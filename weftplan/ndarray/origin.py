@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from weftplan.engine.sites import USER, Site, origin, site_text
+from weftplan.engine.sites import Site, _origins, origin, site_text
 
 _LEAST = 16384
 """Bytes from which a line is looked for: below, looking takes longer than making the array, and a report names the
@@ -34,12 +34,17 @@ def origin_of(name: str | None, nbytes: int) -> object:
     if nbytes < _LEAST:
         return name or "a small array"
     frame: Any = sys._getframe(2)
-    function = "memory"
-    while origin(frame.f_code.co_filename) != USER:
-        function = frame.f_code.co_name
-        if frame.f_back is None:
+    code, inner = frame.f_code, None
+    while True:
+        filename = code.co_filename
+        known = _origins.get(filename)
+        if not (origin(filename) if known is None else known):
+            break
+        inner, frame = code, frame.f_back
+        if frame is None:
             return name
-        frame = frame.f_back
-    if frame.f_code.co_filename == threading.__file__:  # a worker: the line is nobody's
-        return name or function
-    return Origin(name or function, (frame.f_code, frame.f_lasti))
+        code = frame.f_code
+    function = name or (inner.co_name if inner is not None else "memory")
+    if filename == threading.__file__:  # a worker: the line is nobody's
+        return function
+    return Origin(function, (code, frame.f_lasti))

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,16 @@ from weftplan.storage.base import Allocation, Resource, Segment, Statistics, che
 from weftplan.storage.report import report
 
 _MOST_SHELVES, _MOST_ON_A_SHELF = 4096, 64
-_by_order = itemgetter(0)
+
+
+def _by_order(entry: tuple[int, int, Any, Any, int]) -> int:
+    order = entry[0]
+    return order if order >= 0 else ~order
 
 
 class _Shelf(list[tuple[int, int, Any, Any, int]]):
-    """Freed memory of one requested size, ready to be handed out as it is: (order, nbytes, raw, block, size) each."""
+    """Freed memory of one requested size, ready to be handed out as it is: (order, nbytes, raw, block, size) each; an
+    order below 0, the complement of the true one, says that it is not counted as live any more."""
 
     __slots__ = ("listed",)
 
@@ -45,9 +49,10 @@ class Ledger(Resource):
     ``_take`` and ``_give`` run under the lock and keep ``_reserved``, ``_hits`` and the two system counts.
 
     What is freed lies on a shelf of its requested size until somebody asks for as many bytes, or until a request that
-    no shelf serves, which first takes all of it back into the ledger. So the pair that programs repeat most, a free and
-    an allocation of one size, takes no lock and counts nothing: what is on a shelf is still counted as live, and
-    whoever takes it from there stands in for whoever put it there. For that reason no peak can be missed either.
+    neither a shelf nor the cache serves, which first takes all of it back into the ledger. So the pair that programs
+    repeat most, a free and an allocation of one size, takes no lock and counts nothing: what is on a shelf is still
+    counted as live, and whoever takes it from there stands in for whoever put it there. For that reason no peak can be
+    missed either. A request that the cache serves leaves the shelves as they are and only writes off what lies there.
     """
 
     def __init__(self, device: Device) -> None:
@@ -105,10 +110,13 @@ class Ledger(Resource):
             shelf = self._shelves.get(nbytes)
             if shelf:
                 try:
-                    _, _, raw, block, size = shelf.pop()
+                    entry = shelf.pop()
                 except IndexError:  # another thread took the last one
                     pass
                 else:
+                    order, _, raw, block, size = entry
+                    if order < 0:
+                        return self._allocate_written_off(entry, shelf, name)
                     allocation = Allocation(raw, nbytes, self.context, name, block, size)
                     self._live[id(allocation)] = allocation
                     self._shelf_hits()
@@ -116,6 +124,21 @@ class Ledger(Resource):
                         recording.recorder.allocated(allocation)
                     return allocation
         return self._allocate(nbytes, name)
+
+    def _allocate_written_off(self, entry: tuple[int, int, Any, Any, int], shelf: _Shelf, name: object) -> Allocation:
+        """As ``allocate``, with memory from a shelf that is not counted as live."""
+        _, nbytes, raw, block, size = entry
+        if self._lock.owned():  # in the middle of a change
+            shelf.append(entry)
+            return self._allocate_aside(nbytes, name)
+        with self._lock:
+            allocation = Allocation(raw, nbytes, self.context, name, block, size)
+            self._live[id(allocation)] = allocation
+            self._hits += 1
+            self._count(nbytes, size)
+            if recording.recorder is not None:
+                recording.recorder.allocated(allocation)
+            return allocation
 
     def _allocate(self, nbytes: int, name: object) -> Allocation:
         """As ``allocate``, where no shelf serves."""
@@ -145,7 +168,11 @@ class Ledger(Resource):
         """As ``_allocate``, without any rung of the ladder."""
         with self._lock:
             if self._touched or self._returned or self._aside:
-                self._drain()
+                self._drain(shelves=False)
+                if nbytes and self._serves(nbytes):
+                    self._write_off()
+                else:
+                    self._drain()
             if nbytes:
                 try:
                     block, raw, size = self._take(nbytes)
@@ -159,6 +186,11 @@ class Ledger(Resource):
             if recording.recorder is not None:
                 recording.recorder.allocated(allocation)
             return allocation
+
+    def _serves(self, nbytes: int) -> bool:
+        """True when ``nbytes`` > 0 can be had without looking at what lies on shelves for requests of other sizes,
+        which goes on lying there: or each of several sizes in turn would empty the shelves of the others."""
+        return False
 
     def _room(self) -> int:
         """Bytes beyond which no request can ever be served."""
@@ -236,13 +268,16 @@ class Ledger(Resource):
         if not self._lock.owned() and self._lock.acquire(blocking=False):
             # Not in the middle of a change of this thread: nothing to fear from draining here.
             try:
-                self._drain()
+                self._drain(shelves=False)
             finally:
                 self._lock.release()
 
-    def _drain(self) -> bool:
+    def _drain(self, *, shelves: bool = True, size: int | None = None) -> bool:
         """Count what was made aside and take back everything freed, in its order; True if there was any. Under the
-        lock."""
+        lock.
+
+        What lies on shelves is taken back only if ``shelves``, and if it occupies ``size`` bytes (None: any number).
+        """
         any_returned = False
         while True:
             while self._aside:
@@ -250,15 +285,16 @@ class Ledger(Resource):
                 self._count(allocation.nbytes, allocation.size)
                 if allocation.size:
                     self._reserve(allocation.block)
-            entries = self._freed()
+            entries = self._freed(shelves, size)
             if not entries:
                 break
             any_returned = True
             try:
                 while entries:
-                    _, nbytes, _, block, size = entries.pop()
-                    self._requested -= nbytes
-                    self._allocated -= size
+                    order, nbytes, _, block, size = entries.pop()
+                    if order >= 0:
+                        self._requested -= nbytes
+                        self._allocated -= size
                     if block is not None:
                         self._give(block, size)
             except BaseException:  # Ctrl-C: the others must not be lost
@@ -270,13 +306,16 @@ class Ledger(Resource):
         self._allocations += hits
         return any_returned
 
-    def _freed(self) -> list[tuple[int, int, Any, Any, int]]:
-        """Everything freed that nobody has taken, oldest last."""
+    def _freed(self, shelves: bool, size: int | None) -> list[tuple[int, int, Any, Any, int]]:
+        """Everything freed that nobody has taken, oldest last; from shelves as :meth:`_drain` says."""
         entries: list[tuple[int, int, Any, Any, int]] = []
         while self._returned:
             entries.append(self._returned.popleft())
-        while self._touched:
+        for _ in range(len(self._touched) if shelves else 0):
             shelf = self._touched.popleft()
+            if size is not None and any(entry[4] != size for entry in shelf[:1]):
+                self._touched.append(shelf)
+                continue
             shelf.listed = False
             while shelf:
                 try:
@@ -285,6 +324,25 @@ class Ledger(Resource):
                     break
         entries.sort(key=_by_order, reverse=True)
         return entries
+
+    def _write_off(self) -> None:
+        """Count what lies on shelves as live no more, where it goes on lying; under the lock. Who takes it from there
+        counts it again, so that peaks are exact though not every request empties the shelves."""
+        for shelf in self._touched.copy():
+            taken: list[tuple[int, int, Any, Any, int]] = []
+            try:
+                while shelf:
+                    taken.append(shelf.pop())
+                    order, nbytes, *others, size = taken[-1]
+                    if order < 0:  # what lies below has been written off before
+                        break
+                    self._requested -= nbytes
+                    self._allocated -= size
+                    taken[-1] = (~order, nbytes, *others, size)
+            except IndexError:  # another thread took the last one
+                pass
+            finally:  # also after Ctrl-C
+                shelf.extend(reversed(taken))
 
     def _reserve(self, raw: Any) -> None:
         """Count a block that came from the system."""
@@ -314,8 +372,14 @@ class Ledger(Resource):
         if self._lock.owned():  # in the middle of a change: as far as it has got
             return self._figures()
         with self._lock:
-            self._drain()
-            return self._figures()
+            self._drain(shelves=False)  # what lies there goes on serving: who looks does not slow down who works
+            return self._figures(*self._on_shelves())
+
+    def _on_shelves(self) -> tuple[int, int]:
+        """Bytes on shelves that are counted as live, as they were asked for and as they are occupied."""
+        shelves = {id(shelf): shelf[:] for shelf in self._touched.copy()}
+        entries = [entry for shelf in shelves.values() for entry in shelf if entry[0] >= 0]
+        return sum([entry[1] for entry in entries]), sum([entry[4] for entry in entries])
 
     def reset_peaks(self) -> None:
         with self._lock:
@@ -323,10 +387,11 @@ class Ledger(Resource):
             self._peak_requested, self._peak_allocated = self._requested, self._allocated
             self._peak_reserved = self._reserved
 
-    def _figures(self) -> Statistics:
+    def _figures(self, requested: int = 0, allocated: int = 0) -> Statistics:
+        """The figures without so many bytes, which lie on shelves."""
         return Statistics(
-            requested_bytes=self._requested,
-            allocated_bytes=self._allocated,
+            requested_bytes=self._requested - requested,
+            allocated_bytes=self._allocated - allocated,
             reserved_bytes=self._reserved,
             peak_requested_bytes=self._peak_requested,
             peak_allocated_bytes=self._peak_allocated,

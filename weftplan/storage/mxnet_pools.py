@@ -57,13 +57,22 @@ class _Pool(Ledger):
     def _size(self, nbytes: int) -> int:
         return self.rounded(nbytes)
 
-    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+    def _serves(self, nbytes: int) -> bool:
+        size = self._block_size(nbytes)
+        return size in self._free or (self._drain(size=size) and size in self._free)
+
+    def _block_size(self, nbytes: int) -> int:
+        """As :meth:`rounded`, at little cost where it is asked again."""
         size = self._rounded.get(nbytes)
         if size is None:
             size = self.rounded(nbytes)
             if len(self._rounded) >= 4096:
                 self._rounded.clear()
             self._rounded[nbytes] = size
+        return size
+
+    def _take(self, nbytes: int) -> tuple[Any, Any, int]:
+        size = self._block_size(nbytes)
         if self.slack is not None:
             self._note_peak(size)
         stack = self._free.get(size)
