@@ -424,3 +424,11 @@ def test_peaks_are_exact_when_shelves_stay():
     pool.free(more)
     pool.free(held)
     assert pool.statistics().requested_bytes == pool.statistics().allocated_bytes == 0
+
+
+def test_peaks_are_exact_when_sizes_take_turns_from_their_shelves():
+    """A small request that takes what was written off does not count beside a large block freed before."""
+    pool = NaivePool(device.get(device.cpu(9182)))
+    for nbytes in (2_000_001, 1, 2_000_001, 1, 2_000_001):
+        pool.free(pool.allocate(nbytes))
+        assert pool.statistics().peak_requested_bytes == 2_000_001

@@ -132,6 +132,7 @@ class Ledger(Resource):
             shelf.append(entry)
             return self._allocate_aside(nbytes, name)
         with self._lock:
+            self._write_off()  # or what was freed before would count beside this in the peak
             allocation = Allocation(raw, nbytes, self.context, name, block, size)
             self._live[id(allocation)] = allocation
             self._hits += 1
