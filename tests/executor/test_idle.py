@@ -294,8 +294,9 @@ def test_two_devices_are_not_taken_by_halves(room):
         probe = made()
         want = step(probe)
         assert set(probe.pool.nbytes) == {ctx, other}
-        before, pool.limit = pool.limit, 2 * probe.pool.nbytes[ctx] - 1
-        beside.limit = 2 * probe.pool.nbytes[other] - 1
+        before = pool.limit
+        for place in (pool, beside):  # all arrays of both fit, and the memory that is planned of one
+            place.limit = 2 * place.statistics().allocated_bytes - 1
         del probe
         settled()
         executors = [made(), made()]
