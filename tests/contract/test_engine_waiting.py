@@ -262,4 +262,4 @@ def test_every_wait_inside_is_refused(threaded, asynchronous):
     (threaded.push_async if asynchronous else threaded.push)(waits, (), [var])
     threaded.wait_for_all()
     assert len(errors) == 3
-    assert all("Declare the var in const_vars" in text for text in errors)
+    assert all("in const_vars (of a push)" in text for text in errors)

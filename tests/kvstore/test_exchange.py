@@ -10,7 +10,7 @@ import pytest
 
 import weftplan as mx
 from tests import standin_cupy
-from weftplan import device, engine
+from weftplan import config, device, engine
 from weftplan.device.links import connect, matrix, nvlink_mesh, pcie_tree, ports
 from weftplan.kvstore.exchange.choice import Chooser, planned
 from weftplan.kvstore.exchange.program import Room
@@ -263,6 +263,7 @@ def test_a_gradient_that_failed_fails_the_push_alone():
 @pytest.mark.parametrize("peers", [True, False])
 def test_p2p_of_gpus_is_on_or_off(peers, monkeypatch):
     """On: gradients are copied between GPUs. Off: never, they pass through page-locked memory of the host."""
+    monkeypatch.setattr(config, "_first", {})  # what no GPU has asked for yet
     monkeypatch.setenv("MXNET_ENABLE_GPU_P2P", str(int(peers)))
     with standin_cupy.installed():
         contexts = [mx.gpu(index) for index in range(4)]

@@ -3,10 +3,10 @@
 It owns names only, and says of MXNet's other parts of that name why they are absent.
 """
 
-from importlib import import_module
 from typing import Any
 
 from weftplan.compat import text
+from weftplan.late_imports import late_import
 from weftplan.ndarray.operators import NAMESPACES
 from weftplan.symbol.namespaces import contrib
 
@@ -29,7 +29,7 @@ ABSENT = {
 
 def __getattr__(name: str) -> Any:
     if name == "onnx":  # it imports what reads and writes ONNX
-        return import_module("weftplan.compat.onnx")
+        return late_import("weftplan.compat.onnx")
     if name in ABSENT:
         raise AttributeError(f"mx.contrib.{name} is absent on purpose: {ABSENT[name]}")
     raise AttributeError(f"module 'mx.contrib' has no attribute {name!r}")
