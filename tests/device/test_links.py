@@ -7,6 +7,7 @@ import pytest
 
 import weftplan as mx
 from weftplan import device
+from weftplan.device import simulated_device
 from weftplan.device.interconnect import interconnect
 from weftplan.device.links import HOST, Interconnect, Route, connect, matrix, nvlink_mesh, pcie_tree, ports
 from weftplan.errors import DeviceError
@@ -128,3 +129,18 @@ def test_links_that_make_no_sense_are_refused(make, words):
     """The message says what was expected."""
     with pytest.raises(DeviceError, match=words):
         make()
+
+
+def test_memory_that_was_dropped_is_no_longer_of_its_device():
+    """Addresses of memory that nobody gave back may soon be those of an array of the host, which has other routes."""
+    place = device.get(mx.sim(97))
+    with simulated_device._world:
+        simulated_device._memory._bury()
+        before = simulated_device._memory._starts.copy()
+        raw = place.allocate(1000)
+        assert simulated_device._memory.place(raw[10:]) == 97
+        address = raw.ctypes.data
+        del raw
+        assert simulated_device._memory.place(np.zeros(1)) == HOST
+        assert simulated_device._memory._starts == before
+        assert address not in before

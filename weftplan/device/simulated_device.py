@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import bisect
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,30 +65,43 @@ class _Memory:
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._places: list[tuple[int, int]] = []
-        """Of each start: the address behind the last, and the device."""
+        self._places: list[tuple[int, int, weakref.ref[Any]]] = []
+        """Of each start: the address behind the last, the device, and the array that owns the bytes."""
+        self._dead: deque[weakref.ref[Any]] = deque()
+        """Owners that died without being given back, as with a pool that nobody has any more: their addresses may soon
+        be those of something else. Appended by weak-reference callbacks only."""
 
     def add(self, raw: Any, place: int) -> None:
+        self._bury()
         start = raw.ctypes.data
         index = bisect.bisect_left(self._starts, start)
-        if index < len(self._starts) and self._starts[index] == start:  # was dropped without being given back
-            del self._starts[index], self._places[index]
+        owner = weakref.ref(raw if raw.base is None else raw.base, self._dead.append)
         self._starts.insert(index, start)
-        self._places.insert(index, (start + raw.nbytes, place))
+        self._places.insert(index, (start + raw.nbytes, place, owner))
 
     def remove(self, raw: Any) -> None:
+        self._bury()
         index = bisect.bisect_left(self._starts, raw.ctypes.data)
         del self._starts[index], self._places[index]
+
+    def _bury(self) -> None:
+        """Forget the addresses of owners that died."""
+        while self._dead:
+            owner = self._dead.popleft()
+            index = next((index for index, (_, _, one) in enumerate(self._places) if one is owner), None)
+            if index is not None:
+                del self._starts[index], self._places[index]
 
     def place(self, array: Any) -> int:
         """The number of the simulated device whose memory this is, or HOST."""
         if not isinstance(array, np.ndarray):
             return HOST
+        self._bury()
         address = array.ctypes.data
         index = bisect.bisect(self._starts, address) - 1
         if index < 0:
             return HOST
-        end, place = self._places[index]
+        end, place, _ = self._places[index]
         return place if address < end else HOST
 
 
