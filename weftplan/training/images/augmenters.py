@@ -307,7 +307,21 @@ def CreateAugmenter(
         augs.append((RandomCropAug if rand_crop else CenterCropAug)(size, inter_method))
     if rand_mirror:
         augs.append(HorizontalFlipAug(0.5))
-    augs.append(CastAug())
+    return [*augs, *color_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray, mean, std)]
+
+
+def color_augmenters(
+    brightness: float,
+    contrast: float,
+    saturation: float,
+    hue: float,
+    pca_noise: float,
+    rand_gray: float,
+    mean: Any,
+    std: Any,
+) -> list[Augmenter]:
+    """What changes values and no positions, in order, from the cast to float32 on; arguments of CreateAugmenter."""
+    augs: list[Augmenter] = [CastAug()]
     if brightness or contrast or saturation:
         augs.append(ColorJitterAug(brightness, contrast, saturation))
     if hue:

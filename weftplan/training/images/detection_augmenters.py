@@ -16,22 +16,7 @@ from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.symbol.provenance import warn
 from weftplan.training.draws import generator
-from weftplan.training.images.augmenters import (  # fmt: skip
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    PCA_VALUES,
-    PCA_VECTORS,
-    Augmenter,
-    CastAug,
-    ColorJitterAug,
-    ColorNormalizeAug,
-    ForceResizeAug,
-    HueJitterAug,
-    LightingAug,
-    RandomGrayAug,
-    ResizeAug,
-    numbers,
-)
+from weftplan.training.images.augmenters import Augmenter, ForceResizeAug, ResizeAug, color_augmenters
 from weftplan.training.images.image import copyMakeBorder, fixed_crop
 from weftplan.training.io import Host
 
@@ -313,16 +298,8 @@ def CreateDetAugmenter(
     if rand_pad > 0:
         padded = DetRandomPadAug(aspect_ratio_range, (1.0, area_range[1]), max_attempts, pad_val)
         augs.append(DetRandomSelectAug([padded], 1 - rand_pad))
-    plain: list[Augmenter] = [ForceResizeAug((data_shape[2], data_shape[1]), inter_method), CastAug()]
-    if brightness or contrast or saturation:
-        plain.append(ColorJitterAug(brightness, contrast, saturation))
-    if hue:
-        plain.append(HueJitterAug(hue))
-    if pca_noise > 0:
-        plain.append(LightingAug(pca_noise, PCA_VALUES, PCA_VECTORS))
-    if rand_gray > 0:
-        plain.append(RandomGrayAug(rand_gray))
-    mean, std = numbers(mean, IMAGENET_MEAN, "mean"), numbers(std, IMAGENET_STD, "std")
-    if mean is not None or std is not None:
-        plain.append(ColorNormalizeAug(mean, std))
+    plain = [
+        ForceResizeAug((data_shape[2], data_shape[1]), inter_method),
+        *color_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray, mean, std),
+    ]
     return [*augs, *map(DetBorrowAug, plain)]
