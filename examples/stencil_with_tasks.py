@@ -4,8 +4,8 @@
 
 Each task names the rows that it reads and the rows that it writes. The engine orders two tasks where these overlap, so
 the loop may run far ahead of the work, and the result is that of the plain loop, bit for bit. A gain needs bands that
-take much longer than waking a thread. Here a task takes some tenths of a millisecond, and two cores are faster than
-one. With a ``SIZE`` of 256 the plain loop wins.
+take much longer than waking a thread. Here a task takes some tenths of a millisecond: two idle cores take 0.6 to 0.95
+of the plain loop's time, while beside other work the loop may win. With a ``SIZE`` of 256 it always does.
 """
 
 import os
