@@ -229,7 +229,7 @@ def test_the_report_names_operators_functions_and_lines():
             hold(1 << 20).wait_to_read()
         text = str(caught.value)
         assert f"zeros at {__file__}:{hold.__code__.co_firstlineno + 2}: 120,000 in 3" in text
-        for name, part in (("add", "twice ="), ("planned", "executor ="), ("simple_bind", "executor =")):
+        for name, part in (("broadcast_add", "twice ="), ("planned", "executor ="), ("simple_bind", "executor =")):
             assert f"{name} at {__file__}:{line_of(part)}: " in text, text
         assert "unnamed" not in text
         del many, twice, executor, net, caught

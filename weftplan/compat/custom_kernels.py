@@ -21,6 +21,7 @@ from weftplan.ndarray.chunk import Chunk
 from weftplan.ops.params import p_str
 from weftplan.ops.rules import DTypes, Shapes, is_known, merge_dtype, merge_shape, pass_dtype, pass_shape
 from weftplan.ops.schema import EntryRef, GradientBuilder, Op, OpContext, Param, Params
+from weftplan.profiler.python_operators import recorded
 
 _NAME = "Custom"
 
@@ -152,7 +153,7 @@ def forward_op(declared: Declared, backward: Op) -> Op:
         return known, [merge_dtype(a, b, what) for a, b in zip(outs, made, strict=True)]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        with engine.nested():
+        with engine.nested() as mine, recorded(declared.kind, mine):
             where = _place(ctx.xp)
             arrays = [_wrap(where, raw) for raw in inputs]
             computing = declared.object(where, arrays[:count])
@@ -192,7 +193,7 @@ def backward_op(declared: Declared) -> Op:
     ends = [len(grads), len(grads) + len(ins), len(grads) + len(ins) + len(outs)]
 
     def kernel(ctx: OpContext, params: Params, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        with engine.nested():
+        with engine.nested() as mine, recorded(f"_backward_{declared.kind}", mine):
             where = _place(ctx.xp)
             arrays = [_wrap(where, raw) for raw in inputs]
             out_grad, in_data = arrays[: ends[0]], arrays[ends[0] : ends[1]]

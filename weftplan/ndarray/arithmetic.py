@@ -33,10 +33,18 @@ Kernel = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One operator: the array module's function, and one for integers or for floats where that differs."""
+    """One operator: the array module's function, and one for integers or for floats where that differs.
+
+    Attributes:
+        arrays, scalar, swapped: the operators of the same meaning, after which operations are named: of two arrays, of
+            an array and a number, of a number and an array.
+    """
 
     name: str
     ufunc: str
+    arrays: str
+    scalar: str
+    swapped: str
     integer: Callable[[Any, Any, Any, Any], object] | None = None
     floating: Callable[[Any, Any, Any, Any], object] | None = None
 
@@ -60,24 +68,26 @@ def _float_mod(xp: Any, a: Any, b: Any, out: Any) -> None:
     xp.copyto(out, 0, where=zero)
 
 
-ADD = Binary("add", "add")
-SUB = Binary("subtract", "subtract")
-MUL = Binary("multiply", "multiply")
-DIV = Binary("divide", "true_divide", _int_divide)
-FLOORDIV = Binary("floor_divide", "floor_divide")
-MOD = Binary("mod", "remainder", floating=_float_mod)
-POW = Binary("power", "power", _int_power)
-MAX = Binary("maximum", "maximum")
-MIN = Binary("minimum", "minimum")
-EQ = Binary("equal", "equal")
-NE = Binary("not_equal", "not_equal")
-LT = Binary("lesser", "less")
-LE = Binary("lesser_equal", "less_equal")
-GT = Binary("greater", "greater")
-GE = Binary("greater_equal", "greater_equal")
-AND = Binary("logical_and", "logical_and")
-OR = Binary("logical_or", "logical_or")
-XOR = Binary("logical_xor", "logical_xor")
+ADD = Binary("add", "add", "broadcast_add", "_plus_scalar", "_plus_scalar")
+SUB = Binary("subtract", "subtract", "broadcast_sub", "_minus_scalar", "_rminus_scalar")
+MUL = Binary("multiply", "multiply", "broadcast_mul", "_mul_scalar", "_mul_scalar")
+DIV = Binary("divide", "true_divide", "broadcast_div", "_div_scalar", "_rdiv_scalar", _int_divide)
+FLOORDIV = Binary("floor_divide", "floor_divide", "floor_divide", "floor_divide", "floor_divide")
+MOD = Binary("mod", "remainder", "broadcast_mod", "_mod_scalar", "_rmod_scalar", floating=_float_mod)
+POW = Binary("power", "power", "broadcast_power", "_power_scalar", "_rpower_scalar", _int_power)
+MAX = Binary("maximum", "maximum", "broadcast_maximum", "_maximum_scalar", "_maximum_scalar")
+MIN = Binary("minimum", "minimum", "broadcast_minimum", "_minimum_scalar", "_minimum_scalar")
+EQ = Binary("equal", "equal", "broadcast_equal", "_equal_scalar", "_equal_scalar")
+NE = Binary("not_equal", "not_equal", "broadcast_not_equal", "_not_equal_scalar", "_not_equal_scalar")
+LT = Binary("lesser", "less", "broadcast_lesser", "_lesser_scalar", "_greater_scalar")
+LE = Binary("lesser_equal", "less_equal", "broadcast_lesser_equal", "_lesser_equal_scalar", "_greater_equal_scalar")
+GT = Binary("greater", "greater", "broadcast_greater", "_greater_scalar", "_lesser_scalar")
+GE = Binary(
+    "greater_equal", "greater_equal", "broadcast_greater_equal", "_greater_equal_scalar", "_lesser_equal_scalar"
+)
+AND = Binary("logical_and", "logical_and", "broadcast_logical_and", "_logical_and_scalar", "_logical_and_scalar")
+OR = Binary("logical_or", "logical_or", "broadcast_logical_or", "_logical_or_scalar", "_logical_or_scalar")
+XOR = Binary("logical_xor", "logical_xor", "broadcast_logical_xor", "_logical_xor_scalar", "_logical_xor_scalar")
 
 _COMPARISONS = frozenset(op.name for op in (EQ, NE, LT, LE, GT, GE, AND, OR, XOR))
 _NUMBERS = (int, float, bool, np.number, np.bool_)
@@ -134,7 +144,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
             if due:
                 drain()
             fn = partial(kernel_for(op, kind, np), ready, rhs, ready)
-            engine.get().push(fn, (), (chunk.var,), chunk.context, name=op.name)
+            engine.get().push(fn, (), (chunk.var,), chunk.context, name=op.scalar)
             return lhs
         operand = Value(rhs)
     else:
@@ -149,7 +159,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
                 reads = (other.chunk.var,)
         else:
             operand = Value(other)
-    _push(op, kind, [lhs, operand, lhs], reads, chunk)
+    _push(op, op.scalar if operand.__class__ is Value else op.arrays, kind, [lhs, operand, lhs], reads, chunk)
     return lhs
 
 
@@ -178,16 +188,17 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
         reads = (chunk.var, other.chunk.var)
     operands = [other, lhs] if swapped else [lhs, other]
     context = chunk.context
+    name = op.arrays if array else op.swapped if swapped else op.scalar
     made: Chunk
     if 3 * nbytes <= MOST_AT_ONCE and nbytes and chunks.ArrayChunk is Chunk and context.device_type == "cpu":
-        made = Chunk.small(context, nbytes, op.name)
+        made = Chunk.small(context, nbytes, name)
         out = lhs.__class__.over(made, shape, dtype)
         if at_once(kernel_for(op, kind, np), operands, out, reads):
             return out
     else:
-        made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=op.name, prompt=False)
+        made = chunks.ArrayChunk(context, nbytes, delay_alloc=True, name=name, prompt=False)
         out = lhs.__class__(made, shape, dtype)
-    _push(op, kind, [*operands, out], reads, made)
+    _push(op, name, kind, [*operands, out], reads, made)
     return out
 
 
@@ -200,14 +211,14 @@ def unary(name: str, array: Array) -> Array:
     return out
 
 
-def _push(op: Binary, kind: str, operands: list[Any], reads: tuple[Any, ...], chunk: Chunk) -> None:
+def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[Any, ...], chunk: Chunk) -> None:
     """Push one kernel that writes ``chunk``; ``reads`` are distinct and exclude its var."""
     if due:
         drain()
     context = chunk.context
     xp = np if context.device_type == "cpu" else device.get(context).xp
     fn = work(context, kernel_for(op, kind, xp), operands)
-    engine.get().push(fn, reads, (chunk.var,), context, name=op.name)
+    engine.get().push(fn, reads, (chunk.var,), context, name=name)
 
 
 def _operand(op: Binary, lhs: Array, rhs: Any) -> Any:

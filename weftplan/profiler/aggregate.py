@@ -11,8 +11,9 @@ from weftplan.profiler.recorder import OperationRecord, Recorder
 
 @dataclass(slots=True)
 class Row:
-    """Times of one name, milliseconds."""
+    """Times of one name, milliseconds; ``domain`` is empty for operations of the engine."""
 
+    domain: str
     name: str
     count: int = 0
     total: float = 0.0
@@ -23,6 +24,11 @@ class Row:
     def average(self) -> float:
         """Mean duration, milliseconds."""
         return self.total / self.count if self.count else 0.0
+
+    @property
+    def title(self) -> str:
+        """Domain and name as the table shows them."""
+        return f"{self.domain}:{self.name}" if self.domain else self.name
 
 
 _SORT = {"total": "total", "avg": "average", "min": "least", "max": "most", "count": "count"}
@@ -36,25 +42,26 @@ def rows(recorder: Recorder, *, sort_by: str = "total", ascending: bool = False)
     """
     if sort_by not in _SORT:
         raise ParameterError(f"sort_by must be one of {', '.join(_SORT)}, got {sort_by!r}")
-    table: dict[str, Row] = {}
-    spans = [(r.name or "operation", r.end_ns - r.start_ns) for r in map(OperationRecord._make, recorder.operations)]
-    spans += [(f"{u.domain}:{u.name}", u.end_ns - u.start_ns) for u in recorder.user if u.kind == "span"]
-    for name, ns in spans:
-        row = table.setdefault(name, Row(name))
+    table: dict[tuple[str, str], Row] = {}
+    operations = map(OperationRecord._make, recorder.operations)
+    spans = [("", r.name or "operation", r.end_ns - r.start_ns) for r in operations]
+    spans += [(u.domain, u.name, u.end_ns - u.start_ns) for u in recorder.user if u.kind == "span"]
+    for domain, name, ns in spans:
+        row = table.setdefault((domain, name), Row(domain, name))
         ms = ns / 1e6
         row.count += 1
         row.total += ms
         row.least = min(row.least, ms)
         row.most = max(row.most, ms)
-    return sorted(table.values(), key=lambda row: (getattr(row, _SORT[sort_by]), row.name), reverse=not ascending)
+    return sorted(table.values(), key=lambda row: (getattr(row, _SORT[sort_by]), row.title), reverse=not ascending)
 
 
 def as_text(table: list[Row]) -> str:
     """The table as aligned text."""
-    width = max([len(row.name) for row in table] + [len("Name")])
+    width = max([len(row.title) for row in table] + [len("Name")])
     lines = [f"{'Name':<{width}}  {'Count':>9} {'Total (ms)':>12} {'Min (ms)':>10} {'Max (ms)':>10} {'Avg (ms)':>10}"]
     lines += [
-        f"{r.name:<{width}}  {r.count:>9} {r.total:>12.4f} {r.least:>10.4f} {r.most:>10.4f} {r.average:>10.4f}"
+        f"{r.title:<{width}}  {r.count:>9} {r.total:>12.4f} {r.least:>10.4f} {r.most:>10.4f} {r.average:>10.4f}"
         for r in table
     ]
     return "\n".join(lines) + "\n"
@@ -68,8 +75,7 @@ def as_json(table: list[Row]) -> str:
     """
     times: dict[str, dict[str, dict[str, float]]] = {}
     for row in table:
-        domain, _, name = row.name.rpartition(":")
-        times.setdefault(domain or "operator", {})[name] = {
+        times.setdefault(row.domain or "operator", {})[row.name] = {
             "Count": row.count,
             "Total": row.total,
             "Min": row.least,
