@@ -11,7 +11,7 @@ from weftplan import symbol as sym
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
 from weftplan.planner import Kind, PlanOptions, plan_symbol, validate
-from weftplan.planner.symbolic.gradient import add_gradients
+from weftplan.symbol.gradient import add_gradients
 
 SHAPE = (6, 6)
 

@@ -14,8 +14,8 @@ import pytest
 
 import weftplan as mx
 from weftplan import models
+from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
-from weftplan.planner.amounts import amount
 from weftplan.planner.buffer_table import USES
 from weftplan.report import plan_html as module
 

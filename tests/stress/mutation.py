@@ -37,8 +37,8 @@ AREAS = {
     ),
     "planner": (
         "planner",
-        "inplace match_range layout liveness program graph reachability strategies rewiring "
-        "order symbolic/gradient symbolic/cse symbolic/realise recompute/rewrite validation/replay",
+        "inplace match_range memory_plan liveness program graph reachability strategies rewiring "
+        "order symbolic/realise ../symbol/gradient ../symbol/merging recompute/rewrite validation/replay",
         "tests/contract/test_planner.py tests/planner/test_[!p]*.py tests/planner/test_p[!a]*.py "
         "tests/planner/recompute tests/planner/spill",
     ),

@@ -22,10 +22,10 @@ from weftplan.cli.plan_batches import INTERRUPTED, Make, largest, micro_batches,
 from weftplan.cli.plan_compare import Row, compare, curve
 from weftplan.cli.plan_inputs import Network, load_network, parse_dtypes, parse_shapes
 from weftplan.cli.progress import Progress
+from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, ShapeError
 from weftplan.planner import MemoryPlan, plan
-from weftplan.planner.amounts import amount, bytes_of
 from weftplan.planner.batch import batch_size
 from weftplan.planner.options import RECOMPUTE, STRATEGIES
 from weftplan.planner.stopping import asked, stop, stoppable

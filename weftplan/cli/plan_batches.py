@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from weftplan.cli.progress import Progress
+from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
-from weftplan.planner.amounts import amount
 from weftplan.planner.batch import largest_fitting
 
 INTERRUPTED = 130

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.cli.columns import Column, paragraph, table
+from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
-from weftplan.planner.amounts import amount, counted, unit_of
 from weftplan.report.plan_html import facts
 from weftplan.report.plan_text import reuse
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from weftplan import engine
+from weftplan.device.amounts import amount
 from weftplan.ndarray import NDArray
-from weftplan.planner.amounts import amount
 
 
 def weights_sha256(args: dict[str, NDArray], aux: dict[str, NDArray]) -> str:

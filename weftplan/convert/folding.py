@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from weftplan.ndarray import NDArray, array
-from weftplan.planner.symbolic.realise import followed, rewired
 from weftplan.symbol.compose import parse_interned
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.symbol import Symbol
-from weftplan.symbol.traversal import topological_order
+from weftplan.symbol.traversal import followed, rewired, topological_order
 from weftplan.training.checkpoint import Params
 
 LINEAR = ("Convolution", "FullyConnected")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan import config, device, planner, storage
+from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import (
     BindError,
@@ -39,7 +40,6 @@ from weftplan.executor.executor import Executor
 from weftplan.executor.new_arrays import Groups, buffered_array, fitted, new_zeros, shared_array, variable_contexts
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
-from weftplan.planner.amounts import bytes_of
 from weftplan.storage import homes
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn

@@ -1,59 +1,24 @@
 """Names and sources of the entries and nodes of a plan: what reports and plan files say beyond numbers.
 
 A plan refers to its graph through one object of this class, which makes texts only when asked: naming 10^6 entries
-would take longer than planning them. A plan read from a file has the same object, filled from the file.
+would take longer than planning them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
-
-import numpy as np
 
 from weftplan.ops.schema import DType, Shape
 from weftplan.planner.graph import Graph
 from weftplan.planner.inplace import Assignment
 
 
-class Labels(Protocol):
-    """What a plan knows about its graph."""
+class Labels:
+    """What a plan knows about its graph. A plan from a file has a subclass, which knows it from there.
 
-    steps: list[int]
-    """Node id of each step."""
-
-    def name(self, eid: int) -> str:
-        """Name of an entry."""
-        ...
-
-    def shape(self, eid: int) -> Shape:
-        """Shape of an entry."""
-        ...
-
-    def dtype(self, eid: int) -> DType:
-        """Dtype of an entry."""
-        ...
-
-    def node_name(self, nid: int) -> str:
-        """Name of a node."""
-        ...
-
-    def node_op(self, nid: int) -> str:
-        """Operator of a node; ``variable`` for a variable."""
-        ...
-
-    def maker(self, eid: int) -> int:
-        """Node that makes an entry."""
-        ...
-
-    def source(self, eid: int) -> int:
-        """Entry whose memory an in-place or added-to entry takes over; -1 for others."""
-        ...
-
-
-class GraphLabels:
-    """Labels of a plan that was just made."""
+    Attributes:
+        steps: node id of each step.
+    """
 
     def __init__(
         self, graph: Graph, steps: list[int], shapes: list[Shape], dtypes: list[DType], found: Assignment
@@ -81,7 +46,7 @@ class GraphLabels:
         return self._graph.names[nid]
 
     def node_op(self, nid: int) -> str:
-        """Operator of a node."""
+        """Operator of a node; ``variable`` for a variable."""
         return self._graph.works[nid].label
 
     def maker(self, eid: int) -> int:
@@ -89,7 +54,7 @@ class GraphLabels:
         return int(self._graph.entry_node[eid])
 
     def source(self, eid: int) -> int:
-        """Entry whose memory this one takes over, or -1."""
+        """Entry whose memory an in-place or added-to entry takes over; -1 for others."""
         index = self._found.inplace[eid]
         if index >= 0:
             return self._graph.inputs[self.maker(eid)][index]
@@ -100,45 +65,3 @@ class GraphLabels:
         """Added term -> the partial sum that it is added to."""
         inputs = self._graph.inputs
         return {inputs[nid][1]: inputs[nid][0] for nid in self._found.skipped}
-
-
-@dataclass(slots=True)
-class StoredLabels:
-    """Labels of a plan read from a file."""
-
-    steps: list[int]
-    names: list[str]
-    shapes: list[Shape]
-    dtypes: list[DType]
-    makers: list[int]
-    sources: list[int]
-    node_names: list[str]
-    node_ops: list[str]
-
-    def name(self, eid: int) -> str:
-        """Name of an entry."""
-        return self.names[eid]
-
-    def shape(self, eid: int) -> Shape:
-        """Shape of an entry."""
-        return self.shapes[eid]
-
-    def dtype(self, eid: int) -> DType:
-        """Dtype of an entry."""
-        return np.dtype(self.dtypes[eid])
-
-    def node_name(self, nid: int) -> str:
-        """Name of a node."""
-        return self.node_names[nid]
-
-    def node_op(self, nid: int) -> str:
-        """Operator of a node."""
-        return self.node_ops[nid]
-
-    def maker(self, eid: int) -> int:
-        """Node that makes an entry."""
-        return self.makers[eid]
-
-    def source(self, eid: int) -> int:
-        """Entry whose memory this one takes over, or -1."""
-        return self.sources[eid]

@@ -1,12 +1,25 @@
-"""A memory plan with what one asks of it: frozen data, which any thread may read.
+"""Who lives where, when: a memory plan's arrays, look-ups in them, and what one asks of a plan.
 
-The figures and arrays are those of ``layout.py``. Words, tables and pictures are made elsewhere and asked for here.
+Words: an *entry* is one output of one node. A *storage* is what entries share, either because one is computed in place
+of another or because their lifetimes do not meet. A *slab* is one allocation on one device; a storage is a byte range
+of a slab. A *step* is a position in the execution order; lifetimes are half-open ranges of steps.
+
+Two ways to reuse memory, and what an executor has to honour:
+
+* entries of one storage follow each other in execution order; one engine variable per storage orders them;
+* storages whose byte ranges overlap in one slab are listed in :attr:`MemoryPlan.after`: whoever first writes storage
+  ``s`` must wait until all readers and writers of ``after(s)`` have finished. The next run of the same plan starts
+  over, so its first writer of ``after(s)`` must in turn wait for the users of ``s`` in this run
+  (:meth:`MemoryPlan.overlapping` lists both directions).
+
+Words, tables, pictures and files are made elsewhere and asked for here. A plan is frozen; any thread may read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from os import PathLike
 from typing import Any
@@ -14,21 +27,175 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weftplan.device.amounts import amount, bytes_of
+from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner import plan_file
-from weftplan.planner.amounts import amount, bytes_of
 from weftplan.planner.batch import largest_fitting
 from weftplan.planner.buffer_table import Alive, Bar
+from weftplan.planner.graph import IntArray
 from weftplan.planner.hooks import hook
-from weftplan.planner.layout import Layout
+from weftplan.planner.labels import Labels
+from weftplan.planner.options import PlanOptions
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MemoryPlan(Layout):
-    """Who lives where, when, in words, tables and pictures; the figures and arrays are those of :class:`.Layout`."""
+class MemoryPlan:
+    """Who lives where, when. Arrays are read-only; their index is an entry, storage, slab or node id."""
 
+    strategy: str
+    """The strategy that made the plan (``match_range``, ``arena`` or ``none``; never ``auto``)."""
+    options: PlanOptions
+    contexts: tuple[Context, ...]
+    """Devices; ``slab_device`` indexes this."""
+
+    entry_storage: NDArray[np.int32]
+    """Storage of each entry; -1: none or external."""
+    entry_nbytes: IntArray
+    """Bytes of each entry, by its true shape and dtype."""
+    entry_kind: NDArray[np.int8]
+    """:class:`Kind` of each entry."""
+    entry_first: NDArray[np.int32]
+    """Step that writes the entry (0 for variables)."""
+    entry_last: NDArray[np.int32]
+    """First step at which the entry is no longer needed; ``len(order)`` for outputs of the graph."""
+    entry_inplace: NDArray[np.int32]
+    """For kind INPLACE the index of the input whose memory was taken, else -1."""
+
+    storage_slab: NDArray[np.int32]
+    storage_offset: IntArray
+    """Byte offset in the slab."""
+    storage_nbytes: IntArray
+    slab_device: NDArray[np.int32]
+    slab_nbytes: IntArray
+
+    workspace_nbytes: IntArray
+    """Scratch bytes of each node: what its operator declares, plus room for each output that is added to (see
+    :func:`weftplan.planner.program.with_added_outputs`)."""
+    workspace_storage: NDArray[np.int32]
+    """Storage that serves as scratch of each node, at least ``workspace_nbytes`` long; -1 where none is needed."""
+
+    after_ptr: IntArray
+    after_storages: NDArray[np.int32]
+    """Rows of :meth:`after`."""
+
+    lower_bound: int
+    """Most bytes live at once, summed over devices: no placement of these buffers in this order can need less."""
+    unshared_bytes: int
+    """Bytes if every entry that is made had memory of its own, with one workspace per device."""
+    reported_bytes: int
+    """What MXNet prints as "Total … allocated" for this plan: storages of entries as the option ``sizes`` counts them,
+    workspaces left out. For the ``arena`` strategy, whose storages overlap, the same as :attr:`peak`."""
+    labels: Labels
+    """Names, shapes and sources of entries, for reports and files."""
+    external_bytes: Mapping[str, int]
+    """Bytes that the caller brings, by purpose: arguments, gradients, aux, head_grads and, where they were asked for,
+    optimizer_states."""
+    outputs: tuple[int, ...] = ()
+    """Entries that the caller gets: the forward outputs."""
+    num_forward: int | None = None
+    """How many steps are the forward part; None where nobody said."""
+    num_added_waits: int | None = None
+    """Of the pairs that :meth:`after` lists, how many make a node wait for one whose result it does not need: what
+    sharing takes from running in parallel. For whole blocks by Paddle's rules the order edges that these add. None
+    where nobody counted: other whole blocks, and more than 8,192 steps."""
+    more_time: float = 0.0
+    """Modelled seconds that recomputation and waiting for the host add to a step, as a share of a step without them."""
+    elsewhere: int = 0
+    """Bytes of :attr:`total` that are in another memory than that of the device that was planned, where several
+    devices with memory of their own were named; a budget does not count them."""
+    notes: tuple[str, ...] = ()
+    """What the planner decided and a user may want to know, in words."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node -> who computes it, and why no other: ``native``, ``numpy (depthwise …)``. Only nodes for which
+    there is a choice."""
     again: Callable[..., MemoryPlan] | None = field(default=None, repr=False)
     """Plans the same question once more with another ``batch`` or ``budget``; None for a plan read from a file."""
+
+    def __post_init__(self) -> None:
+        """Make the arrays read-only."""
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes that the plan allocates: the sum of its slabs."""
+        return int(self.slab_nbytes.sum())
+
+    @property
+    def total(self) -> int:
+        """:attr:`peak` and everything that the caller brings."""
+        return self.peak + sum(self.external_bytes.values())
+
+    @cached_property
+    def peak_by_device(self) -> dict[Context, int]:
+        """Bytes that the plan allocates on each device."""
+        totals = np.zeros(len(self.contexts), dtype=np.int64)
+        np.add.at(totals, self.slab_device, self.slab_nbytes)
+        return {context: int(total) for context, total in zip(self.contexts, totals, strict=True)}
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of :attr:`in_homes` that lie in page-locked host memory."""
+        if not any(context.device_type in ("gpu", "sim") for context in self.contexts):
+            return 0
+        return sum(n for context, n in self.peak_by_device.items() if context.device_type == "cpu_pinned")
+
+    @property
+    def in_homes(self) -> int:
+        """Bytes of :attr:`peak` that lie where results wait: in page-locked host memory, in files, on other devices
+        (see :mod:`weftplan.planner.spill`); a budget does not count them."""
+        peers = self.options.peer_contexts
+        others = (n for ctx, n in self.peak_by_device.items() if ctx.device_type == "file" or ctx in peers)
+        return self.on_host + sum(others)
+
+    @property
+    def counted(self) -> int:
+        """Bytes that a budget counts: :attr:`total` without :attr:`in_homes` and :attr:`elsewhere`."""
+        return self.total - self.in_homes - self.elsewhere
+
+    @property
+    def num_storages(self) -> int:
+        """Number of storages, workspaces included."""
+        return len(self.storage_nbytes)
+
+    @property
+    def num_slabs(self) -> int:
+        """Number of allocations."""
+        return len(self.slab_nbytes)
+
+    def storage_context(self, storage: int) -> Context:
+        """Device of a storage."""
+        return self.contexts[int(self.slab_device[self.storage_slab[storage]])]
+
+    def address(self, eid: int) -> tuple[int, int, int] | None:
+        """(slab, byte offset, bytes) of an entry, or None for an entry without planned memory."""
+        storage = int(self.entry_storage[eid])
+        if storage < 0:
+            return None
+        return int(self.storage_slab[storage]), int(self.storage_offset[storage]), int(self.entry_nbytes[eid])
+
+    def after(self, storage: int) -> NDArray[np.int32]:
+        """Storages that overlap ``storage`` and were in use before it: its first write waits for all their users."""
+        return self.after_storages[self.after_ptr[storage] : self.after_ptr[storage + 1]]
+
+    @cached_property
+    def num_reuse_edges(self) -> int:
+        """How many (earlier storage, later storage) pairs :meth:`after` lists in all."""
+        return len(self.after_storages)
+
+    def overlapping(self, storage: int) -> NDArray[np.int32]:
+        """Storages listed in ``after(storage)`` and those whose :meth:`after` lists ``storage``, ascending."""
+        ptr, rows = self._before
+        return np.union1d(self.after(storage), rows[ptr[storage] : ptr[storage + 1]]).astype(np.int32)
+
+    @cached_property
+    def _before(self) -> tuple[IntArray, NDArray[np.int32]]:
+        """The rows of :meth:`after` transposed."""
+        later = np.repeat(np.arange(self.num_storages, dtype=np.int32), np.diff(self.after_ptr))
+        by_earlier = np.argsort(self.after_storages, kind="stable")
+        counts = np.bincount(self.after_storages, minlength=self.num_storages)
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), later[by_earlier]
 
     def __repr__(self) -> str:
         return (
@@ -113,7 +280,7 @@ class MemoryPlan(Layout):
 
     def to_json(self) -> str:
         """The plan as JSON text, which :meth:`from_json` reads back."""
-        return plan_file.dumps(self)
+        return str(hook("to_json")(self))
 
     @staticmethod
     def from_json(text: str) -> MemoryPlan:
@@ -122,4 +289,5 @@ class MemoryPlan(Layout):
         Raises:
             FormatError: not a plan, truncated, or written by a newer version.
         """
-        return plan_file.loads(text, MemoryPlan)
+        found: MemoryPlan = hook("from_json")(text)
+        return found

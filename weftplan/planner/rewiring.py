@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from weftplan.depth_first import post_order
 from weftplan.device.context import Context
 from weftplan.planner.graph import Graph, Work
-from weftplan.planner.order_deep import post_order
 from weftplan.planner.program import Program, reading, references
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from weftplan.errors import PlanError
 from weftplan.planner.buffers import Buffers, alignment_of
 from weftplan.planner.graph import IntArray
-from weftplan.planner.labels import GraphLabels
+from weftplan.planner.labels import Labels
 from weftplan.planner.liveness import live_bytes
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.packing import Packing, check_packing, pack, reuse_edges
@@ -273,6 +273,6 @@ def _finish(
         lower_bound=buffers.lower_bound(),
         unshared_bytes=buffers.unshared(),
         reported_bytes=reported_bytes,
-        labels=GraphLabels(program.graph, program.order, program.shapes, program.dtypes, found),
+        labels=Labels(program.graph, program.order, program.shapes, program.dtypes, found),
         external_bytes=program.external_bytes,
     )

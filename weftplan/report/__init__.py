@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weftplan.planner.hooks import provide
-from weftplan.report import memory_html, plan_buffers, plan_html, plan_picture, plan_text
+from weftplan.report import memory_html, plan_buffers, plan_file, plan_html, plan_picture, plan_text
 from weftplan.storage.snapshot import set_page
 
 provide(
@@ -15,5 +15,7 @@ provide(
     summary=plan_text.summary,
     compare=plan_text.compare,
     left_out=plan_text.left_out,
+    to_json=plan_file.dumps,
+    from_json=plan_file.loads,
 )
 set_page(memory_html.memory_html)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from weftplan.planner.buffer_table import CALLER, NOBODY, Alive, Bar
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Kind
-from weftplan.planner.layout import Layout
+from weftplan.planner.memory_plan import MemoryPlan
 
 REPEATED = "_mirror"
 """What names of nodes that compute a forward result again end in."""
@@ -22,7 +22,7 @@ SPILLED = ("_spill", "_fetch")
 """What names of the copies to the host and back end in."""
 
 
-def last_reader(plan: Layout, eid: int) -> str:
+def last_reader(plan: MemoryPlan, eid: int) -> str:
     """Name of the node that reads an entry last; :data:`CALLER` for an output, :data:`NOBODY` when there is none."""
     if eid in plan.outputs:
         return CALLER
@@ -31,7 +31,7 @@ def last_reader(plan: Layout, eid: int) -> str:
     return NOBODY if node == labels.maker(eid) else labels.node_name(node)
 
 
-def scratch(plan: Layout) -> tuple[IntArray, IntArray]:
+def scratch(plan: MemoryPlan) -> tuple[IntArray, IntArray]:
     """(nodes with scratch, their steps)."""
     steps = np.array(plan.labels.steps, dtype=np.int64)
     position = np.full(len(plan.workspace_nbytes), -1, dtype=np.int64)
@@ -40,7 +40,7 @@ def scratch(plan: Layout) -> tuple[IntArray, IntArray]:
     return nodes, position[nodes]
 
 
-def bars(plan: Layout, device: int | None = None) -> list[Bar]:
+def bars(plan: MemoryPlan, device: int | None = None) -> list[Bar]:
     """One bar per entry and per node's scratch, on one device (an index of ``plan.contexts``) or on all.
 
     Entries come first, in the order of their numbers; then scratch, in the order of its use.
@@ -105,7 +105,7 @@ def bars(plan: Layout, device: int | None = None) -> list[Bar]:
     return found
 
 
-def use_of(plan: Layout, maker: str, step: int) -> str:
+def use_of(plan: MemoryPlan, maker: str, step: int) -> str:
     """What the result that the node ``maker`` writes at a step is for."""
     if maker.endswith(SPILLED):
         return "spilled"
@@ -114,7 +114,7 @@ def use_of(plan: Layout, maker: str, step: int) -> str:
     return "recomputed" if maker.endswith(REPEATED) else "gradients"
 
 
-def _bases(plan: Layout) -> IntArray:
+def _bases(plan: MemoryPlan) -> IntArray:
     """Where each slab begins in the picture of its device."""
     base = np.zeros(plan.num_slabs, dtype=np.int64)
     for device in range(len(plan.contexts)):
@@ -135,7 +135,7 @@ class Runs:
     device: IntArray
 
 
-def runs(plan: Layout) -> Runs:
+def runs(plan: MemoryPlan) -> Runs:
     """The runs of ``plan``, those of entries first (by storage, then time), then those of scratch."""
     held = np.flatnonzero(plan.entry_storage >= 0)
     held = held[np.lexsort((plan.entry_first[held], plan.entry_storage[held]))]
@@ -165,7 +165,7 @@ def runs(plan: Layout) -> Runs:
     )
 
 
-def timeline(plan: Layout, device: int | None = None) -> NDArray[np.int64]:
+def timeline(plan: MemoryPlan, device: int | None = None) -> NDArray[np.int64]:
     """Bytes alive at each step, on device number ``device`` of the plan or on all of them."""
     found = runs(plan)
     chosen = slice(None) if device is None else found.device == device
@@ -175,7 +175,7 @@ def timeline(plan: Layout, device: int | None = None) -> NDArray[np.int64]:
     return np.cumsum(change)[:-1]
 
 
-def alive_at(plan: Layout, step: int, limit: int | None = None) -> list[Alive]:
+def alive_at(plan: MemoryPlan, step: int, limit: int | None = None) -> list[Alive]:
     """Buffers alive at ``step``, the largest first; of entries that share memory, the one written last."""
     labels = plan.labels
     alive = np.flatnonzero((plan.entry_storage >= 0) & (plan.entry_first <= step) & (step < plan.entry_last))
@@ -211,12 +211,12 @@ def alive_at(plan: Layout, step: int, limit: int | None = None) -> list[Alive]:
     return rows[:limit]
 
 
-def peak_step(plan: Layout) -> int:
+def peak_step(plan: MemoryPlan) -> int:
     """The first step at which most bytes are alive; 0 for an empty plan."""
     alive = timeline(plan)
     return int(alive.argmax()) if len(alive) else 0
 
 
-def alive_at_peak(plan: Layout, limit: int | None = None) -> list[Alive]:
+def alive_at_peak(plan: MemoryPlan, limit: int | None = None) -> list[Alive]:
     """The buffers that are alive when most bytes are, the largest first."""
     return alive_at(plan, peak_step(plan), limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from weftplan.planner.amounts import amount
+from weftplan.device.amounts import amount
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.report.page import filled
 from weftplan.report.plan_text import story

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.device.amounts import unit_of
 from weftplan.errors import MXNetError
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.report.plan_html import LEGEND
@@ -43,7 +44,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
     except ImportError as error:
         raise MXNetError("pictures need matplotlib: pip install 'weftplan[plot]'") from error
     bars = plan.bars(0)
-    unit, name = _unit(max(plan.peak, 1))
+    unit, name = unit_of(max(plan.peak, 1))
     figure = Figure(figsize=(11, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -87,10 +88,3 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
         with rc_context({"svg.hashsalt": "weftplan"}):
             figure.savefig(path, metadata=undated)
     return figure
-
-
-def _unit(nbytes: int) -> tuple[float, str]:
-    for scale, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= scale:
-            return float(scale), name
-    return 1.0, "bytes"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.planner.amounts import amount, counted
+from weftplan.device.amounts import amount, counted
 from weftplan.planner.inplace import Kind
-from weftplan.planner.layout import Layout
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.report.plan_buffers import alive_at, peak_step, timeline
 
 
-def summary(plan: Layout, limit: int = 10) -> str:
+def summary(plan: MemoryPlan, limit: int = 10) -> str:
     """The plan as text: totals, devices, kinds of entries, and what is alive at the peak."""
     step = peak_step(plan)
     steps = len(plan.labels.steps)
@@ -54,7 +54,7 @@ _IN_WORDS = {
 }
 
 
-def story(plan: Layout) -> str:
+def story(plan: MemoryPlan) -> str:
     """What happens at the peak, in two sentences.
 
     >>> from weftplan import models
@@ -81,7 +81,7 @@ results of the backward part (58 %); the largest buffer, fc2_backward_output0, i
     )
 
 
-def reuse(plan: Layout) -> str:
+def reuse(plan: MemoryPlan) -> str:
     """How many order edges the reuse of memory makes, in words, and what they cost."""
     text = f"{plan.num_reuse_edges} order edges from reuse"
     if not plan.num_reuse_edges and plan.num_added_waits:
@@ -91,7 +91,7 @@ def reuse(plan: Layout) -> str:
     return text
 
 
-def left_out(plan: Layout) -> str:
+def left_out(plan: MemoryPlan) -> str:
     """What the figures of a plan do not contain, in words."""
     absent = [
         "" if "optimizer_states" in plan.external_bytes else "optimizer states",
@@ -107,7 +107,7 @@ def left_out(plan: Layout) -> str:
     return f"Not in these figures: {', '.join(filter(None, absent))}."
 
 
-def compare(plan: Layout, other: Layout) -> str:
+def compare(plan: MemoryPlan, other: MemoryPlan) -> str:
     """Two plans side by side, with the ratio of ``other`` to ``plan``."""
     rows = [("", plan.strategy, other.strategy, "")]
     for name in ("peak", "lower_bound", "unshared_bytes", "total", "num_storages", "num_slabs", "num_reuse_edges"):

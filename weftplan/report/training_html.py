@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weftplan.planner.amounts import amount
+from weftplan.device.amounts import amount
 from weftplan.report.page import filled
 from weftplan.training.events import PHASES, provide_page
 

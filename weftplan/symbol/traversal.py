@@ -1,12 +1,13 @@
 """Walking a graph from its heads: the one order of its nodes, and copies of it.
 
 The walks do not recurse, because chains of 10^6 nodes are ordinary input. Nothing here keeps state or changes a node,
-so every function may be called from any thread.
+so every function may be called from any thread. Passes that make a graph read something else copy the nodes concerned,
+and keep the copies in a dictionary *moved*: the given node, the node in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from weftplan.errors import FormatError, MXNetError
 from weftplan.symbol.node import Entry, Node
@@ -110,6 +111,32 @@ def copy_graph(entries: Iterable[Entry], replace: dict[Node, Entry] | None = Non
         )
         twin.version = node.version
     return [moved(entry) for entry in heads]
+
+
+def followed(entry: Entry, moved: Mapping[Node, Node]) -> Entry:
+    """The same output of the node in its node's place."""
+    node = moved.get(entry[0])
+    return entry if node is None else Entry(node, entry[1], entry[2])
+
+
+def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node:
+    """``node`` with these inputs and whatever moved into the place of its control dependencies.
+
+    Returns ``node`` itself when it has these anyway, else a copy with its name, attributes and place in the code.
+    """
+    controls = [moved.get(dep, dep) for dep in node.control_deps]
+    if inputs == node.inputs and controls == node.control_deps:
+        return node
+    return Node(
+        node.op,
+        node.name,
+        attrs=node.attrs,
+        params=node.params,
+        inputs=inputs,
+        control_deps=controls,
+        created_at=node.created_at,
+        mirror_of=None if node.mirror_of is None else moved.get(node.mirror_of, node.mirror_of),
+    )
 
 
 def _cycle(stack: Sequence[Node], state: dict[Node, int], start: Node) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weftplan.device import host_memory
-from weftplan.planner.amounts import amount
+from weftplan.device.amounts import amount
 
 Pairs = Sequence[tuple[str, float]]
 BAR = 20

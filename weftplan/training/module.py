@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.files import replacing
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.ndarray import NDArray
-from weftplan.planner.amounts import bytes_of
 from weftplan.symbol import Symbol
 from weftplan.training import initializer as initializers
 from weftplan.training import optimizer as optimizers

@@ -153,8 +153,8 @@ def test_price_with_sums_added_in_place(training: Any, nets: Any) -> None:
 
 def test_parse_bytes_refuses_what_is_no_size() -> None:
     """The message shows the text and what is legal."""
+    from weftplan.device.amounts import parse_bytes
     from weftplan.errors import PlanError
-    from weftplan.planner.amounts import parse_bytes
 
     assert parse_bytes("800m") == 800_000_000
     assert parse_bytes(".5KiB") == 512

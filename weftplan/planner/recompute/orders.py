@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import heappop, heappush
 
+from weftplan.depth_first import deepest_first
 from weftplan.planner.liveness import dependencies
-from weftplan.planner.order_deep import deepest_first
 from weftplan.planner.program import Program
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from weftplan.device.amounts import counted
 from weftplan.errors import BudgetError
-from weftplan.planner.amounts import counted
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
 from weftplan.planner.recompute.archive import Archive

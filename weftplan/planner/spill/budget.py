@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from weftplan.device.amounts import counted
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
-from weftplan.planner.amounts import counted
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.device.amounts import counted
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import DType, Req
-from weftplan.planner.amounts import counted
 from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
-from weftplan.planner.symbolic.cse import eliminate
-from weftplan.planner.symbolic.gradient import INHERITED, Gradients, add_gradients
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
-from weftplan.planner.symbolic.place import place
 from weftplan.symbol import placeholder
+from weftplan.symbol.gradient import INHERITED, Gradients, add_gradients
+from weftplan.symbol.merging import eliminate
 from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.placement import place
 from weftplan.symbol.traversal import depth_first_order, split_variables
 
 

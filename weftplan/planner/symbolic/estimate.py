@@ -9,11 +9,11 @@ from functools import partial
 from math import prod
 from typing import Any, Protocol
 
+from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError, did_you_mean
 from weftplan.ops.params import p_dtype
 from weftplan.ops.schema import Req, Shape
-from weftplan.planner.amounts import bytes_of
 from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.budget import plan_within
 from weftplan.planner.hooks import hook

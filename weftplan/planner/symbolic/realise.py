@@ -1,48 +1,20 @@
 """From the core's numbers back to nodes: the symbol's graph after the core has rewritten it.
 
-Nodes are shared between graphs and never changed in place, so a node that is to read something else is copied; such
-copies are kept in a dictionary, *moved*: the given node, the node in its place. Nothing is kept between calls; any
-thread may call them.
+Nodes are shared between graphs, so a node that is to read something else is copied, never changed. Nothing is kept
+between calls; any thread may call this.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from weftplan.ops import registry
 from weftplan.planner.graph import Graph
 from weftplan.planner.spill.rewrite import COPY_OUT
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import rewired
 
 MARK = "__spill__"
 """Attribute of copies of results that wait on the host: ``out`` or ``back``."""
-
-
-def followed(entry: Entry, moved: Mapping[Node, Node]) -> Entry:
-    """The same output of the node in its node's place."""
-    node = moved.get(entry[0])
-    return entry if node is None else Entry(node, entry[1], entry[2])
-
-
-def rewired(node: Node, inputs: list[Entry], moved: Mapping[Node, Node]) -> Node:
-    """``node`` with these inputs and whatever moved into the place of its control dependencies.
-
-    Returns ``node`` itself when it has these anyway, else a copy with its name, attributes and place in the code.
-    """
-    controls = [moved.get(dep, dep) for dep in node.control_deps]
-    if inputs == node.inputs and controls == node.control_deps:
-        return node
-    return Node(
-        node.op,
-        node.name,
-        attrs=node.attrs,
-        params=node.params,
-        inputs=inputs,
-        control_deps=controls,
-        created_at=node.created_at,
-        mirror_of=None if node.mirror_of is None else moved.get(node.mirror_of, node.mirror_of),
-    )
 
 
 def realised(base: IndexedGraph, graph: Graph) -> IndexedGraph:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
 from weftplan.planner.inplace import Kind
-from weftplan.planner.layout import Layout
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
 
 
@@ -24,7 +24,7 @@ class Claims:
     def __init__(self, planned: PlannedSteps) -> None:
         self.planned = planned
         self.graph = planned.graph
-        self.plan: Layout = planned.memory
+        self.plan: MemoryPlan = planned.memory
         self.gradients = set(planned.gradients.values())
         self.external = {int(self.graph.row[n]) for n in self.graph.variables()} | self.gradients
         self.storage_of = self.plan.entry_storage.tolist()

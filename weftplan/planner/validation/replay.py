@@ -10,14 +10,14 @@ from __future__ import annotations
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
 from weftplan.planner.inplace import Kind
-from weftplan.planner.layout import Layout
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.planned_steps import PlannedSteps
 from weftplan.planner.validation.byte_map import ByteMap
 from weftplan.planner.validation.claims import Claims
 from weftplan.planner.validation.stated import check_layout
 
 
-def validate(planned: PlannedSteps | Layout) -> None:
+def validate(planned: PlannedSteps | MemoryPlan) -> None:
     """Check a plan from end to end; returns when nothing is wrong.
 
     A planned graph is replayed node by node. A plan alone (from a file) does not say who reads what: its layout is
@@ -26,7 +26,7 @@ def validate(planned: PlannedSteps | Layout) -> None:
     Raises:
         PlanError: the plan is wrong; the message names the entries that clash, their storage and the step.
     """
-    if isinstance(planned, Layout):
+    if isinstance(planned, MemoryPlan):
         check_layout(planned)
     else:
         check_layout(planned.memory)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from weftplan.errors import PlanError
 from weftplan.planner.inplace import Kind
-from weftplan.planner.layout import Layout
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.validation.byte_map import ByteMap
 
 
-def check_layout(plan: Layout) -> None:
+def check_layout(plan: MemoryPlan) -> None:
     """Raise PlanError when the layout of ``plan`` contradicts the sizes or lifetimes that it states."""
     _check_bounds(plan)
     _check_sizes(plan)
@@ -22,7 +22,7 @@ def check_layout(plan: Layout) -> None:
         raise PlanError(f"the plan claims a peak of {total} bytes, below its lower bound of {plan.lower_bound}")
 
 
-def _check_bounds(plan: Layout) -> None:
+def _check_bounds(plan: MemoryPlan) -> None:
     for storage in range(plan.num_storages):
         slab = int(plan.storage_slab[storage])
         offset, nbytes = int(plan.storage_offset[storage]), int(plan.storage_nbytes[storage])
@@ -39,7 +39,7 @@ def _check_bounds(plan: Layout) -> None:
             raise PlanError(f"storage {storage} at offset {offset} on {context} is not aligned to {alignment} bytes")
 
 
-def _check_sizes(plan: Layout) -> None:
+def _check_sizes(plan: MemoryPlan) -> None:
     labels, steps = plan.labels, len(plan.labels.steps)
     for eid in range(len(plan.entry_nbytes)):
         nbytes = labels.dtype(eid).itemsize
@@ -65,7 +65,7 @@ def _check_sizes(plan: Layout) -> None:
             raise PlanError(f"entry {labels.name(eid)!r} lives from step {first} to {last}, of {steps} steps")
 
 
-def _families(plan: Layout) -> list[int]:
+def _families(plan: MemoryPlan) -> list[int]:
     """For every entry the first one of its in-place chain; entries of one family may share memory while alive."""
     labels = plan.labels
     root = list(range(len(plan.entry_nbytes)))
@@ -84,7 +84,7 @@ def _families(plan: Layout) -> list[int]:
     return [find(eid) for eid in range(len(root))]
 
 
-def _check_clashes(plan: Layout) -> None:
+def _check_clashes(plan: MemoryPlan) -> None:
     """Replay: (family, storage) is a content, scratch of node n is family -1 - n."""
     labels = plan.labels
     family = _families(plan)
@@ -124,7 +124,7 @@ def _check_clashes(plan: Layout) -> None:
         newest[owner] = index
 
 
-def _title(plan: Layout, owner: int, eid: int) -> str:
+def _title(plan: MemoryPlan, owner: int, eid: int) -> str:
     if owner < 0:
         return f"scratch of {plan.labels.node_name(-1 - owner)!r}"
     return f"entry {plan.labels.name(eid)!r}"

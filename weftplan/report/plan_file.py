@@ -7,26 +7,67 @@ The form is checked when reading (:class:`~weftplan.errors.FormatError`); what t
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError
 from weftplan.ops.floats import dtype_of
+from weftplan.ops.schema import DType, Shape
 from weftplan.planner.inplace import Kind
-from weftplan.planner.labels import StoredLabels
-from weftplan.planner.layout import Layout
+from weftplan.planner.labels import Labels
+from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-
-L = TypeVar("L", bound=Layout)
 
 FORMAT = "weftplan-plan"
 VERSION = 1
 
 
-def dumps(plan: Layout) -> str:
+@dataclass(slots=True)
+class StoredLabels(Labels):
+    """Labels of a plan read from a file."""
+
+    steps: list[int]
+    names: list[str]
+    shapes: list[Shape]
+    dtypes: list[DType]
+    makers: list[int]
+    sources: list[int]
+    node_names: list[str]
+    node_ops: list[str]
+
+    def name(self, eid: int) -> str:
+        """Name of an entry."""
+        return self.names[eid]
+
+    def shape(self, eid: int) -> Shape:
+        """Shape of an entry."""
+        return self.shapes[eid]
+
+    def dtype(self, eid: int) -> DType:
+        """Dtype of an entry."""
+        return np.dtype(self.dtypes[eid])
+
+    def node_name(self, nid: int) -> str:
+        """Name of a node."""
+        return self.node_names[nid]
+
+    def node_op(self, nid: int) -> str:
+        """Operator of a node."""
+        return self.node_ops[nid]
+
+    def maker(self, eid: int) -> int:
+        """Node that makes an entry."""
+        return self.makers[eid]
+
+    def source(self, eid: int) -> int:
+        """Entry whose memory this one takes over, or -1."""
+        return self.sources[eid]
+
+
+def dumps(plan: MemoryPlan) -> str:
     """``plan`` as JSON text."""
     labels = plan.labels
     entries = [
@@ -92,8 +133,8 @@ def dumps(plan: Layout) -> str:
     return head.removesuffix("\n}") + ",\n" + ",\n".join(rows) + "\n}\n"
 
 
-def loads(text: str, kind: type[L]) -> L:
-    """The plan in ``text``, as an object of this kind.
+def loads(text: str) -> MemoryPlan:
+    """The plan in ``text``.
 
     Raises:
         FormatError: not JSON, not a plan, or a newer version; names the field that is missing or malformed.
@@ -107,7 +148,7 @@ def loads(text: str, kind: type[L]) -> L:
     if document.get("version") != VERSION:
         raise FormatError(f"plan of version {document.get('version')!r}; this release reads version {VERSION}")
     try:
-        return _plan(document, kind)
+        return _plan(document)
     except KeyError as error:
         raise FormatError(f"the plan lacks field {error}") from error
     except (TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
@@ -118,12 +159,12 @@ def loads(text: str, kind: type[L]) -> L:
         raise FormatError(f"the plan is malformed: {error}") from error
 
 
-def _plan(document: dict[str, Any], kind: type[L]) -> L:
+def _plan(document: dict[str, Any]) -> MemoryPlan:
     entries, nodes, storages, slabs = (document[key] for key in ("entries", "nodes", "storages", "slabs"))
     after = [_integers(row["after"], len(storages), "after of a storage") for row in storages]
     pointers = np.zeros(len(storages) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in after], out=pointers[1:])
-    plan = kind(
+    plan = MemoryPlan(
         strategy=str(document["strategy"]),
         options=PlanOptions(**document["options"]),
         contexts=tuple(Context(kind, index) for kind, index in document["devices"]),

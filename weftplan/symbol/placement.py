@@ -17,10 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from weftplan.device.context import Context
 from weftplan.errors import BindError, PlanError
 from weftplan.ops import registry
-from weftplan.planner.symbolic.gradient import INHERITED
-from weftplan.planner.symbolic.realise import rewired
+from weftplan.symbol.gradient import INHERITED
 from weftplan.symbol.node import Entry, Node
-from weftplan.symbol.traversal import depth_first_order
+from weftplan.symbol.traversal import depth_first_order, rewired
 
 
 def place(

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weftplan.ops import registry
-from weftplan.planner.symbolic.realise import followed, rewired
 from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import followed, rewired
 
 
 def eliminate(entries: Sequence[Entry], order: Sequence[Node]) -> tuple[list[Entry], int]:

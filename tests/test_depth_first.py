@@ -7,8 +7,8 @@ import random
 import pytest
 
 import weftplan as mx
+from weftplan.depth_first import deepest_first
 from weftplan.planner import PlanOptions, plan_symbol
-from weftplan.planner.order_deep import deepest_first
 
 
 def recurrent(steps):

@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from weftplan.depth_first import deepest_first
 from weftplan.errors import PlanError
 from weftplan.ops import registry
 from weftplan.ops.schema import EntryRef, Op, Params
-from weftplan.planner.order_deep import deepest_first
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.traversal import depth_first_order
 
