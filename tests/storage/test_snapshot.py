@@ -11,6 +11,8 @@ import weftplan as mx
 from tests.storage.rooms import MIB, Room
 from weftplan import device, storage
 from weftplan.errors import MXNetError, OutOfMemoryError
+from weftplan.ndarray.chunk import Chunk
+from weftplan.ndarray.release import drain
 from weftplan.report.memory_html import timeline
 from weftplan.storage import AutoGrowth, NaiveBestFit, NaivePool, PoisonResource, RawResource, RoundPool
 from weftplan.storage.recording import address_of, recorded
@@ -133,6 +135,25 @@ def test_nothing_is_recorded_before_and_after(recording):
     for wrong in (0, -1, 1.5, True, "many"):
         with pytest.raises(MXNetError, match="integer >= 1, got"):
             storage.record(events=wrong)
+
+
+def test_memory_that_a_dead_array_leaves_to_the_next_is_in_the_record(recording):
+    """A small result takes over the memory of one that died just before: a free and an allocation, with both names."""
+    ctx = mx.cpu(9144)
+    with storage.using(NaivePool(device.get(ctx))):
+        first = Chunk.small(ctx, 64, "first")
+        first.take_alone()
+        del first
+        Chunk.small(ctx, 64, "second").take_alone()
+        events = [event for event in recorded() if event.context == ctx and event.action != "segment_alloc"]
+        assert [(event.action, event.name) for event in events] == [
+            ("alloc", "first"),
+            ("free", "first"),
+            ("alloc", "second"),
+        ]
+        assert len({(event.address, event.nbytes) for event in events}) == 1
+        check_viewer(storage.snapshot().as_dict())
+        drain()
 
 
 def test_bytes_over_time_end_with_the_figures_of_now(recording):

@@ -143,12 +143,14 @@ class Chunk:
         resource = self._resource
         if resource is None or self._raw is not None:
             return self.raw
-        release = inherited(resource, self.nbytes) if resource.hands_over and recording.recorder is None else None
+        release = inherited(resource, self.nbytes) if resource.hands_over else None
         if release is None:
             allocation = resource.allocate(self.nbytes, name=self._origin)
             self._release = partial(resource.free, allocation)
         else:
             allocation = release.args[0]
+            if recording.recorder is not None:
+                recording.recorder.handed_over(allocation, self._origin)
             allocation.name = self._origin
             self._release = release
         self._raw = allocation.raw

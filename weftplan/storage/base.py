@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from weftplan.device.context import Context
 from weftplan.errors import MXNetError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(NamedTuple):
     """Bytes and counts of one resource at one moment.
 
     Invariant: requested_bytes <= allocated_bytes <= reserved_bytes, and each is at most its peak.

@@ -10,7 +10,6 @@ thread, and is over when a check has its answer.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,13 +71,16 @@ bytes (612 occupied) on cpu(0)> were overwritten: an operation wrote outside of 
 
     def statistics(self) -> Statistics:
         below = self.upstream.statistics()
-        return replace(
-            super().statistics(),
-            reserved_bytes=below.reserved_bytes,
-            peak_reserved_bytes=below.peak_reserved_bytes,
-            hits=below.hits,
-            system_allocations=below.system_allocations,
-            system_frees=below.system_frees,
+        return (
+            super()
+            .statistics()
+            ._replace(
+                reserved_bytes=below.reserved_bytes,
+                peak_reserved_bytes=below.peak_reserved_bytes,
+                hits=below.hits,
+                system_allocations=below.system_allocations,
+                system_frees=below.system_frees,
+            )
         )
 
 

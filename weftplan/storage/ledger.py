@@ -22,25 +22,7 @@ from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
 from weftplan.storage.report import report
-
-_MOST_SHELVES, _MOST_ON_A_SHELF = 4096, 64
-
-
-def _by_order(entry: tuple[int, int, Any, Any, int]) -> int:
-    order = entry[0]
-    return order if order >= 0 else ~order
-
-
-class _Shelf(list[tuple[int, int, Any, Any, int]]):
-    """Freed memory of one requested size, ready to be handed out as it is: (order, nbytes, raw, block, size) each; an
-    order below 0, the complement of the true one, says that it is not counted as live any more."""
-
-    __slots__ = ("listed",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.listed = False
-        """True where :attr:`Ledger._touched` names it; it may, when there is nothing on it."""
+from weftplan.storage.shelves import MOST_ON_ONE, Entry, Shelf, Shelves, by_order
 
 
 class Ledger(Resource):
@@ -59,10 +41,8 @@ class Ledger(Resource):
         self.device = device
         self.context = device.context
         self._lock = whole_in_children(ReentrantLock())
-        self._shelves: dict[int, _Shelf] = {}
-        # Shelves are never taken away, since another thread may be about to use one.
-        self._touched: deque[_Shelf] = deque()
-        self._returned: deque[tuple[int, int, Any, Any, int]] = deque()
+        self._shelves = Shelves()
+        self._returned: deque[Entry] = deque()
         self._aside: deque[Allocation] = deque()
         """Made while this very thread was in the middle of a change, and not yet counted. Invariant: what is in both is
         in this one first."""
@@ -125,7 +105,7 @@ class Ledger(Resource):
                     return allocation
         return self._allocate(nbytes, name)
 
-    def _allocate_written_off(self, entry: tuple[int, int, Any, Any, int], shelf: _Shelf, name: object) -> Allocation:
+    def _allocate_written_off(self, entry: Entry, shelf: Shelf, name: object) -> Allocation:
         """As ``allocate``, with memory from a shelf that is not counted as live."""
         _, nbytes, raw, block, size = entry
         if self._lock.owned():  # in the middle of a change
@@ -168,7 +148,7 @@ class Ledger(Resource):
     def _allocate_now(self, nbytes: int, name: object) -> Allocation:
         """As ``_allocate``, without any rung of the ladder."""
         with self._lock:
-            if self._touched or self._returned or self._aside:
+            if self._shelves or self._returned or self._aside:
                 self._drain(shelves=False)
                 if nbytes and self._serves(nbytes):
                     self._write_off()
@@ -251,21 +231,21 @@ class Ledger(Resource):
             recording.recorder.freed(allocation, raw)
         nbytes = allocation.nbytes
         shelf = self._shelves.get(nbytes)
-        if shelf is None or len(shelf) >= _MOST_ON_A_SHELF:
+        if shelf is None or len(shelf) >= MOST_ON_ONE:
             self._take_back((self._order(), nbytes, raw, allocation.block, allocation.size))
             return
         shelf.append((self._order(), nbytes, raw, allocation.block, allocation.size))
         if not shelf.listed:
             # Who drains forgets the shelf first and empties it then, so what lies there is seen now or later.
             shelf.listed = True
-            self._touched.append(shelf)
+            self._shelves.touched.append(shelf)
 
-    def _take_back(self, entry: tuple[int, int, Any, Any, int]) -> None:
+    def _take_back(self, entry: Entry) -> None:
         """As ``free``, where there is no room on a shelf."""
         self._returned.append(entry)
         nbytes = entry[1]
-        if len(self._shelves) < _MOST_SHELVES and self._keeps(nbytes):
-            self._shelves.setdefault(nbytes, _Shelf())
+        if self._keeps(nbytes):
+            self._shelves.add(nbytes)
         if not self._lock.owned() and self._lock.acquire(blocking=False):
             # Not in the middle of a change of this thread: nothing to fear from draining here.
             try:
@@ -307,43 +287,23 @@ class Ledger(Resource):
         self._allocations += hits
         return any_returned
 
-    def _freed(self, shelves: bool, size: int | None) -> list[tuple[int, int, Any, Any, int]]:
+    def _freed(self, shelves: bool, size: int | None) -> list[Entry]:
         """Everything freed that nobody has taken, oldest last; from shelves as :meth:`_drain` says."""
-        entries: list[tuple[int, int, Any, Any, int]] = []
+        entries: list[Entry] = []
         while self._returned:
             entries.append(self._returned.popleft())
-        for _ in range(len(self._touched) if shelves else 0):
-            shelf = self._touched.popleft()
-            if size is not None and any(entry[4] != size for entry in shelf[:1]):
-                self._touched.append(shelf)
-                continue
-            shelf.listed = False
-            while shelf:
-                try:
-                    entries.append(shelf.pop())
-                except IndexError:  # another thread took the last one
-                    break
-        entries.sort(key=_by_order, reverse=True)
+        if shelves:
+            entries += self._shelves.emptied(size)
+        entries.sort(key=by_order, reverse=True)
         return entries
 
     def _write_off(self) -> None:
         """Count what lies on shelves as live no more, where it goes on lying; under the lock. Who takes it from there
         counts it again, so that peaks are exact though not every request empties the shelves."""
-        for shelf in self._touched.copy():
-            taken: list[tuple[int, int, Any, Any, int]] = []
-            try:
-                while shelf:
-                    taken.append(shelf.pop())
-                    order, nbytes, *others, size = taken[-1]
-                    if order < 0:  # what lies below has been written off before
-                        break
-                    self._requested -= nbytes
-                    self._allocated -= size
-                    taken[-1] = (~order, nbytes, *others, size)
-            except IndexError:  # another thread took the last one
-                pass
-            finally:  # also after Ctrl-C
-                shelf.extend(reversed(taken))
+        for _ in range(len(self._shelves.touched)):
+            requested, allocated = self._shelves.write_off()
+            self._requested -= requested
+            self._allocated -= allocated
 
     def _reserve(self, raw: Any) -> None:
         """Count a block that came from the system."""
@@ -374,13 +334,7 @@ class Ledger(Resource):
             return self._figures()
         with self._lock:
             self._drain(shelves=False)  # what lies there goes on serving: who looks does not slow down who works
-            return self._figures(*self._on_shelves())
-
-    def _on_shelves(self) -> tuple[int, int]:
-        """Bytes on shelves that are counted as live, as they were asked for and as they are occupied."""
-        shelves = {id(shelf): shelf[:] for shelf in self._touched.copy()}
-        entries = [entry for shelf in shelves.values() for entry in shelf if entry[0] >= 0]
-        return sum([entry[1] for entry in entries]), sum([entry[4] for entry in entries])
+            return self._figures(*self._shelves.counted())
 
     def reset_peaks(self) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator
 from time import time_ns
 from typing import Any, NamedTuple
 
@@ -35,25 +36,26 @@ class Event(NamedTuple):
     name: object
 
 
+Record = tuple[str, int, Context, int, int, object] | tuple[str, int, Context, int, int, object, object]
+"""The fields of an :class:`Event`, or those of a free with the name of whoever got the memory at once: it is made into
+events when somebody asks, since that takes longer."""
+
+
 class Recorder:
     """What pools call while they are recorded.
 
     Args:
-        most: events to keep; older ones are forgotten.
+        most: records to keep; older ones are forgotten.
     """
 
     def __init__(self, most: int) -> None:
-        self.events: deque[tuple[str, int, Context, int, int, object]] = deque(maxlen=most)
-        """The fields of an :class:`Event` each, which are made into one when somebody asks: that takes longer."""
+        self.records: deque[Record] = deque(maxlen=most)
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Arrays that pools hand out again and again, by id, with their addresses: asking an array for its address
         takes longer than an allocation. An array that is gone may have left its id to another one."""
 
     def _where(self, raw: Any) -> int:
         """The address of an array."""
-        known = self._known.get(id(raw))
-        if known is not None and known[0]() is raw:
-            return known[1]
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         address = address_of(raw)
@@ -62,19 +64,29 @@ class Recorder:
 
     def allocated(self, allocation: Allocation) -> None:
         """An allocation was handed out."""
-        if allocation.nbytes:
-            raw = _lasting(allocation, allocation.raw)
-            known = self._known.get(id(raw))
-            where = known[1] if known is not None and known[0]() is raw else self._where(raw)
-            self.events.append(("alloc", time_ns(), allocation.context, where, allocation.size, allocation.name))
+        self._moved("alloc", allocation, allocation.raw)
 
     def freed(self, allocation: Allocation, raw: Any) -> None:
         """An allocation, whose memory was ``raw``, came back."""
+        self._moved("free", allocation, raw)
+
+    def _moved(self, action: str, allocation: Allocation, raw: Any) -> None:
         if allocation.nbytes:
-            raw = _lasting(allocation, raw)
+            block = allocation.block
+            if block.__class__ is raw.__class__:
+                raw = block  # begins where the other does, and is there as long as the pool has the memory
             known = self._known.get(id(raw))
             where = known[1] if known is not None and known[0]() is raw else self._where(raw)
-            self.events.append(("free", time_ns(), allocation.context, where, allocation.size, allocation.name))
+            self.records.append((action, time_ns(), allocation.context, where, allocation.size, allocation.name))
+
+    def handed_over(self, allocation: Allocation, name: object) -> None:
+        """An allocation went from its holder to the next, whose name is ``name``, without coming back."""
+        raw = allocation.block
+        if raw.__class__ is not allocation.raw.__class__:
+            raw = allocation.raw
+        known = self._known.get(id(raw))
+        where = known[1] if known is not None and known[0]() is raw else self._where(raw)
+        self.records.append(("free", time_ns(), allocation.context, where, allocation.size, allocation.name, name))
 
     def grown(self, context: Context, raw: Any) -> None:
         """A pool took a block from the system."""
@@ -89,16 +101,11 @@ class Recorder:
         self._add("oom", context, free, nbytes, name)
 
     def _add(self, action: str, context: Context, address: int, nbytes: int, name: object) -> None:
-        self.events.append((action, time_ns(), context, address, nbytes, name))
+        self.records.append((action, time_ns(), context, address, nbytes, name))
 
 
 recorder: Recorder | None = None
 """Told of everything that any pool does; None: nobody records. Look it up each time."""
-
-
-def _lasting(allocation: Allocation, raw: Any) -> Any:
-    """The array that begins where ``raw`` does and is there as long as the pool has the memory."""
-    return allocation.block if allocation.block.__class__ is raw.__class__ else raw
 
 
 def address_of(raw: Any) -> int:
@@ -130,7 +137,20 @@ def stop_recording() -> None:
     recorder = None
 
 
+def records() -> list[Record]:
+    """What is known so far, oldest first; nothing where nobody records."""
+    current = recorder
+    return [] if current is None else list(current.records)
+
+
+def events_of(found: Iterable[Record]) -> Iterator[Event]:
+    """The events of records, in their order."""
+    for record in found:
+        yield Event(*record[:6])
+        if len(record) == 7:
+            yield Event("alloc", *record[1:5], record[6])
+
+
 def recorded() -> list[Event]:
     """The events so far, oldest first; none where nobody records."""
-    current = recorder
-    return [] if current is None else [Event(*fields) for fields in list(current.events)]
+    return list(events_of(records()))

@@ -19,7 +19,7 @@ from weftplan.files import replacing
 from weftplan.late_imports import late_import
 from weftplan.storage import registry
 from weftplan.storage.base import Segment, Statistics
-from weftplan.storage.recording import Event, address_of, recorded
+from weftplan.storage.recording import Event, Record, address_of, events_of, records
 from weftplan.storage.report import settings_in_force
 
 _page: Callable[[Snapshot], str] | None = None
@@ -39,15 +39,20 @@ class Snapshot:
     Attributes:
         contexts: every context whose memory has been asked for.
         statistics, segments: of each of them.
-        events: what was recorded before, oldest first; empty unless ``storage.record()`` was called.
+        records: what was recorded before, as :attr:`events` shows it.
         settings: variables in force, in words.
     """
 
     contexts: tuple[Context, ...]
     statistics: tuple[Statistics, ...]
     segments: tuple[tuple[Segment, ...], ...]
-    events: tuple[Event, ...]
+    records: tuple[Record, ...]
     settings: str
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What was recorded before, oldest first; empty unless ``storage.record()`` was called."""
+        return tuple(events_of(self.records))
 
     def as_dict(self) -> dict[str, Any]:
         """The form that PyTorch's memory viewer reads, which is that of ``torch.cuda.memory._snapshot()``."""
@@ -97,7 +102,7 @@ def snapshot() -> Snapshot:
         tuple(resources),
         tuple(resource.statistics() for resource in resources.values()),
         tuple(tuple(resource.segments()) for resource in resources.values()),
-        tuple(recorded()),
+        tuple(records()),
         settings_in_force(),
     )
 
