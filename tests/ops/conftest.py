@@ -16,3 +16,4 @@ def _provide(name, file):
 _provide("ops_harness", "harness.py")
 _provide("ops_tensor_cases", "tensor_cases.py")
 _provide("ops_nn_cases", "nn_cases.py")
+_provide("ops_cuda_sources", "cuda_sources.py")

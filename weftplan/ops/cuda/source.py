@@ -47,20 +47,27 @@ __device__ A total(A* s, A value) {  // of a block, by halves: one fixed order
 ``s`` is shared memory for as many."""
 
 
-@lru_cache(maxsize=1024)
-def _compiled(maker: Any, code: str, name: str, types: tuple[tuple[str, str], ...]) -> Any:
-    given = dict(types)
-    text = re.sub(r"\b[A-Z]\b", lambda found: given.get(found[0], found[0]), code)
-    head = "#include <cuda_fp16.h>\n" if "__half" in text else ""
-    return maker(head + text, name, options=("--fmad=false",))
+OPTIONS = ("--fmad=false",)
+"""What the compiler is told; CuPy adds ``-ftz=true``, which takes float32 below 1.2e-38 for zero."""
 
 
-def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
-    """The kernel ``name`` of a source; ``types`` says what its letters stand for; ``A`` follows ``T``."""
+def text_of(code: str, **types: DType) -> str:
+    """A source as the compiler reads it; ``types`` says what its letters stand for; ``A`` follows ``T``."""
     letters = {letter: _NAMES[np.dtype(dtype).name] for letter, dtype in types.items()}
     if "T" in types:
         letters.setdefault("A", _NAMES[accumulator(np.dtype(types["T"])).name])
-    return _compiled(xp.RawKernel, code, name, tuple(sorted(letters.items())))
+    text = re.sub(r"\b[A-Z]\b", lambda found: letters.get(found[0], found[0]), code)
+    return ("#include <cuda_fp16.h>\n" if "__half" in text else "") + text
+
+
+@lru_cache(maxsize=1024)
+def _compiled(maker: Any, code: str, name: str, types: tuple[tuple[str, DType], ...]) -> Any:
+    return maker(text_of(code, **dict(types)), name, options=OPTIONS)
+
+
+def kernel(xp: Any, code: str, name: str, **types: DType) -> Any:
+    """The kernel ``name`` of a source; ``types`` as in :func:`text_of`."""
+    return _compiled(xp.RawKernel, code, name, tuple(sorted(types.items())))
 
 
 def launch(xp: Any, code: str, name: str, blocks: int, threads: int, args: Sequence[Any], **types: DType) -> None:

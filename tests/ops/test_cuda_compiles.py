@@ -1,0 +1,65 @@
+"""NVIDIA's compilers take every kernel in CUDA C, where one is installed; no GPU is needed."""
+
+import re
+
+import ops_cuda_sources as cuda
+import pytest
+
+REGISTERS = 65536
+"""Of one block, on every GPU since 2014."""
+
+
+def compiled(sources, folder):
+    """What nvcc says of each kernel: it may be launched with as many threads as it is, and keeps nothing in memory."""
+    names = [name for text in sources for name in re.findall(r"__global__ void (\w+)\(", text)]
+    found = cuda.nvcc(sources, folder)
+    assert sorted(name for name, *_ in found) == sorted(names)
+    for name, text, registers, spilled in found:
+        threads = cuda.threads_of(text, name)
+        assert -(-registers // 8) * 8 * threads <= REGISTERS, f"{name}: {registers} registers, {threads} threads"
+        assert not spilled, f"{name} spills {spilled} bytes"
+
+
+@pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
+def test_nvcc_takes_every_source(tmp_path):
+    """In float32: no warning, no spills, and few enough registers for the threads of its blocks.
+
+    Sources that take the compiler seconds, random numbers and steps of 24 weights, stand in the long test alone.
+    """
+    long = ("philox", "updates", "dropout")
+    compiled([text for label, text in cuda.texts(every=False).items() if not label.startswith(long)], tmp_path)
+
+
+@pytest.mark.stress
+@pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
+def test_nvcc_takes_every_dtype(tmp_path):
+    """The same for every dtype that a letter of a source may stand for."""
+    compiled(list(cuda.texts(every=True).values()), tmp_path)
+
+
+@pytest.mark.skipif(cuda.NVCC is None, reason="nvcc is not installed")
+def test_a_mistake_is_noticed(tmp_path):
+    """A name that does not exist, a variable that nobody reads, and registers that do not suffice."""
+    for code in ("y[0] = x;", "int unused = 3;"):
+        with pytest.raises(AssertionError):
+            cuda.nvcc([f'extern "C" __global__ void wrong(float* y) {{ {code} }}'], tmp_path)
+
+
+def _or_skip(text):
+    try:
+        return cuda.nvrtc(text)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+def test_nvrtc_takes_a_source_of_every_file():
+    """CuPy's own compiler, with its options, makes machine code of one kernel of each file."""
+    for text in {label.partition(".")[0]: text for label, text in cuda.texts(every=False).items()}.values():
+        assert len(_or_skip(text)) > 0
+
+
+@pytest.mark.stress
+def test_nvrtc_takes_every_source():
+    """The same of every source, for every dtype."""
+    for text in cuda.texts(every=True).values():
+        assert len(_or_skip(text)) > 0
