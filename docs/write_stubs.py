@@ -9,7 +9,7 @@ Each holds the operators as functions, those that are methods as a class ``Metho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import weftplan
@@ -36,6 +36,8 @@ from {module} import {array}
 Numbers = float | {array}
 '''
 OF_SYMBOLS = ("name", "attr")
+HANDED_ON = {"exponential": ("lam",), "randn": ("data",)}
+"""Keywords of a distribution's operator that its function takes beside its own."""
 
 
 def _class(name: str, lines: Iterable[str], *, static: bool) -> list[str]:
@@ -66,11 +68,26 @@ def _namespace(
     return [*_class(f"_{name.capitalize()}", lines, static=True), f"{name}: _{name.capitalize()}"]
 
 
+def _drawn(function: Callable[..., Symbol]) -> inspect.Signature:
+    """The signature of a distribution, with the keywords that it hands on to its operator by their names."""
+    found = inspect.signature(function)
+    own = list(found.parameters.values())[:-1]
+    more = [
+        *HANDED_ON.get(function.__name__, ()),
+        *(() if function.__name__ in ("multinomial", "shuffle") else ("ctx",)),
+        *OF_SYMBOLS,
+    ]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return found.replace(
+        parameters=[*own, *(inspect.Parameter(name, kind, default=None, annotation="Any") for name in more)]
+    )
+
+
 def stubs() -> dict[Path, str]:
     """The text of every stub file."""
     found = {}
     own = {*dir(object), *(name for kind in Symbol.__mro__ for name in vars(kind))}
-    drawn = [written(name, inspect.signature(function)).replace("'", "") for name, function in FUNCTIONS.items()]
+    drawn = [written(name, _drawn(function)).replace("'", "") for name, function in FUNCTIONS.items()]
     for name, package, kind, extra, methods, spaces in (
         (
             "mx.sym", symbol, Symbol, OF_SYMBOLS, [n for n in sorted(registry.names()) if n not in own],

@@ -35,6 +35,7 @@ LAYERS = (
     {"device"},
     {"blas", "undeclared"},
     {"config", "late_imports"},
+    {"keywords"},
     {"_variables"},
     {"errors", "files", "locks", "depth_first"},
 )

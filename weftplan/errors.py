@@ -31,8 +31,39 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     >>> did_you_mean("wieght", ["data", "weight"]), did_you_mean("x", ["data", "weight"])
     ("did you mean 'weight'? ", '')
     """
-    near = difflib.get_close_matches(str(name), list(known), n=1)
+    every = list(known)
+    near = [same for same in _SAME.get(str(name), ()) if same in every]
+    near = near or difflib.get_close_matches(str(name), every, n=1)
+    near = near or [one for one in every if min(len(one), len(str(name))) > 2 and _begin_alike(str(name), one)]
     return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _begin_alike(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+_SAME = {
+    "callback": ("batch_end_callback",),
+    "callbacks": ("batch_end_callback",),
+    "context": ("ctx",),
+    "ctx": ("context",),
+    "data": ("train_data", "eval_data"),
+    "dataset": ("train_data", "eval_data"),
+    "device": ("context", "ctx"),
+    "epoch": ("num_epoch",),
+    "epochs": ("num_epoch",),
+    "lr": ("learning_rate",),
+    "memory": ("memory_budget", "budget"),
+    "metrics": ("eval_metric",),
+    "num_epochs": ("num_epoch",),
+    "train": ("is_train", "for_training"),
+    "training": ("train", "is_train", "for_training"),
+    "val_data": ("eval_data",),
+    "validation_data": ("eval_data",),
+    "weight_decay": ("wd",),
+    "workers": ("task_workers",),
+}
+"""What other libraries, or other functions here, call an argument."""
 
 
 def shape_text(shape: Iterable[int] | None) -> str:
@@ -117,6 +148,10 @@ class UnknownOperatorError(MXNetError, AttributeError):
 
 class ParameterError(MXNetError, ValueError):
     """An operator parameter is missing, unknown or malformed."""
+
+
+class KeywordError(ParameterError, TypeError):
+    """A function or class does not have the keyword argument that it got; the message names the nearest and all."""
 
 
 class ScheduledRateError(ParameterError, UserWarning):

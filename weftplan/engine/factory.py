@@ -69,8 +69,9 @@ def create(
             raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
     unknown = sorted(set(options) - {"seed", "choose"} if kind == "Simulator" else options)
     if unknown:
+        hint = did_you_mean(unknown[0], given)
         raise EngineError(
-            f"engine.create: {kind} has no options {unknown}; there are {', '.join(given)}, and seed and "
+            f"engine.create: {kind} has no options {unknown}; {hint}there are {', '.join(given)}, and seed and "
             f"choose of the Simulator"
         )
     if kind in (*KINDS, "Simulator"):

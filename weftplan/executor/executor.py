@@ -314,7 +314,7 @@ class Executor:
         """(argument, the value for it, of its shape); changes nothing."""
         target = self.arg_dict.get(name)
         if target is None:
-            hint = did_you_mean(name, self.arg_names)
+            hint = did_you_mean(name, ["is_train", *self.arg_names])
             raise BindError(f"forward: unknown argument {name!r}; {hint}the arguments are {listed(self.arg_names)}")
         return target, as_array(value, target, f"forward: argument {name!r}")
 

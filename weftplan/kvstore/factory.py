@@ -7,6 +7,7 @@ processes are imported when one is asked for. Any thread may call it.
 from __future__ import annotations
 
 from weftplan.errors import KVStoreError, did_you_mean
+from weftplan.keywords import known_keywords
 from weftplan.kvstore.base import KVStoreBase, registered
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.on_device import KVStoreDevice
@@ -21,6 +22,7 @@ DIST_ASYNC_TYPES = ("dist_async",)
 FUTURE_TYPES = ("dist_device_async", "dist_async_device", "p3")
 
 
+@known_keywords()
 def create(name: str = "local") -> KVStoreBase:
     """A new store.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from weftplan.errors import ParameterError, did_you_mean
+from weftplan.keywords import known_keywords
 from weftplan.models import lstm as language
 from weftplan.models.classic import alexnet, lenet, lenet_small, mlp, vgg16
 from weftplan.models.densenet import densenet121
@@ -66,6 +67,7 @@ def find(name: str) -> Network:
     return network
 
 
+@known_keywords()
 def get(name: str, num_classes: int | None = None, image_shape: tuple[int, ...] | None = None) -> Symbol:
     """The symbol of a built-in network, ending in a SoftmaxOutput called ``softmax``.
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from weftplan import device, engine
 from weftplan.device.context import Context
-from weftplan.errors import DTypeError, ParameterError, ShapeError
+from weftplan.errors import DTypeError, KeywordError, ParameterError, ShapeError, did_you_mean
+from weftplan.keywords import known_keywords
 from weftplan.ndarray import arithmetic
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.array import NDArray, fresh, from_host, verbs
@@ -24,6 +25,7 @@ from weftplan.ndarray.release import drain
 from weftplan.ops.floats import is_float, is_number
 
 
+@known_keywords()
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
     """An array with a copy of ``source_array``: numbers, nested lists, NumPy arrays or NDArrays.
 
@@ -64,6 +66,7 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str 
     return NDArray(chunks.ArrayChunk(context, math.prod(dims) * wanted.itemsize), dims, wanted)
 
 
+@known_keywords()
 def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
     """An array filled with a number, or with values that broadcast to ``shape``.
 
@@ -339,6 +342,9 @@ def _axis(axis: int, ndim: int, name: str) -> int:
     return axis % ndim
 
 
+_KEYWORDS = ("shape", "ctx", "dtype", "out")
+
+
 def _only_out(name: str, kwargs: dict[str, Any]) -> NDArray | None:
     """``out`` from keyword arguments (``stype="default"`` is accepted too)."""
     out: NDArray | None = kwargs.pop("out", None)
@@ -346,7 +352,9 @@ def _only_out(name: str, kwargs: dict[str, Any]) -> NDArray | None:
         raise ParameterError(f"{name}: only dense arrays (stype='default') are supported")
     kwargs.pop("name", None)
     if kwargs:
-        raise ParameterError(f"{name}: unknown arguments {', '.join(kwargs)}")
+        unknown = next(iter(kwargs))
+        hint = did_you_mean(unknown, _KEYWORDS)
+        raise KeywordError(f"{name} has no argument {unknown!r}: {hint}known: {', '.join(_KEYWORDS)}")
     return out
 
 

@@ -63,13 +63,6 @@ def _draw(draw: Callable[..., None], key: tuple[int, int], xp: Any, target: Any,
     draw(OpContext(xp, random_key=key).generator(), target, xp, *sources)
 
 
-def refuse_others(kwargs: Mapping[str, Any]) -> None:
-    """MXNet's functions take ``name``, which means nothing here; anything else is a mistake."""
-    for key in kwargs:
-        if key != "name":
-            raise ParameterError(f"unknown argument {key!r} of a random draw")
-
-
 _LEAST = {"any": "", "positive": "above 0", "not negative": "at least 0", "probability": "above 0 and at most 1"}
 
 

@@ -2,7 +2,8 @@
 
 Every draw takes a key ``(seed, counter)`` of its context on the calling thread, and the operation that draws makes a
 counter-based generator (Philox) from it. So results are the same on every engine and any number of workers. They differ
-from MXNet's, whose generators are not specified.
+from MXNet's, whose generators are not specified. As in MXNet every function takes
+``name``, which means nothing here.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy as np
 from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import DTypeError, ParameterError, ShapeError
+from weftplan.keywords import known_keywords
 from weftplan.ndarray import distributions
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.base import check_dtype
-from weftplan.ndarray.draws import UNSET, block_shape, push_draw, refuse_others, sample, target_of, wanted_dtype
+from weftplan.ndarray.draws import UNSET, block_shape, push_draw, sample, target_of, wanted_dtype
 from weftplan.ndarray.operators import Namespace
 from weftplan.ndarray.pushing import push_kernel
 from weftplan.ndarray.seeds import get_state, next_key, seed, set_state
@@ -55,6 +57,7 @@ if not TYPE_CHECKING:  # for a type checker a name that is not there is an error
     __getattr__ = _attribute
 
 
+@known_keywords()
 def uniform(
     low: Any = 0,
     high: Any = 1,
@@ -62,7 +65,8 @@ def uniform(
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Uniform on [low, high): float32 of shape ``(1,)`` unless told otherwise.
 
@@ -73,11 +77,11 @@ def uniform(
         DTypeError: not a float dtype.
         ShapeError: ``out`` and ``shape`` disagree, or two arrays of parameters.
     """
-    refuse_others(kwargs)
     parameters = {"low": (low, "any"), "high": (high, "any")}
     return sample(distributions.uniform, parameters, shape, dtype, ctx, out)
 
 
+@known_keywords()
 def normal(
     loc: Any = 0,
     scale: Any = 1,
@@ -85,7 +89,8 @@ def normal(
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Normal with mean ``loc`` and standard deviation ``scale``; arguments as for :func:`uniform`.
 
@@ -93,18 +98,25 @@ def normal(
         ParameterError: a negative scale, at the next wait.
         DTypeError, ShapeError: as :func:`uniform`.
     """
-    refuse_others(kwargs)
     parameters = {"loc": (loc, "any"), "scale": (scale, "not negative")}
     return sample(distributions.normal, parameters, shape, dtype, ctx, out)
 
 
+@known_keywords()
 def randn(
-    *shape: int, loc: Any = 0, scale: Any = 1, dtype: Any = None, ctx: Context | None = None, **kwargs: Any
+    *shape: int,
+    loc: Any = 0,
+    scale: Any = 1,
+    dtype: Any = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    name: str | None = None,
 ) -> NDArray:
     """:func:`normal` with the shape as arguments."""
-    return normal(loc, scale, shape or UNSET, dtype, ctx, **kwargs)
+    return normal(loc, scale, shape or UNSET, dtype, ctx, out)
 
 
+@known_keywords()
 def randint(
     low: int,
     high: int,
@@ -112,7 +124,8 @@ def randint(
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Integers from [low, high), int32 unless told otherwise.
 
@@ -120,7 +133,6 @@ def randint(
         ParameterError: ``low`` is not below ``high``, or they are no integers.
         DTypeError: not an integer dtype.
     """
-    refuse_others(kwargs)
     for bound in (low, high):
         if isinstance(bound, bool) or not isinstance(bound, int | np.integer):
             raise ParameterError(f"randint: low and high must be integers, got {bound!r}")
@@ -136,20 +148,22 @@ def randint(
     return push_draw(draw, (), target_of(shape, wanted, ctx, out, "randint"), "randint")
 
 
+@known_keywords()
 def exponential(
     scale: Any = 1,
     shape: Any = UNSET,
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Exponential with mean ``scale`` > 0."""
-    refuse_others(kwargs)
     parameters = {"scale": (scale, "positive")}
     return sample(distributions.exponential, parameters, shape, dtype, ctx, out)
 
 
+@known_keywords()
 def gamma(
     alpha: Any = 1,
     beta: Any = 1,
@@ -157,28 +171,30 @@ def gamma(
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Gamma with shape ``alpha`` > 0 and scale ``beta`` > 0."""
-    refuse_others(kwargs)
     parameters = {"alpha": (alpha, "positive"), "beta": (beta, "positive")}
     return sample(distributions.gamma, parameters, shape, dtype, ctx, out)
 
 
+@known_keywords()
 def poisson(
     lam: Any = 1,
     shape: Any = UNSET,
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Poisson with mean ``lam`` >= 0, as floats."""
-    refuse_others(kwargs)
     parameters = {"lam": (lam, "not negative")}
     return sample(distributions.poisson, parameters, shape, dtype, ctx, out)
 
 
+@known_keywords()
 def negative_binomial(
     k: Any = 1,
     p: Any = 1,
@@ -186,14 +202,15 @@ def negative_binomial(
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Failures before ``k`` > 0 successes of probability ``p`` in (0, 1], as floats."""
-    refuse_others(kwargs)
     parameters = {"k": (k, "positive"), "p": (p, "probability")}
     return sample(distributions.negative_binomial, parameters, shape, dtype, ctx, out)
 
 
+@known_keywords()
 def generalized_negative_binomial(
     mu: Any = 1,
     alpha: Any = 1,
@@ -201,17 +218,17 @@ def generalized_negative_binomial(
     dtype: Any = None,
     ctx: Context | None = None,
     out: NDArray | None = None,
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray:
     """Negative binomial with mean ``mu`` >= 0 and variance mu + alpha mu², ``alpha`` >= 0, as floats."""
-    refuse_others(kwargs)
     parameters = {"mu": (mu, "not negative"), "alpha": (alpha, "not negative")}
     return sample(distributions.generalized_negative_binomial, parameters, shape, dtype, ctx, out)
 
 
-def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray:
+@known_keywords()
+def shuffle(data: NDArray, out: NDArray | None = None, *, name: str | None = None) -> NDArray:
     """``data`` with its rows (axis 0) in random order, in a new array or ``out`` (which may be ``data``)."""
-    refuse_others(kwargs)
     if not data.shape:
         raise ShapeError("shuffle: expected at least one dimension, whose rows are put in another order, got shape ()")
     if out is None:
@@ -233,13 +250,15 @@ def shuffle(data: NDArray, out: NDArray | None = None, **kwargs: Any) -> NDArray
     return out
 
 
+@known_keywords()
 def multinomial(
     data: NDArray,
     shape: Any = UNSET,
     get_prob: bool = False,
     out: NDArray | Sequence[NDArray] | None = None,
     dtype: Any = "int32",
-    **kwargs: Any,
+    *,
+    name: str | None = None,
 ) -> NDArray | list[NDArray]:
     """Indices drawn with the probabilities in the last axis of ``data``: ``shape`` of them per distribution.
 
@@ -249,7 +268,6 @@ def multinomial(
         ShapeError: ``data`` has no dimension, or no element in the last one; ``out`` has another shape.
         ParameterError: ``out`` is not one array, with ``get_prob`` not two.
     """
-    refuse_others(kwargs)
     if not data.shape or not data.shape[-1]:
         raise ShapeError(f"multinomial: expected probabilities in the last axis, got shape {data.shape}")
     block = block_shape(shape)

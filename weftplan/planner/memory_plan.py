@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from weftplan.device.amounts import amount, bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
+from weftplan.keywords import known_keywords
 from weftplan.planner.batch import largest_fitting
 from weftplan.planner.buffer_table import Alive, Bar
 from weftplan.planner.graph import IntArray
@@ -206,6 +207,7 @@ class MemoryPlan:
     def __str__(self) -> str:
         return self.summary()
 
+    @known_keywords()
     def batch_max(self, budget: int | str, *, recompute: bool = False) -> int:
         """The largest batch with which the same question fits a budget.
 
@@ -254,10 +256,12 @@ class MemoryPlan:
         """A table of this plan beside another."""
         return str(hook("compare")(self, other))
 
+    @known_keywords()
     def to_html(self, *, title: str = "memory plan") -> str:
         """One self-contained page: bars over time, the peak, and a table of all buffers to sort and filter."""
         return str(hook("html")(self, title=title))
 
+    @known_keywords()
     def plot(self, path: str | PathLike[str] | None = None, *, title: str = "memory plan") -> Any:
         """Draw the buffers over time with matplotlib.
 

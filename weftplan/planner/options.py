@@ -11,6 +11,7 @@ from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
 from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
+from weftplan.keywords import known_keywords
 from weftplan.ops.compiled.jit import keep_objects
 from weftplan.ops.implementations import MODES
 from weftplan.ops.schema import Req
@@ -165,6 +166,9 @@ class PlanOptions:
             hint = did_you_mean(unknown[0], known)
             raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
         return replace(self, **overrides)
+
+
+PlanOptions.__init__ = known_keywords()(PlanOptions.__init__)  # type: ignore[method-assign]
 
 
 def _switch(text: str) -> bool | str:

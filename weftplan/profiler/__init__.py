@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan import engine
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean
 from weftplan.late_imports import late_import
 from weftplan.profiler import aggregate
 from weftplan.profiler.objects import Counter, Domain, Event, Frame, Marker, Task
@@ -79,7 +79,8 @@ def set_config(**kwargs: Any) -> None:
     """
     unknown = [key for key in kwargs if key not in _KNOWN]
     if unknown:
-        raise ParameterError(f"profiler.set_config: unknown {unknown}; known: {', '.join(_KNOWN)}")
+        hint = did_you_mean(unknown[0], _KNOWN)
+        raise ParameterError(f"profiler.set_config: unknown {unknown}; {hint}known: {', '.join(_KNOWN)}")
     name = kwargs.get("filename", _config["filename"])
     if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
         raise ParameterError(f"profiler.set_config: filename must be the path of a file, got {name!r}")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.errors import ParameterError
+from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 
@@ -33,7 +34,7 @@ class RNNParams:
         return self._params[full]
 
 
-class BaseRNNCell:
+class BaseRNNCell(Constructed):
     """Base of cells: one step is a call with (input, states), which returns (output, new states).
 
     Args:

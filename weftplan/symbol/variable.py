@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, did_you_mean
 from weftplan.ops.params import dtype_code, p_dtype, p_shape
 from weftplan.symbol import attribute
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.provenance import caller
 from weftplan.symbol.symbol import Symbol
 
+_KEYWORDS = ("name", "attr", "shape", "lr_mult", "wd_mult", "dtype", "init", "stype")
 _STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
 
 
@@ -67,7 +68,10 @@ def Variable(
         attrs["__storage_type__"] = str(_STORAGE_TYPES[stype])
     for key, value in kwargs.items():
         if not (key.startswith("__") and key.endswith("__")):
-            raise ParameterError(f"Variable {name!r}: unknown keyword {key!r}; attributes are named __like_this__")
+            hint = did_you_mean(key, _KEYWORDS)
+            raise ParameterError(
+                f"Variable {name!r}: unknown keyword {key!r}; {hint}attributes are named __like_this__"
+            )
         attrs[key] = str(value)
     stored = {f"__{key}__" if key in attribute.HIDDEN_KEYS else key: value for key, value in attrs.items()}
     return Symbol([Entry(Node(None, name, attrs=stored, created_at=caller()))])

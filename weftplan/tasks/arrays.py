@@ -33,6 +33,7 @@ from weftplan.engine.factory import get
 from weftplan.engine.operation import DetailedBlock, FnProperty, searchable
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.keywords import known_keywords
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.tasks.handle import Task
 from weftplan.tasks.parts import Parts
@@ -136,6 +137,7 @@ def vars_for(
     return reads, writes
 
 
+@known_keywords()
 def tiles(array: Any, tile: int | Sequence[int]) -> Tiles:
     """Divide an array: from now on tasks on views of it are ordered by the tiles that they touch.
 

@@ -34,6 +34,7 @@ from weftplan.engine.factory import get
 from weftplan.engine.operation import FnProperty, check_runs, dedupe, label_of
 from weftplan.engine.var import Var
 from weftplan.errors import EngineError
+from weftplan.keywords import known_keywords
 from weftplan.tasks.arrays import context_of, in_flight, is_array, is_ndarray, var_of, vars_for, vars_of
 from weftplan.tasks.handle import Task, results
 from weftplan.undeclared import read_only
@@ -128,6 +129,7 @@ def submit_each(fn: Callable[..., Any], *iterables: Iterable[Any], timeout: floa
     return results([submit(fn, *args) for args in zip(*iterables, strict=False)], timeout)
 
 
+@known_keywords()
 def task(
     *function: Any,
     reads: Sequence[str] | None = None,
@@ -222,6 +224,7 @@ def task(
     return decorate
 
 
+@known_keywords(timeout="what submit returned has wait(timeout)")
 def wait(*arrays: Any, readers: bool = False) -> None:
     """Block until what was submitted so far has written ``arrays``; without arrays, until everything is done.
 

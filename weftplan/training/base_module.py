@@ -17,6 +17,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.errors import MXNetError, ShapeTypeError
+from weftplan.keywords import Constructed, known_keywords
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.training import metric as metrics
@@ -35,8 +36,23 @@ log = logging.getLogger("weftplan")
 
 Params = Mapping[str, NDArray]
 
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("learning_rate", "lr", "momentum", "wd", "weight_decay", "lr_scheduler", "clip_gradient"),
+        "settings of the optimizer go into optimizer_params={'learning_rate': 0.1, ...}",
+    ),
+    **dict.fromkeys(
+        ("batch_size", "shuffle", "label", "labels"),
+        "the iterator has it: mx.io.NDArrayIter(data, label, batch_size=64, shuffle=True)",
+    ),
+    **dict.fromkeys(
+        ("context", "ctx", "device", "devices"), "devices belong to the module: mx.mod.Module(symbol, context=...)"
+    ),
+}
+"""What people give to ``fit`` that others take."""
 
-class BaseModule:
+
+class BaseModule(Constructed):
     """Base of modules: the high-level loop over the low-level steps that a subclass provides."""
 
     def __init__(self, logger: Any = None) -> None:
@@ -158,6 +174,7 @@ class BaseModule:
         self.forward(data_batch, is_train=True)
         self.backward()
 
+    @known_keywords(**_ELSEWHERE)
     def fit(
         self,
         train_data: DataIter,
@@ -285,6 +302,7 @@ class BaseModule:
         fitting.begin_events(resumed=resumed)
         fitting.run()
 
+    @known_keywords()
     def score(
         self,
         eval_data: DataIter,
@@ -313,6 +331,7 @@ class BaseModule:
         call(score_end_callback, BatchEndParam(epoch, nbatch + 1, metric, {"self": self}))
         return metric.get_name_value()
 
+    @known_keywords()
     def iter_predict(
         self, eval_data: DataIter, num_batch: int | None = None, reset: bool = True
     ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
@@ -328,6 +347,7 @@ class BaseModule:
             samples, pad = batch.data[0].shape[0], getattr(batch, "pad", None) or 0
             yield [without_padding(out, samples, pad).copy() for out in self.get_outputs()], nbatch, batch
 
+    @known_keywords()
     def predict(
         self,
         eval_data: Any,

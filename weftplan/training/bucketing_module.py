@@ -16,6 +16,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.errors import BindError, MXNetError, listed
+from weftplan.keywords import known_keywords
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
 from weftplan.symbol.name import NameManager
@@ -155,6 +156,7 @@ class BucketingModule(BaseModule):
         """Outputs of the current bucket."""
         return self._current.output_shapes
 
+    @known_keywords()
     def bind(
         self,
         data_shapes: Any,
@@ -218,6 +220,7 @@ class BucketingModule(BaseModule):
 
     # -- parameters and optimizer: those of the default bucket ----------------------------------------------------
 
+    @known_keywords()
     def init_params(
         self, initializer: Initializer | None = None, arg_params: Params | None = None, *args: Any, **kwargs: Any
     ) -> None:
@@ -239,6 +242,7 @@ class BucketingModule(BaseModule):
     def synchronize(self) -> None:
         self._default.synchronize()
 
+    @known_keywords()
     def init_optimizer(
         self,
         kvstore: Any = "local",

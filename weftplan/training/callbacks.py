@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from weftplan.keywords import Constructed, known_keywords
 from weftplan.training.checkpoint import save_checkpoint
 from weftplan.training.metric import EvalMetric
 from weftplan.training.stopping import EarlyStopping
@@ -57,7 +58,7 @@ class BatchEndParam:
     locals: dict[str, Any] | None = None
 
 
-class Speedometer:
+class Speedometer(Constructed):
     """Log samples per second (and the metric) every ``frequent`` batches.
 
     With ``auto_reset`` the metric that is shown covers the batches since the last line; what ``fit`` logs at
@@ -89,6 +90,7 @@ class Speedometer:
         self._since, self._last_batch = now, param.nbatch
 
 
+@known_keywords()
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
     """A batch-end callback that logs the metric every ``period`` batches; ``auto_reset`` begins it anew each time."""
     period = max(1, period)
@@ -112,7 +114,7 @@ class LogValidationMetricsCallback:
                 log.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)
 
 
-class ProgressBar:
+class ProgressBar(Constructed):
     """Logs after each batch how much of the epoch is done, as a bar and in percent.
 
     Args:
@@ -130,6 +132,7 @@ class ProgressBar:
         log.info("[%s%s] %d%%", "=" * filled, "-" * (self.bar_len - filled), math.ceil(100 * share))
 
 
+@known_keywords()
 def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[int, Any, Any, Any], None]:
     """An epoch-end callback that saves a checkpoint every ``period`` epochs."""
     period = max(1, period)
@@ -142,6 +145,7 @@ def do_checkpoint(prefix: str | os.PathLike[str], period: int = 1) -> Callable[[
     return callback
 
 
+@known_keywords()
 def module_checkpoint(
     module: Any, prefix: str | os.PathLike[str], period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:

@@ -18,6 +18,7 @@ import numpy as np
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.errors import FormatError, ParameterError
+from weftplan.keywords import known_keywords
 from weftplan.ndarray import NDArray
 from weftplan.ndarray import safetensors as file_format
 from weftplan.symbol import Symbol
@@ -39,6 +40,7 @@ def params_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
     return Path(f"{os.fsdecode(prefix)}-{epoch:04d}.params")
 
 
+@known_keywords()
 def save_checkpoint(
     prefix: str | os.PathLike[str],
     epoch: int,
@@ -106,6 +108,7 @@ def parameter_files(prefix: str | os.PathLike[str]) -> list[Path]:
     return sorted(other for other in path.parent.glob("*.params") if name.fullmatch(other.stem))
 
 
+@known_keywords()
 def load_checkpoint(prefix: str | os.PathLike[str], epoch: int) -> tuple[Symbol, Params, Params]:
     """(symbol, arg_params, aux_params) of an epoch."""
     symbol = sym.load(f"{os.fsdecode(prefix)}-symbol.json")

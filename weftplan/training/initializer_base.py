@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from weftplan.errors import ParameterError, did_you_mean
+from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray, random
 from weftplan.training.keyword_checks import construct
 
@@ -42,7 +43,7 @@ class InitDesc(str):
         return desc
 
 
-class Initializer:
+class Initializer(Constructed):
     """Base: chooses by name; a subclass says what a weight gets."""
 
     registry: ClassVar[dict[str, type[Initializer]]] = {}

@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan.device.context import Context, cpu
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
+from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray, array, random
 from weftplan.ops.floats import is_number
 from weftplan.training.iterator_state import State, key_in, make_state, not_resumable, numbers_in, read_state, whole_in
@@ -59,7 +60,7 @@ class DataDesc(_NameAndShape):
         return f"DataDesc[{self.name},{self.shape},{np.dtype(self.dtype).name},{self.layout}]"
 
 
-class DataBatch:
+class DataBatch(Constructed):
     """One batch: lists of data and label arrays, and how many samples at its end are padding.
 
     ``bucket_key`` says which network of a :class:`~weftplan.training.bucketing_module.BucketingModule` it is for.
@@ -111,7 +112,7 @@ class _Settable:
         vars(iterator)[self._name] = value
 
 
-class DataIter:
+class DataIter(Constructed):
     """Base of iterators: ``for batch in it`` runs one epoch; ``reset()`` starts the next.
 
     An iterator that a long run can be resumed with also has :meth:`state` and :meth:`set_state`.

@@ -1,51 +1,31 @@
-"""Checks of settings that come as keyword arguments: names that exist, values that are numbers."""
+"""Checks of settings that come as keyword arguments: what they construct, values that are numbers."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from weftplan.errors import ParameterError, did_you_mean
+from weftplan.errors import KeywordError, ParameterError
 
 T = TypeVar("T")
 
 
 def construct(klass: type[T], positional: Sequence[Any], settings: Mapping[str, Any], what: str) -> T:
-    """``klass(*positional, **settings)``, with a readable error for a setting that no class in its ancestry takes.
+    """``klass(*positional, **settings)``, with a readable error for settings that do not fit.
 
     Raises:
         ParameterError: an unknown setting (the message lists the known ones), or a value of a wrong type.
     """
-    known: list[str] = []
-    open_ended = False
-    for base in klass.__mro__:
-        if base is object or "__init__" not in vars(base):
-            continue
-        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        known += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        if not open_ended:
-            break
-    known = list(dict.fromkeys(known))
-    if not open_ended:
-        unknown_setting(settings, known, f"{what} {klass.__name__}")
     try:
         return klass(*positional, **settings)
+    except KeywordError:
+        raise
     except TypeError as error:
         given = f"{dict(settings)}" if not positional else f"{list(positional)} and {dict(settings)}"
         raise ParameterError(f"{what} {klass.__name__} cannot be made of {given}: {error}") from error
-
-
-def unknown_setting(settings: Mapping[str, Any], known: list[str], what: str) -> None:
-    """Raise ParameterError for the first setting that is not among ``known``."""
-    for name in settings:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ParameterError(f"{what} has no setting {name!r}: {hint}known: {', '.join(known)}")
 
 
 def number(value: Any, what: str, *, low: float = -math.inf, below: float = math.inf) -> float:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from weftplan.errors import ParameterError
+from weftplan.keywords import Constructed
 
 
-class LRScheduler:
+class LRScheduler(Constructed):
     """Base: linear or constant warm-up from ``warmup_begin_lr`` to ``base_lr`` over ``warmup_steps`` updates."""
 
     def __init__(

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
+from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -30,7 +31,7 @@ def as_list(values: Any) -> list[Any]:
     return [values] if isinstance(values, (NDArray, np.ndarray)) else list(values)
 
 
-class EvalMetric:
+class EvalMetric(Constructed):
     """Base: a sum and a count; ``get()`` is their quotient (nan before the first update).
 
     Args:

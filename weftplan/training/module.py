@@ -16,6 +16,7 @@ from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
 from weftplan.errors import BindError, BudgetError, FormatError, MXNetError, ParameterError, ShapeError, listed
 from weftplan.files import replacing
+from weftplan.keywords import known_keywords
 from weftplan.kvstore import KVStoreBase, KVStoreLocal, Updater
 from weftplan.ndarray import NDArray
 from weftplan.symbol import Symbol
@@ -168,6 +169,7 @@ class Module(BaseModule):
         """Outputs of the whole batch: [(name, shape), …]."""
         return list(zip(self.output_names, self.group.output_shapes(), strict=True))
 
+    @known_keywords()
     def bind(
         self,
         data_shapes: Any,
@@ -308,6 +310,7 @@ class Module(BaseModule):
 
     # -- parameters -----------------------------------------------------------------------------------------------
 
+    @known_keywords()
     def init_params(
         self,
         initializer: Initializer | None = None,
@@ -340,6 +343,7 @@ class Module(BaseModule):
         """Names of given values that the network does not have."""
         return unknown_names(args or {}, self.symbol.list_arguments(), aux or {}, self.aux_names)
 
+    @known_keywords()
     def set_params(
         self,
         arg_params: Mapping[str, NDArray],
@@ -415,6 +419,7 @@ class Module(BaseModule):
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
+    @known_keywords()
     def init_optimizer(
         self,
         kvstore: Any = "local",

@@ -15,6 +15,7 @@ from typing import Any
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
 from weftplan.executor import Executor
+from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray
 
 log = logging.getLogger("weftplan")
@@ -25,7 +26,7 @@ def _size(array: NDArray) -> Any:
     return nd.norm(array) / math.sqrt(array.size)
 
 
-class Monitor:
+class Monitor(Constructed):
     """Collects a statistic of outputs (with ``monitor_all`` of inputs, too), arguments and auxiliary states.
 
     Call :meth:`tic` before a batch and :meth:`toc` after it, or hand the monitor to ``Module.fit``. While one is

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weftplan.errors import ParameterError, ScheduledRateError
+from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray
 from weftplan.ops.floats import is_half
 from weftplan.symbol import Symbol
@@ -21,7 +22,7 @@ from weftplan.training.lr_scheduler import LRScheduler
 State = Any
 
 
-class Optimizer:
+class Optimizer(Constructed):
     """Base of all optimizers.
 
     Args:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weftplan.errors import MXNetError, ParameterError
+from weftplan.keywords import known_keywords
 from weftplan.ndarray import NDArray
 from weftplan.training.base_module import BaseModule, as_descs
 from weftplan.training.initializer import Initializer
@@ -88,6 +89,7 @@ class SequentialModule(BaseModule):
         shapes: list[tuple[str, tuple[int, ...]]] = self._ends()[1].output_shapes
         return shapes
 
+    @known_keywords()
     def bind(
         self,
         data_shapes: Any,
@@ -143,6 +145,7 @@ class SequentialModule(BaseModule):
             aux.update(states)
         return args, aux
 
+    @known_keywords()
     def init_params(
         self,
         initializer: Initializer | None = None,
@@ -173,6 +176,7 @@ class SequentialModule(BaseModule):
         self._refuse_twins()
         self.params_initialized = True
 
+    @known_keywords()
     def set_params(
         self,
         arg_params: Mapping[str, NDArray],
@@ -214,6 +218,7 @@ class SequentialModule(BaseModule):
             if seen.setdefault(name, k) != k:
                 raise ParameterError(f"parameter {name!r} is in module {seen[name]} and in module {k} of the chain")
 
+    @known_keywords()
     def init_optimizer(
         self,
         kvstore: Any = "local",

@@ -13,6 +13,7 @@ import numpy as np
 
 from weftplan import ndarray as nd
 from weftplan.errors import ParameterError
+from weftplan.keywords import Constructed
 from weftplan.ndarray import NDArray
 from weftplan.training.draws import generator
 from weftplan.training.images.image import (
@@ -45,7 +46,7 @@ def _jsonable(value: Any) -> Any:
     )
 
 
-class Augmenter:
+class Augmenter(Constructed):
     """Base: called with an image; :meth:`dumps` says what it is."""
 
     def __init__(self, **kwargs: Any) -> None:

@@ -1,0 +1,88 @@
+"""Keyword arguments that a function does not have: an error that names the one that was meant.
+
+Python's own message names neither the nearest argument nor all of them. A function that is called thousands of times a
+second stays without this check, which costs a call. Any thread may call it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+from weftplan.errors import KeywordError, did_you_mean
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def known_keywords(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function raise KeywordError for a keyword that it does not have.
+
+    Args:
+        elsewhere: what to do instead, by names of arguments that belong to another function.
+
+    >>> @known_keywords(momentum="give it to the optimizer")
+    ... def fit(train_data, num_epoch=1):
+    ...     return num_epoch
+    >>> fit([], epochs=2)
+    Traceback (most recent call last):
+    ...
+    weftplan.errors.KeywordError: fit has no argument 'epochs': did you mean 'num_epoch'? known: train_data, num_epoch
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        parameters = list(inspect.signature(function).parameters.values())
+        if any(one.kind is one.VAR_KEYWORD for one in parameters):
+            return function  # what it does not know goes on to another function, which checks it
+        known = frozenset(one.name for one in parameters if one.kind in _NAMED)
+        constructs = function.__name__ == "__init__"
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            if kwargs and not known.issuperset(kwargs):
+                unknown = next(name for name in kwargs if name not in known)
+                if constructs:
+                    kind = type(args[0])
+                    raise _error(f"{kind.__name__} has no setting", unknown, settings_of(kind), elsewhere)
+                names = [one.name for one in parameters if one.kind in _NAMED and one.name not in ("self", "cls")]
+                raise _error(f"{function.__name__} has no argument", unknown, names, elsewhere)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+class Constructed:
+    """A base of classes whose constructors know their settings: theirs, and those of classes that derive from them."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls).get("__init__")
+        if inspect.isfunction(own):
+            cls.__init__ = known_keywords()(own)  # type: ignore[method-assign]
+
+
+def settings_of(kind: type) -> list[str]:
+    """Names of the settings that the constructor of a class takes, with those that it hands on to its bases."""
+    known: list[str] = []
+    for base in kind.__mro__:
+        if base is object or "__init__" not in vars(base):
+            continue
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        known += [one.name for one in parameters if one.kind in _NAMED]
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
+    return list(dict.fromkeys(known))
+
+
+def _error(what: str, name: str, known: Iterable[str], elsewhere: dict[str, str]) -> KeywordError:
+    if name in elsewhere:
+        return KeywordError(f"{what} {name!r}: {elsewhere[name]}")
+    known = list(known)
+    return KeywordError(f"{what} {name!r}: {did_you_mean(name, known)}known: {', '.join(known)}")
