@@ -33,6 +33,7 @@ LAYERS = (
     {"tasks"},
     {"storage", "engine"},
     {"device"},
+    {"cores"},
     {"blas", "undeclared"},
     {"config", "late_imports"},
     {"keywords"},

@@ -129,6 +129,14 @@ _ENGINE = (
         "alone is set and this one is not; OMP_NUM_THREADS does not count",
     ),
     _engine(
+        name="WEFTPLAN_KERNEL_NTHREADS",
+        default=0,
+        low=0,
+        high=_THREADS_MAX,
+        meaning="Cores that one operation may use while the others are idle; 0: as OMP_NUM_THREADS says, else all.",
+        effect="how many threads compute parts of a large operation, with the same bits",
+    ),
+    _engine(
         name="WEFTPLAN_ERRORS",
         default="weftplan",
         choices=("weftplan", "mxnet"),

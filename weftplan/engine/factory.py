@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from operator import index
 from typing import Any, SupportsIndex
 
-from weftplan import blas, config
+from weftplan import blas, config, cores
 from weftplan.engine.core import Engine
 from weftplan.engine.edges import forking
 from weftplan.engine.execution import Tracer
@@ -18,7 +18,7 @@ from weftplan.engine.inspection import users_pending
 from weftplan.engine.naive import NaiveEngine
 from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.simulator import Simulator
-from weftplan.engine.threaded import ThreadedEngine
+from weftplan.engine.threaded import ThreadedBase, ThreadedEngine
 from weftplan.errors import ConfigError, EngineError, did_you_mean
 from weftplan.locks import Lock, free_in_children
 
@@ -52,7 +52,7 @@ def create(
         kind: ``NaiveEngine``, ``ThreadedEngine``, ``ThreadedEnginePerDevice`` or ``Simulator``.
         cpu_workers, priority_workers, gpu_workers, copy_workers: thread counts; default: MXNET_CPU_WORKER_NTHREADS,
             MXNET_CPU_PRIORITY_NTHREADS, MXNET_GPU_WORKER_NTHREADS, MXNET_GPU_COPY_NTHREADS. ``ThreadedEngine`` has 16
-            workers unless ``cpu_workers`` is given.
+            workers unless ``cpu_workers`` is given. With ``cpu_workers=1`` no operation is split over idle cores.
         task_workers: threads for tasks; default: ``cpu_workers`` if that is given, else WEFTPLAN_TASK_WORKERS, which
             is as many as the process may use cores. ``ThreadedEngine`` runs tasks on its other workers.
         options: ``seed`` and ``choose`` of the simulator.
@@ -81,17 +81,21 @@ def create(
     if kind == "Simulator":
         return Simulator(**options)
     if kind == "ThreadedEngine":
-        return ThreadedEngine(workers=cpu_workers or 16, copy_workers=copy_workers or 1)
+        engine: ThreadedBase = ThreadedEngine(workers=cpu_workers or 16, copy_workers=copy_workers or 1)
+        engine._alone = cpu_workers == 1
+        return engine
     if kind == "ThreadedEnginePerDevice":
         workers = "MXNET_MP_WORKER_NTHREADS" if forking.in_child else "MXNET_CPU_WORKER_NTHREADS"
         tasks = config.process(workers if forking.in_child else "WEFTPLAN_TASK_WORKERS") or blas.usable_cpus()
-        return ThreadedEnginePerDevice(
+        engine = ThreadedEnginePerDevice(
             cpu_workers=cpu_workers or config.process(workers),
             task_workers=task_workers or cpu_workers or tasks,
             priority_workers=priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
             gpu_workers=gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
             copy_workers=copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
         )
+        engine._alone = cpu_workers == 1
+        return engine
     hint = did_you_mean(kind, [*KINDS, "Simulator"])
     raise ConfigError(f"unknown engine {kind!r}: {hint}legal: {', '.join(KINDS)}, Simulator")
 
@@ -228,8 +232,13 @@ def _tell_busy(engine: Engine) -> None:
     print(f"weftplan: at exit {engine!r} is still busy:\n{engine.dump()}", file=sys.stderr)
 
 
+def _workers_at_work() -> int:
+    return sum(engine._at_work() for engine in forking.engines())
+
+
 def _keep(*args: Any, **options: Any) -> None:
     """Deletes nothing."""
 
 
+cores.count_workers(_workers_at_work)
 atexit.register(_at_exit)

@@ -32,6 +32,8 @@ class ThreadedBase(Engine):
     """Queues and threads; a subclass says which queue an operation goes to."""
 
     at_once = at_once
+    _alone = False
+    """True when the user has asked for one worker: what it runs is not split over idle cores."""
     _short_inline = False
     """True when operations that only start or end something (ASYNC, DELETE_VAR) run on the thread that finds them
     ready, after it has left the region."""

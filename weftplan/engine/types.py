@@ -49,6 +49,7 @@ class Threads(Core, Protocol):
     """An engine with worker threads, as seen from them and from who stands in for one."""
 
     _all_queues: list[Any]
+    _alone: bool
     _no_thread: BaseException | None
     _shutdown: bool
     _tracer: Any

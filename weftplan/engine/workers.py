@@ -22,7 +22,7 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from weftplan import blas
+from weftplan import cores
 from weftplan.engine.bulk import BulkRun
 from weftplan.engine.execution import once, report, running
 from weftplan.engine.failure import Failure
@@ -227,7 +227,7 @@ def _work(queue: WorkerQueue, box: list[Threads]) -> None:
     alone = queue.threads == 1
     requests, token, apply = engine._region.requests, engine._region.token, engine._region.apply
     running.engines = (engine,)
-    blas.enter_worker()
+    cores.enter_worker(alone=engine._alone)
     device = enter(engine, queue.context)
     running.place = queue, me, name, device
     execute = engine._execute

@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.cores import share_out
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.reduce import BLOCK_BYTES, share_out
+from weftplan.kvstore.reduce import BLOCK_BYTES
 from weftplan.ops.compiled import codec
 
 DTYPE = np.dtype(np.float32)

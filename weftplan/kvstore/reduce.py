@@ -9,22 +9,18 @@ element is summed by the same sequence of additions. Two orders exist, as in MXN
 
 Both read every source from memory once and write the result once: a compiled loop (:mod:`weftplan.ops.compiled.sums`)
 for large arrays of float32 and float64 where llvmlite is installed, else NumPy in blocks that stay in a core's cache.
-Ranges of the blocks go to the threads of a pool of this module's own. The pool is not the engine's: its
-threads only ever run the leaf function below, so they cannot wait for anything.
+Ranges of the blocks go to helper threads (:mod:`weftplan.cores`), which are not the engine's: they only ever run the
+leaf function below, so they cannot wait for anything.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from weftplan.locks import Lock, whole_in_children
+from weftplan.cores import share_out
 from weftplan.ndarray.errstate import quietly
 from weftplan.ops.compiled.sums import compiled_spread, compiled_sum
 
@@ -137,72 +133,6 @@ def spread_array(source: Array, targets: Sequence[Array], *, threads: int, bound
     share_out(work, flat.size, max(1, BLOCK_BYTES // flat.itemsize), threads if flat.size >= bound else 1)
 
 
-def share_out(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
-    """``work(lo, hi)`` for ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads."""
-    blocks = -(-size // block)
-    workers = min(threads, blocks)
-    if workers <= 1:
-        work(0, size)
-        return
-    step = -(-blocks // (workers * _TURNS)) * block
-    job = _Job(work, [(start, min(start + step, size)) for start in range(0, size, step)])
-    # Without a thread to be had (the interpreter is ending, or the system's limit is reached) this one does all.
-    with contextlib.suppress(RuntimeError):
-        pool = _pool(threads)
-        for _ in range(workers - 1):
-            pool.submit(job.help)
-    job.finish()
-
-
-_TURNS = 4
-"""Ranges for each thread: one that other work holds up leaves its later ones to the rest."""
-
-
-class _Job:
-    """Ranges that several threads take one by one; whoever waits for all of them takes some, too.
-
-    A thread that comes late, or never, takes nothing, and only threads that have begun are waited for: each puts its
-    lock down before it takes a range, so whoever finds no range left sees the locks of all who took one.
-    """
-
-    def __init__(self, work: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
-        self._work = work
-        self._left = deque(ranges)
-        self._busy: list[Lock] = []
-        self._errors: list[BaseException] = []
-
-    def help(self) -> None:
-        """Do ranges until none is left; what they raise is for :meth:`finish`."""
-        busy = Lock()
-        busy.acquire()
-        self._busy.append(busy)
-        try:
-            self._do()
-        except BaseException as error:
-            self._errors.append(error)
-        finally:
-            busy.release()
-
-    def _do(self) -> None:
-        while True:
-            try:
-                lo, hi = self._left.pop()
-            except IndexError:
-                return
-            self._work(lo, hi)
-
-    def finish(self) -> None:
-        """Help, and return when nobody works any more: then the arrays may go. Raises what a range raised."""
-        try:
-            self._do()
-        finally:
-            self._left.clear()
-            for busy in list(self._busy):
-                busy.acquire()
-        if self._errors:
-            raise self._errors[0]
-
-
 def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, block: int, block_sum: BlockSum) -> None:
     # A sum that overflows is inf, and no warning: what a user sees of it must not depend on the thread that sums.
     scratch = np.empty(min(block, stop - start), out.dtype) if len(sources) > 2 else out
@@ -212,25 +142,3 @@ def _sum_range(sources: Sequence[Array], out: Array, start: int, stop: int, bloc
     for lo in range(start, stop, block):
         hi = min(lo + block, stop)
         quietly(block_sum, [source[lo:hi] for source in sources], out[lo:hi], scratch[: hi - lo])
-
-
-_pool_lock = whole_in_children(Lock())
-_pools: dict[int, ThreadPoolExecutor] = {}
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """The pool for that many threads; the calling thread is one of them, so it holds one fewer."""
-    with _pool_lock:
-        pool = _pools.get(threads)
-        if pool is None:
-            pool = _pools[threads] = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="weftplan-reduce")
-        return pool
-
-
-def _forget_pools() -> None:
-    """After a fork the child has none of the threads; new pools are made at need."""
-    _pools.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pools)

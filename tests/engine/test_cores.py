@@ -1,0 +1,198 @@
+"""Parts of one operation on idle cores: who may split, that all parts run once, and that bits do not depend on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import blas, config, cores
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine with four cores, with no variable that speaks of threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv(cores.VARIABLE, raising=False)
+    config._reset_for_tests()
+    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
+    yield
+    config._reset_for_tests()
+
+
+def on_worker(work, **options):
+    """What ``work()`` gives as an operation of a new engine."""
+    engine = mx.engine.create(**{"kind": "ThreadedEnginePerDevice", **options})
+    found = []
+    engine.push(lambda: found.append(work()), [], [engine.new_variable()])
+    engine.wait_for_all()
+    engine.stop()
+    return found[0]
+
+
+class TestIdle:
+    """How many cores may help."""
+
+    def test_a_worker_alone_has_all_others(self):
+        """Its own core is at work."""
+        assert on_worker(cores.idle_cores) == 3
+
+    def test_other_workers_are_at_work(self):
+        """Two operations at once leave two cores."""
+        engine = mx.engine.create("ThreadedEngine", cpu_workers=2)
+        both, found = threading.Barrier(2), []
+
+        def count() -> None:
+            both.wait()
+            found.append(cores.idle_cores())
+            both.wait()
+
+        for _ in range(2):
+            engine.push(count, [], [engine.new_variable()])
+        engine.wait_for_all()
+        engine.stop()
+        assert found == [2, 2]
+
+    def test_helpers_are_at_work(self):
+        """Inside a split that has taken all idle cores none is left, and afterwards they are there again."""
+
+        def work() -> tuple[set[int], int]:
+            seen: set[int] = set()
+            cores.split(lambda part: seen.add(cores.idle_cores()), 8)
+            return seen, cores.idle_cores()
+
+        assert on_worker(work) == ({0}, 3)
+
+    @pytest.mark.parametrize("kind", ["NaiveEngine", "Simulator"])
+    def test_one_thread_stays_one(self, kind):
+        """Engines that run everything on the calling thread split nothing; nor does that thread itself."""
+        assert on_worker(cores.idle_cores, kind=kind) == 0
+        assert cores.idle_cores() == 0
+
+    @pytest.mark.parametrize("kind", ["ThreadedEngine", "ThreadedEnginePerDevice"])
+    def test_one_worker_by_wish(self, kind):
+        """Who makes an engine with one worker gets one thread."""
+        assert on_worker(cores.idle_cores, kind=kind, cpu_workers=1) == 0
+
+    @pytest.mark.parametrize(
+        ("variables", "idle"),
+        [({"OMP_NUM_THREADS": "1"}, 0), ({"OMP_NUM_THREADS": "3,2"}, 2), ({"OMP_NUM_THREADS": "99"}, 3),
+         ({"OMP_NUM_THREADS": "many"}, 3), ({cores.VARIABLE: "2"}, 1),
+         ({cores.VARIABLE: "2", "OMP_NUM_THREADS": "1"}, 1)],
+        ids=["one", "levels", "more-than-there-are", "nonsense", "ours", "ours-first"],
+    )  # fmt: skip
+    def test_variables(self, monkeypatch, variables, idle):
+        """OMP_NUM_THREADS limits an operation as in MXNet, WEFTPLAN_KERNEL_NTHREADS overrides it, the machine both."""
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        config._reset_for_tests()
+        assert on_worker(cores.idle_cores) == idle
+
+
+class TestSplit:
+    """All parts, each once, on whatever threads."""
+
+    @pytest.mark.parametrize("parts", [0, 1, 2, 3, 8, 100])
+    def test_each_part_once(self, parts):
+        """On a worker with idle cores, and on a thread that may not split."""
+
+        def work() -> list[int]:
+            seen: list[int] = []
+            cores.split(seen.append, parts)
+            return sorted(seen)
+
+        assert on_worker(work) == work() == list(range(parts))
+
+    def test_helpers_help(self):
+        """Parts run side by side: three that wait for each other end."""
+        together = threading.Barrier(3, timeout=60)
+        on_worker(lambda: cores.split(lambda part: together.wait(), 3))
+
+    def test_parts_that_nobody_takes(self, monkeypatch):
+        """A pool whose threads never come: the caller does all."""
+
+        class Sleepy:
+            def submit(self, *work: object) -> None: ...
+
+        monkeypatch.setattr(cores, "_pool", lambda threads: Sleepy())
+        seen: list[str] = []
+        on_worker(lambda: cores.split(lambda part: seen.append(threading.current_thread().name), 5))
+        assert len(seen) == 5
+        assert len(set(seen)) == 1
+
+    def test_no_thread_to_be_had(self, monkeypatch):
+        """Where the system gives no thread the caller does all."""
+
+        def refuse(threads: int) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(cores, "_pool", refuse)
+        seen: list[int] = []
+        on_worker(lambda: cores.split(seen.append, 5))
+        assert sorted(seen) == list(range(5))
+
+    @pytest.mark.parametrize("bad", [0, 5])
+    def test_errors(self, bad):
+        """What a part raises is raised by the split, after all that run have ended; the helpers serve on."""
+
+        def part(number: int) -> None:
+            if number == bad:
+                raise ValueError(f"part {number}")
+
+        def work() -> tuple[str, int]:
+            with pytest.raises(ValueError, match=f"part {bad}") as caught:
+                cores.split(part, 6)
+            return str(caught.value), cores.idle_cores()
+
+        assert on_worker(work) == (f"part {bad}", 3)
+
+    def test_a_late_helper_holds_nothing(self):
+        """What the parts use is let go when the split is over, though a helper that never came is still asked."""
+        job = cores._Job(lambda lo, hi: None, [(0, 1)])
+        late = job._help
+        job._finish()
+        assert job._work is cores._nothing
+        late()
+
+    def test_numpy_is_as_quiet_as_for_the_caller(self):
+        """A helper treats overflow as the thread that splits does."""
+        together = threading.Barrier(2, timeout=60)
+        modes: list[str] = []
+
+        def part(number: int) -> None:
+            together.wait()
+            modes.append(np.geterr()["over"])
+
+        def work() -> None:
+            with np.errstate(all="ignore"):
+                cores.split(part, 2)
+
+        on_worker(work)
+        assert modes == ["ignore", "ignore"]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+    def test_fork(self):
+        """A child has none of the helpers, and gets its own."""
+        code = """
+import os, threading, weftplan as mx
+from weftplan import blas, cores
+blas.usable_cpus = lambda: 2
+def both():
+    together, done = threading.Barrier(2, timeout=60), []
+    engine = mx.engine.get()
+    engine.push(lambda: cores.split(lambda part: (together.wait(), done.append(part)), 2), [], [engine.new_variable()])
+    engine.wait_for_all()
+    return sorted(done) == [0, 1]
+assert both()
+child = os.fork()
+if child == 0:
+    os._exit(0 if both() else 1)
+assert os.waitpid(child, 0)[1] == 0 and both()
+"""
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=100)

@@ -1,0 +1,204 @@
+"""Work in parts on several cores: how many are idle, and who does which part.
+
+An operation runs on one worker. While other cores have nothing to do, a large one may hand parts of itself to helper
+threads (:func:`split`). **Bits**: the number of parts depends on the work alone, never on how many cores are idle, and
+a part computes the same on any thread; so a result is the same on every engine, with any number of cores.
+
+Nobody waits for a helper that has not begun: whoever splits takes parts until none is left, so a part that no helper
+takes is done by its owner, and the worst case is what happens without helpers. Helpers run parts only, so they wait for
+nobody. They are threads of this module's own and not workers: an engine has one worker a device by default, and a
+worker that helps could not take what becomes ready meanwhile.
+
+Only workers of engines split, since other threads are the user's: Naive and the simulator promise to run everything on
+one thread, and so does an engine that was made with ``cpu_workers=1``. A core counts as idle when no worker and no
+helper is at work on it (:func:`idle_cores`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
+from weftplan import blas, config
+from weftplan.locks import Lock, whole_in_children
+
+VARIABLE = "WEFTPLAN_KERNEL_NTHREADS"
+
+
+class _Thread(threading.local):
+    worker = False
+
+
+_thread = _Thread()
+_counters: list[Callable[[], int]] = []
+_lent = 0
+"""Helpers that splits have asked for and not got back; under ``_pool_lock``."""
+
+
+def count_workers(at_work: Callable[[], int]) -> None:
+    """Let ``at_work()`` say how many workers of engines run something; called once, by the engine's package."""
+    _counters[:] = [at_work]
+
+
+def enter_worker(*, alone: bool = False) -> None:
+    """Called once by each new worker thread of an engine; unless it is to work ``alone``, it may split what it runs."""
+    blas.enter_worker()
+    _thread.worker = not alone
+
+
+def usable_cores() -> int:
+    """Cores that one operation may use: WEFTPLAN_KERNEL_NTHREADS, else OMP_NUM_THREADS, but no more than there are.
+
+    Raises:
+        ConfigError: WEFTPLAN_KERNEL_NTHREADS is no number of threads.
+    """
+    there = blas.usable_cpus()
+    most = int(config.process(VARIABLE))
+    if not most:  # containers and scripts for MXNet say with this how many threads an operator may use
+        words = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+        most = int(words) if words.isdecimal() else 0
+    return min(there, most) if most else there
+
+
+def idle_cores() -> int:
+    """How many cores could help the calling thread now; 0 on a thread that is no worker of an engine.
+
+    A guess, since others come and go: it may decide who computes something, never what is computed.
+    """
+    if not _thread.worker:
+        return 0
+    return max(0, usable_cores() - _lent - sum(count() for count in _counters))
+
+
+def split(work: Callable[[int], object], parts: int) -> None:
+    """``work(0)`` to ``work(parts - 1)``, each once, in any order, on this thread and on idle cores.
+
+    Args:
+        work: one part; parts write different memory, and do not push, wait or split.
+        parts: how many there are; must not depend on how many cores are idle, or results would.
+
+    Returns when all parts are done, and when none of them runs any more. What a part raises is raised here; others may
+    be left out then.
+    """
+    helpers = min(idle_cores(), parts - 1)
+    if helpers <= 0:
+        for part in range(parts):
+            work(part)
+        return
+    global _lent
+    with _pool_lock:
+        _lent += helpers
+    try:
+        _Job(lambda part, _: work(part), [(part, part + 1) for part in reversed(range(parts))]).run(helpers)
+    finally:
+        with _pool_lock:
+            _lent -= helpers
+
+
+def share_out(work: Callable[[int, int], None], size: int, block: int, threads: int) -> None:
+    """``work(lo, hi)`` for ranges of whole blocks, ``size`` elements in all, on at most ``threads`` threads.
+
+    Unlike :func:`split` it may be called from any thread, uses as many threads as it is told to, idle or not, and cuts
+    ranges by their number: it is for work in which each block is computed alike in any range.
+    """
+    blocks = -(-size // block)
+    workers = min(threads, blocks)
+    if workers <= 1:
+        work(0, size)
+        return
+    step = -(-blocks // (workers * _TURNS)) * block
+    _Job(work, [(start, min(start + step, size)) for start in range(0, size, step)]).run(workers - 1)
+
+
+_TURNS = 4
+"""Ranges for each thread: one that other work holds up leaves its later ones to the rest."""
+
+
+class _Job:
+    """Ranges that several threads take one by one, the last of the list first; whoever waits for all takes some, too.
+
+    A thread that comes late, or never, takes nothing, and only threads that have begun are waited for: each puts its
+    lock down before it takes a range, so whoever finds no range left sees the locks of all who took one.
+    """
+
+    def __init__(self, work: Callable[[int, int], object], ranges: list[tuple[int, int]]) -> None:
+        self._work = work
+        self._left = deque(ranges)
+        self._busy: list[Lock] = []
+        self._errors: list[BaseException] = []
+
+    def run(self, helpers: int) -> None:
+        """Do all ranges with at most so many helpers."""
+        # Without a thread to be had (the interpreter is ending, or the system's limit is reached) this one does all.
+        with contextlib.suppress(RuntimeError):
+            pool = _pool(helpers)
+            for _ in range(helpers):
+                # In a copy of the variables, as NumPy keeps there what it does about overflow.
+                pool.submit(copy_context().run, self._help)
+        self._finish()
+
+    def _help(self) -> None:
+        """Do ranges until none is left; what they raise is for :meth:`_finish`."""
+        busy = Lock()
+        busy.acquire()
+        self._busy.append(busy)
+        try:
+            self._do()
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            busy.release()
+
+    def _do(self) -> None:
+        while True:
+            try:
+                lo, hi = self._left.pop()
+            except IndexError:
+                return
+            self._work(lo, hi)
+
+    def _finish(self) -> None:
+        """Help, and return when nobody works any more: then the arrays may go. Raises what a range raised."""
+        try:
+            self._do()
+        finally:
+            self._left.clear()
+            for busy in list(self._busy):
+                busy.acquire()
+            self._work = _nothing  # a helper that comes late holds no array
+        if self._errors:
+            raise self._errors[0]
+
+
+def _nothing(lo: int, hi: int) -> None: ...
+
+
+_pool_lock = whole_in_children(Lock())
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """The pool of that many helpers."""
+    with _pool_lock:
+        pool = _pools.get(threads)
+        if pool is None:
+            pool = _pools[threads] = ThreadPoolExecutor(
+                threads, thread_name_prefix="weftplan-helper", initializer=blas.enter_worker
+            )
+        return pool
+
+
+def _forget_pools() -> None:
+    """After a fork the child has none of the threads; new pools are made at need."""
+    global _lent
+    _pools.clear()
+    _lent = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)
