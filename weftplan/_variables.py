@@ -129,7 +129,7 @@ _ENGINE = (
         "alone is set and this one is not; OMP_NUM_THREADS does not count",
     ),
     _engine(
-        name="WEFTPLAN_KERNEL_NTHREADS",
+        name="WEFTPLAN_KERNEL_CORES",
         default=0,
         low=0,
         high=_THREADS_MAX,

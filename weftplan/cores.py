@@ -21,13 +21,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 from weftplan import blas, config
 from weftplan.locks import Lock, whole_in_children
 
-VARIABLE = "WEFTPLAN_KERNEL_NTHREADS"
+VARIABLE = "WEFTPLAN_KERNEL_CORES"
 
 
 class _Thread(threading.local):
@@ -52,10 +51,10 @@ def enter_worker(*, alone: bool = False) -> None:
 
 
 def usable_cores() -> int:
-    """Cores that one operation may use: WEFTPLAN_KERNEL_NTHREADS, else OMP_NUM_THREADS, but no more than there are.
+    """Cores that one operation may use: WEFTPLAN_KERNEL_CORES, else OMP_NUM_THREADS, but no more than there are.
 
     Raises:
-        ConfigError: WEFTPLAN_KERNEL_NTHREADS is no number of threads.
+        ConfigError: WEFTPLAN_KERNEL_CORES is no number of cores.
     """
     there = blas.usable_cpus()
     most = int(config.process(VARIABLE))
@@ -136,10 +135,9 @@ class _Job:
         """Do all ranges with at most so many helpers."""
         # Without a thread to be had (the interpreter is ending, or the system's limit is reached) this one does all.
         with contextlib.suppress(RuntimeError):
-            pool = _pool(helpers)
-            for _ in range(helpers):
+            for helper in _helpers(helpers):
                 # In a copy of the variables, as NumPy keeps there what it does about overflow.
-                pool.submit(copy_context().run, self._help)
+                helper.give(copy_context().run, self._help)
         self._finish()
 
     def _help(self) -> None:
@@ -179,26 +177,61 @@ def _nothing(lo: int, hi: int) -> None: ...
 
 
 _pool_lock = whole_in_children(Lock())
-_pools: dict[int, ThreadPoolExecutor] = {}
+_free: list[_Helper] = []
+"""Helpers that sleep; like ``_started``, under ``_pool_lock``."""
+_started = 0
 
 
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """The pool of that many helpers."""
+class _Helper:
+    """A thread that sleeps until it is given something to do."""
+
+    __slots__ = ("_park", "_task")
+
+    def __init__(self, number: int) -> None:
+        self._park = threading.Lock()
+        self._park.acquire()
+        self._task: tuple[Callable[..., object], Callable[[], None]] | None = None
+        threading.Thread(target=self._live, name=f"weftplan helper {number}", daemon=True).start()
+
+    def give(self, run: Callable[..., object], work: Callable[[], None]) -> None:
+        """``run(work)``, which raises nothing, and be free again. For whoever has taken it out of ``_free``."""
+        self._task = run, work
+        self._park.release()
+
+    def _live(self) -> None:
+        blas.enter_worker()
+        while True:
+            self._park.acquire()
+            task, self._task = self._task, None
+            assert task is not None
+            task[0](task[1])
+            del task  # nothing is held in sleep
+            with _pool_lock:
+                _free.append(self)
+
+
+def _helpers(wanted: int) -> list[_Helper]:
+    """As many helpers as are free, started where there are fewer than ``wanted`` in all.
+
+    Raises:
+        RuntimeError: no thread can be started.
+    """
+    global _started
     with _pool_lock:
-        pool = _pools.get(threads)
-        if pool is None:
-            pool = _pools[threads] = ThreadPoolExecutor(
-                threads, thread_name_prefix="weftplan-helper", initializer=blas.enter_worker
-            )
-        return pool
+        while len(_free) < wanted and _started < wanted:
+            _free.append(_Helper(_started))
+            _started += 1
+        found = _free[:wanted]
+        del _free[:wanted]
+        return found
 
 
-def _forget_pools() -> None:
-    """After a fork the child has none of the threads; new pools are made at need."""
-    global _lent
-    _pools.clear()
-    _lent = 0
+def _forget_helpers() -> None:
+    """After a fork the child has none of the threads; new ones are started at need."""
+    global _lent, _started
+    _free.clear()
+    _lent = _started = 0
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pools)
+    os.register_at_fork(after_in_child=_forget_helpers)

@@ -88,7 +88,7 @@ class TestIdle:
         ids=["one", "levels", "more-than-there-are", "nonsense", "ours", "ours-first"],
     )  # fmt: skip
     def test_variables(self, monkeypatch, variables, idle):
-        """OMP_NUM_THREADS limits an operation as in MXNet, WEFTPLAN_KERNEL_NTHREADS overrides it, the machine both."""
+        """OMP_NUM_THREADS limits an operation as in MXNet, WEFTPLAN_KERNEL_CORES overrides it, the machine both."""
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         config._reset_for_tests()
@@ -115,12 +115,12 @@ class TestSplit:
         on_worker(lambda: cores.split(lambda part: together.wait(), 3))
 
     def test_parts_that_nobody_takes(self, monkeypatch):
-        """A pool whose threads never come: the caller does all."""
+        """A helper that never comes: the caller does all."""
 
         class Sleepy:
-            def submit(self, *work: object) -> None: ...
+            def give(self, *work: object) -> None: ...
 
-        monkeypatch.setattr(cores, "_pool", lambda threads: Sleepy())
+        monkeypatch.setattr(cores, "_helpers", lambda wanted: [Sleepy()] * wanted)
         seen: list[str] = []
         on_worker(lambda: cores.split(lambda part: seen.append(threading.current_thread().name), 5))
         assert len(seen) == 5
@@ -129,13 +129,23 @@ class TestSplit:
     def test_no_thread_to_be_had(self, monkeypatch):
         """Where the system gives no thread the caller does all."""
 
-        def refuse(threads: int) -> None:
+        def refuse(wanted: int) -> None:
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(cores, "_pool", refuse)
+        monkeypatch.setattr(cores, "_helpers", refuse)
         seen: list[int] = []
         on_worker(lambda: cores.split(seen.append, 5))
         assert sorted(seen) == list(range(5))
+
+    def test_helpers_serve_again(self):
+        """A hundred splits start no more helpers than one."""
+
+        def work() -> None:
+            for _ in range(100):
+                cores.split(lambda part: None, 4)
+
+        on_worker(work)
+        assert sum(thread.name.startswith("weftplan helper") for thread in threading.enumerate()) <= 3
 
     @pytest.mark.parametrize("bad", [0, 5])
     def test_errors(self, bad):

@@ -1,10 +1,12 @@
 """The sums below the stores: fixed order, whatever threads and blocks."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
+from weftplan import cores
 from weftplan.kvstore import reduce
 from weftplan.kvstore.reduce import reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
 
@@ -89,28 +91,31 @@ def test_empty_and_shaped():
 def test_without_threads_the_caller_does_all(monkeypatch):
     """Neither an interpreter that is ending nor the system's limit of threads spoils a sum; nothing runs afterwards."""
 
-    class Refusing:
-        """A pool that takes one task and keeps it, and then cannot start a thread."""
+    class Late:
+        """A helper that keeps what it is given."""
 
         def __init__(self):
             self.kept = []
 
-        def submit(self, task):
-            self.kept.append(task)
-            if len(self.kept) > 1:
-                raise RuntimeError("can't start new thread")
+        def give(self, run, work):
+            self.kept.append(partial(run, work))
 
-    pool = Refusing()
+    def refuse(wanted):
+        yield late
+        raise RuntimeError("can't start new thread")
+
+    late = Late()
     monkeypatch.setattr(reduce, "BLOCK_BYTES", 1 << 12)
-    monkeypatch.setattr(reduce, "_pool", lambda threads: pool)
+    monkeypatch.setattr(cores, "_helpers", refuse)
     xs = sources(6, 70_001)
     want = grouped_oracle(xs)
     out = np.empty_like(xs[0])
     reduce_arrays(xs, out, threads=4, bound=1)
     assert np.array_equal(out, want)
     out.fill(0)
-    for task in pool.kept:
+    for task in late.kept:
         task()
+    assert late.kept
     assert not out.any(), "a thread that comes late has nothing to do"
 
 
