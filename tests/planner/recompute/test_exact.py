@@ -80,6 +80,20 @@ def test_every_choice_tried(training: Any, seed: int) -> None:
         assert tape.step_seconds + mine <= 1.01 * (tape.step_seconds + seconds)
 
 
+@pytest.mark.parametrize(("size", "seed"), [(10, 1), (14, 2)])
+def test_no_neighbour_of_a_small_curve_lies_below_it(training: Any, size: int, seed: int) -> None:
+    """Choices of 13 to 24 nodes, too many to try them all: one node more or less, or two, is never better."""
+    made = training(random_chain(size, seed), {"data": (16, 32)}, workspaces=False, enable_inplace=False)
+    tape = made.tape([float(c) for c in whole_costs(made, seed)])
+    assert 12 < len(tape.repeatable) <= 24
+    points = curve(tape)
+    for point in points[::4] + points[-1:]:
+        for width in (1, 2):
+            for step in combinations(tape.repeatable, width):
+                price = tape.price(point.twins ^ frozenset(step))
+                assert any(p.peak <= price.peak and p.seconds <= price.seconds for p in points)
+
+
 @pytest.mark.parametrize(("size", "seed"), [(10, 1), (14, 2), (18, 3)])
 def test_within_one_percent_of_the_certified_optimum(training: Any, exact: ModuleType, size: int, seed: int) -> None:
     """Step time at seven budgets; where the solver proves that nothing fits, the curve has nothing either."""

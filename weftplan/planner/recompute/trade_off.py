@@ -7,6 +7,7 @@ not dominated.
 1. Seeds: nothing; all nodes whose time per byte is below a threshold, for several thresholds; and each of these sets
    together with the square-root rule in rooms of many sizes, which repeats the early part of the graph whole.
 2. Descents from target to target (:mod:`.ladder`), in four variants while prices are left.
+3. For small graphs, choices that differ in one node or two from one on the curve.
 
 Very small graphs are enumerated instead.
 
@@ -16,6 +17,8 @@ plans.
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from weftplan.planner.recompute.archive import Archive, Point
 from weftplan.planner.recompute.ladder import Ladder
 from weftplan.planner.recompute.segments import measure, rooms, segments
@@ -24,6 +27,8 @@ from weftplan.planner.stopping import asked
 
 EXHAUSTIVE = 12
 """So few nodes that may be repeated are tried in all combinations."""
+SMALL = 24
+"""Around the curve of so few nodes every neighbour is tried: bundles are too coarse for them."""
 LEVELS = 8
 """How many sets of light nodes are tried."""
 SEEDS = 12
@@ -50,7 +55,20 @@ def curve(tape: Tape, *, most_seconds: float | None = None) -> list[Point]:
     for fine in (False, True):
         for jump in (False, True):
             ladder.climb_down(jump=jump, fine=fine, most_seconds=limit)
+    if len(can) <= SMALL:
+        polish(archive)
     return archive.frontier()
+
+
+def polish(archive: Archive) -> None:
+    """Price what differs in one node or two from a choice on the curve, until the curve stays as it is."""
+    can, done = archive.tape.repeatable, set[frozenset[int]]()
+    steps = [frozenset(step) for width in (1, 2) for step in combinations(can, width)]
+    while fresh := [point.twins for point in archive.frontier() if point.twins not in done]:
+        for twins in fresh:
+            done.add(twins)
+            for step in steps if archive.left > 0 else ():
+                archive.price(twins ^ step)
 
 
 def seed(archive: Archive) -> None:
