@@ -76,7 +76,7 @@ class Buffers:
         workspace: dict[int, int] = {}
         if self.options.workspaces:
             workspace = with_added_outputs(
-                program.workspaces, program.graph, program.nbytes, (*program.added, *found.added)
+                program.workspaces, program.graph, nbytes=program.nbytes, added=(*program.added, *found.added)
             )
             workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
         self.workspace = workspace

@@ -21,7 +21,7 @@ class Labels:
     """
 
     def __init__(
-        self, graph: Graph, steps: list[int], shapes: list[Shape], dtypes: list[DType], found: Assignment
+        self, graph: Graph, steps: list[int], *, shapes: list[Shape], dtypes: list[DType], found: Assignment
     ) -> None:
         self.steps = steps
         self._graph = graph

@@ -167,7 +167,7 @@ def references(graph: Graph, reads: Sequence[Sequence[int]]) -> list[int]:
 
 
 def with_added_outputs(
-    needs: dict[int, int], graph: Graph, nbytes: list[int], added: Collection[int]
+    needs: dict[int, int], graph: Graph, *, nbytes: list[int], added: Collection[int]
 ) -> dict[int, int]:
     """Scratch bytes per node: ``needs``, and behind it room for every entry of ``added`` that the node makes.
 

@@ -30,9 +30,9 @@ WORTH_A_SEARCH = 1 << 20
 def blocks(
     buffers: Buffers,
     strategy: str,
+    *,
     reported_bytes: int,
     color: Sequence[int] = (),
-    *,
     one_slab: bool = False,
     added_waits: int | None = None,
 ) -> MemoryPlan:
@@ -273,6 +273,6 @@ def _finish(
         lower_bound=buffers.lower_bound(),
         unshared_bytes=buffers.unshared(),
         reported_bytes=reported_bytes,
-        labels=Labels(program.graph, program.order, program.shapes, program.dtypes, found),
+        labels=Labels(program.graph, program.order, shapes=program.shapes, dtypes=program.dtypes, found=found),
         external_bytes=program.external_bytes,
     )

@@ -114,7 +114,7 @@ def _plans(buffers: Buffers, options: PlanOptions, reported: int, color: list[in
         if options.compat == "paddle" and name == "match_range" and len(buffers.program.order) <= MOST_STEPS:
             waits = len(paddle.order_edges(buffers.program, buffers.assignment))
         one_slab = options.strategy in ("auto", "arena")
-        yield blocks(buffers, name, reported, color, one_slab=one_slab, added_waits=waits)
+        yield blocks(buffers, name, reported_bytes=reported, color=color, one_slab=one_slab, added_waits=waits)
     if strategy in ("auto", "arena"):
         yield arena(buffers, color)
 

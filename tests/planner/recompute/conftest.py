@@ -31,7 +31,7 @@ class Training:
     def tape(self, seconds: Any = None) -> Tape:
         """A tape with the modelled costs, or with given ones."""
         costs = node_seconds(self.program) if seconds is None else seconds
-        return Tape(self.program, self.num_forward, self.assignment, self.options, costs)
+        return Tape(self.program, self.num_forward, found=self.assignment, options=self.options, seconds=costs)
 
 
 @pytest.fixture

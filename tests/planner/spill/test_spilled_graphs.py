@@ -27,7 +27,7 @@ SIM = mx.sim(0)
 def searched(start: Draft) -> spill.Search:
     """The search over a graph."""
     buffers = Buffers(start.program, start.assignment, start.memory.options)
-    return spill.Search(start.program, start.num_forward, buffers, node_seconds(start.program))
+    return spill.Search(start.program, start.num_forward, buffers=buffers, seconds=node_seconds(start.program))
 
 
 def intercepted(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:

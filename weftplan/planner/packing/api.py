@@ -88,9 +88,9 @@ def pack(
     problem = sectioned(lo, up, units // scale, np.arange(len(lo)))
     bound = problem.lower_bound()
     deadline = Deadline(None if time_limit is None else began + time_limit)
-    offsets = solve(problem, bound, EFFORTS[effort], deadline, order)
+    offsets = solve(problem, bound, spending=EFFORTS[effort], deadline=deadline, order=order)
     if order is not None and room > bound * scale * alignment:
-        offsets = spread(problem, offsets, room // (scale * alignment), order, deadline)
+        offsets = spread(problem, offsets, room=room // (scale * alignment), order=order, deadline=deadline)
     peak = peak_of(problem, offsets)
     scale *= alignment
     offsets *= scale

@@ -21,7 +21,7 @@ PATIENCE = 8
 
 
 def solve(
-    problem: Problem, bound: int, spending: Spending, deadline: Deadline, order: Precedence | None = None
+    problem: Problem, bound: int, *, spending: Spending, deadline: Deadline, order: Precedence | None = None
 ) -> Int64:
     """Offsets in units for a checked problem; ``bound`` is its lower bound.
 
@@ -44,7 +44,7 @@ def solve(
     return offsets
 
 
-def spread(problem: Problem, offsets: Int64, room: int, order: Precedence, deadline: Deadline) -> Int64:
+def spread(problem: Problem, offsets: Int64, *, room: int, order: Precedence, deadline: Deadline) -> Int64:
     """The packing of at most ``room`` units with the fewest waits that sweeps find, or ``offsets``."""
     best = order.waits(*reuse_edges(problem.lo, problem.hi, problem.size, offsets))
     for variant in VARIANTS:

@@ -84,13 +84,15 @@ def _tapes(start: Draft, options: PlanOptions, cost: Cost) -> list[Tape]:
     """
     num_forward = start.num_forward
     seconds = cost(start.program)
-    tapes = [Tape(start.program, num_forward, start.assignment, options, seconds)]
+    tapes = [Tape(start.program, num_forward, found=start.assignment, options=options, seconds=seconds)]
     orders = [start.program.order]
     for program in (start.program, stepwise_forward(start.program, num_forward)):
         program = reversed_backward(program, num_forward)
         if program.order not in orders:
             orders.append(program.order)
-            tapes.append(Tape(program, num_forward, assignment(program, options), options, seconds))
+            tapes.append(
+                Tape(program, num_forward, found=assignment(program, options), options=options, seconds=seconds)
+            )
     return tapes
 
 

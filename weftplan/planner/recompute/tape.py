@@ -43,7 +43,7 @@ class Tape:
     """
 
     def __init__(
-        self, program: Program, num_forward: int, found: Assignment, options: PlanOptions, seconds: Sequence[float]
+        self, program: Program, num_forward: int, *, found: Assignment, options: PlanOptions, seconds: Sequence[float]
     ) -> None:
         self.program = program
         self.seconds = seconds
@@ -63,7 +63,9 @@ class Tape:
             self.outside[e] = 1
         self.workspace: dict[int, int] = {}
         if options.workspaces:
-            workspace = with_added_outputs(program.workspaces, graph, program.nbytes, (*program.added, *found.added))
+            workspace = with_added_outputs(
+                program.workspaces, graph, nbytes=program.nbytes, added=(*program.added, *found.added)
+            )
             self.workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
         self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
         self._arrays = Arrays(

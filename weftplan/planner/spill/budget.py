@@ -71,7 +71,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
         if start.num_forward < len(program.order) <= MOST_STEPS:
-            tape = recompute.Tape(program, start.num_forward, start.assignment, options, seconds)
+            tape = recompute.Tape(program, start.num_forward, found=start.assignment, options=options, seconds=seconds)
             for point in _spread(recompute.curve(tape)):
                 choices += _curve(start, options, point.twins, cost, point.seconds)
         best, low = _first_that_fits(start, options, _undominated(choices))
@@ -111,7 +111,9 @@ def _curve(
         program = recompute.repeat(program, num_forward, twins)
         found = assignment(program, options)
     seconds = cost(program)
-    search = Search(program, num_forward, Buffers(program, found, options), seconds, PCIE, options)
+    search = Search(
+        program, num_forward, buffers=Buffers(program, found, options), seconds=seconds, link=PCIE, options=options
+    )
     choices = [
         _Choice(
             state.peak,

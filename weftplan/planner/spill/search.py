@@ -63,6 +63,7 @@ class Search:
         self,
         program: Program,
         num_forward: int,
+        *,
         buffers: Buffers,
         seconds: Sequence[float],
         link: Link = PCIE,

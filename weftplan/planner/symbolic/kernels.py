@@ -17,7 +17,7 @@ from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
 
 def operator_choices(
-    graph: IndexedGraph, shapes: list[Shape], dtypes: list[DType], devices: Sequence[Context], *, mode: str
+    graph: IndexedGraph, shapes: list[Shape], *, dtypes: list[DType], devices: Sequence[Context], mode: str
 ) -> dict[int, Choice]:
     """Which implementation computes each node that has several or declares scratch, by node id.
 
@@ -49,6 +49,7 @@ def operator_choices(
 def operator_workspaces(
     graph: IndexedGraph,
     shapes: list[Shape],
+    *,
     dtypes: list[DType],
     devices: Sequence[Context],
     choices: Mapping[int, Choice],

@@ -139,7 +139,7 @@ class SizedGraph:
         outputs: list[int] = graph.outputs[: found.num_outputs].tolist()
         wanted = zip(found.wanted, graph.outputs[found.num_outputs :].tolist(), strict=True)
         steps = planned_steps(draft, outputs, {name: (eid, found.requests[name]) for name, eid in wanted})
-        kernels = operator_choices(graph, steps.shapes, steps.dtypes, steps.devices, mode=chosen.kernels)
+        kernels = operator_choices(graph, steps.shapes, dtypes=steps.dtypes, devices=steps.devices, mode=chosen.kernels)
         notes = (*found.notes, *draft.notes)
         memory = replace(
             steps.memory,
@@ -166,8 +166,9 @@ def _sized(
     """Sizes and what operators declare, and the number of forward steps."""
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
-    sizes = complete_graph(graph, outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
-    elements, nbytes = byte_sizes(graph, *sizes)
+    inferred, types = complete_graph(graph, outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
+    elements, nbytes = byte_sizes(graph, inferred, types)
+    choices = operator_choices(graph, inferred, dtypes=types, devices=devices, mode=kernels)
     steps = np.flatnonzero(~graph.is_variable).tolist()
     contexts = tuple(dict.fromkeys(devices))
     number = {ctx: i for i, ctx in enumerate(contexts)}
@@ -180,15 +181,15 @@ def _sized(
     program = program_of(
         graph,
         steps,
-        shapes=sizes[0],
-        dtypes=sizes[1],
+        shapes=inferred,
+        dtypes=types,
         elements=elements,
         nbytes=nbytes,
         contexts=contexts,
         device=[number[ctx] for ctx in devices],
         gradients=gradients,
         added=frozenset(e for e, name in zip(gradients, found.wanted, strict=True) if found.requests[name] == Req.ADD),
-        workspaces=operator_workspaces(graph, *sizes, devices, operator_choices(graph, *sizes, devices, mode=kernels)),
+        workspaces=operator_workspaces(graph, inferred, dtypes=types, devices=devices, choices=choices),
         external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
     )
     return program, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1)

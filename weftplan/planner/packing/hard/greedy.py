@@ -96,7 +96,7 @@ def orders(problem: Problem) -> list[tuple[Int64, bool]]:
     ]
 
 
-def portfolio(problem: Problem, floor: int, tries: int, deadline: Deadline = ENDLESS) -> Int64:
+def portfolio(problem: Problem, floor: int, *, tries: int, deadline: Deadline = ENDLESS) -> Int64:
     """The best of the first ``tries`` greedy packings; stops at peak ``floor``.
 
     Raises:

@@ -32,7 +32,7 @@ def by_size(problem: Problem) -> Int64:
     return np.lexsort((problem.lo, problem.lo - problem.hi, -problem.size))
 
 
-def core_size(problem: Problem, order: Int64, part: float, floor: int) -> int:
+def core_size(problem: Problem, order: Int64, *, part: float, floor: int) -> int:
     """Least k such that what comes after the first k of ``order`` never holds more than ``part * floor``."""
     few, many = 0, len(order)
     while few < many:
@@ -78,7 +78,7 @@ def complete(
 
 def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, deadline: Deadline = ENDLESS) -> Int64:
     """First fit by ``order`` for the buffers after the first ``k``, which lie at ``first``; the tail by `complete`."""
-    cut = max(k, min(core_size(problem, order, TAIL, floor), SEEKERS))
+    cut = max(k, min(core_size(problem, order, part=TAIL, floor=floor), SEEKERS))
     core = order[:cut]
     placed = Placed(cut)
     placed.fill(problem.lo[order[:k]], problem.hi[order[:k]], first, first + problem.size[order[:k]])
@@ -93,7 +93,7 @@ def extend(problem: Problem, order: Int64, *, k: int, first: Int64, floor: int, 
     return complete(problem, core, core_offsets=offsets, rest=rest, target=target, deadline=deadline)
 
 
-def portfolio(problem: Problem, floor: int, tries: int, deadline: Deadline = ENDLESS) -> Int64:
+def portfolio(problem: Problem, floor: int, *, tries: int, deadline: Deadline = ENDLESS) -> Int64:
     """The best of some greedy packings; stops at peak ``floor``. With ``tries`` 1 only first fit by size.
 
     Raises:
@@ -114,12 +114,12 @@ def portfolio(problem: Problem, floor: int, tries: int, deadline: Deadline = END
 
 
 def improve_core(
-    problem: Problem, offsets: Int64, floor: int, enough: float, allowance: Allowance, *, jit: bool
+    problem: Problem, offsets: Int64, *, floor: int, enough: float, allowance: Allowance, jit: bool
 ) -> Int64:
     """Search for a better packing of the largest buffers and complete it; return the best packing seen."""
     best, peak = offsets, peak_of(problem, offsets)
     order = by_size(problem)
-    if core_size(problem, order, TAIL, floor) > SEEKERS // 2:
+    if core_size(problem, order, part=TAIL, floor=floor) > SEEKERS // 2:
         return best  # sizes are too even for a core to matter
     for k in CORES:
         if peak <= enough or allowance.spent():
@@ -131,7 +131,7 @@ def improve_core(
         allowance.work -= share.work
         try:
             start = fit(core, np.arange(k), deadline=allowance.deadline)  # by size already
-            packed = improve(core, start, core.lower_bound(), share, jit=jit)
+            packed = improve(core, start, floor=core.lower_bound(), allowance=share, jit=jit)
             found = extend(problem, order, k=k, first=packed, floor=floor, deadline=allowance.deadline)
         except OutOfTime:
             break

@@ -51,14 +51,14 @@ def improver(spending: Spending, deadline: Deadline, sizes: Sequence[int]) -> Ca
     def improve_part(best: Incumbent, floor: int) -> None:
         if use_jit and len(best.part) <= MANY:
             # What the plain kernel finds at once is not worth the half second that loading numba costs.
-            pack_part(best, floor, spending, Allowance(FIRST_WORK, deadline), jit=False)
+            pack_part(best, floor, spending=spending, allowance=Allowance(FIRST_WORK, deadline), jit=False)
         if best.peak > enough_for(best.part, floor, spending):
-            pack_part(best, floor, spending, allowance, jit=use_jit)
+            pack_part(best, floor, spending=spending, allowance=allowance, jit=use_jit)
 
     return improve_part
 
 
-def pack_part(best: Incumbent, floor: int, spending: Spending, allowance: Allowance, *, jit: bool) -> None:
+def pack_part(best: Incumbent, floor: int, *, spending: Spending, allowance: Allowance, jit: bool) -> None:
     """Improve ``best``: greedy packings, then searches: of glued pieces, of the largest buffers, of all.
 
     Nothing more is tried once the peak is close enough to ``floor``.
@@ -69,9 +69,9 @@ def pack_part(best: Incumbent, floor: int, spending: Spending, allowance: Allowa
     deadline = allowance.deadline
     if small:
         # Where nearly everything can be set aside, greedy packings of the rest are enough.
-        peel_first(best, floor, spending, allowance, jit=jit, at_most=len(part) // 4)
-        best.offer(greedy.portfolio(part, floor, spending.tries, deadline))
-        peel_first(best, floor, spending, allowance, jit=jit, at_most=3 * len(part) // 4)
+        peel_first(best, floor, spending=spending, allowance=allowance, jit=jit, at_most=len(part) // 4)
+        best.offer(greedy.portfolio(part, floor, tries=spending.tries, deadline=deadline))
+        peel_first(best, floor, spending=spending, allowance=allowance, jit=jit, at_most=3 * len(part) // 4)
     count = len(part)
     # Among many buffers gluing is tried only where two rounds take away a good part.
     promising = small or 5 * len(glue(part, 2, deadline).problem) < 4 * count
@@ -82,20 +82,26 @@ def pack_part(best: Incumbent, floor: int, spending: Spending, allowance: Allowa
         if len(glued.problem) == count:
             break
         count = len(glued.problem)
-        best.offer(glued.expand(pack_pieces(glued.problem, floor, spending, allowance, original=len(part), jit=jit)))
+        best.offer(
+            glued.expand(
+                pack_pieces(glued.problem, floor, spending=spending, allowance=allowance, original=len(part), jit=jit)
+            )
+        )
     if best.peak > enough and not small:
-        best.offer(large.portfolio(part, floor, spending.tries, deadline))
-        peel_first(best, floor, spending, allowance, jit=jit, at_most=large.CORED)
+        best.offer(large.portfolio(part, floor, tries=spending.tries, deadline=deadline))
+        peel_first(best, floor, spending=spending, allowance=allowance, jit=jit, at_most=large.CORED)
     if best.peak > enough and len(part) > large.CORED:
-        best.offer(large.improve_core(part, best.offsets, floor, enough, allowance, jit=jit))
+        best.offer(large.improve_core(part, best.offsets, floor=floor, enough=enough, allowance=allowance, jit=jit))
         if not small:
-            peel_first(best, floor, spending, allowance, jit=jit, at_most=MANY)
+            peel_first(best, floor, spending=spending, allowance=allowance, jit=jit, at_most=MANY)
     if best.peak > enough and len(part) <= spending.largest:
-        best.offer(improve(part, best.offsets, floor, allowance, jit=jit, good_enough=spending.good_enough))
+        best.offer(
+            improve(part, best.offsets, floor=floor, allowance=allowance, jit=jit, good_enough=spending.good_enough)
+        )
 
 
 def peel_first(
-    best: Incumbent, floor: int, spending: Spending, allowance: Allowance, *, jit: bool, at_most: int
+    best: Incumbent, floor: int, *, spending: Spending, allowance: Allowance, jit: bool, at_most: int
 ) -> None:
     """Where peeling leaves parts of at most ``at_most`` buffers, pack these, and the others around them.
 
@@ -112,22 +118,22 @@ def peel_first(
     for base, part in leaves:
         inner = Incumbent(part)
         if not inner.swept(floor - base, spending, allowance.deadline):
-            pack_part(inner, floor - base, spending, allowance, jit=jit)
+            pack_part(inner, floor - base, spending=spending, allowance=allowance, jit=jit)
         core_offsets[[row[k] for k in part.index.tolist()]] = inner.offsets + base
     best.offer(peeled.restore(best.part, core_offsets, allowance.deadline))
 
 
 def pack_pieces(
-    pieces: Problem, floor: int, spending: Spending, allowance: Allowance, *, original: int, jit: bool
+    pieces: Problem, floor: int, *, spending: Spending, allowance: Allowance, original: int, jit: bool
 ) -> Int64:
     """Pack glued pieces with a share of the allowance, the larger the more ``original`` buffers were glued."""
     start: Int64 = (greedy if len(pieces) <= MANY else large).portfolio(
-        pieces, floor, spending.tries, allowance.deadline
+        pieces, floor, tries=spending.tries, deadline=allowance.deadline
     )
     if len(pieces) > spending.largest:
         return start
     share = Allowance(allowance.work // (3 if 2 * len(pieces) < original else 10), allowance.deadline)
     allowance.work -= share.work
-    start = improve(pieces, start, floor, share, jit=jit, good_enough=spending.good_enough)
+    start = improve(pieces, start, floor=floor, allowance=share, jit=jit, good_enough=spending.good_enough)
     allowance.work += share.work
     return start

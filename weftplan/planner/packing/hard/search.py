@@ -157,9 +157,9 @@ class Searcher:
 def improve(
     problem: Problem,
     offsets: Int64,
+    *,
     floor: int,
     allowance: Allowance,
-    *,
     jit: bool,
     good_enough: float = 1.0,
     seed: int = 0,

@@ -1,0 +1,49 @@
+"""What a reader of a call sees: behind the third argument every argument of the planner's functions has its name."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
+POSITIONAL = 3
+EXEMPT = {
+    "packing/hard/kernel.py": "numba compiles it, and calls with names are slower there",
+    "check_packing": "the columns of one table, as `pack` takes them",
+    "reuse_edges": "the columns of one table, as `pack` takes them",
+    "check_input": "the columns of one table, as `pack` takes them",
+    "sectioned": "the columns of one table, as `pack` takes them",
+    "fill": "the columns of one table",
+    "insert": "a row of one table",
+}
+"""Modules and functions that may take more without names, and why."""
+
+
+def unnamed(path: Path) -> list[str]:
+    """Public functions and constructors of a module that take more arguments without their names."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.FunctionDef) or (node.name.startswith("_") and node.name != "__init__"):
+            continue
+        taken = [a.arg for a in (*node.args.posonlyargs, *node.args.args) if a.arg not in ("self", "cls")]
+        if len(taken) > POSITIONAL and node.name not in EXEMPT:
+            found.append(f"{node.name}({', '.join(taken)})")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PLANNER.rglob("*.py")), ids=lambda path: path.relative_to(PLANNER).as_posix())
+def test_arguments_have_names(path: Path) -> None:
+    """At most three arguments of a public function are told apart by their place."""
+    assert path.relative_to(PLANNER).as_posix() in EXEMPT or unnamed(path) == []
+
+
+def test_the_rule_can_fail(tmp_path: Path) -> None:
+    """The check sees functions and constructors, not what begins with an underscore, nor arguments behind a star."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        "def much(a, b, c, d): ...\ndef fine(a, b, c, *, d): ...\ndef _own(a, b, c, d): ...\n"
+        "class Thing:\n    def __init__(self, a, b, c, d): ...\n    def verb(self, a, b, c): ...\n"
+    )
+    assert unnamed(path) == ["much(a, b, c, d)", "__init__(a, b, c, d)"]
