@@ -37,6 +37,7 @@ from weftplan.executor.bind_arguments import (
 )
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
+from weftplan.executor.kept_plans import planned_once
 from weftplan.executor.new_arrays import Groups, buffered_array, fitted, new_zeros, shared_array, variable_contexts
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
@@ -75,18 +76,31 @@ class Binding:
             contexts: where the array of each variable is, or is to be; looked at with ``group2ctx`` only.
             budget: most bytes for everything that the executor holds.
         """
-        sized = planner.size_symbol(
-            self.symbol,
-            shapes,
-            dtypes,
-            grad_req=self.reqs,
-            grad_dtypes=self.grad_dtypes,
-            context=self.ctx,
-            group2ctx=self.group2ctx,
-            variable_contexts=contexts if self.group2ctx else None,
-            options=self.options,
-        )
-        planned = sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget)
+        places = contexts if self.group2ctx else {}
+
+        def plan() -> PlannedGraph:
+            sized = planner.size_symbol(
+                self.symbol,
+                shapes,
+                dtypes,
+                grad_req=self.reqs,
+                grad_dtypes=self.grad_dtypes,
+                context=self.ctx,
+                group2ctx=self.group2ctx,
+                variable_contexts=places or None,
+                options=self.options,
+            )
+            return sized.plan() if budget is None else planner.plan_within(sized.plan, self.options, budget)
+
+        facts = {
+            "shapes": {name: tuple(shape) for name, shape in shapes.items()},
+            "dtypes": {name: np.dtype(dtype) for name, dtype in dtypes.items()},
+            "gradients": self.reqs,
+            "dtypes of gradients": {name: np.dtype(dtype) for name, dtype in self.grad_dtypes.items()},
+            "groups": self.group2ctx or {},
+            "contexts": places,
+        }
+        planned = planned_once(self.symbol, facts, (self.ctx, self.options, budget), plan)
         if any(context.device_type == "file" for context in planned.memory.contexts):
             device.name_folders(planned.memory.options.homes)
         return planned

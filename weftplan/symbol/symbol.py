@@ -43,10 +43,12 @@ class Symbol(Inference, Arithmetic, Verbs, Methods):
         entries: the outputs, in order.
     """
 
-    __slots__ = ("__weakref__", "entries")
+    __slots__ = ("__weakref__", "entries", "kept")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries: list[Entry] = list(entries)
+        self.kept: Any = None
+        """What executors keep with the symbol, to go with it."""
 
     # ------------------------------------------------------------------------------------------------------- names
 

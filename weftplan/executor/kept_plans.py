@@ -1,0 +1,85 @@
+"""Plans of a symbol that was bound before: a second bind for the same shapes and settings plans nothing.
+
+What a plan depends on is the graph, what the caller says of it, the settings and who may compute an operator. All of it
+is compared by value, so a plan is used again only where planning would give the same one. Symbols with operators of the
+user's own (``Custom``), whose inference may answer differently each time, are planned anew.
+
+The plans hang on the symbol and go with it. Planned graphs never change, so several executors may share one; threads
+that bind one symbol at the same time may plan it twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from weftplan.ops import implementations
+from weftplan.planner import PlannedGraph
+from weftplan.symbol import Symbol
+from weftplan.symbol.node import Node
+from weftplan.symbol.traversal import topological_order
+
+MOST = 4
+"""Plans kept for one symbol: the shapes among which a training with validation, or a few buckets, go to and fro."""
+
+
+class _Kept:
+    """A graph as it was when it was planned, and its plans by what else they depend on."""
+
+    __slots__ = ("_graph", "plans")
+
+    def __init__(self, graph: list[tuple[Any, ...]]) -> None:
+        self._graph = graph
+        self.plans: dict[Hashable, PlannedGraph] = {}
+
+    def is_of(self, nodes: list[Node], entries: list[Any]) -> bool:
+        """Whether the graph is still as it was."""
+        return self._graph == _description(nodes, entries)
+
+
+def _description(nodes: list[Node], entries: list[Any]) -> list[tuple[Any, ...]]:
+    """Everything that a plan reads of nodes; equal descriptions are of the same nodes in the same state.
+
+    Parsed parameters are never changed in place, so their identity stands for them (the dictionary is held, too).
+    """
+    found: list[tuple[Any, ...]] = [
+        (node, node.op, node.name, id(node.params), dict(node.attrs), tuple(node.inputs), tuple(node.control_deps),
+         node.version, node.params)
+        for node in nodes
+    ]  # fmt: skip
+    found.append(tuple(entries))
+    return found
+
+
+def planned_once(
+    symbol: Symbol, facts: Mapping[str, Mapping[str, Hashable]], more: Hashable, plan: Callable[[], PlannedGraph]
+) -> PlannedGraph:
+    """``plan()``, or what it gave before for the same graph, facts and environment.
+
+    Args:
+        facts: what the caller says of variables (shapes, dtypes, …), by kind and name.
+        more: everything else that the plan depends on.
+    """
+    nodes = topological_order(symbol.entries)
+    if any(node.op is not None and node.op.single for node in nodes):
+        return plan()
+    kept = symbol.kept
+    if kept is None or not kept.is_of(nodes, symbol.entries):
+        kept = symbol.kept = _Kept(_description(nodes, symbol.entries))
+    key = (more, *[(kind, *by_name.items()) for kind, by_name in facts.items()], _settings())
+    found: PlannedGraph | None = kept.plans.pop(key, None)
+    if found is None:
+        found = plan()
+        while len(kept.plans) >= MOST:
+            kept.plans.pop(next(iter(kept.plans)), None)
+    kept.plans[key] = found  # the one used last goes last
+    return found
+
+
+def _settings() -> Hashable:
+    """What planning reads beside its arguments: variables of the environment, and who provides kernels."""
+    return (
+        tuple(item for item in os.environ.items() if item[0].startswith(("MXNET_", "WEFTPLAN_"))),
+        *[tuple(implementations.provided(where).items()) for where in ("host", "gpu")],
+    )
