@@ -234,6 +234,13 @@ _PLANNER = (
         effect=_BIND_NOW,
     ),
     _planner(
+        name="MXNET_USE_FUSION",
+        default=True,
+        meaning="Compute nodes that follow one another in one pass, without an array between them.",
+        effect="read at each bind, on a host: a relu in the Convolution or BatchNorm before it, and its gradient in "
+        "that of the BatchNorm; same bits. Plans say what was joined; a monitor sees the joined node's outputs",
+    ),
+    _planner(
         name="MXNET_BACKWARD_DO_MIRROR",
         default=False,
         meaning="Recompute cheap forward results in the backward pass instead of keeping them.",
@@ -659,7 +666,7 @@ GPU_CUDNN_DROPOUT_STATE_COPY GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NST
 INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_DIST_ROW_SPARSE_VERBOSE KVSTORE_SERIAL_PUSH KVSTORE_SLICE_THRESHOLD
 LIBRARY_PATH MEM_PLAN_VERBOSE_LOGGING MP_OPENCV_NUM_THREADS OMP_MAX_THREADS OPTIMIZER_AGGREGATION_SIZE
 PROFILER_AUTOSTART PROFILER_MODE SAFE_ACCUMULATION STORAGE_FALLBACK_LOG_VERBOSE SUBGRAPH_BACKEND SUBGRAPH_VERBOSE
-UPDATE_AGGREGATION_SIZE USE_FUSION USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
+UPDATE_AGGREGATION_SIZE USE_NAIVE_STORAGE_MANAGER USE_OPERATOR_TUNING USE_SIGNAL_HANDLER
 """
 UNUSED_HERE = frozenset("MXNET_" + name for name in _ELSEWHERE.split())
 """Names that MXNet 1.9.1 or 2.0 reads and weftplan does not: spelled right, so they are no misspellings of ours."""

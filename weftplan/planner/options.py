@@ -48,6 +48,9 @@ class PlanOptions:
     """Gradient sums of this many terms or more are accumulated in place, one term at a time (below 2: all sums)."""
     eliminate_common_expr: bool = True
     """Merge nodes that compute the same."""
+    fusion: bool = True
+    """On a host, compute a relu in the layer before it, and its gradient in that of the layer: no array between the
+    two, and the same bits. Not with :attr:`compat` or several devices."""
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"
@@ -139,6 +142,7 @@ class PlanOptions:
             num_temp=config.get("MXNET_EXEC_NUM_TEMP"),
             inplace_grad_sum_cap=config.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP"),
             eliminate_common_expr=config.get("MXNET_ELIMINATE_COMMON_EXPR"),
+            fusion=config.get("MXNET_USE_FUSION"),
             spill=_switch(config.get("WEFTPLAN_SPILL")),
             kernels=config.get("WEFTPLAN_KERNELS"),
             # Both set: echo, the more careful rule of the two.

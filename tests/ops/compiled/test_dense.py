@@ -103,6 +103,9 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
         assert np.isnan(room[:32]).all(), "something was written in front of an output"
         assert np.isnan(room[-32:]).all(), "something was written behind an output"
         results.append(out)
+    positive = np.empty_like(results[0])
+    dense.forward(s, x, w, b, positive, *scratch(sizes.forward_scratch(s)), target, relu=True)
+    assert positive.tobytes() == (np.maximum(results[0], 0) + 0.0).tobytes(), "a relu on the way out is another one"
     assert all((guard == 0xFF).all() for guard in guards), "something was written behind the scratch"
     return results
 

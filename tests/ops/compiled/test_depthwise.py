@@ -73,7 +73,7 @@ def run(geo: Geometry, x: Any, w: Any, dy: Any, target: Target | None = None) ->
     assert depthwise_tables.takes(s)
     found = []
     for like, call in (
-        (dy, lambda out, room: depthwise_tables.compute_forward(s, x, w, out, room, target)),
+        (dy, lambda out, room: depthwise_tables.compute_forward(s, x, w, None, out, room, target)),
         (x, lambda out, room: depthwise_tables.compute_data(s, dy, w, out, room, target)),
         (w, lambda out, room: depthwise_tables.compute_weight(s, x, dy, out, room, target)),
     ):
@@ -104,6 +104,14 @@ def test_against_the_plain_kernel(given_case: dict[str, Any]):
     correlate(OpContext(np, workspace=scratch), wide, x8, w8, None, want[0])
     adjoint(OpContext(np, workspace=scratch), wide, x8, dy8, w8, want[1], want[2])
     eps = np.finfo(given_case["dtype"]).eps
+    bias = np.random.default_rng(7).uniform(-1, 1, geo.channels).astype(x.dtype)
+    s = sizes.sizes(geo)
+    room = np.empty(depthwise_tables.scratch(s), np.uint8)
+    for relu in (False, True):  # what the pass may do on its way out
+        got = np.empty_like(dy)
+        depthwise_tables.compute_forward(s, x, w, bias, got, room, relu=relu)
+        whole = want[0] + bias.reshape(1, -1, *[1] * (dy.ndim - 2))
+        assert np.abs(got - (np.maximum(whole, 0) if relu else whole)).max() <= eps * (8 + w[0].size), given_case
     for got, one, count in zip(run(geo, x, w, dy), want, (w[0].size, w[0].size, dy[:, 0].size), strict=True):
         assert np.abs(got - one).max() <= eps * (8 + count), given_case
 

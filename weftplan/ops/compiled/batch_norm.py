@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from weftplan.ops.rules import take_bytes
 from weftplan.ops.schema import Arrays, DType, Kernel, OpContext, Params, Shape
 
 FORWARD = ("x", "y", "gamma", "beta", "mean", "var", "inverse", "constants", "images", "channels", "plane", "given",
-           "first", "last")  # fmt: skip
-BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "images", "channels", "plane",
-            "given", "first", "last")  # fmt: skip
+           "first", "last", "relu")  # fmt: skip
+BACKWARD = ("dy", "x", "dx", "gamma", "mean", "inverse", "dgamma", "dbeta", "constants", "relu", "images", "channels",
+            "plane", "given", "first", "last")  # fmt: skip
 """Words of the two functions. ``constants``: eps, then 1 / number of elements of a channel. ``given``: the statistics
-are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null."""
+are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamma`` (ones) may be null. ``relu``:
+whether ``y`` is that of a relu behind; in the gradient its output, or null without one."""
 
 CHAINS = 4
 LEAST_PLANE = 8
@@ -170,7 +172,14 @@ def forward(scalar: str) -> Function:
             x = walk.load(of["x"], offset, mask)
             walk.store(f.fma(x, scales, shifts), of["y"], offset, mask)
 
-        with f.when(writes):
+        def write_positive(offset: Value, chain: int, mask: str | None) -> None:
+            x = walk.load(of["x"], offset, mask)
+            walk.store(f.floored(f.fma(x, scales, shifts)), of["y"], offset, mask)
+
+        behind = f.compare("ne", of["relu"], 0)
+        with f.when(f.value(f"and i1 {writes}, {behind}")):
+            walk.each(channel, write_positive)
+        with f.when(f.value(f"and i1 {writes}, {f.value(f'xor i1 {behind}, true')}")):
             walk.each(channel, write)
     return f
 
@@ -178,8 +187,17 @@ def forward(scalar: str) -> Function:
 def backward(scalar: str) -> Function:
     """Gradients of gamma and beta, and of the data unless ``dx`` is null."""
     f = Function("backward", (("ptr", "words"),), scalar, 16 if scalar == "float" else 8)
-    of = _block(f, BACKWARD, 9)
+    of = _block(f, BACKWARD, 10)
     op = _scalars(f)
+    behind = f.value(f"icmp ne ptr {of['relu']}, null")
+    alone = f.value(f"xor i1 {behind}, true")
+
+    def incoming(offset: Value, mask: str | None, *, masked: bool) -> str:
+        dy = walk.load(of["dy"], offset, mask)
+        if not masked:
+            return dy
+        return f.binary("fmul", dy, f.nonzero(walk.load(of["relu"], offset, mask)))
+
     share = f.scalar_at(f.at(of["constants"], f.size))
     walk, sums, products = _Channel(f, of), _Sum(f), _Sum(f)
     through = f.compare("eq", of["given"], 0)
@@ -191,15 +209,21 @@ def backward(scalar: str) -> Function:
         sums.clear()
         products.clear()
 
-        def add(offset: Value, chain: int, mask: str | None) -> None:
-            dy = walk.load(of["dy"], offset, mask)
-            d = f.binary("fsub", walk.load(of["x"], offset, mask), means)
-            if mask is not None:
-                d = walk.kept(d, mask)
-            sums.put(chain, lambda old: f.binary("fadd", old, dy))
-            products.put(chain, lambda old: f.fma(dy, d, old))
+        def adding(masked: bool) -> Callable[[Value, int, str | None], None]:
+            def add(offset: Value, chain: int, mask: str | None) -> None:
+                dy = incoming(offset, mask, masked=masked)
+                d = f.binary("fsub", walk.load(of["x"], offset, mask), means)
+                if mask is not None:
+                    d = walk.kept(d, mask)
+                sums.put(chain, lambda old: f.binary("fadd", old, dy))
+                products.put(chain, lambda old: f.fma(dy, d, old))
 
-        walk.each(channel, add)
+            return add
+
+        with f.when(alone):
+            walk.each(channel, adding(False))
+        with f.when(behind):
+            walk.each(channel, adding(True))
         total = sums.total()
         dgamma = op("fmul", products.total(), inverse)
         f.put_scalar(dgamma, f.at(of["dgamma"], place))
@@ -212,18 +236,25 @@ def backward(scalar: str) -> Function:
         constant = op("fsub", constant, op("fmul", slope, mean))
         scales, slopes, constants = f.splat(scale), f.splat(slope), f.splat(constant)
 
-        def write(offset: Value, chain: int, mask: str | None) -> None:
-            x, dy = (walk.load(of[name], offset, mask) for name in ("x", "dy"))
-            walk.store(f.fma(dy, scales, f.fma(x, slopes, constants)), of["dx"], offset, mask)
+        def writing(masked: bool) -> Callable[[Value, int, str | None], None]:
+            def write(offset: Value, chain: int, mask: str | None) -> None:
+                x, dy = walk.load(of["x"], offset, mask), incoming(offset, mask, masked=masked)
+                walk.store(f.fma(dy, scales, f.fma(x, slopes, constants)), of["dx"], offset, mask)
 
-        def simply(offset: Value, chain: int, mask: str | None) -> None:
-            dy = walk.load(of["dy"], offset, mask)
-            walk.store(f.binary("fmul", dy, scales), of["dx"], offset, mask)
+            return write
 
-        with f.when(f.value(f"and i1 {writes}, {through}")):
-            walk.each(channel, write)
-        with f.when(f.value(f"and i1 {writes}, {f.value(f'xor i1 {through}, true')}")):
-            walk.each(channel, simply)
+        def simply(masked: bool) -> Callable[[Value, int, str | None], None]:
+            def write(offset: Value, chain: int, mask: str | None) -> None:
+                dy = incoming(offset, mask, masked=masked)
+                walk.store(f.binary("fmul", dy, scales), of["dx"], offset, mask)
+
+            return write
+
+        stops = f.value(f"xor i1 {through}, true")
+        for flows, body in ((through, writing), (stops, simply)):
+            for condition, masked in ((alone, False), (behind, True)):
+                with f.when(f.value(f"and i1 {writes}, {f.value(f'and i1 {flows}, {condition}')}")):
+                    walk.each(channel, body(masked))
     return f
 
 
@@ -249,7 +280,7 @@ def _address(array: Any) -> int:
     return 0 if array is None else address(array)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> None:
     data, gamma, beta, moving_mean, moving_var = inputs
     images, channels, plane = _extents(params, data.shape)
     mean, var, inverse = (ctx.take((channels,), data.dtype) for _ in range(3))
@@ -262,7 +293,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
         "x": address(data), "y": _address(outputs[0]), "gamma": 0 if params["fix_gamma"] else address(gamma),
         "beta": address(beta), "mean": address(mean), "var": address(var), "inverse": address(inverse),
         "constants": address(constants), "images": images, "channels": channels, "plane": plane, "given": int(given),
-        "last": channels,
+        "last": channels, "relu": int(relu),
     })  # fmt: skip
     entries(data.dtype)["forward"](address(words))
     for target, value in zip(outputs[1:], (mean, inverse), strict=True):
@@ -275,7 +306,12 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
             np.add(moving, inverse, out=moving)
 
 
-def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    ograd, y, *others = inputs
+    _backward(ctx, params, [ograd, *others], outputs, relu=y)
+
+
+def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: Any = None) -> None:
     ograd, data, gamma, mean, inverse = inputs
     images, channels, plane = _extents(params, data.shape)
     ggrad, bgrad = (ctx.take((channels,), data.dtype) for _ in range(2))
@@ -285,6 +321,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
         "gamma": 0 if params["fix_gamma"] else address(gamma), "mean": address(mean), "inverse": address(inverse),
         "dgamma": address(ggrad), "dbeta": address(bgrad), "constants": address(constants), "images": images,
         "channels": channels, "plane": plane, "given": int(params["use_global_stats"]), "last": channels,
+        "relu": _address(relu),
     })  # fmt: skip
     entries(data.dtype)["backward"](address(words))
     if outputs[1] is not None:
@@ -320,3 +357,5 @@ def _provide(op: str, kernel: Kernel, data: int, vector: int, count: int) -> Non
 
 _provide("BatchNorm", _forward, data=0, vector=2, count=3)
 _provide("_backward_BatchNorm", _backward, data=1, vector=3, count=2)
+_provide("BatchNorm+relu", partial(_forward, relu=True), data=0, vector=2, count=3)
+_provide("_backward_BatchNorm+relu", _backward_behind_relu, data=2, vector=4, count=2)

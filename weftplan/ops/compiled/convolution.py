@@ -7,6 +7,7 @@ those of ``dense.py`` and ``depthwise.py``. Any worker may call them: all they w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,13 @@ def _refusal(spec: TensorSpec, geo: Geometry) -> str:
     return ""
 
 
-def _slower(geo: Geometry, *, forward: bool) -> str:
+LEAST_PRODUCT = 256
+"""Channels from which NumPy's product is faster than one of these with the relu in it."""
+
+
+def _slower(geo: Geometry, *, forward: bool, relu: bool = False) -> str:
     """Why NumPy is expected to be faster; empty when it is not."""
-    if forward and geo.pointwise:
+    if forward and geo.pointwise and (not relu or geo.channels // geo.groups >= LEAST_PRODUCT):
         return "a plain matrix product"
     s = sizes(geo)
     if s.groups > 1 and min(s.channels, s.filters) == 1 and not depthwise_tables.takes(s):
@@ -87,14 +92,12 @@ def _spec(array: Any) -> TensorSpec:
     return TensorSpec(array.shape, array.dtype)
 
 
-def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Room) -> None:
-    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None."""
-    if not depthwise_tables.takes(s):
-        dense.forward(s, data, weight, bias, out, *room)
-        return
-    depthwise_tables.compute_forward(s, data, weight, out, room[0])
-    if bias is not None:
-        np.add(out, bias.reshape(1, -1, *[1] * (out.ndim - 2)), out=out)
+def _correlate(s: Sizes, data: Any, weight: Any, bias: Any, out: Any, room: Room, *, relu: bool = False) -> None:
+    """``out`` = windows of ``data`` times ``weight``, plus ``bias`` unless None; with ``relu`` nothing below 0."""
+    if depthwise_tables.takes(s):
+        depthwise_tables.compute_forward(s, data, weight, bias, out, room[0], relu=relu)
+    else:
+        dense.forward(s, data, weight, bias, out, *room, relu=relu)
 
 
 def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: Any, room: Room) -> None:
@@ -114,12 +117,12 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
         dense.weight_gradient(s, data, ograd, wgrad, *room)
 
 
-def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *, relu: bool = False) -> None:
     out = outputs[0]
     if out is not None:
         s = sizes(_convolution(params, [_spec(inputs[0])], [_spec(out)]))
         bias = None if params["no_bias"] else inputs[2]
-        _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)))
+        _correlate(s, inputs[0], inputs[1], bias, out, _room(ctx, s, forward_scratch(s)), relu=relu)
 
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
@@ -170,13 +173,14 @@ def _provide(
             workspace=workspace,
             refusal=lambda params, inputs, outputs: _refusal(inputs[data], geometry(params, inputs, outputs)),
             slower=lambda params, inputs, outputs: _slower(
-                geometry(params, inputs, outputs), forward=op == "Convolution"
+                geometry(params, inputs, outputs), forward=op.startswith("Convolution"), relu=op.endswith("+relu")
             ),
         ),
     )
 
 
 _provide("Convolution", _forward, _convolution, 0, lambda s: [forward_scratch(s)])
+_provide("Convolution+relu", partial(_forward, relu=True), _convolution, 0, lambda s: [forward_scratch(s)])
 _provide(
     "_backward_Convolution",
     _backward,

@@ -82,6 +82,8 @@ def _gather(
     bands: Bands,
     steps: Mapping[str, int],
     target: Target | None,
+    *,
+    relu: bool = False,
     **arrays: Any,
 ) -> None:
     """Call ``gather`` for each slice; ``steps``: bytes of weight, result and bias from one channel to the next."""
@@ -93,7 +95,9 @@ def _gather(
     kept = bands.copies and bands.count == 1 and s.batch <= s.side_by_side
     for part, first, channels, count in slices:
         begin = {name: place + first * steps.get(name, 0) if place else 0 for name, place in places.items()}
-        words = make(part, target.lanes(s.itemsize)).filled(**begin)  # has a name: it must live as long as the calls
+        words = make(part, target.lanes(s.itemsize)).filled(
+            **begin, relu=int(relu)
+        )  # has a name: it must live as long as the calls
         moves = [(GATHER.index(name), channels * step) for name, step in steps.items() if places[name]]
         if part.whole:
             words[_CLEARS] = 0  # it would clear other slices, too
@@ -106,12 +110,13 @@ def _gather(
 
 
 def forward(
-    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None
-) -> None:
-    """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None."""
+    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, packed: Any, padded: Any, target: Target | None = None, *,
+    relu: bool = False,
+) -> None:  # fmt: skip
+    """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None; with ``relu`` nothing below 0."""
     steps = {"w": s.channels * s.taps * s.itemsize, "y": s.pixels * s.itemsize, "bias": s.itemsize}
     slices = _slices(s, filters_at_once(s), forward=True)
-    _gather(tables.forward, slices, forward_bands(s), steps, target,
+    _gather(tables.forward, slices, forward_bands(s), steps, target, relu=relu,
             x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
 
 

@@ -20,11 +20,12 @@ GROUPS = (9, 3, 1)
 
 PASS = ("x", "w", "y", "buffer", "second", "images", "channels", "first", "last", "x_plane", "y_plane", "rows",
         "columns", "row_step", "taps", "tap_table", "pad", "lead", "apart", "pitch", "pad_rows", "phase", "counts",
-        "sums")  # fmt: skip
+        "sums", "bias", "relu")  # fmt: skip
 """``tap_table``: pairs (offset in the buffer, offset in w) in bytes. ``row_step``: bytes in the buffer between rows of
 outputs. ``apart``: whether even and odd columns are laid apart, ``phase`` bytes from each other, in rows of ``pitch``.
 Of a data gradient of stride 2, ``counts`` says where the taps of its four phases begin, and where the last ends;
-``sums`` has room for a vector for each tap of a weight's gradient."""
+``sums`` has room for a vector for each tap of a weight's gradient. Outputs begin with ``bias`` unless that is null;
+with ``relu`` not 0 none is below 0."""
 
 
 def _lanes(scalar: str) -> int:
@@ -77,22 +78,29 @@ def forward(scalar: str, helpers: dict[str, Function]) -> Function:
     by_four = f.value(f"and i64 {get['rows']}, {-ROWS}")
     taps_bytes = f.mul(get["taps"], size)
     row_bytes = f.mul(get["columns"], size)
+    bias = pointer(f, "%how", PASS, "bias")
+    biased = f.value(f"icmp ne ptr {bias}, null")
+    behind = f.compare("ne", word(f, "%how", PASS, "relu"), 0)
+    least = f.splat(f.value(f"select i1 {behind}, {scalar} 0.0, {scalar} 0xFFF0000000000000"))
+    zero = f.local(scalar)
+    f.put_scalar("0.0", zero)
     with f.loop(0, get["images"]) as image, f.loop(get["first"], get["last"]) as channel:
         number = f.add(f.mul(image, get["channels"]), channel)
         weight = f.at(w, f.mul(channel, taps_bytes))
         source = _copy(f, get, f.at(x, f.mul(number, get["x_plane"])), helpers, "%how")
         target = f.at(y, f.mul(number, get["y_plane"]))
         end = f.value(f"ptrtoint ptr {f.at(target, get['y_plane'])} to i64")
+        start = f.broadcast(f.value(f"select i1 {biased}, ptr {f.at(bias, f.mul(channel, size))}, ptr {zero}"))
 
         def rows(first: Value, count: int, source: str = source, target: str = target, weight: str = weight,
-                 end: str = end) -> None:  # fmt: skip
+                 end: str = end, start: str = start) -> None:  # fmt: skip
             with f.loop(0, blocks) as turned:
                 block = f.sub(f.sub(blocks, 1), turned)  # the last first: see _put_row
                 column = f.mul(block, n)
                 begin = f.at(source, f.add(f.mul(first, get["row_step"]), f.mul(column, size)))
                 sums = [f.local(f.vector) for _ in range(count)]
                 for one in sums:
-                    f.store("zeroinitializer", one)
+                    f.store(start, one)
                 with f.loop(0, get["taps"]) as tap:
                     pair = f.mul(tap, 2)
                     here = f.at(begin, f.word(table, pair))
@@ -102,7 +110,7 @@ def forward(scalar: str, helpers: dict[str, Function]) -> Function:
                         f.store(f.fma(value, factor, f.load(one)), one)
                 for row, one in enumerate(sums):
                     place = f.at(target, f.add(f.mul(f.add(first, row), row_bytes), f.mul(column, size)))
-                    _put_row(f, f.load(one), place, end, f.sub(get["columns"], column))
+                    _put_row(f, f.floored(f.load(one), least), place, end, f.sub(get["columns"], column))
 
         with f.loop(0, by_four, ROWS) as first:
             rows(first, ROWS)

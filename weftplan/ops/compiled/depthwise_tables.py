@@ -166,19 +166,30 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
     )
 
 
-def run(name: str, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None) -> None:
-    """One pass: ``x`` is the side that is padded, ``y`` the other one."""
+def run(
+    name: str, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None, **more: int
+) -> None:
+    """One pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
     first, second, _ = plan_bytes(plan)
     begin = address(room)
     words: Words = plan.filled(
-        x=address(x), w=address(w), y=address(y), buffer=begin, second=begin + first, sums=begin + first + second
+        x=address(x),
+        w=address(w),
+        y=address(y),
+        buffer=begin,
+        second=begin + first,
+        sums=begin + first + second,
+        **more,
     )
     entries(x.dtype, target)[name](address(words))
 
 
-def compute_forward(s: Sizes, x: Any, weight: Any, y: Any, room: Any, target: Target | None = None) -> None:
-    """``y`` = each channel of ``x`` with its filter."""
-    run("forward", forward(_level(s)), x, weight, y, room, target)
+def compute_forward(
+    s: Sizes, x: Any, weight: Any, bias: Any, y: Any, room: Any, target: Target | None = None, *, relu: bool = False
+) -> None:
+    """``y`` = each channel of ``x`` with its filter, plus ``bias`` unless None; with ``relu`` nothing below 0."""
+    more = {"bias": 0 if bias is None else address(bias), "relu": int(relu)}
+    run("forward", forward(_level(s)), x, weight, y, room, target, **more)
 
 
 def compute_data(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> None:

@@ -198,6 +198,16 @@ class Function:
         """A vector of the element there."""
         return self.splat(self.scalar_at(pointer))
 
+    def floored(self, a: str, least: str = "zeroinitializer") -> str:
+        """max(a, least): NaN stays NaN, and with zeros -0 becomes 0."""
+        keeps = self.value(f"fcmp ugt {self.vector} {a}, {least}")
+        return self.value(f"select <{self.lanes} x i1> {keeps}, {self.vector} {a}, {self.vector} {least}")
+
+    def nonzero(self, a: str) -> str:
+        """1 where an element is not 0 (or is NaN), else 0."""
+        there = self.value(f"fcmp une {self.vector} {a}, zeroinitializer")
+        return self.value(f"uitofp <{self.lanes} x i1> {there} to {self.vector}")
+
     def fma(self, a: str, b: str, c: str) -> str:
         """a times b plus c, rounded once."""
         kind = self.vector

@@ -28,7 +28,8 @@ PRODUCT = ("panel_step", "channels", "channel_step", "outer_table", "inner", "in
 are those of one image."""
 GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image", "y_image", "groups", "x_group",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
-          "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step")  # fmt: skip
+          "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step",
+          "relu")  # fmt: skip
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
            "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
            "chunk")  # fmt: skip
@@ -89,13 +90,15 @@ class _Places:
 
 
 def product(scalar: str, lanes: int, places: Sequence[int], *, register: str) -> Function:
-    """``product(x, w, y, bias, how, rows, first_outer, outers, adds)``.
+    """``product(x, w, y, bias, how, rows, first_outer, outers, adds, relu)``.
+
+    With ``relu`` not 0, ``max(y, 0)`` is stored, which is for sums that are whole: without ``adds``.
 
     ``places`` are the numbers of places of a tile, the largest first: the last tile takes the smallest that suffices.
     ``bias`` may be null. ``register``: see :meth:`Function.ordered <weftplan.ops.compiled.ir.Function.ordered>`.
     """
     arguments = (("ptr", "x"), ("ptr", "w"), ("ptr", "y"), ("ptr", "bias"), ("ptr", "how"), ("i64", "rows"),
-                 ("i64", "first"), ("i64", "outers"), ("i64", "adds"))  # fmt: skip
+                 ("i64", "first"), ("i64", "outers"), ("i64", "adds"), ("i64", "relu"))  # fmt: skip
     f = Function("product", arguments, scalar, lanes, local=True)
     tile = _Tile(f, places, register=register)
     n, most = f.lanes, places[0]
@@ -140,6 +143,8 @@ class _Tile:
         self.last = f.add("%first", "%outers")
         self.adds = f.compare("ne", "%adds", 0)
         self.biased = f.value("icmp ne ptr %bias, null")
+        behind = f.compare("ne", "%relu", 0)
+        self.least = f.splat(f.value(f"select i1 {behind}, {f.scalar} 0.0, {f.scalar} 0xFFF0000000000000"))
         # One row of places for each channel; a row is as wide as whole vectors.
         self.row = -(-places[0] // f.lanes) * f.lanes
         self.buffer = f.local(f.scalar, 2 * f.lanes * self.row)
@@ -162,7 +167,9 @@ class _Tile:
         sources, targets = self.walk.take("%x", count)
         sums = self._sum(sources)
         n, size, panels = f.lanes, f.size, self.panels
-        results = [[f.load(sums[place][panel]) for panel in range(panels)] for place in range(count)]
+        results = [
+            [f.floored(f.load(sums[place][panel]), self.least) for panel in range(panels)] for place in range(count)
+        ]
         span = f.sub(targets[-1], targets[0])
         runs = f.value(f"and i1 {f.compare('eq', span, (count - 1) * size)}, {f.compare('sge', places_left, count)}")
         whole = f.compare("eq", self.left, n * panels)
@@ -291,6 +298,7 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
                         0,
                         word(f, how, PRODUCT, "outer"),
                         0,
+                        get["relu"],
                     )
     return f
 
@@ -338,6 +346,7 @@ def weights(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
                     first,
                     outers,
                     adds,
+                    0,
                 )
     return f
 

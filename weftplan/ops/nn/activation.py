@@ -49,7 +49,8 @@ def _softsign(xp: Any, x: Any, out: Any, t: Any) -> None:
     xp.divide(x, t, out=out, casting="same_kind")
 
 
-def _relu_gradient(xp: Any, g: Any, y: Any, out: Any, mask: Any) -> None:
+def relu_gradient(xp: Any, g: Any, y: Any, out: Any, mask: Any) -> None:
+    """``out`` = the gradient of relu from the incoming one and the output, with a block of truth values as scratch."""
     xp.not_equal(y, 0, out=mask)  # it is never below; and what comes in must not vanish at NaN
     xp.multiply(g, mask, out=out)
 
@@ -84,7 +85,7 @@ def _softsign_gradient(xp: Any, g: Any, y: Any, out: Any, t: Any) -> None:
 
 _FORWARD: dict[str, Step] = {"sigmoid": sigmoid_block, "softrelu": _softrelu, "softsign": _softsign}
 _GRADIENT: dict[str, Step] = {
-    "relu": _relu_gradient,
+    "relu": relu_gradient,
     "sigmoid": _sigmoid_gradient,
     "tanh": _tanh_gradient,
     "softrelu": _softrelu_gradient,

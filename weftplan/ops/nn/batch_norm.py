@@ -1,4 +1,7 @@
-"""BatchNorm: normalisation of each channel over batch and space.
+"""BatchNorm: normalisation of each channel over batch and space; and the same with a relu behind it.
+
+The form with the relu is an operator that only the planner uses (``joined.py``). Its backward form is given the relu's
+output, too, and takes as incoming what the relu's gradient would be, block by block.
 
 Outputs 1 and 2 are the mean and 1 / sqrt(variance + eps) of what was used to normalise (the batch in training, the
 moving statistics otherwise), so the backward pass reads neither the moving statistics nor beta. Differences from MXNet
@@ -17,7 +20,8 @@ import numpy as np
 
 from weftplan.errors import ShapeError
 from weftplan.ops import grain
-from weftplan.ops.kernels import accumulator
+from weftplan.ops.kernels import BOOL, accumulator
+from weftplan.ops.nn.activation import relu_gradient
 from weftplan.ops.params import p_bool, p_float, p_int, p_optional
 from weftplan.ops.registry import register
 from weftplan.ops.rules import (
@@ -193,6 +197,16 @@ def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
     """With d = data - mean, v = var + eps: dgrad = gamma / sqrt(v) · (ograd - mean(ograd) - d · mean(ograd·d) / v)."""
+    _backward_of(ctx, params, inputs, outputs, None)
+
+
+def backward_behind_relu(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+    """The same, of inputs (ograd, output of the relu, data, gamma, mean, inverse)."""
+    ograd, y, *others = inputs
+    _backward_of(ctx, params, [ograd, *others], outputs, y)
+
+
+def _backward_of(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, y: Any) -> None:
     xp = ctx.xp
     ograd, data, gamma, mean, inverse = inputs
     dgrad, ggrad, bgrad = outputs
@@ -201,13 +215,24 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     acc = mean.dtype
     block = ctx.take(split.block, acc)
     second = ctx.take(split.block, acc) if acc != data.dtype else None
+    if y is not None:
+        y = y.reshape(split.shape)
+        masked, mask = ctx.take(split.block, ograd.dtype), ctx.take(split.block, BOOL)
+
+    def incoming(where: tuple[slice, slice]) -> Any:
+        if y is None:
+            return ograd[where]
+        found = split.cut(masked, where)
+        relu_gradient(xp, ograd[where], y[where], found, split.cut(mask, where))
+        return found
+
     sums, products, part, scale = (ctx.take((split.channels,), acc) for _ in range(4))
     total = sums if bgrad is None else bgrad
     for where in split:
-        term = split.cut(block, where)
-        _add_up(xp, ograd[where], where, total, part)
+        term, coming = split.cut(block, where), incoming(where)
+        _add_up(xp, coming, where, total, part)
         xp.subtract(data[where], mean[where[1], None], out=term)
-        xp.multiply(term, ograd[where], out=term)
+        xp.multiply(term, coming, out=term)
         _add_up(xp, term, where, products, part)
     slope = products
     if ggrad is not None:
@@ -233,14 +258,15 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     for where in split:
         target, channels = out[where], where[1]
         wide = target if second is None else split.cut(second, where)
+        # All that is read of a block is read before the target is written: it may be the same memory.
+        coming = incoming(where)
         if params["use_global_stats"]:
-            xp.multiply(ograd[where], scale[channels, None], out=wide)
+            xp.multiply(coming, scale[channels, None], out=wide)
         else:
-            # The data is read before the target is written: it may be the same memory, as may ograd.
             term = split.cut(block, where)
             xp.multiply(data[where], products[channels, None], out=term)
             xp.add(term, sums[channels, None], out=term)
-            xp.multiply(ograd[where], scale[channels, None], out=wide)
+            xp.multiply(coming, scale[channels, None], out=wide)
             xp.add(wide, term, out=wide)
         if second is not None:
             target[...] = wide
@@ -250,6 +276,13 @@ def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: S
     (shape, dtype), acc = inputs[1], inputs[3].dtype
     split = _Split(params, shape)
     return take_bytes(*[(split.block, acc)] * (1 if acc == dtype else 2), *[((split.channels,), acc)] * 4)
+
+
+def workspace_behind_relu(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    """Scratch of :func:`backward_behind_relu`."""
+    ograd, _, *others = inputs
+    block = _Split(params, others[0].shape).block
+    return _backward_workspace(params, [ograd, *others], outputs) + take_bytes((block, ograd.dtype), (block, BOOL))
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:

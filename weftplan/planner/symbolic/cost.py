@@ -18,6 +18,7 @@ from math import prod, sqrt
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
+from weftplan.ops.joined import RELU
 from weftplan.planner.program import Program
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
@@ -103,7 +104,7 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
         )
         arithmetic = 0.0
         if node is not None and node.op is not None:
-            name = node.op.backward_of or node.op.name
+            name = (node.op.backward_of or node.op.name).removesuffix(RELU)
             traffic *= SWEEPS.get(name, 1.0)
             if name == "Pooling":
                 traffic += 2.0 * _window(node.params) * program.nbytes[_pooled(nid, program)]

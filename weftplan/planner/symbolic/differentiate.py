@@ -1,7 +1,7 @@
 """The first third of the pipeline: a symbol becomes a graph with gradients, in numbers, with every node on a device.
 
-1. merge common sub-expressions; 2. add gradients; 3. place nodes on devices, with copies; 4. number the graph. Nothing
-is kept between calls, and no given node is changed; any thread may call this.
+1. merge common sub-expressions; 2. add gradients; 3. join nodes that follow one another; 4. place nodes on devices,
+with copies; 5. number the graph. Nothing is kept between calls, and no given node is changed; any thread may call this.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from weftplan.planner.options import GRAD_REQS, PlanOptions, read_grad_req
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.symbol import placeholder
 from weftplan.symbol.gradient import INHERITED, Gradients, add_gradients
+from weftplan.symbol.joining import join
 from weftplan.symbol.merging import eliminate
 from weftplan.symbol.node import Entry, Node
 from weftplan.symbol.placement import place
@@ -98,6 +99,10 @@ def differentiate(
     for position, name in enumerate(wanted, len(heads)):
         if name in grad_dtypes:
             entries[position] = _cast(entries[position], name, np.dtype(grad_dtypes[name]))
+    if options.fusion and options.compat == "none" and context.is_host and not group2ctx:
+        entries, joined = join(entries)
+        if joined:
+            notes = (*notes, f"joined {counted(joined, 'pair')} of nodes that follow one another (MXNET_USE_FUSION)")
     where: dict[Node, Context] = {}
     if group2ctx or variable_contexts:
         homes = {

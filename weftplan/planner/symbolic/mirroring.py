@@ -7,6 +7,7 @@ call them.
 from __future__ import annotations
 
 from weftplan.errors import PlanError
+from weftplan.ops.joined import RELU
 from weftplan.symbol.node import Node
 
 FORCE = "__force_mirroring__"
@@ -41,6 +42,7 @@ def rules(name: str, force: bool | None) -> frozenset[str]:
     """
     if name == "Dropout":
         return frozenset()
+    name = name.removesuffix(RELU)
     found = set()
     if force or name not in NEVER_V1:
         found.add("mxnet")

@@ -1,0 +1,161 @@
+"""Layers joined with the relu behind them: which are, which are not, and that nothing but speed changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.ops import joined, registry
+from weftplan.ops.schema import OpContext, TensorSpec
+from weftplan.planner import PlanOptions, plan_symbol
+
+
+def operators(net: Any, grad_req: str = "null", **options: Any) -> list[str]:
+    """The operators of a planned graph, variables left out."""
+    planned = plan_symbol(net, {"x": (2, 3, 6, 6)}, grad_req=grad_req, options=PlanOptions(**options))
+    return [node.op.name for node in planned.graph.nodes if node.op is not None]
+
+
+def layers(relu: Any) -> Any:
+    """Convolution, batch norm, relu, convolution, relu."""
+    net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c1")
+    net = relu(mx.sym.BatchNorm(net, name="b1", fix_gamma=False), "r1")
+    return relu(mx.sym.Convolution(net, kernel=(3, 3), num_filter=5, pad=(1, 1), name="c2"), "r2")
+
+
+def activation(data: Any, name: str) -> Any:
+    """A relu as Activation."""
+    return mx.sym.Activation(data, act_type="relu", name=name)
+
+
+def test_inference_joins_every_layer_with_its_relu():
+    """x → c1 → b1 → r1 → c2 → r2 becomes three nodes, whichever operator the relu is, with the relus' names."""
+    for relu in (activation, lambda data, name: mx.sym.relu(data, name=name)):
+        net = layers(relu)
+        assert operators(net) == ["Convolution", "BatchNorm+relu", "Convolution+relu"]
+        assert len(operators(net, fusion=False)) == 5
+        planned = plan_symbol(net, {"x": (2, 3, 6, 6)})
+        assert {"r1", "r2"} < {node.name for node in planned.graph.nodes}
+        assert any("joined 2 pairs" in note for note in planned.notes)
+
+
+def test_training_joins_batch_norm_in_both_directions():
+    """A convolution's relu stays apart where it has a gradient, which needs its node; batch norm's is joined."""
+    found = operators(layers(activation), "write")
+    assert found.count("BatchNorm+relu") == found.count("_backward_BatchNorm+relu") == 1
+    assert found.count("Activation") == found.count("_backward_Activation") == 1
+
+
+@pytest.mark.parametrize("compat", ["mxnet", "paddle", "paddle_pir"])
+def test_plans_of_others_join_nothing(compat: str):
+    """With compat a plan is that of MXNet or Paddle, which has a block for each of the nodes."""
+    assert "BatchNorm+relu" not in operators(layers(activation), compat=compat)
+
+
+def other_reader(net: Any) -> Any:
+    """Somebody else reads what the layer makes."""
+    return mx.sym.Group([activation(net, "r"), net + 1])
+
+
+def an_output(net: Any) -> Any:
+    """The layer's result is an output itself."""
+    return mx.sym.Group([activation(net, "r"), net])
+
+
+def another_function(net: Any) -> Any:
+    """Not max(x, 0)."""
+    return mx.sym.Activation(net, act_type="tanh", name="r")
+
+
+def another_group(net: Any) -> Any:
+    """The relu may be on another device."""
+    with mx.AttrScope(ctx_group="elsewhere"):
+        return activation(net, "r")
+
+
+def forced(net: Any) -> Any:
+    """The relu alone is to be computed again."""
+    with mx.AttrScope(__force_mirroring__="1"):
+        return activation(net, "r")
+
+
+@pytest.mark.parametrize("behind", [other_reader, an_output, another_function, another_group, forced])
+def test_nodes_that_stay_apart(behind: Any):
+    """Nothing is joined where the array between two nodes has to exist, or their attributes differ."""
+    for layer in (mx.sym.BatchNorm(mx.sym.Variable("x"), name="l"),
+                  mx.sym.Convolution(mx.sym.Variable("x"), kernel=(1, 1), num_filter=3, name="l")):  # fmt: skip
+        assert not [name for name in operators(behind(layer)) if name.endswith("+relu")]
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "native"])
+@pytest.mark.parametrize("grad_req", ["write", "add", "null"])
+def test_same_bits_with_fusion_and_without(kernels: str, grad_req: str, monkeypatch: pytest.MonkeyPatch):
+    """A branching network with residual sums, trained and run for inference."""
+    net = layers(activation)
+    net = activation(mx.sym.BatchNorm(net, name="b2", fix_gamma=True), "r3") + net
+    net = activation(mx.sym.BatchNorm(net, name="b3", use_global_stats=True, fix_gamma=False), "r4")
+    results = []
+    for fusion in ("0", "1"):
+        monkeypatch.setenv("MXNET_USE_FUSION", fusion)
+        monkeypatch.setenv("WEFTPLAN_KERNELS", kernels)
+        executor = net.simple_bind(mx.cpu(), grad_req=grad_req, x=(3, 3, 9, 7))
+        assert ("BatchNorm+relu" in executor.debug_str()) == (fusion == "1")
+        rng = np.random.default_rng(1)
+        for array in executor.arg_arrays:
+            array[:] = rng.normal(0, 1, array.shape)
+        executor.forward(is_train=True)
+        if grad_req != "null":
+            executor.backward([mx.nd.array(rng.normal(0, 1, out.shape)) for out in executor.outputs])
+        arrays = [*executor.outputs, *(g for g in executor.grad_arrays if g is not None), *executor.aux_arrays]
+        found = [array.asnumpy().tobytes() for array in arrays]
+        results.append([*found, *(out.asnumpy().tobytes() for out in executor.forward(is_train=False))])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "native"])
+def test_same_bits_where_joined_nodes_are_computed_again(kernels: str):
+    """A joined node that the backward part repeats changes no statistics twice, and gives the same gradients."""
+    net = mx.sym.Variable("x")
+    for i in range(4):
+        net = activation(mx.sym.BatchNorm(net * 2, name=f"b{i}", fix_gamma=False), f"r{i}")
+    results = []
+    for recompute in ("off", "mxnet"):
+        executor = net.simple_bind(mx.cpu(), x=(3, 3, 9, 7), options=PlanOptions(recompute=recompute, kernels=kernels))
+        rng = np.random.default_rng(1)
+        for array in executor.arg_arrays:
+            array[:] = rng.normal(0, 1, array.shape)
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((3, 3, 9, 7))])
+        arrays = [*executor.outputs, *(g for g in executor.grad_arrays if g is not None), *executor.aux_arrays]
+        results.append([array.asnumpy().tobytes() for array in arrays])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("values", [(np.nan, np.inf, -np.inf, -0.0), (0.0, 1e-40, -1e-40, 3.0)])
+@pytest.mark.parametrize("name", sorted(joined.LAYERS))
+def test_relu_of_unusual_values(name: str, values: tuple[float, ...]):
+    """NaN stays NaN, infinities and denormals go through, and -0 becomes 0, as in the operator relu."""
+    data = np.array(values, np.float32).reshape(1, 4, 1, 1)
+    op = joined.LAYERS[name]
+    layer = registry.get(name)
+    given = (
+        {"kernel": (1, 1), "num_filter": 4, "num_group": 4, "no_bias": True} if name == "Convolution" else {"eps": 0}
+    )
+    params = registry.parse_params(layer, given)
+    ones = np.ones((4, 1, 1, 1), np.float32)
+    zeros = np.zeros(4, np.float32)
+    inputs = [data, ones] if name == "Convolution" else [data, ones.ravel(), zeros, zeros.copy(), ones.ravel().copy()]
+    specs = [TensorSpec(a.shape, a.dtype) for a in inputs]
+    results = []
+    for one in (layer, op):
+        outputs: list[Any] = [np.empty_like(data), None, None][: one.num_outputs(params)]
+        shapes = [TensorSpec(data.shape, data.dtype)] * len(outputs)
+        scratch = np.empty(one.workspace_bytes(params, specs, shapes), np.uint8)
+        with np.errstate(all="ignore"):
+            one.forward(OpContext(np, workspace=scratch), params, inputs, outputs)
+        results.append(outputs[0])
+    expected = np.maximum(results[0], 0) + 0.0
+    assert results[1].tobytes() == expected.tobytes()

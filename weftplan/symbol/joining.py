@@ -1,0 +1,99 @@
+"""Nodes that follow one another become one: a layer and its relu, the gradient of a relu and that of its layer.
+
+The array between the two is then never written, and every element is read once less; bits stay as they are. Two nodes
+are joined when nobody else reads what passes between them, and when their attributes give both to the same device and
+recompute both or neither. A joined node has the name of the relu, whose output it makes, or of the layer's gradient.
+It runs on the graph with its gradients, before anything has a size. Nothing is kept, and no given node is changed; any
+thread may call it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from weftplan.ops import joined
+from weftplan.ops.schema import Op
+from weftplan.symbol.gradient import INHERITED
+from weftplan.symbol.node import Entry, Node
+from weftplan.symbol.traversal import followed, rewired, topological_order
+
+_ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
+"""Attributes in which two nodes must agree to become one."""
+
+
+def join(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+    """(entries of a graph in which such pairs are one node, number of pairs)."""
+    order = topological_order(entries)
+    uses = Counter((entry[0], entry[1]) for node in order for entry in node.inputs)
+    uses.update((entry.node, entry.index) for entry in entries)
+    behind: dict[Node, list[Node]] = {}  # node -> those that it must precede: its gradients
+    for node in order:
+        for dep in node.control_deps:
+            behind.setdefault(dep, []).append(node)
+    layers: dict[Node, Node] = {}  # layer -> its relu
+    inner: dict[Node, Node] = {}  # gradient of a layer -> gradient of the relu before it
+    for node in order:
+        if node.op is None or not node.inputs:
+            continue
+        before = node.inputs[0]
+        first = before[0]
+        if first.op is None or uses[first, before[1]] != 1 or not _alike(first, node):
+            continue
+        if _is_relu(node):
+            if first.op.name in joined.LAYERS and before[1] == 0 and not first.control_deps and not node.control_deps:
+                layers[first] = node
+        elif node.op.name in joined.GRADIENTS and first not in behind and _is_gradient_of_relu(first):
+            inner[node] = first
+    # The shapes of a gradient are those of its forward node's inputs, so that of a relu needs the relu as it is.
+    gone = set(inner.values())
+    layers = {layer: relu for layer, relu in layers.items() if gone.issuperset(behind.get(relu, ()))}
+    if not layers and not inner:
+        return list(entries), 0
+    return _rebuilt(entries, order, layers=layers, inner=inner), len(layers) + len(inner)
+
+
+def _is_relu(node: Node) -> bool:
+    return node.op is not None and joined.is_relu(node.op, node.params)
+
+
+def _is_gradient_of_relu(node: Node) -> bool:
+    return node.op is not None and joined.is_gradient_of_relu(node.op, node.params)
+
+
+def _alike(a: Node, b: Node) -> bool:
+    return a.mirror_of is b.mirror_of is None and all(a.attrs.get(key) == b.attrs.get(key) for key in _ALIKE)
+
+
+def _rebuilt(
+    entries: Sequence[Entry], order: Sequence[Node], *, layers: dict[Node, Node], inner: dict[Node, Node]
+) -> list[Entry]:
+    relus, gone = set(layers.values()), set(inner.values())
+    moved: dict[Node, Node] = {}
+
+    def one(op: Op, name: str, main: Node, *, inputs: list[Entry], other: Node) -> Node:
+        controls = dict.fromkeys(moved.get(dep, dep) for dep in (*main.control_deps, *other.control_deps))
+        return Node(
+            op,
+            name,
+            attrs=main.attrs,
+            params=main.params,
+            inputs=[followed(entry, moved) for entry in inputs],
+            control_deps=list(controls),
+            created_at=main.created_at,
+        )
+
+    for node in order:
+        if node in relus or node in gone:
+            continue  # a relu was met with its layer, and the gradient of one will be with what it feeds
+        relu, before, op = layers.get(node), inner.get(node), node.op
+        if op is not None and relu is not None:
+            moved[node] = moved[relu] = one(joined.LAYERS[op.name], relu.name, node, inputs=node.inputs, other=relu)
+        elif op is not None and before is not None:
+            inputs = [*before.inputs, *node.inputs[1:]]
+            moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before)
+        else:
+            kept = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
+            if kept is not node:
+                moved[node] = kept
+    return [followed(entry, moved) for entry in entries]
