@@ -323,6 +323,25 @@ class ImageMaker(Maker):
         return sym.Deconvolution(x, **common)
 
 
+class SliceMaker(ImageMaker):
+    """Grows networks whose convolutions have so many channels that their filters are packed a slice at a time."""
+
+    inputs: ClassVar[dict[str, tuple[int, ...]]] = {"x0": (1, 200, 7, 6), "x1": (2, 330, 5), "x2": (1, 200, 7, 6)}
+
+    def _convolution(self, name: str) -> Any:
+        rng = self.rng
+        x, shape = self._pick()
+        if len(shape) < 3 or shape[1] < 100:
+            return None
+        axes = len(shape) - 2
+        stride = rng.choice((1, 1, 2))
+        common = {
+            "kernel": (rng.choice((3, 5)),) * axes, "stride": (stride,) * axes, "pad": (rng.choice((0, 1, 2)),) * axes,
+            "num_filter": rng.choice((130, 200, 257, 330)), "no_bias": rng.random() < 0.5, "name": name,
+        }  # fmt: skip
+        return (sym.Convolution if rng.random() < 0.75 else sym.Deconvolution)(x, **common)
+
+
 def _size(shape: tuple[int, ...]) -> int:
     size = 1
     for dim in shape:

@@ -1,40 +1,54 @@
-"""Trials with fresh seeds: ``python -m tests.stress.trials graphs|images|budgets SEED COUNT``.
+"""Trials with fresh seeds: ``python -m tests.stress.trials KIND SEED COUNT``.
 
 ``graphs``: a random network under a random option set, on each engine, with bulk on and off, against the same network
 without any sharing; plans are validated, executors judged for races, bytes counted. ``images``: the same with
-convolutions on larger images, which compiled kernels compute where they can be had. ``budgets``: a random network that
-trains within a budget, which is either kept, with the same bits, or refused with a smallest budget that works.
-Hostile files are the matter of ``python -m tests.stress.hostile``. A trial that fails prints its seed.
+convolutions on larger images, which compiled kernels compute where they can be had. ``slices``: with convolutions of so
+many channels that their filters are packed a slice at a time. ``dynamic``: either kind of network under the strategy
+that takes memory as it runs. ``budgets``: a random network that trains within a budget, which is either kept, with the
+same bits, or refused with a smallest budget that works. ``spilled``: the same where results may wait in the host's
+memory, in files or on another device. ``calls``: programs of calls on arrays. ``exchanges``: sums over links between
+simulated devices. ``folding``: networks for inference without their batch normalisation. Hostile files are the matter
+of ``python -m tests.stress.hostile``. A trial that fails prints its seed.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import random
+import shutil
 import sys
+import tempfile
 import traceback
 import warnings
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import weftplan as mx
 from tests.executor.races import races
-from tests.stress.random_graphs import ImageMaker, Maker, option_sets, without_sharing
+from tests.stress import array_calls, exchanges, folding
+from tests.stress.random_graphs import ImageMaker, Maker, SliceMaker, option_sets, without_sharing
 from weftplan import engine, planner
 from weftplan.engine.simulator import Simulator
 from weftplan.errors import BudgetError, MXNetError
 from weftplan.planner import PlanOptions
+from weftplan.planner.spill.link import Link
 
 SETS = option_sets()
 ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "Simulator")
 
 
-def bound(symbol: Any, shapes: dict[str, Any], grad_req: Any, options: PlanOptions, **how: Any) -> Any:
+def bound(
+    symbol: Any, shapes: dict[str, Any], grad_req: Any, options: PlanOptions, ctx: mx.Context | None = None, **how: Any
+) -> Any:
     """An executor with values that depend on names alone."""
     types = dict.fromkeys(shapes, "float32")
-    executor = symbol.simple_bind(mx.cpu(), grad_req, types, plan_options=options, **how, **shapes)
+    executor = symbol.simple_bind(ctx or mx.cpu(), grad_req, types, plan_options=options, **how, **shapes)
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
         rng = np.random.default_rng(sum(map(ord, name)))
         array[:] = rng.uniform(-1, 1, array.shape).astype(array.dtype)
@@ -91,6 +105,8 @@ def refused(error: MXNetError) -> bool:
 
 native: Counter[str] = Counter()
 """Nodes of the trials so far that a compiled kernel computes, by operator."""
+spilled: Counter[str] = Counter()
+"""What plans of the trials so far have placed in homes."""
 
 
 def graph_trial(seed: str, kind: type[Maker] = Maker) -> bool:
@@ -130,32 +146,99 @@ def image_trial(seed: str) -> bool:
     return graph_trial(seed, ImageMaker)
 
 
-def budget_trial(seed: str) -> bool:
-    """One network within one budget; False when it cannot be bound."""
+def slice_trial(seed: str) -> bool:
+    """As :func:`graph_trial`, with convolutions of many channels."""
+    return graph_trial(seed, SliceMaker)
+
+
+def dynamic_trial(seed: str) -> bool:
+    """One network whose results take memory as they are written, on every engine; False when it cannot be bound."""
     rng = random.Random(seed)
-    symbol, shapes, requests = network(rng)
+    symbol, shapes, requests = network(rng, rng.choice((Maker, ImageMaker)))
+    label = rng.choice([name for name in SETS if "recompute" not in name])
     try:
         with engine.using(on("NaiveEngine", 0)):
-            plain = bound(symbol, shapes, requests, PlanOptions())
+            expected = results(bound(symbol, shapes, requests, without_sharing(SETS[label])))
+    except MXNetError as error:
+        return refused(error)
+    ctx = rng.choice((mx.cpu(), mx.cpu(), mx.sim(3)))
+    before = os.environ.get("WEFTPLAN_EXECUTOR_STRATEGY")
+    try:
+        os.environ["WEFTPLAN_EXECUTOR_STRATEGY"] = "dynamic"
+        for driver in ENGINES:
+            chosen = on(driver, rng.randrange(1 << 30))
+            with engine.using(chosen):
+                executor = bound(symbol, shapes, requests, PlanOptions(**SETS[label]), ctx)
+                got = results(executor)
+                different = [name for name in expected if got[name] != expected[name]]
+                assert not different, f"{label} on {driver} and {ctx}: {different[:4]} differ"
+                del executor
+                chosen.wait_for_all()
+            chosen.stop()
+    finally:
+        del os.environ["WEFTPLAN_EXECUTOR_STRATEGY"]
+        if before is not None:
+            os.environ["WEFTPLAN_EXECUTOR_STRATEGY"] = before
+    return True
+
+
+def spill_trial(seed: str) -> bool:
+    """As :func:`budget_trial`, where results may wait elsewhere."""
+    rng = random.Random(seed)
+    fast = Link(bandwidth=1e12, latency=1e-8)  # or nothing of such small networks would be worth a copy
+    with ExitStack() as stack:
+        for name, value in (("place.FILE", fast), ("place.PEER", fast), ("budget.PCIE", fast), ("search.SMALLEST", 64)):
+            stack.enter_context(mock.patch(f"weftplan.planner.spill.{name}", value))
+        file = f"file:{_folder()}"
+        homes: tuple[Any, ...] = (file, "host", f"host:2KB,{file}")
+        kind = rng.choice((Maker, Maker, Maker, ImageMaker))
+        if rng.random() < 0.5:
+            return budget_trial(seed, kind, mx.cpu(), PlanOptions(spill=rng.choice(homes)))
+        homes += (True, "peer", f"peer:1KB,host:2KB,{file}")
+        return budget_trial(seed, kind, mx.sim(0), PlanOptions(spill=rng.choice(homes), peers=("sim(1)",)))
+
+
+@functools.cache
+def _folder() -> str:
+    """The process's folder of spilled results: a process has one for each home in files."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def budget_trial(
+    seed: str, kind: type[Maker] = Maker, ctx: mx.Context | None = None, options: PlanOptions | None = None
+) -> bool:
+    """One network within one budget; False when it cannot be bound."""
+    rng = random.Random(seed)
+    symbol, shapes, requests = network(rng, kind)
+    options = options or PlanOptions()
+    try:
+        with engine.using(on("NaiveEngine", 0)):
+            plain = bound(symbol, shapes, requests, PlanOptions(), ctx)
             expected = results(plain)
     except MXNetError as error:
         return refused(error)
     whole = plain.memory_plan
     outside = whole.total - whole.peak
     budget = outside + int(whole.peak * rng.uniform(0.2, 1.1))
-    with engine.using(on("NaiveEngine", 0)):
+    chosen = on("NaiveEngine" if ctx is None else rng.choice(ENGINES), rng.randrange(1 << 30))
+    with engine.using(chosen):
         refusal = None
         try:
-            executor = bound(symbol, shapes, requests, PlanOptions(), memory_budget=max(budget, 1))
+            executor = bound(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
         except BudgetError as error:
             refusal = error
         if refusal is not None:
             assert refusal.smallest is not None
             assert refusal.smallest > budget, "a budget is refused that is said to work"
             budget = refusal.smallest
-            executor = bound(symbol, shapes, requests, PlanOptions(), memory_budget=max(budget, 1))
+            executor = bound(symbol, shapes, requests, options, ctx, memory_budget=max(budget, 1))
         planner.validate(executor.planned)
-        assert executor.memory_plan.total <= budget, "the plan exceeds the budget"
+        plan = executor.memory_plan
+        assert plan.counted <= budget, "the plan exceeds the budget"
+        spilled["bytes in homes"] += plan.in_homes
+        spilled["networks"] += bool(plan.in_homes)
         found = races(executor)
         assert not found, f"races: {found[:3]}"
         got = results(executor)
@@ -164,7 +247,17 @@ def budget_trial(seed: str) -> bool:
     return True
 
 
-TRIALS = {"graphs": graph_trial, "images": image_trial, "budgets": budget_trial}
+TRIALS = {
+    "graphs": graph_trial,
+    "images": image_trial,
+    "slices": slice_trial,
+    "dynamic": dynamic_trial,
+    "budgets": budget_trial,
+    "spilled": spill_trial,
+    "calls": array_calls.trial,
+    "exchanges": exchanges.trial,
+    "folding": folding.trial,
+}
 
 
 def run(kind: str, seed: int, count: int) -> int:
@@ -186,6 +279,8 @@ def run(kind: str, seed: int, count: int) -> int:
             if value is not None:
                 os.environ[key] = value
     print(f"{kind}, seed {seed}: {count} trials, {ran} of them ran to the end, {failed} failed", flush=True)
+    if spilled:
+        print(f"spilled: {dict(spilled)}", flush=True)
     if native:
         print(f"compiled kernels: {dict((+native).most_common())}", flush=True)
     return failed

@@ -1,0 +1,248 @@
+"""Random programs of calls on arrays, small and large: methods, operators by name, arithmetic, views, writes in place.
+
+The oracle runs the same program on a NaiveEngine, where every call is settled anew and pushed (``call_settled``); the
+engines under trial may keep what calls have settled and run small ones on the calling thread. Several threads run a
+program each and read arrays that they share.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import weftplan as mx
+from tests.stress.random_graphs import BROADCAST, PAIRS, UNARY
+from weftplan import engine
+from weftplan.errors import MXNetError
+from weftplan.ndarray import operators
+from weftplan.ndarray.invoke import call_settled
+
+SHAPES = ((3, 4), (3, 4), (1, 4), (3, 1), (5,), (2, 3, 4), (1,), (40, 60), (300, 210))
+DTYPES = ("float32", "float32", "float32", "float64", "float16", "int32", "uint8", "int64")
+METHODS = (
+    "sum",
+    "mean",
+    "max",
+    "min",
+    "abs",
+    "square",
+    "exp",
+    "transpose",
+    "flatten",
+    "argmax",
+    "clip",
+    "reshape",
+    "sign",
+)
+SEPARATE = frozenset({"rsqrt", "gamma", "gammaln", "erfinv"})
+"""Left out of programs: nothing is learnt from their slowness."""
+Step = tuple[Any, ...]
+
+
+class Calls:
+    """What calls go through: the verbs that a user types, or (for the oracle) settled anew each time."""
+
+    def __init__(self, oracle: bool) -> None:
+        self.oracle = oracle
+
+    def by_name(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """``nd.<name>``."""
+        return call_settled(name, args, kwargs) if self.oracle else operators.function(name)(*args, **kwargs)
+
+
+def program(rng: random.Random, length: int) -> list[Step]:
+    """Steps, in which arrays are named by numbers that are drawn anew when the pool is known."""
+    kinds = (
+        "unary pair broadcast method scalar arithmetic inplace view assign reduce join named copy drop busy look bad"
+    )
+    weights = (5, 4, 3, 4, 4, 4, 3, 2, 2, 3, 2, 4, 1, 3, 1, 4, 1)
+    few = [(rng.choices(kinds.split(), weights)[0], *(rng.random() for _ in range(8))) for _ in range(length // 2 + 1)]
+    return [rng.choice(few) for _ in range(length)]
+
+
+def of(values: Any, draw: float) -> Any:
+    """One of some values."""
+    return values[int(draw * len(values))]
+
+
+def reductions(x: Any, a: float, b: float) -> dict[str, Any]:
+    """Arguments of a reduction of ``x``."""
+    axis = of((None, 0, -1, tuple(range(len(x.shape)))), a)
+    return {**({} if axis is None else {"axis": axis}), **({"keepdims": True} if b < 0.4 else {})}
+
+
+def named(x: Any, others: list[Any], draws: tuple[float, ...]) -> tuple[str, list[Any], dict[str, Any]]:
+    """A call with parameters, some arrays by name."""
+    a, b, c = draws[:3]
+    like = of([one for one in others if one.shape == x.shape and one.dtype == x.dtype] or [x], b)
+    choices: list[tuple[str, list[Any], dict[str, Any]]] = [
+        ("softmax", [x], {"axis": of((-1, 0), b)}),
+        ("clip", [x], {"a_min": -0.5, "a_max": of((0.5, 1, 1.0), b)}),
+        ("elemwise_add", [], {"lhs": x, "rhs": like}),
+        ("elemwise_sub", [], {"rhs": x, "lhs": like}),
+        ("broadcast_mul", [like], {"rhs": x}),
+        ("Reshape", [x], {"shape": of(((-1,), (0, -1), (-1, 1)), b)}),
+        ("slice_axis", [x], {"axis": 0, "begin": 0, "end": 1 + int(b * x.shape[0])}),
+        ("expand_dims", [x], {"axis": of((0, -1), b)}),
+        ("tile", [x], {"reps": (2,)}),
+        ("repeat", [x], {"repeats": 2, "axis": 0}),
+        ("one_hot", [x], {"depth": 3}),
+        ("Cast", [x], {"dtype": of(DTYPES, b)}),
+        ("dot", [x, like], {"transpose_b": True}),
+        ("take", [x, like], {"mode": of(("clip", "wrap"), b)}),
+        ("where", [], {"condition": x, "x": like, "y": x}),
+        ("FullyConnected", [x, x], {"num_hidden": x.shape[0], "no_bias": True}),
+        ("topk", [x], {"k": 1, "ret_typ": of(("value", "indices", "both"), b)}),
+        ("SliceChannel", [x], {"num_outputs": x.shape[-1], "axis": -1}),
+        ("LeakyReLU", [x], {"act_type": of(("leaky", "elu", "gelu"), b), "slope": of((0.25, 0.1), c)}),
+        ("Activation", [x], {"act_type": of(("relu", "tanh", "softrelu"), b)}),
+        ("norm", [x], {"ord": of((1, 2), b)}),
+        ("smooth_l1", [x], {"scalar": of((1.0, 2.0), b)}),
+        ("add_n", [x, like, x], {}),
+        ("_plus_scalar", [x], {"scalar": of((0.0, -0.0, 1, True), b)}),
+    ]
+    return of(choices, a)
+
+
+def busy(array: Any, draw: float) -> None:
+    """A write of ``array`` that takes a moment, so that what comes next finds it pending."""
+
+    def work() -> None:
+        total = 0.0
+        for k in range(int(draw * 4000)):
+            total += k
+
+    engine.get().push(work, (), (array.chunk.var,), array.context, name="a moment")
+
+
+def step(calls: Calls, pool: list[Any], first: int, what: Step) -> list[Any]:
+    """Do one step; arrays before ``first`` are shared and only read."""
+    kind, *draws = what
+    a, b, c, d, e = draws[:5]
+    x = of(pool, a)
+    y = of(pool, b)
+    own = of(pool[first:], a)
+    verbs: dict[str, Callable[[], Any]] = {
+        "unary": lambda: calls.by_name(of([n for n in UNARY if n not in SEPARATE], b), [x], {}),
+        "pair": lambda: calls.by_name(of(PAIRS, c), [x, of([o for o in pool if o.shape == x.shape], d)], {}),
+        "broadcast": lambda: calls.by_name(f"broadcast_{of(BROADCAST, c)}", [x, y], {}),
+        "named": lambda: calls.by_name(*named(x, pool, (c, d, e))),
+        "reduce": lambda: calls.by_name(of(("sum", "mean", "max", "prod", "nansum"), b), [x], reductions(x, c, d)),
+        "join": lambda: calls.by_name("Concat", [x, *[x] * int(c * 3)], {"dim": of((0, -1), d)}),
+        "copy": lambda: x.copy(),
+        "scalar": lambda: of((lambda: x + c, lambda: x * 2, lambda: 1 - x, lambda: x / 3, lambda: x**2,
+                              lambda: x > 0, lambda: x == 1, lambda: 2 / x, lambda: -x, lambda: x % 2), d)(),
+        "arithmetic": lambda: of((lambda: x + y, lambda: x * y, lambda: x - y, lambda: x <= y, lambda: y / x), c)(),
+    }  # fmt: skip
+    if kind == "method":
+        name = of(METHODS, b)
+        arguments = {"clip": (-1, 1), "reshape": ((-1,),)}.get(name, ())
+        if name == "reshape":  # a view, through which the shared arrays must not be written
+            return [own.reshape(*arguments)]
+        if calls.oracle:
+            return [calls.by_name(name, [x], {"a_min": -1, "a_max": 1} if arguments else {})]
+        return [getattr(x, name)(*arguments)]
+    if kind == "inplace":
+        of((lambda: own.__iadd__(c), lambda: own.__imul__(2), lambda: own.__isub__(y), lambda: own.__imul__(y)), d)()
+        return []
+    if kind == "view":
+        part = own[: 1 + int(c * own.shape[0])]
+        of((lambda: part.__imul__(2), lambda: part.__iadd__(d)), e)()
+        return [part]
+    if kind == "assign":
+        own[int(c * own.shape[0])] = of((1, 0.5, -3), d)
+        return []
+    if kind == "drop":
+        if len(pool) > first + 3:
+            pool.pop(first + int(c * (len(pool) - first)))
+        return []
+    if kind == "busy":
+        busy(own, c)
+        return []
+    if kind == "look":
+        of((mx.nd.waitall, x.asnumpy, x.wait_to_read), c)()
+        return []
+    if kind == "bad":
+        bad = of((lambda: calls.by_name("elemwise_add", [x], {}), lambda: calls.by_name("sum", [x], {"axis": 7}),
+                  lambda: calls.by_name("Reshape", [x], {"shape": (7, 11, 13)})), c)  # fmt: skip
+        bad()
+        raise AssertionError("a call was not refused")
+    made = verbs[kind]()
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def run(calls: Calls, shared: list[Any], seed: str, steps: list[Step]) -> list[Any]:
+    """Everything that a program leaves: values, or the class of what was raised, step by step."""
+    rng = np.random.default_rng(sum(map(ord, seed)))
+    drawn = random.Random(seed)
+    pool = list(shared)
+    for _ in range(6):
+        shape = drawn.choice(SHAPES)
+        pool.append(mx.nd.array(rng.uniform(-2, 2, shape), dtype=drawn.choice(DTYPES)))
+    found: list[Any] = []
+    for what in steps:
+        try:
+            made = step(calls, pool, len(shared), what)
+        except MXNetError as error:
+            found.append(type(error).__name__)
+            continue
+        pool += [one for one in made if 0 < one.size <= 200_000]
+        while len(pool) > 24:
+            pool.pop(len(shared))
+    found += [_plain(array) for array in pool]
+    return found
+
+
+def _plain(array: Any) -> Any:
+    try:
+        values = np.array(array.asnumpy())
+    except MXNetError as error:
+        return type(error).__name__
+    if values.dtype.kind == "f":
+        values[np.isnan(values)] = np.nan
+    return values.shape, str(values.dtype), values.tobytes()
+
+
+def trial(seed: str) -> bool:
+    """Programs in one to three threads on one engine, against the oracle."""
+    rng = random.Random(seed)
+    threads, bulk = rng.choice((1, 1, 3)), rng.choice((0, 0, 0, 5))
+    driver = rng.choice(
+        ("ThreadedEngine", "ThreadedEngine", "ThreadedEnginePerDevice", "ThreadedEnginePerDevice", "NaiveEngine")
+    )
+    programs = [program(rng, rng.randrange(20, 120)) for _ in range(threads)]
+    given = np.random.default_rng(rng.randrange(1 << 30)).uniform(-2, 2, (3, 4)).astype("float32")
+    with engine.using(engine.create("NaiveEngine")):
+        shared = [mx.nd.array(given), mx.nd.array(given[0])]
+        expected = [run(Calls(oracle=True), shared, f"{seed}/{k}", one) for k, one in enumerate(programs)]
+    chosen = engine.create(driver, **({} if driver == "NaiveEngine" else {"cpu_workers": 3}))
+    found: list[Any] = [None] * threads
+    failures: list[BaseException] = []
+
+    def work(number: int, shared: list[Any]) -> None:
+        try:
+            with engine.bulk(0 if number else bulk):
+                found[number] = run(Calls(oracle=False), shared, f"{seed}/{number}", programs[number])
+        except BaseException as error:
+            failures.append(error)
+
+    with engine.using(chosen):
+        shared = [mx.nd.array(given), mx.nd.array(given[0])]
+        running = [threading.Thread(target=work, args=(number, shared)) for number in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        del shared
+    chosen.stop()
+    if failures:
+        raise failures[0]
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert len(one) == len(other), f"thread {number} of {driver}: {len(one)} and {len(other)} values"
+        different = [k for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+        assert not different, f"thread {number} of {threads} on {driver}: values {different[:6]} of {len(one)} differ"
+    return True
