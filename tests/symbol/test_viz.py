@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from weftplan import symbol as sym
-from weftplan.errors import ShapeError, UnknownOperatorError
+from weftplan.errors import DTypeError, ShapeError, UnknownOperatorError
 from weftplan.report.viz import plot_network, print_summary
 
 
@@ -62,6 +63,31 @@ def test_picture(tmp_path: Path) -> None:
     assert "num_hidden=8" in dot.source
     assert "fc1_weight" in plot_network(net(), hide_weights=False).source
     assert Path(dot.save(str(tmp_path / "x.gv"))).read_text() == str(dot)
+
+
+def test_picture_with_dtypes() -> None:
+    """Arrows tell dtypes, with shapes or without; a name or a dtype that is wrong is refused."""
+    narrow = sym.Cast(net(), dtype="float16")
+    assert 'label="float32"' in plot_network(sym.exp(narrow), dtype={"data": np.float32}).source
+    both = plot_network(sym.exp(narrow), shape={"data": (4, 3)}, dtype={"data": "float32"}).source
+    assert 'label="4x3 float32"' in both
+    assert 'label="4x2 float16"' in both
+    with pytest.raises(DTypeError, match="no variable is called dta"):
+        plot_network(net(), dtype={"dta": "float32"})
+    with pytest.raises(DTypeError, match="cannot be inferred"):
+        plot_network(sym.identity(sym.Variable("a")), dtype={})
+
+
+def test_picture_of_equal_names() -> None:
+    """Nodes that share a name are told in one warning, at the caller's line; they stay apart in the picture."""
+    twice = sym.FullyConnected(
+        sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc"), num_hidden=2, name="fc"
+    )
+    with pytest.warns(RuntimeWarning, match="same name in your graph: fc_weight, fc_bias, fc;") as caught:
+        dot = plot_network(twice)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert dot.source.count("fillcolor") == 3
 
 
 def test_bad_shapes() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weftplan.errors import ShapeError
+from weftplan.errors import DTypeError, MXNetError, ShapeError
+from weftplan.ops.params import p_dtype
 from weftplan.ops.rules import is_known
 from weftplan.ops.schema import Shape
 from weftplan.symbol import Entry, Node, Symbol, infer, topological_order
@@ -102,15 +105,20 @@ def plot_network(
     shape: Mapping[str, Shape] | None = None,
     node_attrs: Mapping[str, str] | None = None,
     hide_weights: bool = True,
+    dtype: Mapping[str, Any] | None = None,
 ) -> Dot:
-    """The graph as Graphviz text: a box per operator, an arrow (with its shape, if ``shape`` is given) per entry.
+    """The graph as Graphviz text: a box per operator, an arrow per entry, with its shape and dtype if these are given.
+
+    Nodes that share a name are a warning: whoever reads the picture by names sees circles that are not there.
 
     Args:
+        shape, dtype: of the inputs, by name.
         node_attrs: more Graphviz attributes for every box.
         hide_weights: leave out variables that are parameters of a layer.
 
     Raises:
         ShapeError: ``shape`` is given but some shape cannot be inferred from it.
+        DTypeError: the same of ``dtype``.
 
     >>> from weftplan import symbol as sym
     >>> print(plot_network(sym.exp(sym.Variable("a"), name="e"), shape={"a": (2, 3)}))
@@ -122,7 +130,15 @@ def plot_network(
     }
     """
     nodes = topological_order(symbol.entries)
-    shapes = _output_shapes(nodes, shape)
+    shapes, dtypes = _output_shapes(nodes, shape), _output_dtypes(nodes, dtype)
+    repeated = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
+    if repeated:
+        names = ", ".join(repeated)
+        # The first words are those by which old scripts know it.
+        text = (
+            f"There are multiple variables with the same name in your graph: {names}; give each layer a name of its own"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     number = {node: i for i, node in enumerate(nodes)}
     style = {"shape": "box", "fixedsize": "false", "style": "filled", **(node_attrs or {})}
     lines = [f'digraph "{_escape(title)}" {{', f"  node [{_attributes(dict(sorted(style.items())))}];"]
@@ -141,20 +157,41 @@ def plot_network(
             if entry.node in hidden:
                 continue
             arrow = {"dir": "back", "arrowtail": "open"}
-            found = shapes.get(Entry(entry.node, entry.index))
-            if found is not None:
-                arrow["label"] = "x".join(map(str, found))
+            key = Entry(entry.node, entry.index)
+            found = [*(["x".join(map(str, shapes[key]))] if key in shapes else []), *dtypes.get(key, ())]
+            if found:
+                arrow["label"] = " ".join(found)
             lines.append(f"  n{number[node]} -> n{number[entry.node]} [{_attributes(arrow)}];")
     return Dot("\n".join([*lines, "}"]), title)
+
+
+def _variables(nodes: list[Node], known: Mapping[str, Any], error: type[MXNetError]) -> None:
+    missing = sorted(set(known) - {node.name for node in nodes if node.op is None})
+    if missing:
+        raise error(f"no variable is called {', '.join(missing)}")
+
+
+def _output_dtypes(nodes: list[Node], known: Mapping[str, Any] | None) -> dict[Entry, list[str]]:
+    """Words for the dtypes of all entries; empty without ``known``."""
+    if known is None:
+        return {}
+    _variables(nodes, known, DTypeError)
+    values = infer.infer_dtypes(nodes, {name: p_dtype(dtype) for name, dtype in known.items()})
+    dtypes = {}
+    for node, start in zip(nodes, infer.entry_rows(nodes), strict=False):
+        for k in range(node.num_outputs):
+            dtype = values[start + k]
+            if dtype is None:
+                raise DTypeError(f"the dtype of {node.name!r} cannot be inferred from {dict(known)}; give more dtypes")
+            dtypes[Entry(node, k)] = [str(dtype)]
+    return dtypes
 
 
 def _output_shapes(nodes: list[Node], known: Mapping[str, Shape] | None) -> dict[Entry, Shape]:
     """Shapes of all entries; empty without ``known``."""
     if known is None:
         return {}
-    missing = sorted(set(known) - {node.name for node in nodes if node.op is None})
-    if missing:
-        raise ShapeError(f"no variable is called {', '.join(missing)}")
+    _variables(nodes, known, ShapeError)
     values = infer.infer_shapes(nodes, known)
     shapes: dict[Entry, Shape] = {}
     rows = infer.entry_rows(nodes)
