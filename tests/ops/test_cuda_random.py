@@ -73,3 +73,41 @@ def test_dropout_has_the_mask_of_the_host(monkeypatch):
     assert 0.2 < (found[0] == 0).mean() < 0.6
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
+
+
+@pytest.mark.parametrize("kind", ["rrelu", "RNN"])
+def test_every_element_has_a_number_of_its_own(kind, monkeypatch):
+    """Slopes of LeakyReLU(rrelu) and dropout between the layers of RNN are drawn for each element on a GPU, as on the
+    host, with its numbers: none is repeated from one block of work to the next."""
+    monkeypatch.setattr(seeds, "_mixed", lambda number, ctx: number)
+    x = mx.sym.Variable("x")
+    if kind == "rrelu":
+        shape = (64, 700)
+        symbol = mx.sym.LeakyReLU(x, act_type="rrelu", lower_bound=0.1, upper_bound=0.9)
+    else:  # the second layer copies what the first one lets through
+        shape = (9, 40, 50)
+        symbol = mx.sym.RNN(x, state_size=50, num_layers=2, mode="rnn_relu", p=0.5, name="rnn")
+    found = []
+    with place("standin", kind="NaiveEngine") as context:
+        for ctx in (mx.cpu(), context(0)):
+            executor = symbol.simple_bind(ctx, x=shape)
+            if kind == "RNN":
+                eye, none = np.eye(50, dtype="f4").ravel(), np.zeros(2500, "f4")
+                weights = np.concatenate([eye, none, eye, none, np.zeros(4 * 50, "f4")])
+                executor.arg_dict["rnn_parameters"][:] = mx.nd.array(weights, ctx=ctx)
+                executor.arg_dict["rnn_state"][:] = 0
+            mx.random.seed(11)
+            executor.forward(is_train=True, x=mx.nd.full(shape, 1.0 if kind == "RNN" else -1.0, ctx=ctx))
+            found.append(executor.outputs[0].asnumpy())
+        del executor
+    host, gpu = found
+    np.testing.assert_array_equal(gpu, host)
+    if kind == "rrelu":
+        assert len(np.unique(gpu)) > 0.99 * gpu.size  # of 2**24 numbers
+        assert abs(gpu.mean() + 0.5) < 0.01
+    else:
+        assert set(np.unique(gpu)) == {0.0, 2.0}
+        assert 0.45 < (gpu == 0).mean() < 0.55
+        steps = gpu.reshape(len(gpu), -1)
+        assert len({step.tobytes() for step in steps}) == len(steps)
+        assert len({row.tobytes() for row in gpu.reshape(-1, 50)}) > 350

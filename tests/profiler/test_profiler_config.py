@@ -107,7 +107,7 @@ def test_live_bytes_in_between(threaded):
 def test_an_unknown_key_changes_nothing(threaded):
     """Keys beside it are not taken either."""
     before = dict(profiler._config)
-    with pytest.raises(ParameterError, match=r"unknown \['profile_everything'\]; known: filename, profile_all"):
+    with pytest.raises(ParameterError, match=r"unknown \['profile_everything'\];.* known: filename, profile_all"):
         profiler.set_config(filename="elsewhere", profile_everything=True)
     assert profiler._config == before
 
