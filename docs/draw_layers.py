@@ -13,7 +13,7 @@ import ast
 import html
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,18 +23,23 @@ Graph = Mapping[str, frozenset[str]]
 """A module's dotted name -> the modules of the package that it imports."""
 
 
-def read_imports(package: Path) -> Graph:
+def syntax(path: Path) -> Iterable[ast.AST]:
+    """Every node of a module's syntax tree."""
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def read_imports(package: Path, nodes: Callable[[Path], Iterable[ast.AST]] = syntax) -> Graph:
     """The imports between the modules of ``package``, wherever in a module they stand, those for types included."""
     files = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
         files[name.removesuffix(".__init__")] = path
-    return {name: frozenset(_imported(path, files) - {name}) for name, path in files.items()}
+    return {name: frozenset(_imported(nodes(path), files) - {name}) for name, path in files.items()}
 
 
-def _imported(path: Path, files: Mapping[str, Path]) -> set[str]:
+def _imported(nodes: Iterable[ast.AST], files: Mapping[str, Path]) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import sources
 from weftplan import config
 from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning, MXNetError
@@ -35,7 +36,7 @@ def named_by_modules() -> set[str]:
     for path in Path(config.__file__).parent.rglob("*.py"):
         if path.name in {"config.py", "_variables.py"} or path.parent.name == "cli":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in sources.found(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 parts = [node.value]
             elif isinstance(node, ast.JoinedStr):

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests import sources
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "weftplan"
 
@@ -64,7 +66,7 @@ def part_of(path: Path) -> str:
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, part) for each import of weftplan in a module, wherever it stands; the whole package's part is empty."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in sources.found(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -145,7 +147,7 @@ def drawing() -> ModuleType:
 @functools.cache
 def today() -> dict[str, frozenset[str]]:
     """Which modules each module of the package imports."""
-    return dict(drawing().read_imports(PACKAGE))
+    return dict(drawing().read_imports(PACKAGE, sources.found))
 
 
 def test_no_circles():

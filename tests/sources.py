@@ -1,0 +1,27 @@
+"""What tests read in the package's modules, each of which is parsed once for all the tests of a process."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import gc
+from pathlib import Path
+
+Found = ast.Import | ast.ImportFrom | ast.Constant | ast.JoinedStr | ast.BinOp
+
+
+@functools.cache
+def found(path: Path) -> tuple[Found, ...]:
+    """The import statements, texts and sums of texts of a module; the rest of its syntax tree is dropped."""
+    collecting = gc.isenabled()
+    gc.disable()  # it would look at every new tree again and again, half of the time
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        return tuple(node for node in ast.walk(tree) if isinstance(node, Found) and _matters(node))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _matters(node: Found) -> bool:
+    return isinstance(node.value, str) if isinstance(node, ast.Constant) else True
