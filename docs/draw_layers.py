@@ -122,11 +122,11 @@ def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int]) -> str:
 
     Rows and columns have the same order, so that imports that only go down fill one triangle.
     """
-    step, left, top = 30, 560, 110
+    step, left, top = 30, 590, 110
     place = {name: (row + 0.5) * step for row, name in enumerate(names)}
     side = step * len(names)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 16} {top + side + 12}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 50} {top + side + 12}" '
         'font-family="system-ui, sans-serif">',
         "<title>The layers of weftplan and what imports what; every import goes down</title>",
         "<style>.n{font-weight:600;fill:#1b3a4b}.p{fill:#555}.a{fill:#1f77b4}.u{fill:#d62728}.b{fill:#eef3f7}"
@@ -141,7 +141,7 @@ def draw(names: Mapping[str, str], edges: Mapping[tuple[str, str], int]) -> str:
             lines.append(f'<rect class="b" x="8" y="{top + at - step / 2}" width="{left + side}" height="{step}"/>')
         lines += [
             f'<text class="n" x="14" y="{top + at + 5}" font-size="14">{name}</text>',
-            f'<text class="p" x="92" y="{top + at + 5}" font-size="11.5">{html.escape(names[name])}</text>',
+            f'<text class="p" x="118" y="{top + at + 5}" font-size="11.5">{html.escape(names[name])}</text>',
             f'<text class="n" font-size="13" transform="translate({left + at + 4} {top - 8}) rotate(-60)">'
             f"{name}</text>",
         ]

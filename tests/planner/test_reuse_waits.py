@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,21 +24,25 @@ def planned(name: str, grad_req: str) -> PlannedGraph:
     return plan_symbol(models.get(name), models.input_shapes(name, 8), grad_req=grad_req, options=ARENA)
 
 
-def counted(graph: PlannedGraph) -> int:
-    """The waits of a plan, from its graph alone: who touches which storage, who needs whose results."""
-    plan, index = graph.memory, graph.graph
-    needs: dict[int, set[int]] = {}
-    users: dict[int, set[int]] = {}
+def walked(graph: PlannedGraph, needs: dict[int, set[int]]) -> Iterator[tuple[int, list[int]]]:
+    """(node, entries whose values it reads) of each node that runs; ``needs`` learns whose results each one needs."""
+    index = graph.graph
     for nid in graph.order:
         node = index.nodes[nid]
         assert node.op is not None
         ignored = node.op.ignored(node.params)
         reads = [e for i, e in enumerate(index.inputs[nid]) if i not in ignored]
-        needs[nid] = {nid}
-        for e in reads:
-            needs[nid] |= needs.get(int(index.entry_node[e]), set())
-        if nid in graph.skipped:
-            continue
+        needs[nid] = {nid}.union(*(needs.get(int(index.entry_node[e]), set()) for e in reads))
+        if nid not in graph.skipped:
+            yield nid, reads
+
+
+def counted(graph: PlannedGraph) -> int:
+    """The waits of a plan, from its graph alone: who touches which storage, who needs whose results."""
+    plan, index = graph.memory, graph.graph
+    needs: dict[int, set[int]] = {}
+    users: dict[int, set[int]] = {}
+    for nid, reads in walked(graph, needs):
         touched = [int(plan.entry_storage[e]) for e in (*reads, *range(index.row[nid], index.row[nid + 1]))]
         for storage in (*touched, int(plan.workspace_storage[nid])):
             users.setdefault(storage, set()).add(nid)
@@ -190,16 +195,7 @@ def shared(graph: PlannedGraph) -> int:
     needs: dict[int, set[int]] = {}
     users: dict[int, set[int]] = {}
     waits = 0
-    for nid in graph.order:
-        node = index.nodes[nid]
-        assert node.op is not None
-        ignored = node.op.ignored(node.params)
-        reads = [e for i, e in enumerate(index.inputs[nid]) if i not in ignored]
-        needs[nid] = {nid}
-        for e in reads:
-            needs[nid] |= needs.get(int(index.entry_node[e]), set())
-        if nid in graph.skipped:
-            continue
+    for nid, reads in walked(graph, needs):
         read = {int(plan.entry_storage[e]) for e in reads} - {-1}
         written = {int(plan.entry_storage[e]) for e in range(index.row[nid], index.row[nid + 1])}
         written = (written | {int(plan.workspace_storage[nid])}) - {-1}

@@ -8,7 +8,8 @@ from __future__ import annotations
 from weftplan.device.context import sim
 from weftplan.device.links import connect
 from weftplan.device.registry import get
-from weftplan.device.simulated_device import POISON, CostModel, SimDevice, SimEvent, SimStream
+from weftplan.device.simulated_device import POISON, SimDevice, SimEvent, SimStream
+from weftplan.device.simulated_hardware import CostModel
 
 __all__ = ["POISON", "CostModel", "SimDevice", "SimEvent", "SimStream", "configure", "connect"]
 

@@ -17,20 +17,18 @@ are settled when work is enqueued: a copy begins when its stream and the wires t
 
 from __future__ import annotations
 
-import bisect
 import random
-import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.device.links import HOST, Interconnect, connected
+from weftplan.device.links import connected
 from weftplan.device.numpy_device import ALIGNMENT, aligned_empty
+from weftplan.device.simulated_hardware import Addresses, CostModel, Wires
 from weftplan.device.stream import current_stream, pop_stream, push_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import ReentrantLock, whole_in_children
@@ -41,93 +39,8 @@ POISON = 0xFF
 _world = whole_in_children(ReentrantLock())
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Virtual seconds of simulated work.
-
-    Attributes:
-        launch: seconds of a kernel when nothing else is said.
-        latency: seconds before a copy's first byte.
-        bandwidth: bytes per second of a copy.
-    """
-
-    launch: float = 5e-6
-    latency: float = 10e-6
-    bandwidth: float = 12e9
-
-    def copy(self, nbytes: int) -> float:
-        """Seconds of copying ``nbytes``."""
-        return self.latency + nbytes / self.bandwidth
-
-
-class _Memory:
-    """Which simulated device has which addresses; changed and asked under ``_world``."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._places: list[tuple[int, int, weakref.ref[Any]]] = []
-        """Of each start: the address behind the last, the device, and the array that owns the bytes."""
-        self._dead: deque[weakref.ref[Any]] = deque()
-        """Owners that died without being given back, as with a pool that nobody has any more: their addresses may soon
-        be those of something else. Appended by weak-reference callbacks only."""
-
-    def add(self, raw: Any, place: int) -> None:
-        self._bury()
-        start = raw.ctypes.data
-        index = bisect.bisect_left(self._starts, start)
-        owner = weakref.ref(raw if raw.base is None else raw.base, self._dead.append)
-        self._starts.insert(index, start)
-        self._places.insert(index, (start + raw.nbytes, place, owner))
-
-    def remove(self, raw: Any) -> None:
-        self._bury()
-        index = bisect.bisect_left(self._starts, raw.ctypes.data)
-        del self._starts[index], self._places[index]
-
-    def _bury(self) -> None:
-        """Forget the addresses of owners that died."""
-        while self._dead:
-            owner = self._dead.popleft()
-            index = next((index for index, (_, _, one) in enumerate(self._places) if one is owner), None)
-            if index is not None:
-                del self._starts[index], self._places[index]
-
-    def place(self, array: Any) -> int:
-        """The number of the simulated device whose memory this is, or HOST."""
-        if not isinstance(array, np.ndarray):
-            return HOST
-        self._bury()
-        address = array.ctypes.data
-        index = bisect.bisect(self._starts, address) - 1
-        if index < 0:
-            return HOST
-        end, place, _ = self._places[index]
-        return place if address < end else HOST
-
-
-class _Wires:
-    """When each wire is free again; asked under ``_world``."""
-
-    def __init__(self) -> None:
-        self._links: Interconnect | None = None
-        self._free: list[float] = []
-
-    def copy(self, links: Interconnect, source: int, target: int, nbytes: int, begin: float) -> float:
-        """When a copy ends that may begin at ``begin``; it keeps its wires busy."""
-        if links is not self._links:
-            self._links, self._free = links, [0.0] * len(links.wires)
-        if source == target or max(source, target) >= links.count:
-            return begin + links.launch
-        for hop in links.hops(source, target):
-            begin = max(begin, *(self._free[wire] for wire in hop.wires))
-            for wire in hop.wires:
-                self._free[wire] = begin + nbytes / links.wires[wire]
-            begin += hop.latency + nbytes / min(links.wires[wire] for wire in hop.wires)
-        return begin
-
-
-_memory = _Memory()
-_wires = _Wires()
+_memory = Addresses()
+_wires = Wires()
 
 
 class SimEvent:

@@ -1,0 +1,104 @@
+"""What all simulated devices share: seconds of work, who has which addresses, and when the wires between them are free.
+
+``simulated_device.py`` uses it under the lock that stands for hardware doing one thing at a time; nothing here takes a
+lock, so nobody else may ask or change it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weftplan.device.links import HOST, Interconnect
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Virtual seconds of simulated work.
+
+    Attributes:
+        launch: seconds of a kernel when nothing else is said.
+        latency: seconds before a copy's first byte.
+        bandwidth: bytes per second of a copy.
+    """
+
+    launch: float = 5e-6
+    latency: float = 10e-6
+    bandwidth: float = 12e9
+
+    def copy(self, nbytes: int) -> float:
+        """Seconds of copying ``nbytes``."""
+        return self.latency + nbytes / self.bandwidth
+
+
+class Addresses:
+    """Which simulated device has which addresses; changed and asked under the lock of simulated work."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._places: list[tuple[int, int, weakref.ref[Any]]] = []
+        """Of each start: the address behind the last, the device, and the array that owns the bytes."""
+        self._dead: deque[weakref.ref[Any]] = deque()
+        """Owners that died without being given back, as with a pool that nobody has any more: their addresses may soon
+        be those of something else. Appended by weak-reference callbacks only."""
+
+    def add(self, raw: Any, place: int) -> None:
+        """``raw`` is memory of this device from now on."""
+        self._bury()
+        start = raw.ctypes.data
+        index = bisect.bisect_left(self._starts, start)
+        owner = weakref.ref(raw if raw.base is None else raw.base, self._dead.append)
+        self._starts.insert(index, start)
+        self._places.insert(index, (start + raw.nbytes, place, owner))
+
+    def remove(self, raw: Any) -> None:
+        """``raw`` is given back."""
+        self._bury()
+        index = bisect.bisect_left(self._starts, raw.ctypes.data)
+        del self._starts[index], self._places[index]
+
+    def _bury(self) -> None:
+        """Forget the addresses of owners that died."""
+        while self._dead:
+            owner = self._dead.popleft()
+            index = next((index for index, (_, _, one) in enumerate(self._places) if one is owner), None)
+            if index is not None:
+                del self._starts[index], self._places[index]
+
+    def place(self, array: Any) -> int:
+        """The number of the simulated device whose memory this is, or HOST."""
+        if not isinstance(array, np.ndarray):
+            return HOST
+        self._bury()
+        address = array.ctypes.data
+        index = bisect.bisect(self._starts, address) - 1
+        if index < 0:
+            return HOST
+        end, place, _ = self._places[index]
+        return place if address < end else HOST
+
+
+class Wires:
+    """When each wire is free again; asked under the lock of simulated work."""
+
+    def __init__(self) -> None:
+        self._links: Interconnect | None = None
+        self._free: list[float] = []
+
+    def copy(self, links: Interconnect, source: int, target: int, nbytes: int, begin: float) -> float:
+        """When a copy ends that may begin at ``begin``; it keeps its wires busy."""
+        if links is not self._links:
+            self._links, self._free = links, [0.0] * len(links.wires)
+        if source == target or max(source, target) >= links.count:
+            return begin + links.launch
+        for hop in links.hops(source, target):
+            begin = max(begin, *(self._free[wire] for wire in hop.wires))
+            for wire in hop.wires:
+                self._free[wire] = begin + nbytes / links.wires[wire]
+            begin += hop.latency + nbytes / min(links.wires[wire] for wire in hop.wires)
+        return begin
