@@ -314,7 +314,7 @@ _EXECUTOR = (
         low=0,
         high=2,
         meaning="Convolution algorithms: 0 heuristic, 1 measured within the workspace limit, 2 fastest.",
-        effect="no effect yet: kernels are chosen by a heuristic, as with 0 (WEFTPLAN_KERNELS)",
+        effect="on a GPU with cuDNN; a measured choice may differ from run to run, and so may the last bits of results",
     ),
     _executor(
         name="MXNET_ENABLE_CUDA_GRAPHS",
@@ -551,14 +551,14 @@ _STORAGE = (
         "cudnn_exhaustive_search",
         False,
         "Measure every convolution algorithm and keep the fastest.",
-        effect="no effect yet: kernels are chosen by a heuristic, as with 0 (WEFTPLAN_KERNELS)",
+        effect="as MXNET_CUDNN_AUTOTUNE_DEFAULT=1, where that is 0",
         group="executor",
     ),
     _flag(
         "enable_cublas_tensor_op_math",
         False,
         "Allow tensor cores in matrix products, at some loss of precision.",
-        effect="no effect yet: CuPy decides by its own CUPY_TF32",
+        effect="float32 as TF32: products of a GPU from its first use on, convolutions by cuDNN from the next plan on",
         group="executor",
     ),
 )

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from importlib._bootstrap import _ModuleLockManager
 from typing import Any
 
+import numpy as np
+
 from tests.standin_cupy import names
 from tests.standin_cupy.array import ndarray
 from tests.standin_cupy.cuda.raw import RawKernel
@@ -30,7 +32,7 @@ from tests.standin_cupy.memory import (
     using_allocator,
 )
 from tests.standin_cupy.meter import meter
-from tests.standin_cupy.streams import Device, Event, Stream, get_current_stream
+from tests.standin_cupy.streams import Device, Event, Stream, get_current_stream, get_elapsed_time
 from weftplan import engine
 from weftplan.device import registry as devices
 from weftplan.ndarray.release import drain
@@ -56,6 +58,11 @@ def _enable_peer(peer: int) -> None:
     machine.peers.add(pair)
 
 
+def _set_compute_type(dtype: Any, compute_type: int) -> None:
+    machine.check()  # it asks for the compute capability of the current device
+    machine.compute_types[np.dtype(dtype).name] = {7: "TF32"}[compute_type]
+
+
 def _memory_info() -> tuple[int, int]:
     machine.check()
     total = machine.capacity[thread.device]
@@ -69,6 +76,9 @@ def _module() -> types.ModuleType:
     cupy.ElementwiseKernel = ElementwiseKernel
     cupy.RawKernel = RawKernel
     cupy.get_default_memory_pool = lambda: default_pool
+    cupy._core = types.SimpleNamespace(
+        _routines_linalg=types.SimpleNamespace(COMPUTE_TYPE_TF32=7), set_compute_type=_set_compute_type
+    )
     runtime = types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=_device_count,
@@ -92,6 +102,7 @@ def _module() -> types.ModuleType:
         Event=Event,
         alloc=alloc,
         get_current_stream=get_current_stream,
+        get_elapsed_time=get_elapsed_time,
         set_allocator=set_allocator,
         using_allocator=using_allocator,
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),

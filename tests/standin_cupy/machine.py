@@ -58,6 +58,10 @@ class Machine:
         self.corrupt: set[tuple[int, int]] = set()
         """Pairs whose direct copies bring other bytes."""
         self.pinned: dict[int, int] = {}
+        self.compute_types: dict[str, str] = {}
+        """By dtype: in which precision cuBLAS may multiply, where it was said."""
+        self.clock = 0.0
+        """Milliseconds that work with known times has taken; events keep it."""
 
     def library(self, name: str) -> None:
         """What loading a library does."""

@@ -228,6 +228,8 @@ class Event:
         machine.check()
         self.device_id = thread.device
         self.clock: Clock = {}
+        self.timed = not disable_timing
+        self.time = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark the work of ``stream`` so far; an event belongs to the device that was current when it was made."""
@@ -236,6 +238,7 @@ class Event:
             raise CUDARuntimeError("cudaErrorInvalidResourceHandle: the event and the stream are of different devices")
         with lock:
             self.clock = where.now()
+            self.time = machine.clock
 
     @property
     def done(self) -> bool:
@@ -252,6 +255,13 @@ class Event:
         meter.syncs["Event.synchronize"] += 1
         with lock:
             merge(machine.host, self.clock)
+
+
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    """Milliseconds between two events that have passed."""
+    if not (start_event.timed and end_event.timed):
+        raise CUDARuntimeError("cudaErrorInvalidResourceHandle: an event was made without timing")
+    return end_event.time - start_event.time
 
 
 _null_streams: dict[int, Stream] = {}

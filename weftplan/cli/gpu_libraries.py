@@ -25,7 +25,7 @@ def _probes(cupy: Any) -> dict[str, Callable[[], Any]]:
 
 
 _NEEDED = ("cuBLAS", "cuRAND", "NVRTC")
-"""Without these nothing is compiled, multiplied or drawn. CuPy 14 has no cuDNN, and nothing here uses it."""
+"""Without these nothing is compiled, multiplied or drawn. Without cuDNN convolutions are products by cuBLAS."""
 
 
 def libraries(cupy: Any, extra: str) -> tuple[dict[str, str], str]:
@@ -43,6 +43,8 @@ def libraries(cupy: Any, extra: str) -> tuple[dict[str, str], str]:
             found[name] = f"missing: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             if name in _NEEDED:
                 missing.append(name)
+            else:
+                found[name] += f"; convolutions use cuBLAS (pip install 'weftplan[{extra.replace('cuda', 'cudnn')}]')"
     if not missing:
         return found, ""
     return found, (

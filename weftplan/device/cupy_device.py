@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan import config
 from weftplan.device.base import Device
 from weftplan.device.context import Context
 from weftplan.device.numpy_device import ALIGNMENT, NumpyDevice
@@ -158,6 +159,9 @@ class CupyDevice:
         self.context = context
         self.index = context.device_id
         self.xp: ModuleType = load_cupy(context)
+        if config.get("FLAGS_enable_cublas_tensor_op_math"):
+            with self.xp.cuda.Device(self.index):
+                self.xp._core.set_compute_type(np.float32, self.xp._core._routines_linalg.COMPUTE_TYPE_TF32)
         self.guards = _GuardStack()
         self.temporaries = Temporaries(context, self.xp)
         self.peers = Peers(self)

@@ -25,6 +25,7 @@ from weftplan.ndarray.errstate import quietly
 from weftplan.ndarray.pushing import compute, push_kernel
 from weftplan.ndarray.seeds import next_key
 from weftplan.ops import grain, implementations, registry
+from weftplan.ops.cuda import tuning
 from weftplan.ops.node_call import NodeCall
 from weftplan.ops.schema import DType, InplacePair, Kernel, Op, Shape, TensorSpec
 
@@ -249,7 +250,10 @@ def _settle(
             raise ShapeError(f"{op.name}: out has {target.shape} {target.dtype}, the result {spec.shape} {spec.dtype}")
     sources = [TensorSpec(a.shape, a.dtype) for a in inputs]
     # A host computes single calls by NumPy: compiled kernels are for plans.
-    mode = config.get("WEFTPLAN_KERNELS") if on_gpu else "numpy"
+    mode = "numpy"
+    if on_gpu:
+        tuning.read_with(config.get)
+        mode = config.get("WEFTPLAN_KERNELS")
     chosen = implementations.choose(op, parsed, sources, specs, mode, on="gpu" if on_gpu else "host").implementation
     with grain.using(grain.of("gpu" if on_gpu else "cpu")):
         scratch = chosen.workspace(parsed, sources, specs)

@@ -24,7 +24,7 @@ class Implementation:
     """One way to compute an operator."""
 
     name: str
-    """``numpy``, ``native`` (on a host) or ``cuda`` (on a GPU)."""
+    """``numpy``, ``native`` (on a host), ``cuda`` or ``cudnn`` (on a GPU)."""
     kernel: Kernel
     workspace: Callable[[Params, Specs, Specs], int]
     """Bytes of scratch of one call."""

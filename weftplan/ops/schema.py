@@ -179,6 +179,11 @@ class OpContext:
         self._offset = end
         return self._workspace[start : start + nbytes].view(dtype).reshape(shape)
 
+    @property
+    def room(self) -> int:
+        """Bytes of workspace that have not been taken: at least what the operator declares."""
+        return 0 if self._workspace is None else int(self._workspace.size) - self._offset
+
     def generator(self) -> Any:
         """A random generator that depends on ``random_key`` alone, so a recomputed node draws the same numbers."""
         seed, counter = self.random_key

@@ -13,6 +13,7 @@ from weftplan.device.homes import parse as parse_homes
 from weftplan.errors import MXNetError, PlanError, did_you_mean
 from weftplan.keywords import known_keywords
 from weftplan.ops.compiled.jit import keep_objects
+from weftplan.ops.cuda import tuning
 from weftplan.ops.implementations import MODES
 from weftplan.ops.schema import Req
 
@@ -134,6 +135,7 @@ class PlanOptions:
             PlanError: an override is unknown or illegal.
         """
         keep_objects(config.get("WEFTPLAN_KERNEL_CACHE"))
+        tuning.read_with(config.get)
         read = cls(
             strategy=config.get("WEFTPLAN_PLANNER_STRATEGY"),
             match_range=config.get("MXNET_EXEC_MATCH_RANGE"),

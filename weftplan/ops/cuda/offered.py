@@ -1,6 +1,7 @@
 """Imports every file that offers kernels for GPUs (:mod:`weftplan.ops.implementations`)."""
 
 import weftplan.ops.cuda.batch_norm
+import weftplan.ops.cuda.convolution
 import weftplan.ops.cuda.dropout
 import weftplan.ops.cuda.indexing
 import weftplan.ops.cuda.pooling

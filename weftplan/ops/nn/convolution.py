@@ -17,6 +17,7 @@ from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
 from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
+_TUNE = "Which algorithm of cuDNN is taken on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
 
@@ -29,10 +30,10 @@ def convolution_params(workspace: int, *, no_bias: bool) -> tuple[Param, ...]:
         Param("dilate", p_shape, (), "Steps between kernel positions (default 1)."),
         Param("pad", p_shape, (), "Zeros on either side of each axis (default 0)."),
         Param("num_group", p_int, 1, "Groups of channels that are convolved apart."),
-        Param("workspace", p_int, workspace, "MiB that the column matrix of one tile may take at most."),
+        Param("workspace", p_int, workspace, "MiB that the column matrix of one tile, or an algorithm, may take."),
         Param("no_bias", p_bool, no_bias, "True: no bias input."),
-        Param("cudnn_tune", p_optional(p_enum("fastest", "limited_workspace", "off")), None, "Accepted, no effect."),
-        Param("cudnn_off", p_bool, False, "Accepted, no effect."),
+        Param("cudnn_tune", p_optional(p_enum("fastest", "limited_workspace", "off")), None, _TUNE),
+        Param("cudnn_off", p_bool, False, "True: a GPU computes by cuBLAS instead of cuDNN."),
         Param("layout", p_optional(p_enum(*LAYOUTS, "NHWC", "NDHWC")), None, "Channels first only."),
     )
 

@@ -1,0 +1,210 @@
+"""Convolutions through cuDNN, on stand-ins: values, workspace in the plan, the choice of an algorithm."""
+
+import importlib.metadata
+import inspect
+import sys
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from tests.standin_cudnn import cudnn
+from tests.standin_cudnn.graph import Graph, recommended
+from tests.standin_cupy import machine, meter
+from weftplan.errors import DeviceError
+from weftplan.ops.cuda import cudnn_graphs
+
+SHAPES = {
+    "plain": ((2, 4, 9, 8), {"kernel": (3, 3), "pad": (1, 1), "num_filter": 6}),
+    "strided": ((2, 4, 9, 8), {"kernel": (3, 2), "stride": (2, 3), "num_filter": 6}),
+    "dilated": ((1, 4, 9, 9), {"kernel": (3, 3), "dilate": (2, 2), "pad": (2, 1), "num_filter": 4}),
+    "pointwise": ((2, 4, 5, 5), {"kernel": (1, 1), "num_filter": 3}),
+    "groups": ((2, 6, 7, 7), {"kernel": (3, 3), "num_group": 3, "num_filter": 9}),
+    "depthwise": ((2, 6, 7, 7), {"kernel": (3, 3), "num_group": 6, "num_filter": 6, "no_bias": True}),
+    "line": ((2, 4, 11), {"kernel": (3,), "stride": (2,), "pad": (1,), "num_filter": 5}),
+    "volume": ((1, 3, 5, 6, 4), {"kernel": (2, 3, 2), "pad": (0, 1, 1), "num_filter": 4}),
+}
+
+
+def network(name, params):
+    """One layer whose sum is the loss."""
+    return getattr(mx.sym, name)(mx.sym.Variable("data"), name="c", **params)
+
+
+def results(net, shape, ctx, dtype="float32"):
+    """Outputs and gradients of one step; the plan; what ran."""
+    rng = np.random.default_rng(3)
+    types = dict.fromkeys(net.list_arguments(), dtype)
+    executor = net.simple_bind(ctx, grad_req="write", data=shape, type_dict=types)
+    for array in executor.arg_dict.values():
+        array[:] = mx.nd.array(rng.standard_normal(array.shape).astype(dtype), dtype=dtype)
+    head = mx.nd.array(rng.standard_normal(executor.outputs[0].shape).astype(dtype), ctx=ctx, dtype=dtype)
+    executor.forward(is_train=True)
+    meter.reset()
+    executor.forward(is_train=True)
+    executor.backward(head)
+    found = [executor.outputs[0].asnumpy(), *(executor.grad_dict[name].asnumpy() for name in net.list_arguments())]
+    return found, executor
+
+
+def same(found, expected, dtype):
+    for mine, theirs in zip(found, expected, strict=True):
+        loose = 2e-2 if dtype == "float16" else 2e-5
+        np.testing.assert_allclose(mine.astype(float), theirs.astype(float), rtol=loose, atol=loose * 10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
+@pytest.mark.parametrize("case", SHAPES)
+def test_values_are_those_of_the_host(case, name, dtype):
+    """Forward and all gradients; three launches but for the bias, and nothing beside the plan but the bias's sum."""
+    shape, params = SHAPES[case]
+    if name == "Deconvolution" and params.get("num_group", 1) > 1:
+        shape = (shape[0], params["num_filter"], *shape[2:])
+    net = network(name, params)
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        expected, _ = results(net, shape, mx.cpu(), dtype)
+        found, executor = results(net, shape, context(0), dtype)
+        launched = {kind for kind in meter.launches if kind.startswith("cudnn")}
+        assert launched == {"cudnn fprop", "cudnn dgrad", "cudnn wgrad"}
+        assert not meter.temporaries
+        del executor
+    same(found, expected, dtype)
+
+
+def bound(context, **params):
+    """A layer bound for training; (bytes of scratch that its plan counts, the algorithms that run)."""
+    net = network("Convolution", {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **params})
+    executor = net.simple_bind(context(0), grad_req="null", data=(2, 4, 8, 8))
+    executor.forward(is_train=False)
+    executor.outputs[0].wait_to_read()
+    assert executor.allocated_bytes == executor.memory_plan.peak
+    return [found for found in cudnn_graphs._found.values() if not isinstance(found, str)]
+
+
+IMAGE = 2 * 4 * 8 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("level", "tf32", "megabytes", "share"),
+    [
+        ("0", "0", 1024, 2.0),  # the first that is recommended, without TF32 and without atomics
+        ("0", "1", 1024, 1.0),  # TF32 is recommended before it
+        ("1", "0", 1024, 4.0),  # the fastest
+        ("1", "0", 0, 0.0),  # the fastest without scratch
+        ("2", "0", 0, 4.0),  # the fastest, whatever it takes
+        ("1", "1", 1024, 1.0),
+    ],
+)
+def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, share):
+    """The level of tuning, the limit of the operator and TF32; the plan counts the scratch of the choice."""
+    monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
+    monkeypatch.setenv("FLAGS_enable_cublas_tensor_op_math", tf32)
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        (found,) = bound(context, workspace=megabytes)
+        assert found.workspace == share * IMAGE
+
+
+def test_exhaustive_search_and_the_node_itself(monkeypatch):
+    """FLAGS_cudnn_exhaustive_search measures; ``cudnn_tune`` of a node comes before both."""
+    monkeypatch.setenv("FLAGS_cudnn_exhaustive_search", "1")
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        (searched,) = bound(context)
+        assert searched.workspace == 4 * IMAGE
+        cudnn_graphs.forget()
+        (told,) = bound(context, cudnn_tune="off")
+        assert told.workspace == 2 * IMAGE
+
+
+def test_a_choice_is_made_once(monkeypatch):
+    """Two executors of one problem: plans are tried for the first alone."""
+    monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        bound(context)
+        tried = machine.clock
+        bound(context)
+        assert machine.clock - tried == next(plan.time for plan in recommended if plan.name == "quick")
+
+
+def test_another_setting_later_does_not_change_what_was_planned(monkeypatch):
+    """A step after the setting has changed runs with what its plan counted."""
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        net = network("Convolution", {"kernel": (3, 3), "num_filter": 4})
+        executor = net.simple_bind(context(0), grad_req="write", data=(2, 4, 8, 8))
+        monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", "2")
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones(executor.outputs[0].shape, ctx=context(0)))
+        assert executor.grad_dict["c_weight"].asnumpy().shape == (4, 4, 3, 3)
+
+
+@pytest.mark.parametrize("why", ["missing", "broken", "float64", "off", "numpy"])
+def test_products_where_cudnn_is_not(monkeypatch, why):
+    """Not installed, not loadable, a dtype that it does not offer, switched off: the same values through cuBLAS."""
+    shape, params = SHAPES["plain"]
+    dtype = "float64" if why == "float64" else "float32"
+    if why == "off":
+        params = {**params, "cudnn_off": True}
+    if why == "numpy":
+        monkeypatch.setenv("WEFTPLAN_KERNELS", "numpy")
+    net = network("Convolution", params)
+    with cudnn() as module, place("standin", kind="NaiveEngine") as context, monkeypatch.context() as within:
+        if why == "missing":
+            within.setitem(sys.modules, "cudnn", None)
+        if why == "broken":
+
+            def refuse():
+                raise RuntimeError("CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED")
+
+            within.setattr(module, "create_handle", refuse)
+        expected, _ = results(net, shape, mx.cpu(), dtype)
+        found, executor = results(net, shape, context(0), dtype)
+        assert not [kind for kind in meter.launches if kind.startswith("cudnn")]
+        del executor
+    same(found, expected, dtype)
+
+
+def test_a_plan_for_cudnn_does_not_run_without_scratch():
+    """Where even the smallest algorithm does not fit what was planned, the error says so."""
+    with cudnn(), place("standin", kind="NaiveEngine") as context:
+        problem = cudnn_graphs.Problem(
+            "fprop", (1, 1, 4, 4), (1, 1, 3, 3), (1, 1, 2, 2), (1, 1), (1, 1), (0, 0), "float64"
+        )
+        xp = mx.device.get(context(0)).xp
+        with pytest.raises(DeviceError, match="planned for cuDNN with 0 bytes"):
+            cudnn_graphs.run(xp, problem, 0, (None, None, None), None)
+
+
+def test_products_as_tf32(monkeypatch):
+    """The flag tells CuPy before the first product; without it CuPy is left as it is."""
+    with place("standin") as context:
+        mx.nd.ones((2, 2), ctx=context(0)).wait_to_read()
+        assert machine.compute_types == {}
+    monkeypatch.setenv("FLAGS_enable_cublas_tensor_op_math", "1")
+    with place("standin") as context:
+        mx.nd.ones((2, 2), ctx=context(0)).wait_to_read()
+        assert machine.compute_types == {"float32": "TF32"}
+
+
+def test_the_steps_of_a_graph_have_an_order():
+    """The stand-in refuses plans before the graph is lowered, and filters before plans."""
+    with cudnn() as module, place("standin", kind="NaiveEngine"):
+        graph = module.pygraph(handle=module.create_handle())
+        with pytest.raises(AssertionError, match="order"):
+            graph.create_execution_plans([])
+
+
+def test_the_stand_in_has_the_real_names():
+    """Parameters of the real package, where it is installed, are those of the stand-in."""
+    try:
+        version = importlib.metadata.version("nvidia-cudnn-frontend")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("nvidia-cudnn-frontend is not installed")
+    real = __import__("cudnn")
+    for name, method in vars(Graph).items():
+        if name.startswith("_") or not callable(method):
+            continue
+        theirs = inspect.signature(getattr(real.pygraph, name)).parameters
+        if "args" in theirs:
+            continue  # made from a table
+        assert set(inspect.signature(method).parameters) <= set(theirs), (name, version)

@@ -1,0 +1,318 @@
+"""``cudnn.pygraph`` of the stand-in: convolutions alone, each step in its order, computed by NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from tests.standin_cupy.machine import lock, machine, thread
+from tests.standin_cupy.memory import Memory, enqueue
+from tests.standin_cupy.meter import meter
+from tests.standin_cupy.streams import capturable, get_current_stream
+
+DTYPES = {"FLOAT": np.dtype(np.float32), "HALF": np.dtype(np.float16), "DOUBLE": np.dtype(np.float64)}
+STEPS = ("made", "validated", "lowered", "planned", "supported", "built")
+
+
+class NotSupported(RuntimeError):
+    """``cudnn.cudnnGraphNotSupportedError``."""
+
+
+class Plan(NamedTuple):
+    """An algorithm of the stand-in: scratch in parts of the image's bytes, milliseconds, what it is known for."""
+
+    name: str
+    share: float
+    time: float
+    notes: tuple[str, ...] = ()
+
+
+recommended = [
+    Plan("tensor", 1.0, 1.0, ("TENSOR_CORE",)),
+    Plan("atomic", 0.0, 0.5, ("NONDETERMINISTIC",)),
+    Plan("large", 2.0, 3.0),
+    Plan("quick", 4.0, 2.0),
+    Plan("plain", 0.0, 5.0),
+]
+"""In the order in which they are recommended."""
+
+
+class Tensor:
+    """``graph.tensor(…)`` and what a node makes."""
+
+    def __init__(self, dim: Sequence[int], stride: Sequence[int], data_type: Any, name: str) -> None:
+        self.dim, self.stride, self.data_type, self.name = list(dim), list(stride), data_type, name
+        self.uid = 0
+        self.output = False
+
+    def set_uid(self, uid: int) -> Tensor:
+        self.uid = uid
+        return self
+
+    def set_output(self, value: bool) -> Tensor:
+        self.output = value
+        return self
+
+    def set_data_type(self, dtype: Any) -> Tensor:
+        self.data_type = dtype
+        return self
+
+    def set_dim(self, dim: list[int]) -> Tensor:
+        self.dim = dim
+        return self
+
+    def set_stride(self, stride: list[int]) -> Tensor:
+        self.stride = stride
+        return self
+
+
+class Graph:
+    """One convolution."""
+
+    cudnn: ClassVar[Any]
+
+    def __init__(
+        self,
+        name: str = "test_graph",
+        io_data_type: Any = None,
+        intermediate_data_type: Any = None,
+        compute_data_type: Any = None,
+        handle: Any = None,
+    ) -> None:
+        assert handle is not None, "lowering a graph needs a handle"
+        self._handle = handle
+        self._io, self._compute = io_data_type, compute_data_type
+        self._step = 0
+        self._inputs: list[Tensor] = []
+        self._node: tuple[str, list[int], list[int], list[int], Tensor, Tensor, Tensor] | None = None
+        self._barred: set[str] = set()
+        self._limit = math.inf
+        self._built: int | None = None
+        self._sized: set[int] = set()
+
+    def tensor(self, dim: list[int], stride: list[int] | None = None, data_type: Any = None, name: str = "") -> Tensor:
+        """An input."""
+        assert stride is not None, "the stand-in wants strides"
+        made = Tensor(dim, stride, data_type, name)
+        self._inputs.append(made)
+        return made
+
+    def conv_fprop(
+        self, image: Tensor, weight: Tensor, padding: list[int], stride: list[int], dilation: list[int]
+    ) -> Tensor:
+        """The windows."""
+        made = Tensor([], [], None, "Y")
+        self._node = ("fprop", padding, stride, dilation, image, weight, made)
+        return made
+
+    def conv_dgrad(
+        self, loss: Tensor, filter: Tensor, padding: list[int], stride: list[int], dilation: list[int]
+    ) -> Tensor:
+        """The gradient of the image."""
+        made = Tensor([], [], None, "DX")
+        self._node = ("dgrad", padding, stride, dilation, made, filter, loss)
+        return made
+
+    def conv_wgrad(
+        self, image: Tensor, loss: Tensor, padding: list[int], stride: list[int], dilation: list[int]
+    ) -> Tensor:
+        """The gradient of the weight."""
+        made = Tensor([], [], None, "DW")
+        self._node = ("wgrad", padding, stride, dilation, image, made, loss)
+        return made
+
+    def _next(self, step: str) -> None:
+        assert self._step == STEPS.index(step) - 1, f"{step} behind {STEPS[self._step]}: the steps have an order"
+        self._step += 1
+
+    def validate(self) -> None:
+        """Every size is given and fits the others."""
+        self._next("validated")
+        assert self._node is not None
+        _, padding, stride, dilation, image, weight, grid = self._node
+        rank = len(image.dim) - 2
+        assert rank in (2, 3), f"{rank} spatial axes"
+        if [len(x) for x in (padding, stride, dilation)] != [rank] * 3:
+            raise ValueError(f"padding {padding}, stride {stride}, dilation {dilation} for {rank} axes")
+        for thing in (image, weight, grid):
+            assert thing.uid > 0, f"{thing.name} has no uid"
+            assert thing.data_type is self._io, f"{thing.name} has {thing.data_type}"
+            want = [math.prod(thing.dim[k + 1 :]) for k in range(len(thing.dim))]
+            if thing.stride != want:
+                raise ValueError(f"{thing.name}: strides {thing.stride} of {thing.dim}: the stand-in knows {want}")
+        if image.dim[1] % weight.dim[1] or weight.dim[0] % (image.dim[1] // weight.dim[1]):
+            raise ValueError(f"channels of {image.dim} and {weight.dim}")
+        for k in range(rank):
+            span = dilation[k] * (weight.dim[k + 2] - 1) + 1
+            if (image.dim[k + 2] + 2 * padding[k] - span) // stride[k] + 1 != grid.dim[k + 2]:
+                raise ValueError(f"axis {k}: {image.dim} and {weight.dim} do not make {grid.dim}")
+        if (grid.dim[0], grid.dim[1]) != (image.dim[0], weight.dim[0]):
+            raise ValueError(f"{grid.dim} is no grid of {image.dim} and {weight.dim}")
+
+    def build_operation_graph(self) -> None:
+        """Lower it."""
+        self._next("lowered")
+
+    def create_execution_plans(self, heuristics: list[Any]) -> None:
+        """Ask for plans; nothing is offered for float64."""
+        self._next("planned")
+        assert all(isinstance(mode, self.cudnn.heur_mode) for mode in heuristics)
+        if self._io.name == "DOUBLE":
+            raise NotSupported("No valid engine configs for CONVOLUTION in DOUBLE")
+
+    def deselect_numeric_notes(self, notes: list[Any]) -> Graph:
+        """Leave out plans that carry one."""
+        assert self._step == STEPS.index("planned")
+        assert all(isinstance(note, self.cudnn.numerical_note) for note in notes)
+        self._barred |= {note.name for note in notes}
+        return self
+
+    def deselect_workspace_greater_than(self, workspace_limit: int) -> Graph:
+        """Leave out plans that need more."""
+        self._limit = workspace_limit
+        return self
+
+    def check_support(self) -> None:
+        """Raise where nothing is left."""
+        self._next("supported")
+        if not any(self._allowed(k) for k in range(len(recommended))):
+            raise NotSupported("no plan is left")
+
+    def _allowed(self, index: int) -> bool:
+        return not self._barred & set(recommended[index].notes) and self._bytes(index) <= self._limit
+
+    def _bytes(self, index: int) -> int:
+        assert self._node is not None
+        return int(recommended[index].share * math.prod(self._node[4].dim) * DTYPES[self._io.name].itemsize)
+
+    def build_plans(self, policy: Any) -> None:
+        """Build the first that is left."""
+        self._next("built")
+        assert policy is self.cudnn.build_plan_policy.HEURISTICS_CHOICE
+        self._built = next(k for k in range(len(recommended)) if self._allowed(k))
+
+    def get_workspace_size(self) -> int:
+        """Of the plan that was built."""
+        assert self._built is not None, "Call build() first"
+        return self._bytes(self._built)
+
+    def get_execution_plan_count(self) -> int:
+        """All of them, those that were left out included."""
+        assert self._step >= STEPS.index("planned")
+        return len(recommended)
+
+    def build_plan_at_index(self, index: int) -> Graph:
+        """Build one."""
+        if not self._allowed(index):
+            raise ValueError(f"plan {index} is excluded by a note filter")
+        self._sized.add(index)
+        self._built = index
+        return self
+
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
+        """Of one that was built."""
+        assert index in self._sized, f"plan {index} is not built"
+        return self._bytes(index)
+
+    def execute(self, tensor_dict: dict[int, int], workspace: Any = None, handle: Any = None) -> None:
+        """Run the plan that was built."""
+        assert self._built is not None
+        self._run(tensor_dict, workspace, self._built, handle)
+
+    def execute_plan_at_index(
+        self, tensor_dict: dict[int, int], workspace: Any = None, index: int = 0, handle: Any = None
+    ) -> None:
+        """Run one that was built."""
+        assert index in self._sized
+        self._run(tensor_dict, workspace, index, handle)
+
+    @capturable
+    def _run(self, places: dict[int, int], workspace: int | None, index: int, handle: Any) -> None:
+        assert self._node is not None
+        kind, padding, stride, dilation, *things = self._node
+        assert handle.device == thread.device, f"a handle of gpu({handle.device}) on gpu({thread.device})"
+        assert handle.stream == get_current_stream().ptr, "the handle has the stream of an earlier call"
+        missing = {thing.uid for thing in things} - set(places)
+        if missing:
+            raise ValueError(f"the variant pack is missing a buffer for tensor uids {missing}")
+        dtype = DTYPES[self._io.name]
+        image, weight, grid = (_array(places[t.uid], t.dim, dtype) for t in things)
+        spans = [_span(places[t.uid], math.prod(t.dim) * dtype.itemsize) for t in things]
+        target = ("dgrad", "wgrad", "fprop").index(kind)
+        reads = [span for k, span in enumerate(spans) if k != target]
+        need = self._bytes(index)
+        scratch = []
+        if need:
+            assert type(workspace) is int, f"the plan needs {need} bytes of workspace, got {workspace!r}"
+            scratch = [_span(workspace, need)]
+            for memory, start, stop in spans:
+                apart = memory is not scratch[0][0] or stop <= scratch[0][1] or scratch[0][2] <= start
+                assert apart, "operands as scratch"
+        enqueue(f"cudnn {kind}", reads, [spans[target], *scratch])
+        with lock:
+            machine.clock += recommended[index].time
+        if meter.dry:
+            return
+        if need:
+            memory, start, stop = scratch[0]
+            memory.bytes[start:stop] = 0xA5
+        with np.errstate(all="ignore"):
+            (image, weight, grid)[target][...] = convolve(kind, image, weight, grid, padding, stride, dilation)
+
+
+def _memory(address: int) -> Memory:
+    for memory in list(machine.memories):
+        if memory.device_id == thread.device and memory.ptr <= address < memory.ptr + memory.size:
+            return memory
+    raise AssertionError(f"{address:#x} is no memory of gpu({thread.device})")
+
+
+def _span(address: int, nbytes: int) -> tuple[Memory, int, int]:
+    assert type(address) is int, f"an address, got {address!r}"
+    assert address % 16 == 0, f"cuDNN wants addresses aligned to 16 bytes, got {address:#x}"
+    memory = _memory(address)
+    start = address - memory.ptr
+    assert start + nbytes <= memory.size, "beyond the end of the memory"
+    return memory, start, start + nbytes
+
+
+def _array(address: int, dim: list[int], dtype: np.dtype[Any]) -> np.ndarray:
+    memory, start, stop = _span(address, math.prod(dim) * dtype.itemsize)
+    return memory.bytes[start:stop].view(dtype).reshape(dim)
+
+
+def convolve(kind: str, image: Any, weight: Any, grid: Any, pad: Any, stride: Any, dilate: Any) -> np.ndarray:
+    """The result of one kind in float64, tap by tap."""
+    groups = image.shape[1] // weight.shape[1]
+    wide = np.pad(image.astype(np.float64), [(0, 0), (0, 0), *((p, p) for p in pad)])
+    shaped = wide.reshape(wide.shape[0], groups, -1, *wide.shape[2:])
+    kernel = weight.astype(np.float64).reshape(groups, -1, *weight.shape[1:])
+    out = grid.astype(np.float64).reshape(grid.shape[0], groups, -1, *grid.shape[2:])
+    if kind == "fprop":
+        out = np.zeros_like(out)
+    elif kind == "dgrad":
+        shaped = np.zeros_like(shaped)
+    else:
+        kernel = np.zeros_like(kernel)
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        place = (slice(None), slice(None), slice(None), *(
+            slice(t * d, t * d + s * (n - 1) + 1, s)
+            for t, d, s, n in zip(tap, dilate, stride, grid.shape[2:], strict=True)
+        ))  # fmt: skip
+        part = (slice(None), slice(None), slice(None), *tap)
+        if kind == "fprop":
+            out += np.einsum("ngc...,gkc->ngk...", shaped[place], kernel[part])
+        elif kind == "dgrad":
+            shaped[place] += np.einsum("ngk...,gkc->ngc...", out, kernel[part])
+        else:
+            kernel[part] = np.einsum("ngcz,ngkz->gkc", *(x.reshape(*x.shape[:3], -1) for x in (shaped[place], out)))
+    if kind == "fprop":
+        return out.reshape(grid.shape)
+    if kind == "wgrad":
+        return kernel.reshape(weight.shape)
+    inner = tuple(slice(p, p + n) for p, n in zip(pad, image.shape[2:], strict=True))
+    return shaped.reshape(wide.shape)[(slice(None), slice(None), *inner)]

@@ -1,0 +1,256 @@
+"""Convolutions by cuDNN: one graph of one node for each problem, and the algorithm that was chosen for it.
+
+``nvidia-cudnn-frontend`` (imported as ``cudnn``) and cuDNN itself are looked for when a plan first asks. A choice is
+made once for each device, problem and limit of workspace, and kept as long as the process runs. Algorithms whose
+results vary from run to run are left out, and so are those that round float32 to TF32 unless the settings allow them.
+
+Any thread may ask and run; each has handles of its own, since a handle belongs to a stream.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import threading
+from typing import Any, NamedTuple
+
+from weftplan.errors import DeviceError
+from weftplan.ops.cuda.tuning import FASTEST, OFF, Tuning
+from weftplan.ops.schema import Shape
+
+IMAGE, WEIGHT, GRID = 1, 2, 3
+"""What a convolution joins: (batch, channels, …), (filters, channels of a group, …), (batch, filters, …)."""
+_TARGET = {"fprop": GRID, "dgrad": IMAGE, "wgrad": WEIGHT}
+_DTYPES = {"float16": ("HALF", "FLOAT"), "float32": ("FLOAT", "FLOAT"), "float64": ("DOUBLE", "DOUBLE")}
+"""Of the data, and of sums."""
+TRIED = 10
+"""How many of the library's recommendations are measured."""
+_ROUNDS = 5
+_NO_LIMIT = 1 << 62
+
+
+class Problem(NamedTuple):
+    """One convolution, over two or three spatial axes.
+
+    Attributes:
+        kind: ``fprop`` computes the grid of the windows, ``dgrad`` the gradient of the image, ``wgrad`` of the weight.
+    """
+
+    kind: str
+    image: Shape
+    weight: Shape
+    grid: Shape
+    stride: Shape
+    dilate: Shape
+    pad: Shape
+    dtype: str
+
+
+class Algorithm:
+    """A way to compute one problem on one device."""
+
+    def __init__(self, graph: Any, index: int | None, workspace: int) -> None:
+        self._graph = graph
+        self._index = index
+        self._lock = threading.Lock()
+        self.workspace = workspace
+        """Bytes of scratch."""
+
+    def run(self, xp: Any, image: Any, weight: Any, grid: Any, workspace: Any) -> None:
+        """Enqueue it on the current stream. Arrays are contiguous; ``workspace`` is None where nothing is needed."""
+        places = {IMAGE: image.data.ptr, WEIGHT: weight.data.ptr, GRID: grid.data.ptr}
+        self.enqueue(xp, places, None if workspace is None else workspace.data.ptr)
+
+    def enqueue(self, xp: Any, places: dict[int, int], workspace: int | None) -> None:
+        """The same for addresses."""
+        handle = _handle(xp)
+        with self._lock:
+            if self._index is None:
+                self._graph.execute(places, workspace, handle)
+            else:
+                self._graph.execute_plan_at_index(places, workspace, self._index, handle)
+
+
+class _Handles(threading.local):
+    def __init__(self) -> None:
+        self.by_device: dict[int, Any] = {}
+
+
+_handles = _Handles()
+_lock = threading.RLock()
+_MISSING = "cuDNN is not installed: pip install 'weftplan[cudnn12]' or 'weftplan[cudnn13]'"
+_absent: list[bool] = []
+"""Not empty once it was looked for in vain: looking takes as long as planning the node."""
+_found: dict[tuple[Any, ...], Algorithm | str] = {}
+_planned: dict[tuple[Problem, int], Tuning] = {}
+"""With which settings a problem was asked for last: what runs obeys the plan, not the settings of now."""
+
+
+def forget() -> None:
+    """Forget all choices, and the handles of this thread."""
+    with _lock:
+        _found.clear()
+        _planned.clear()
+        _absent.clear()
+        _handles.by_device.clear()
+
+
+def _library() -> Any:
+    return importlib.import_module("cudnn")
+
+
+def _handle(xp: Any) -> Any:
+    """This thread's handle for the current device, on the current stream."""
+    cudnn = _library()
+    device = xp.cuda.runtime.getDevice()
+    handle = _handles.by_device.get(device)
+    if handle is None:
+        handle = _handles.by_device[device] = cudnn.create_handle()
+    cudnn.set_stream(handle, int(xp.cuda.get_current_stream().ptr))
+    return handle
+
+
+def plan(problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
+    """The algorithm for a problem on the current device with at most ``limit`` bytes of scratch, or why there is none.
+
+    The fastest is not limited where it is wanted whatever it takes.
+    """
+    try:
+        if _absent and "cudnn" not in sys.modules:
+            return _MISSING
+        cudnn, xp = _library(), importlib.import_module("cupy")
+    except ImportError:
+        _absent.append(True)
+        return _MISSING
+    _planned[problem, limit] = tuning
+    return _find(cudnn, xp, problem, tuning, _NO_LIMIT if tuning.autotune == FASTEST else limit)
+
+
+def _find(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -> Algorithm | str:
+    try:
+        key = (cudnn, xp.cuda.runtime.getDevice(), problem, tuning, limit)
+    except xp.cuda.runtime.CUDARuntimeError as error:
+        return f"there is no GPU to ask cuDNN for: {error}"
+    found = _found.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        try:
+            found = _found.get(key) or _choose(cudnn, xp, problem, tuning, limit)
+        except cudnn.cudnnGraphNotSupportedError as error:
+            found = f"cuDNN has no algorithm: {' '.join(str(error).split())[:200]}"
+        except (RuntimeError, OSError, ImportError) as error:  # of a library that does not load, or fits no driver
+            found = f"cuDNN cannot be used: {' '.join(str(error).split())[:200]}"
+        _found[key] = found
+        return found
+
+
+def _graph(cudnn: Any, xp: Any, problem: Problem) -> Any:
+    """The graph of a problem, with its recommended plans, none of which is built."""
+    kind, acc = (getattr(cudnn.data_type, name) for name in _DTYPES[problem.dtype])
+    graph = cudnn.pygraph(
+        name=problem.kind, io_data_type=kind, intermediate_data_type=acc, compute_data_type=acc, handle=_handle(xp)
+    )
+    shapes = {IMAGE: problem.image, WEIGHT: problem.weight, GRID: problem.grid}
+    target = _TARGET[problem.kind]
+    tensors = {
+        uid: graph.tensor(dim=list(shape), stride=_strides(shape), data_type=kind, name=f"tensor{uid}").set_uid(uid)
+        for uid, shape in shapes.items()
+        if uid != target
+    }
+    how = {"padding": list(problem.pad), "stride": list(problem.stride), "dilation": list(problem.dilate)}
+    if problem.kind == "fprop":
+        made = graph.conv_fprop(image=tensors[IMAGE], weight=tensors[WEIGHT], **how)
+    elif problem.kind == "dgrad":
+        made = graph.conv_dgrad(loss=tensors[GRID], filter=tensors[WEIGHT], **how)
+    else:
+        made = graph.conv_wgrad(image=tensors[IMAGE], loss=tensors[GRID], **how)
+    shape = shapes[target]
+    made.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_strides(shape)).set_uid(target)
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    return graph
+
+
+def _choose(cudnn: Any, xp: Any, problem: Problem, tuning: Tuning, limit: int) -> Algorithm:
+    graph = _graph(cudnn, xp, problem)
+    notes = cudnn.numerical_note
+    refused = [notes.NONDETERMINISTIC]
+    if problem.dtype != "float16":
+        refused += [notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
+        if not tuning.tensor_cores:
+            refused.append(notes.TENSOR_CORE)
+    graph.deselect_numeric_notes(refused)
+    if tuning.autotune != OFF:
+        best = _fastest(cudnn, xp, graph, problem, limit)
+        if best is not None:
+            return best
+        graph = _graph(cudnn, xp, problem)
+        graph.deselect_numeric_notes(refused)
+    graph.deselect_workspace_greater_than(limit)
+    graph.check_support()
+    graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
+    return Algorithm(graph, None, int(graph.get_workspace_size()))
+
+
+def _fastest(cudnn: Any, xp: Any, graph: Any, problem: Problem, limit: int) -> Algorithm | None:
+    """The fastest of the first plans, by events; None when there is no memory to try them in."""
+    memory = xp.cuda.Memory
+    item = {"float16": 2, "float32": 4, "float64": 8}[problem.dtype]
+    try:
+        arrays = [memory(max(1, math.prod(shape) * item)) for shape in (problem.image, problem.weight, problem.grid)]
+    except (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError):
+        return None
+    places = dict(zip((IMAGE, WEIGHT, GRID), (int(array.ptr) for array in arrays), strict=True))
+    best: tuple[float, Algorithm] | None = None
+    for index in range(min(TRIED, graph.get_execution_plan_count())):
+        try:
+            graph.build_plan_at_index(index)
+            need = int(graph.get_workspace_size_plan_at_index(index))
+            scratch = memory(need) if 0 < need <= limit else None
+        except (cudnn.cudnnGraphNotSupportedError, ValueError):  # not for this GPU, or left out
+            continue
+        except (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError):
+            continue
+        if need > limit:
+            continue
+        made = Algorithm(graph, index, need)
+        time = min(_timed(xp, made, places, None if scratch is None else int(scratch.ptr)) for _ in range(_ROUNDS))
+        if best is None or time < best[0]:
+            best = (time, made)
+    return None if best is None else best[1]
+
+
+def _timed(xp: Any, algorithm: Algorithm, places: dict[int, int], scratch: int | None) -> float:
+    """Milliseconds of one run, without what the host does."""
+    first, last = xp.cuda.Event(), xp.cuda.Event()
+    first.record()
+    algorithm.enqueue(xp, places, scratch)
+    last.record()
+    last.synchronize()
+    return float(xp.cuda.get_elapsed_time(first, last))
+
+
+def _strides(shape: Shape) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def run(xp: Any, problem: Problem, limit: int, arrays: tuple[Any, Any, Any], scratch: Any) -> None:
+    """Enqueue a problem with the algorithm of its plan; ``scratch`` is the workspace that was planned, or None.
+
+    Another model of GPU than that for which was planned may want more scratch; it then takes what fits.
+
+    Raises:
+        DeviceError: there is no algorithm that fits.
+    """
+    cudnn = _library()
+    have = 0 if scratch is None else scratch.size
+    tuning = _planned.get((problem, limit), Tuning())
+    found = _find(cudnn, xp, problem, tuning, _NO_LIMIT if tuning.autotune == FASTEST else limit)
+    if isinstance(found, Algorithm) and found.workspace > have:
+        found = _find(cudnn, xp, problem, Tuning(OFF, tuning.tensor_cores), have)
+    if isinstance(found, str):
+        raise DeviceError(f"a convolution was planned for cuDNN with {have:,} bytes of scratch, and now {found}")
+    found.run(xp, *arrays, scratch if found.workspace else None)

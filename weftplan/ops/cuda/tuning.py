@@ -1,0 +1,42 @@
+"""How freely convolutions on a GPU may choose their algorithm: settings, which layers above lend to operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+OFF, LIMITED, FASTEST = 0, 1, 2
+
+
+class Tuning(NamedTuple):
+    """What the settings say.
+
+    Attributes:
+        autotune: 0: what the library recommends; 1: the fastest that was measured within the workspace limit; 2: the
+            fastest.
+        tensor_cores: whether float32 may be rounded to TF32 for products.
+    """
+
+    autotune: int = OFF
+    tensor_cores: bool = False
+
+
+_get: list[Callable[[str], Any]] = []
+
+
+def read_with(get: Callable[[str], Any]) -> None:
+    """Let ``get(name)`` read settings; called by every layer that runs operators by itself."""
+    _get[:] = [get]
+
+
+def tuning(wanted: str | None = None) -> Tuning:
+    """The settings of now; ``wanted`` is the parameter ``cudnn_tune`` of a node, which comes first."""
+    if not _get:
+        return Tuning()
+    get = _get[0]
+    level = get("MXNET_CUDNN_AUTOTUNE_DEFAULT")
+    if not level and get("FLAGS_cudnn_exhaustive_search"):
+        level = LIMITED
+    if wanted is not None:
+        level = {"off": OFF, "limited_workspace": LIMITED, "fastest": FASTEST}[wanted]
+    return Tuning(int(level), bool(get("FLAGS_enable_cublas_tensor_op_math")))
