@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.distributed.wire import INLINE, SIZE, Kind, Message, clip, decode, digest
+from weftplan.kvstore.distributed.wire import INLINE, SIZE, Kind, Message, View, clip, decode, digest, view_bytes
 
 messages = st.builds(
     Message,
@@ -63,3 +63,19 @@ def test_long_texts_are_cut():
     assert Message(Kind.TEXT, 0, bytes(8), payload=clip("ä" * INLINE)).text.endswith("...")
     assert digest("a") != digest("b")
     assert digest("a") == digest("a")
+
+
+@given(st.integers(1, 40), st.data())
+def test_views_come_back(size: int, data: st.DataObject):
+    """A view is what was sent; other lengths, other words and ranks beyond the job are errors that name the sender."""
+    gone = frozenset(data.draw(st.sets(st.integers(0, size - 1))))
+    view = View(data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(0, 2**64 - 1)), gone)
+    raw = view.encode(size)
+    assert len(raw) == view_bytes(size)
+    assert View.decode(raw, 3, size) == view
+    assert view.agrees(View(view.epoch, 0, gone))
+    assert not view.agrees(None)
+    beyond = raw[:-1] + bytes([raw[-1] | 1 << (size % 8)]) if size % 8 else b"\x80\x04" + raw[2:]
+    for bad in (raw + b"x", raw[:-1], beyond, b"WFT1" + raw[4:]):
+        with pytest.raises(KVStoreError, match="rank 3 sent"):
+            View.decode(bad, 3, size)

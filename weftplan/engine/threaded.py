@@ -18,12 +18,13 @@ from weftplan.engine.execution import running
 from weftplan.engine.inspection import QueueStatistics
 from weftplan.engine.operation import FnProperty, OprBlock, OwnBlock, TaskBlock, TracedBlock, Waiter, ample_room
 from weftplan.engine.var import Var
+from weftplan.engine.waiting import helpers
 from weftplan.engine.workers import WorkerQueue, run_another
 from weftplan.errors import EngineError
 
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 _SHORT = (FnProperty.ASYNC, FnProperty.DELETE_VAR)
-_DELETE = FnProperty.DELETE_VAR
+_DELETE, _NO_SKIP = FnProperty.DELETE_VAR, FnProperty.NO_SKIP
 PLAIN = (OprBlock, OwnBlock, TaskBlock, TracedBlock)
 """Pushes without options: those of a class have one queue."""
 
@@ -35,8 +36,8 @@ class ThreadedBase(Engine):
     _alone = False
     """True when the user has asked for one worker: what it runs is not split over idle cores."""
     _short_inline = False
-    """True when operations that only start or end something (ASYNC, DELETE_VAR) run on the thread that finds them
-    ready, after it has left the region."""
+    """True when operations that only start or end something (ASYNC, DELETE_VAR, NO_SKIP of ``push_async``) run on the
+    thread that finds them ready, after it has left the region."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +95,11 @@ class ThreadedBase(Engine):
                 if type(op) is Waiter:
                     self._region.tell(op)
                     continue
-                if self._short_inline and op.prop in _SHORT and not self._streams_used:
+                if (
+                    self._short_inline
+                    and (op.prop in _SHORT or (op.asynchronous and op.prop is _NO_SKIP))
+                    and not self._streams_used
+                ):
                     del ready[0]
                     here += (op,)
                     continue
@@ -232,6 +237,8 @@ class ThreadedBase(Engine):
             self._look_after_workers()
         if self._waiters_help == "0":
             return
+        for help_out in helpers:
+            help_out()
         if var is None:
             help_all(self)
         else:

@@ -10,18 +10,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.ndarray import NDArray
 
 HOST = ("cpu", "cpu_pinned")
 """Device types whose memory every CPU thread can read and write."""
 
+SMALL = 1 << 14
+"""Bytes that may be copied by whoever finds the copy ready: to hand it to a worker takes longer than that."""
+
 Spread = Callable[[Any, Sequence[Any]], None]
 """Called with a raw array of the host and those that are to become like it."""
 
 
-def copy(source: NDArray, target: NDArray, priority: int) -> None:
-    """``target[...] = source``, asynchronously; a copy onto itself is nothing."""
+def copy(source: NDArray, target: NDArray, priority: int, *, inline: bool = False) -> None:
+    """``target[...] = source``, asynchronously; a copy onto itself is nothing.
+
+    ``inline``: whoever finds a small one ready makes it, in no queue.
+    """
     if source.var is target.var:
         return
     if source.context.device_type not in HOST or target.context.device_type not in HOST:
@@ -32,12 +39,15 @@ def copy(source: NDArray, target: NDArray, priority: int) -> None:
         (source.var,),
         (target.var,),
         target.context,
+        prop=FnProperty.ASYNC if inline and target.nbytes <= SMALL else FnProperty.NORMAL,
         priority=priority,
         name="KVStoreCopy",
     )
 
 
-def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int, spread: Spread) -> None:
+def copy_to_all(
+    source: NDArray, targets: Sequence[NDArray], priority: int, spread: Spread, *, inline: bool = False
+) -> None:
     """``target[...] = source`` for every target.
 
     Those on the host share an operation, because to wake a thread for each takes longer than small copies do, and large
@@ -61,9 +71,18 @@ def copy_to_all(source: NDArray, targets: Sequence[NDArray], priority: int, spre
     if together:
         where = source if len(together) > 1 else together[0]
         fill = partial(_fill, source, together, spread)
-        get_engine().push(fill, (own,), tuple(writes), where.context, priority=priority, name="KVStoreCopy")
+        small = inline and len(together) * source.nbytes <= SMALL
+        get_engine().push(
+            fill,
+            (own,),
+            tuple(writes),
+            where.context,
+            prop=FnProperty.ASYNC if small else FnProperty.NORMAL,
+            priority=priority,
+            name="KVStoreCopy",
+        )
     for target in apart:
-        copy(source, target, priority)
+        copy(source, target, priority, inline=inline)
 
 
 def _fill(source: NDArray, targets: Sequence[NDArray], spread: Spread) -> None:

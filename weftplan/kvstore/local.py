@@ -59,6 +59,8 @@ class KVStoreLocal(KVStoreBase):
     """
 
     _block_sum: BlockSum = staticmethod(sum_grouped_block)
+    _inline = False
+    """Small copies are made by whoever finds them ready: where another thread has just waited for what they copy."""
 
     def __init__(self, name: str = "local") -> None:
         self._name = name
@@ -122,7 +124,7 @@ class KVStoreLocal(KVStoreBase):
                 elif self._sums_straight(arrays, stored):
                     self._sum(arrays, stored, priority)
                 else:
-                    copy(self._reduce(k, arrays, priority), stored, priority)
+                    copy(self._reduce(k, arrays, priority), stored, priority, inline=self._inline)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the stored value of each key into every array of ``out``.
@@ -155,7 +157,7 @@ class KVStoreLocal(KVStoreBase):
 
     def _pull(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
         for k, arrays in groups:
-            copy_to_all(self._stored[k], arrays, priority, self._spread)
+            copy_to_all(self._stored[k], arrays, priority, self._spread, inline=self._inline)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """``push`` then ``pull`` into ``out``, or back into ``value`` when ``out`` is None.

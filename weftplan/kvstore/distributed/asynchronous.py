@@ -24,6 +24,7 @@ from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import copy_to_all
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.member import KVStoreDist
+from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Ticket
 from weftplan.kvstore.distributed.server import Header, Server, Verb, ask, placement
 from weftplan.kvstore.keys import Key
@@ -90,7 +91,7 @@ class KVStoreDistAsync(KVStoreDist):
 
         def start(on_complete: OnComplete) -> None:
             part = Part()
-            part.arrive(values.raw(), None, on_complete)
+            part.arrive(values.raw(), values.raw(), None, on_complete)
             self._sequencer.put(Ticket(f"{verb.name.lower()} {key!r}", [part], exchange))
 
         get_engine().push_async(
@@ -101,7 +102,7 @@ class KVStoreDistAsync(KVStoreDist):
         number, versions = self._keys.number(key), self._versions[key]
         ranges = self._ranges(key)
 
-        def exchange(group: Group, values: Array, what: str, failure: str | None) -> None:
+        def exchange(group: Group, share: Array, values: Array, what: str, failure: str | None) -> Steps[None]:
             if failure is not None:
                 raise KVStoreError(f"{what}: {failure}")
             flat = values.reshape(-1)
@@ -109,7 +110,7 @@ class KVStoreDistAsync(KVStoreDist):
                 (server, Header(verb, number, version, flat[a:b].nbytes * (verb is Verb.PUSH), rate), flat[a:b])
                 for (server, a, b), version in zip(ranges, versions, strict=True)
             ]
-            answers = ask(self._mpi, self._comm, requests, group, what)
+            answers = yield from ask(self._mpi, self._comm, requests, group, what)
             versions[:] = [answer.version for answer in answers]
 
         return exchange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,11 @@ from weftplan import config
 from weftplan.device.context import cpu, cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
+from weftplan.engine.waiting import helpers
 from weftplan.kvstore.copies import HOST, copy
 from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import OnComplete, Part, Sequencer, Ticket
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.local import KVStoreLocal
@@ -28,6 +30,8 @@ _EXIT_S = 30.0
 class KVStoreDist(KVStoreLocal):
     """A member of a job: its place, its thread for exchanges, initial values of rank 0, barriers."""
 
+    _inline = True
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         library = mpi.start()
@@ -40,6 +44,7 @@ class KVStoreDist(KVStoreLocal):
             add=partial(self._add, block_sum=sum_sequential_block),
         )
         self._sequencer = Sequencer(self._group, name)
+        helpers.append(self._sequencer.help)
         self._wire: dict[Key, NDArray] = {}
         """What travels of an array on a device, in host memory."""
         self._at_exit = _once_at_exit(self._end)
@@ -58,24 +63,34 @@ class KVStoreDist(KVStoreLocal):
             for k, _ in made:
                 self._from(0, f"init {described(k, self._stored[k])}", self._stored[k])
 
-    def _part(self, key: Key, array: NDArray, priority: int) -> Part:
-        """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged."""
+    def _part(self, key: Key, array: NDArray, priority: int, sources: Sequence[NDArray] = ()) -> Part:
+        """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged.
+
+        Where there are ``sources``, arrays on the host, their sum is exchanged instead, and ``array`` is the result.
+        """
         wire = array
         if array.context.device_type not in HOST:
             wire = self._wire.setdefault(key, empty(array.shape, ctx=cpu_pinned(0), dtype=array.dtype))
             copy(array, wire, priority)
         part = Part()
 
+        reads = tuple(dict.fromkeys(source.var for source in sources))
+
         def start(on_complete: OnComplete) -> None:
-            failure = wire.var.failure
-            if failure is None:
-                part.arrive(wire.raw(), None, on_complete)
-            else:
-                part.arrive(None, failure.exception(), on_complete)
+            failure = next((var.failure for var in reads or (wire.var,) if var.failure is not None), None)
+            if failure is not None:
+                part.arrive(None, None, failure.exception(), on_complete)
+                return
+            total = share = wire.raw()
+            if len(sources) == 1:
+                share = sources[0].raw()
+            elif sources:
+                self._add([source.raw() for source in sources], total)
+            part.arrive(share, total, None, on_complete)
 
         # It runs even when the sum has failed: the others wait for this process, and must be told.
         get_engine().push_async(
-            start, (), (wire.var,), cpu(0), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"
+            start, reads, (wire.var,), cpu(0), prop=FnProperty.NO_SKIP, priority=priority, name="KVStoreExchange"
         )
         if wire is not array:
             copy(wire, array, priority)
@@ -85,8 +100,9 @@ class KVStoreDist(KVStoreLocal):
         """Queue that ``array`` becomes what rank ``root`` has."""
         part = self._part(description, array, 0)
 
-        def exchange(group: Group, values: Array, what: str, failure: str | None) -> None:
-            group.broadcast(values, root, what, failure)
+        def exchange(group: Group, share: Array, values: Array, what: str, failure: str | None) -> Steps[None]:
+            del share  # the same array
+            return group.broadcast(values, root, what, failure)
 
         self._sequencer.put(Ticket(description, [part], exchange))
 
@@ -128,6 +144,7 @@ class KVStoreDist(KVStoreLocal):
 
     def _end(self) -> None:
         self._sequencer.close(_EXIT_S)
+        helpers.remove(self._sequencer.help)
 
     def __repr__(self) -> str:
         return (

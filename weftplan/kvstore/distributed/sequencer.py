@@ -1,58 +1,88 @@
-"""One thread that makes all exchanges of a store, in the order of the program.
+"""The exchanges of a store, made one at a time in the order of the program.
 
 Engine operations become ready in an order that depends on threads and priorities, and differs between processes. If
 each process exchanged what is ready first, two could wait for each other for ever. So an exchange gets its place in a
-queue when the *program* asks for it, which happens in the same order on every rank, and the thread takes them one by
-one: it waits until the next one's arrays are ready here, then meets the other processes.
+queue when the *program* asks for it, which happens in the same order on every rank. Whoever *drives* takes the first
+one when its arrays are ready here, and meets the other processes.
+
+A thread of the store drives. A thread that is about to sleep in a wait of the engine may do it instead
+(:meth:`Sequencer.help`), for what is small and as long as the others come soon: to wake a thread and be woken by it
+takes longer than a small exchange. It leaves what it has begun to the store's thread. While exchanges are made in this
+way the store's thread is not woken for them, and looks every few milliseconds whether one was left. The lock
+``driving`` is held by whoever drives, so MPI is called by one thread at a time.
 
 A :class:`Ticket` has one *part* for each array. ``Part.arrive`` is called from the engine (any thread) when the array
-is ready; the thread answers by calling ``on_complete`` of the operation. Nothing else is shared.
+is ready; the driver answers by calling ``on_complete`` of the operation.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import inspect
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from weftplan.engine.edges.shield import shielded
 from weftplan.errors import KVStoreError, WorkerLostError
 from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.membership import Steps
+from weftplan.kvstore.distributed.wire import INLINE
 from weftplan.kvstore.reduce import Array
+from weftplan.locks import Lock
 
 OnComplete = Callable[..., None]
-Exchange = Callable[[Group, Array, str, "str | None"], None]
-"""Called as (group, contiguous array, description, failure or None) by the thread."""
+Exchange = Callable[[Group, Array, Array, str, "str | None"], Steps[Any]]
+"""Called as (group, contiguous share, contiguous array for the result, description, failure or None) by the driver."""
+
+_SPINS = 2000
+"""Looks at what is to come before the store's thread sleeps between them."""
+
+_LAZY_S = 0.002
+"""Seconds between two looks of the store's thread while others drive, and after so many in vain it sleeps again:"""
+_LAZY_LOOKS = 50
+
+_HELPING = 60
+"""Looks of a thread that helps, some tens of microseconds, before it leaves the exchange to the store's thread."""
 
 
 class Part:
-    """One array of a ticket: the engine's operation that waits for it."""
+    """One array of a ticket: the engine's operation that waits for it.
 
-    __slots__ = ("_complete", "_ready", "array", "failure")
+    Attributes:
+        share: what this process has.
+        array: where the result goes; may be ``share`` itself.
+    """
+
+    __slots__ = ("_complete", "array", "arrived", "failure", "share", "ticket")
 
     def __init__(self) -> None:
-        self._ready = threading.Event()
+        self.arrived = False
         self._complete: OnComplete | None = None
+        self.share: Array | None = None
         self.array: Array | None = None
         self.failure: BaseException | None = None
+        self.ticket: Ticket | None = None
 
-    def arrive(self, array: Array | None, failure: BaseException | None, on_complete: OnComplete) -> None:
+    def arrive(
+        self, share: Array | None, array: Array | None, failure: BaseException | None, on_complete: OnComplete
+    ) -> None:
         """The array may be exchanged now, or ``failure`` says why there is none; called once, by the engine."""
-        self.array, self.failure, self._complete = array, failure, on_complete
-        self._ready.set()
-
-    def wait(self, timeout: float) -> bool:
-        """True when it has arrived."""
-        return self._ready.wait(timeout)
+        self.share, self.array, self.failure, self._complete = share, array, failure, on_complete
+        self.arrived = True
+        ticket = self.ticket  # looked at behind `arrived`, as `put` looks at `arrived` behind it: one sees the other
+        if ticket is not None and ticket.ready():
+            ticket.ring(ticket)
 
     def complete(self, error: BaseException | None) -> None:
         """Tell the engine; an array that had failed before keeps its own error."""
         complete, self._complete = self._complete, None
-        self.array = None
+        self.share = self.array = None
         if complete is not None:
             complete(self.failure or error)
 
@@ -60,34 +90,77 @@ class Part:
 class Ticket:
     """One exchange: what is exchanged, and how."""
 
+    repairs = False
+
     def __init__(self, description: str, parts: Sequence[Part], exchange: Exchange) -> None:
         self.description = description
         self.parts = tuple(parts)
         self.exchange = exchange
+        self.ring: Callable[[Ticket], None] = lambda ticket: None
 
-    def run(self, group: Group) -> None:
-        """Exchange the arrays of all parts as one; every part has arrived."""
+    def ready(self) -> bool:
+        """All arrays are there, or have failed."""
+        return all(part.arrived for part in self.parts)
+
+    @property
+    def small(self) -> bool:
+        """Its arrays travel within messages."""
+        return sum(part.share.nbytes for part in self.parts if part.share is not None) <= INLINE
+
+    def steps(self, group: Group) -> Steps[None]:
+        """Exchange the arrays of all parts as one."""
         failed = next((part.failure for part in self.parts if part.failure is not None), None)
         failure = None if failed is None else f"{type(failed).__name__}: {failed}"
-        arrays = [part.array for part in self.parts if part.array is not None]
-        if failure is None and len(arrays) == 1:
-            self.exchange(group, arrays[0], self.description, None)
+        pairs = [(part.share, part.array) for part in self.parts if part.share is not None and part.array is not None]
+        if failure is None and len(pairs) == 1:
+            yield from self.exchange(group, *pairs[0], self.description, None)
             return
-        beside = side_by_side(arrays)
-        if beside is not None:
-            self.exchange(group, beside, self.description, failure)
+        total = side_by_side([array for _, array in pairs])
+        if total is None:
+            joined = np.concatenate([share.reshape(-1) for share, _ in pairs]) if pairs else np.empty(0, np.uint8)
+            group.joined += joined.nbytes
+            yield from self.exchange(group, joined, joined, self.description, failure)
+            start = 0
+            for _, array in pairs:
+                array.reshape(-1)[...] = joined[start : start + array.size]
+                start += array.size
             return
-        joined = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.uint8)
-        self.exchange(group, joined, self.description, failure)
-        start = 0
-        for array in arrays:
-            array.reshape(-1)[...] = joined[start : start + array.size]
-            start += array.size
+        share = side_by_side([share for share, _ in pairs])
+        if share is None:
+            for source, array in pairs:
+                if source is not array:
+                    array[...] = source
+                    group.joined += array.nbytes
+            share = total
+        yield from self.exchange(group, share, total, self.description, failure)
 
-    def complete(self, error: BaseException | None) -> None:
+    def tell(self, error: BaseException | None) -> None:
         """Tell every part's operation."""
         for part in self.parts:
             part.complete(error)
+
+
+class _Call:
+    """Work that a thread waits for, behind all exchanges so far."""
+
+    small = False
+
+    def __init__(self, work: Callable[[Group], Any], *, repairs: bool) -> None:
+        self._work, self.repairs = work, repairs
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def steps(self, group: Group) -> Steps[None]:
+        result = self._work(group)
+        self.result = (yield from result) if inspect.isgenerator(result) else result
+
+    def tell(self, error: BaseException | None) -> None:
+        self.error = error
+        self.done.set()
 
 
 def side_by_side(arrays: Sequence[Array]) -> Array | None:
@@ -113,12 +186,21 @@ def _address(array: Array) -> int:
 
 
 class Sequencer:
-    """The thread, and the queue in front of it."""
+    """The queue, and the thread behind it."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
-        self._queue: queue.SimpleQueue[Ticket | Callable[[], bool]] = queue.SimpleQueue()
+        self._items: deque[Ticket | _Call] = deque()
+        self._driving = Lock()
+        self._steps: Steps[Any] | None = None
+        """Of the first item, where somebody has begun it; belongs to whoever drives."""
+        self._bell = threading.Lock()
+        """Open when the store's thread is to look."""
+        self._lazy = False
+        """A thread that waited has made the last exchange; the store's thread then looks now and then, unasked."""
         self._broken: KVStoreError | None = None
+        self._last: _Call | None = None
+        """After it the thread ends."""
         self._closing = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"weftplan-{name}", daemon=True)
@@ -136,92 +218,145 @@ class Sequencer:
 
     def put(self, ticket: Ticket) -> None:
         """Put an exchange behind all others: where ranks must agree, in the order of the program."""
-        self._queue.put(ticket)
+        ticket.ring = self._is_ready
+        self._items.append(ticket)
+        for part in ticket.parts:
+            part.ticket = ticket
+        if ticket.ready():
+            self._is_ready(ticket)
 
-    def call(self, work: Callable[[Group], Any], *, repairs: bool = False, timeout: float | None = None) -> Any:
+    def call(self, work: Callable[[Group], Any], *, repairs: bool = False) -> Any:
         """Let the thread do ``work`` behind all exchanges, wait for it, and return or raise what it does.
 
         Args:
-            work: what to do.
+            work: what to do: a function, or one that returns steps; it bounds its waits itself.
             repairs: do it after a lost process, too; if it succeeds, exchanges go on.
-            timeout: seconds after which waiting ends; None where ``work`` bounds itself.
 
         Raises:
-            WorkerLostError: the time is over; the thread still waits for the others.
+            KVStoreError: the store was closed, or its thread has ended; and whatever ``work`` raises.
         """
         self.check()
-        done = threading.Event()
-        result: list[Any] = [None, None]
-
-        def run() -> bool:
-            try:
-                if self._broken is not None and not repairs:
-                    raise self._broken
-                result[0] = work(self._group)
-                self._broken = None
-            except BaseException as error:
-                result[1] = error
-                self._note(error)
-            finally:
-                done.set()
-            return True
-
-        self._queue.put(run)
-        begun = time.monotonic()
-        while not done.wait(1.0):
-            if timeout is not None and time.monotonic() - begun > timeout:
-                raise WorkerLostError(f"other processes have not come for {timeout:.0f} s to go on after a death")
-            if not self._thread.is_alive() and not done.is_set():
+        call = _Call(work, repairs=repairs)
+        self._items.append(call)
+        self._ring()
+        while not call.done.wait(1.0):
+            if not self._thread.is_alive() and not call.done.is_set():
                 raise KVStoreError("the thread of this store has ended")
-        if result[1] is not None:
-            raise result[1]
-        return result[0]
+        if call.error is not None:
+            raise call.error
+        return call.result
 
     def close(self, timeout: float) -> None:
         """Tell the others that this process takes part no more, and end the thread; what is queued comes first."""
         if self.closed:
             return
 
-        def leave() -> bool:
+        def leave(group: Group) -> Steps[None]:
+            lost = self._broken is not None
             with contextlib.suppress(Exception):
-                if self._broken is not None:
-                    self._group.shrink()  # the survivors count on every one of them
-                self._group.leave()
-            return False
+                if not lost:
+                    try:
+                        yield from group.leave()
+                    except WorkerLostError:
+                        lost = True
+                if lost:
+                    yield from group.depart()
+            group.stop_listening()
 
-        self._queue.put(leave)
+        self._last = _Call(leave, repairs=True)
+        self._items.append(self._last)
         self._closing.set()
+        self._ring()
         self._thread.join(timeout)
         if self._thread.is_alive():  # an array that will never be ready: let the others know
             self._ended.set()
+            self._ring()
             self._thread.join(1.0)
 
-    def _run(self) -> None:
-        while True:
-            item = self._queue.get()
-            if not isinstance(item, Ticket):
-                if not item():
+    def help(self) -> None:
+        """On a thread that is about to wait: exchange what is small and ready, as long as the others come soon."""
+        if not self._items:
+            return
+        with shielded():
+            while True:
+                if not self._driving.acquire(blocking=False):
                     return
-                continue
+                try:
+                    item = self._items[0] if self._items else None
+                    if item is None or not item.small or not item.ready():
+                        return
+                    over, error = self._drive(item, _HELPING)
+                finally:
+                    self._driving.release()
+                if not over:
+                    self._lazy = False
+                    self._ring()
+                    return
+                if not self._lazy:
+                    self._lazy = True
+                    self._ring()  # it is to look from now on
+                item.tell(error)
+
+    def _is_ready(self, ticket: Ticket) -> None:
+        if not self._lazy or not ticket.small:
+            self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is open
+            self._bell.release()
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            rung = self._bell.acquire(timeout=_LAZY_S if self._lazy else 1.0)
+            if self._lazy and not self._items:
+                idle = 0 if rung else idle + 1
+                self._lazy = idle < _LAZY_LOOKS
+            while self._items:
+                with self._driving:
+                    item = self._items[0] if self._items else None
+                    if item is None:
+                        break
+                    if not item.ready():
+                        if not self._ended.is_set():
+                            break
+                        _give_up(item)
+                    self._lazy = False
+                    _, error = self._drive(item, None)
+                item.tell(error)
+                if item is self._last:
+                    return
+
+    def _drive(self, item: Ticket | _Call, most: int | None) -> tuple[bool, BaseException | None]:
+        """Whether the first item is over, and its error; ``most``: looks after which to leave it."""
+        looks = 0
+        try:
+            if self._steps is None:
+                if self._broken is not None and not item.repairs:
+                    raise self._broken  # who has lost another process exchanges nothing
+                self._steps = item.steps(self._group)
+            for _ in self._steps:
+                looks += 1
+                if most is not None:
+                    if looks == most:
+                        return False, None
+                elif looks < _SPINS:
+                    os.sched_yield()
+                else:
+                    time.sleep(0.0001 if looks < 2 * _SPINS else 0.001)
             error: BaseException | None = None
-            try:
-                # A process that has lost another runs nothing, so it need not wait for what will not be exchanged.
-                self._wait_until_ready(item)
-                if self._broken is not None:
-                    raise self._broken
-                item.run(self._group)
-            except BaseException as raised:
-                error = raised
-                self._note(raised)
-            item.complete(error)
+            if item.repairs:
+                self._broken = None
+        except BaseException as raised:
+            error = raised
+            if isinstance(error, WorkerLostError):  # or a wait that was given up half way
+                self._broken = error
+        self._steps = None
+        self._items.popleft()
+        return True, error
 
-    def _wait_until_ready(self, ticket: Ticket) -> None:
-        for part in ticket.parts:
-            while not part.wait(1.0):
-                if self._ended.is_set():
-                    part.arrive(None, KVStoreError("its process ended before it was computed"), lambda error=None: None)
 
-    def _note(self, error: BaseException) -> None:
-        """Remember what makes further exchanges impossible: a loss, or a wait that was given up half way."""
-        if isinstance(error, WorkerLostError):
-            self._broken = error
+def _give_up(item: Ticket | _Call) -> None:
+    for part in item.parts if isinstance(item, Ticket) else ():
+        if not part.arrived:
+            part.arrive(None, None, KVStoreError("its process ended before it was computed"), lambda error=None: None)

@@ -22,6 +22,7 @@ import numpy as np
 
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group import Group
+from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.reduce import Array
 from weftplan.ndarray import NDArray, array, empty
@@ -220,7 +221,9 @@ class Server:
         part.version += 1
 
 
-def ask(mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str) -> list[Header]:
+def ask(
+    mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], group: Group, what: str
+) -> Steps[list[Header]]:
     """Send each (server, header, its array) at once and wait for all answers.
 
     Args:
@@ -243,7 +246,7 @@ def ask(mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], grou
             sent.append(comm.Isend([header.encode(), byte], dest=server, tag=REQUEST))
             if header.verb is Verb.PUSH:
                 sent.append(comm.Isend([values.view(np.uint8), byte], dest=server, tag=REQUEST_DATA))
-        group.wait(headers, [], servers, what)
+        yield from group.wait(headers, [], servers, what)
         found, errors, data, senders = [], [], [], []
         for (server, header, values), raw in zip(requests, answers, strict=True):
             answer = Header.decode(raw, server)
@@ -260,7 +263,7 @@ def ask(mpi: Any, comm: Any, requests: Sequence[tuple[int, Header, Array]], grou
                     data.append(comm.Irecv([values.view(np.uint8), byte], source=server, tag=ANSWER_DATA))
                     senders.append(server)
         going = [] if errors else sent
-        group.wait(data, going, [*senders, *(servers[0] for _ in going)], what)
+        yield from group.wait(data, going, [*senders, *(servers[0] for _ in going)], what)
     if errors:
         server, text = errors[0]
         raise KVStoreError(f"{what}: server {server} says {text.decode(errors='replace')}")

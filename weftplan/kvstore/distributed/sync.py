@@ -23,9 +23,12 @@ from weftplan.engine import get as get_engine
 from weftplan.errors import MXNetError
 from weftplan.kvstore.buckets import BucketRule
 from weftplan.kvstore.compression import DTYPE, Compression
+from weftplan.kvstore.copies import HOST
 from weftplan.kvstore.distributed.group import Group
 from weftplan.kvstore.distributed.member import KVStoreDist, arrays_in, described
+from weftplan.kvstore.distributed.membership import Steps
 from weftplan.kvstore.distributed.sequencer import Exchange, Part, Ticket
+from weftplan.kvstore.distributed.wire import INLINE
 from weftplan.kvstore.keys import Key
 from weftplan.kvstore.on_device import KVStoreDevice
 from weftplan.kvstore.reduce import Array
@@ -45,6 +48,7 @@ class KVStoreDistSync(KVStoreDist):
         self._rule = BucketRule.from_environment()
         self._meet(f"join gradients by {self._rule}")
         self._collected: list[tuple[Key, NDArray, Part]] | None = None
+        self._descriptions: dict[Key, str] = {}
         self._dist_compression: Compression | None = None
         self._dist_residuals: dict[Key, Array] = {}
 
@@ -65,10 +69,21 @@ class KVStoreDistSync(KVStoreDist):
                     self._put(collected)
 
     def _push(self, groups: list[tuple[Key, list[NDArray]]], priority: int) -> None:
-        within = self._collected is not None
-        with self.together():
-            self._lay_out(self._stored if within else [key for key, _ in groups])
-            super()._push(groups, priority)
+        with self._turn:
+            self._sequencer.check()
+            within = self._collected is not None
+            if any(key not in self._merged for key, _ in groups):
+                self._lay_out(self._stored if within else [key for key, _ in groups])
+            if within:
+                super()._push(groups, priority)
+                return
+            collected: list[tuple[Key, NDArray, Part]] = []
+            self._collected = collected
+            try:
+                super()._push(groups, priority)
+            finally:
+                self._collected = None
+                self._put(collected)
 
     def _lay_out(self, keys: Iterable[Key]) -> None:
         """Make the merge buffers of keys that are pushed together side by side, in the order in which they travel.
@@ -91,19 +106,31 @@ class KVStoreDistSync(KVStoreDist):
         return False  # what is stored must not change before the sum over processes is there
 
     def _fill(self, key: Key, arrays: list[NDArray], merged: NDArray, priority: int) -> None:
-        super()._fill(key, arrays, merged, priority)
         assert self._collected is not None, "a sum outside of a push"
-        self._collected.append((key, merged, self._part(key, merged, priority)))
+        on_host = all(array.context.device_type in HOST for array in (*arrays, merged))
+        if on_host and (len(arrays) == 1 or merged.nbytes <= INLINE):
+            part = self._part(key, merged, priority, arrays)
+        else:
+            super()._fill(key, arrays, merged, priority)
+            part = self._part(key, merged, priority)
+        self._collected.append((key, merged, part))
 
     def _put(self, collected: list[tuple[Key, NDArray, Part]]) -> None:
         """Queue exchanges for what a call has pushed: in an order that only depends on the calls."""
-        collected = [item for _, item in sorted(enumerate(collected), key=lambda pair: self._place(*pair))]
+        if len(collected) > 1:
+            collected = [item for _, item in sorted(enumerate(collected), key=lambda pair: self._place(*pair))]
         compressing = self._dist_compression is not None
         rule = BucketRule(1, None) if compressing else self._rule
         for bucket in rule.cut([(item, item[1].nbytes, item[1].dtype) for item in collected]):
-            what = ", ".join(described(key, merged) for key, merged, _ in bucket)
+            what = ", ".join(self._described(key, merged) for key, merged, _ in bucket)
             exchange: Exchange = self._sum_compressed(bucket[0][0]) if compressing else Group.sum
             self._sequencer.put(Ticket(f"sum {what}", [part for _, _, part in bucket], exchange))
+
+    def _described(self, key: Key, merged: NDArray) -> str:
+        found = self._descriptions.get(key)
+        if found is None:
+            found = self._descriptions[key] = described(key, merged)
+        return found
 
     def _place(self, index: int, item: tuple[Key, NDArray, Part]) -> tuple[int, int]:
         return -self._keys.number(item[0]), index
@@ -127,14 +154,14 @@ class KVStoreDistSync(KVStoreDist):
         compression = self._dist_compression
         assert compression is not None
 
-        def exchange(group: Group, values: Array, what: str, failure: str | None) -> None:
+        def exchange(group: Group, share: Array, values: Array, what: str, failure: str | None) -> Steps[None]:
             if values.dtype != DTYPE:
                 failure = failure or f"only {DTYPE} gradients are compressed, got {values.dtype}"
             packed = np.empty(compression.packed_size(values.size), np.uint8)
             if failure is None:
                 residual = self._dist_residuals.setdefault(key, np.zeros(values.size, DTYPE))
-                compression.pack(values, residual, packed, **self._sharing)
-            compression.unpack_sum(group.gather(packed, what, failure), values, **self._sharing)
+                compression.pack(share.reshape(-1), residual, packed, **self._sharing)
+            compression.unpack_sum((yield from group.gather(packed, what, failure)), values, **self._sharing)
 
         return exchange
 
@@ -153,7 +180,7 @@ class KVStoreDistSync(KVStoreDist):
             KVStoreError: this MPI cannot go on after a death.
         """
         with self._turn:
-            root = int(self._sequencer.call(Group.shrink, repairs=True, timeout=self._group.timeout_s))
+            root = int(self._sequencer.call(Group.regroup, repairs=True))
             for key, stored in self._stored.items():
                 _heal(stored)
                 self._from(root, f"recover {described(key, stored)}", stored)
@@ -168,18 +195,22 @@ class KVStoreDistSync(KVStoreDist):
         own = updater.get_states()
         size = np.array([len(own)], np.int64)
         self._sequencer.call(lambda group: group.broadcast(size, root, "recover the size of optimizer states"))
-        data = np.frombuffer(own, np.uint8) if self._group.world_rank == root else np.empty(int(size[0]), np.uint8)
+        data = np.frombuffer(own, np.uint8) if self._group.rank == root else np.empty(int(size[0]), np.uint8)
         data = data.copy()
         self._sequencer.call(lambda group: group.broadcast(data, root, "recover optimizer states"))
-        if self._group.world_rank != root:
+        if self._group.rank != root:
             updater.set_states(data.tobytes())
 
     def statistics(self) -> dict[str, int]:
-        """As of ``local``, and bytes for the exchange: parts of other processes' arrays, copies of what a GPU holds."""
+        """As of ``local``, and bytes for the exchange: parts of other processes' arrays, copies of what a GPU holds.
+
+        ``joined_bytes`` counts what has been copied so far to join gradients into buckets.
+        """
         return {
             **super().statistics(),
             "exchange_bytes": self._group.scratch_bytes,
             "wire_bytes": sum(array.nbytes for array in list(self._wire.values())),
+            "joined_bytes": self._group.joined,
             "residual_bytes": sum(array.nbytes for array in list(self._dist_residuals.values())),
         }
 

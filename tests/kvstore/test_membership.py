@@ -1,0 +1,148 @@
+"""Agreement on who is left after deaths, over messages that are late: many orders, with a model of MPI."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from weftplan.errors import KVStoreError, WorkerLostError
+from weftplan.kvstore.distributed.membership import Members
+from weftplan.kvstore.distributed.wire import View
+
+
+class Refused(Exception):
+    """What the model of MPI raises for a message from or to the dead."""
+
+
+class Request:
+    """A receive that a message may meet later, or a send that nobody waits for."""
+
+    def __init__(self, world: World, me: int, source: int | None = None, room: bytearray | None = None) -> None:
+        self.world, self.me, self.source, self.room = world, me, source, room
+
+    def Get_status(self, status: Any) -> bool:
+        if self.source is None or self.room is None:
+            return True
+        queue = self.world.sent[self.source, self.me]
+        if queue:
+            self.room[:] = queue.pop(0)
+            self.room, status.error = None, 0
+            return True
+        status.error = 1
+        return self.source in self.world.known[self.me]
+
+    def Wait(self) -> None: ...
+
+    def Test(self) -> bool:
+        return True
+
+    def Cancel(self) -> None: ...
+
+
+class World:
+    """So many processes, who is dead, and who has heard of it; messages stay in order between two processes."""
+
+    SUCCESS, ERR_OTHER = 0, 16
+    BYTE = None
+    Exception = Refused
+    Status = type("Status", (), {"error": 0})
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.dead: set[int] = set()
+        self.known: list[set[int]] = [set() for _ in range(size)]
+        self.sent: dict[tuple[int, int], list[bytes]] = {(a, b): [] for a in range(size) for b in range(size)}
+
+
+class Comm:
+    """One process's end of the communicator."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world, self.rank, self.size = world, rank, world.size
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int) -> Request:
+        return Request(self.world, self.rank, source, buffer[0])
+
+    def Issend(self, buffer: list[Any], dest: int, tag: int) -> Request:
+        if dest in self.world.known[self.rank]:
+            raise Refused
+        self.world.sent[self.rank, dest].append(bytes(buffer[0]))
+        return Request(self.world, self.rank)
+
+
+class Member(Members):
+    """A member whose MPI is the model."""
+
+    def __init__(self, world: World, rank: int, sequence: int) -> None:
+        class MPI(World):
+            COMM_WORLD = type("C", (), {"Get_failed": None})()
+
+        super().__init__(MPI, Comm(world, rank), stall_s=60, timeout_s=60)
+        self.world = world
+        self.sequence = sequence
+
+    def lost(self) -> list[int]:
+        return sorted(self.world.known[self.rank] & set(self.members))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_survivors_agree_whatever_dies_when(seed: int):
+    """All who live end with the same members, epoch, place in the program and leader; none waits for ever.
+
+    Members die at random moments, also within an agreement, and each of the others hears of it at a moment of its own.
+    One that has ended looks for losses as an exchange does, and takes part again when it hears of one.
+    """
+    chance = random.Random(seed)
+    size = chance.randint(2, 7)
+    world = World(size)
+    members = [Member(world, rank, chance.randint(4, 5)) for rank in range(size)]
+    running: dict[int, Generator[None, None, int]] = {}
+    leaders: dict[int, int] = {}
+    toll = chance.sample(range(size), chance.randint(1, size - 1))
+    steps = 0
+    while True:
+        living = [rank for rank in range(size) if rank not in world.dead]
+        if toll and chance.random() < 0.05:
+            world.dead.add(toll[-1])
+            running.pop(toll.pop(), None)
+            continue
+        rank = chance.choice(living)
+        untold = sorted(world.dead - world.known[rank])
+        if untold and chance.random() < 0.1:
+            world.known[rank].add(chance.choice(untold))
+        if rank in running:
+            try:
+                next(running[rank])
+            except StopIteration as end:
+                leaders[rank] = end.value
+                del running[rank]
+        else:
+            try:
+                members[rank]._look_for_losses()
+            except Refused:
+                running[rank] = members[rank].regroup()
+        steps += 1
+        assert steps < 100_000
+        over = not toll and not running and all(world.known[one] >= world.dead for one in living)
+        if over and all(set(members[one].members) == set(living) for one in living):
+            break
+    assert len({(members[one]._epoch, members[one].sequence) for one in living}) == 1
+    assert len({leaders[one] for one in living}) == 1
+    assert leaders[living[0]] in living
+
+
+def test_waits_end_and_who_was_given_up_is_told():
+    """Nobody waits for ever for one that does not come; one that the others count as gone gets an error."""
+    world = World(3)
+    first, third = Member(world, 0, 0), Member(world, 2, 0)
+    first.timeout_s = 0
+    with pytest.raises(WorkerLostError, match="ranks 1, 2 to go on after a death"):
+        for _ in first.regroup():
+            pass
+    world.sent[1, 2].append(View(1, 0, frozenset({2})).encode(3))
+    with pytest.raises(KVStoreError, match="have gone on without this one"):
+        for _ in third.regroup():
+            pass
