@@ -345,3 +345,41 @@ def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)
     with pytest.raises(KVStoreError, match=r"pip install 'weftplan\[mpi\]'"):
         mx.kv.create("dist_sync")
+
+
+def test_buckets_of_a_bound_network_copy_nothing(tmp_path: Path):
+    """Gradients that a bind makes lie side by side in the order of their buckets: an exchange joins them in place."""
+    run_ranks(
+        tmp_path,
+        2,
+        """
+        net = mx.sym.Variable("data")
+        for width in (7, 300, 5):
+            net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=width), act_type="tanh")
+        net = mx.sym.SoftmaxOutput(net, name="softmax")
+        shapes = {"data": (4, 3), "softmax_label": (4,)}
+        reqs = {name: "null" if name in shapes else "write" for name in net.list_arguments()}
+        bound = net.simple_bind(mx.cpu(), grad_req=reqs, **shapes)
+        names = [name for name in net.list_arguments() if name not in shapes]
+        for i, name in enumerate(names):
+            bound.arg_dict[name][:] = np.random.default_rng(i).standard_normal(bound.arg_dict[name].shape) * 0.1
+            kv.init(i, bound.arg_dict[name])
+        for step in range(3):
+            bound.arg_dict["data"][:] = 0.1 * (1 + step + rank)
+            bound.arg_dict["softmax_label"][:] = rank
+            bound.forward(is_train=True)
+            bound.backward()
+            mine = [bound.grad_dict[name].asnumpy() for name in names]
+            kv.push(list(range(len(names))), [bound.grad_dict[name] for name in names])
+            sums = [value(i, grad.shape) for i, grad in enumerate(mine)]
+            for name, grad in zip(names, mine):
+                assert (bound.grad_dict[name].asnumpy() == grad).all(), name  # a push changes no gradient
+            assert (sums[-1] != mine[-1]).any()
+        assert kv.statistics()["joined_bytes"] == 0
+        apart = [mx.nd.array(grad) for grad in mine]
+        kv.push(list(range(len(names))), apart)
+        assert all((value(i, grad.shape) == sums[i]).all() for i, grad in enumerate(mine))
+        assert kv.statistics()["joined_bytes"] == sum(grad.nbytes for grad in mine)
+        """,
+        FLAGS_fuse_parameter_groups_size="-1",
+    )

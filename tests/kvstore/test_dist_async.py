@@ -162,7 +162,8 @@ def test_a_death_is_an_error_of_the_others(tmp_path):
                     kv.push(key, mx.nd.ones((4,)))
                     value(key, (4,))
         except WorkerLostError as error:
-            assert "rank 1 died" in str(error), error
+            import re
+            assert re.search(r"ranks? (0, )?1(, 2)? died", str(error)), error  # another may have ended since
             print("told", rank, flush=True)
         """,
         ok=False,

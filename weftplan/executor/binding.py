@@ -38,7 +38,15 @@ from weftplan.executor.bind_arguments import (
 from weftplan.executor.dynamic import DynamicExecutor
 from weftplan.executor.executor import Executor
 from weftplan.executor.kept_plans import planned_once
-from weftplan.executor.new_arrays import Groups, buffered_array, fitted, new_zeros, shared_array, variable_contexts
+from weftplan.executor.new_arrays import (
+    Groups,
+    buffered_array,
+    fitted,
+    gradients_beside,
+    new_zeros,
+    shared_array,
+    variable_contexts,
+)
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
 from weftplan.storage import homes
@@ -322,9 +330,11 @@ def simple_bind(
     sizes = planned.variables()
     args: list[NDArray] = []
     grads: list[NDArray | None] = []
+    apart = shared_exec is not None or shared_buffer is not None
+    beside = {} if apart else gradients_beside({n: (*sizes[n], places[n]) for n in names if reqs[n] != "null"})
     for name in names:
         (shape, dtype), place = sizes[name], places[name]
-        grad = None
+        grad = beside.get(name)
         if name in shared:
             assert shared_exec is not None
             args.append(shared_array(shared[name], name, shape, dtype))
@@ -333,7 +343,7 @@ def simple_bind(
                 grad = new_zeros(shape, place, dtype) if grad is None else grad
         else:
             args.append(buffered_array(shared_buffer, name, shape, dtype, place))
-            if reqs[name] != "null":
+            if reqs[name] != "null" and grad is None:
                 grad = buffered_array(shared_buffer, f"grad of {name}", shape, dtype, place)
         grads.append(grad)
     aux = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,11 +98,37 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
 
 def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
     """Zeros whose memory is taken now, not when the operation that fills them runs: a bind that lacks room raises."""
-    array = empty(shape, ctx, dtype)
+    return _zeroed(empty(shape, ctx, dtype))
+
+
+def _zeroed(array: NDArray) -> NDArray:
     if writes_of_zeros(array):
-        return zeros(shape, out=array)
+        return zeros(array.shape, out=array)
     array.chunk.raw.fill(0)  # nobody else knows the array yet, and its memory does not move
     return array
+
+
+def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) -> dict[str, NDArray]:
+    """Zeros for gradients of (shape, dtype, context), those of a context and dtype side by side, the last one first.
+
+    Backward ends with the gradients of the last arguments first, and a store exchanges them in this order, several as
+    one: they are then one range of memory already. Each has a var of its own. Those that cannot be parts of a whole, on
+    a device or where memory may move, are left out, and so is one that has no neighbour.
+    """
+    groups: dict[tuple[Context, np.dtype[Any]], list[str]] = {}
+    for name, (_, dtype, place) in reversed(wanted.items()):
+        if place.device_type == "cpu":
+            groups.setdefault((place, np.dtype(dtype)), []).append(name)
+    found: dict[str, NDArray] = {}
+    for (place, dtype), names in groups.items():
+        sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
+        if len(names) < 2 or not sum(sizes) or type(empty((1,), place, dtype).chunk) is not Chunk:
+            continue
+        whole, offset = Chunk(place, sum(sizes)), 0
+        for name, nbytes in zip(names, sizes, strict=True):
+            found[name] = _zeroed(NDArray(whole.part(offset, nbytes), wanted[name][0], dtype))
+            offset += nbytes
+    return found
 
 
 def writes_of_zeros(array: NDArray) -> int:

@@ -310,7 +310,8 @@ class _Losses:
         while True:
             dead = set(group.lost())
             group._hear()
-            heard = {rank for view in group._views.values() for rank in view.gone} & set(group.members)
+            heard = {rank for teller, view in group._views.items() for rank in view.gone - {teller}}
+            heard &= set(group.members)
             if dead or heard or time.monotonic() - begun > _NEWS_S:
                 break
             time.sleep(0.01)
