@@ -66,3 +66,54 @@ def test_digits_over_processes_and_over_devices():
     assert processes["workers"] == 2
     assert processes["weights_sha256"] == devices["weights_sha256"]
     assert processes["test_accuracy"] == devices["test_accuracy"]
+
+
+DYING = """
+import os, signal, sys
+import numpy as np
+import weftplan as mx
+from weftplan.training.parts import PartOfBatchIter
+
+def train(store, part, contexts, **settings):
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="f"), name="softmax")
+    module = mx.mod.Module(net, context=contexts)
+    module.fit(part, kvstore=store, num_epoch=4, optimizer_params={"learning_rate": 0.1, "momentum": 0.9}, **settings)
+    return module.get_params()[0]["f_weight"].asnumpy().tobytes()
+
+def batches():
+    mx.random.seed(5)
+    data = np.random.default_rng(0).standard_normal((64, 6)).astype("f4")
+    return mx.io.NDArrayIter(data, np.arange(64) % 3, batch_size=16)
+
+folder, store = sys.argv[1], mx.kv.create("dist_sync")
+
+def end(param):
+    once = os.path.join(folder, "died")
+    if store.rank == 1 and (param.epoch, param.nbatch) == (2, 1) and not os.path.exists(once):
+        open(once, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+part = PartOfBatchIter(batches(), rank=store.rank, num_workers=store.num_workers)
+weights = train(store, part, mx.cpu(), batch_end_callback=end, checkpoint=folder + "/run", every=1, resume=True)
+assert weights == train(mx.kv.create("device"), batches(), [mx.cpu(0), mx.cpu(1)])
+print("same bits")
+"""
+
+
+def test_a_job_that_is_started_again_ends_with_the_same_bits(tmp_path: Path):
+    """A process is killed in the middle: all begin again from the newest checkpoint, and end as if nobody had died."""
+    need_mpi()
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    done = subprocess.run(
+        [sys.executable, "-m", "weftplan", "launch", "-n", "2", "--restarts", "1", script, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("restart 1 of 1") == 1
+    assert done.stdout.count("same bits") == 2
+    assert len(list(tmp_path.glob("run-step*.safetensors"))) == 3

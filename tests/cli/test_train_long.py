@@ -71,13 +71,13 @@ def test_options_that_need_a_prefix(option):
     assert f"{option[0]} needs --checkpoint PREFIX" in result.output
 
 
-def test_going_on_with_several_processes_is_refused(tmp_path):
+def test_going_on_with_processes_that_differ_is_refused(tmp_path):
     """It says so before anything runs."""
     result = CliRunner().invoke(
-        main, ["train", "--kvstore", "dist_sync", "--resume", "--checkpoint", str(tmp_path / "a")]
+        main, ["train", "--kvstore", "dist_async", "--resume", "--checkpoint", str(tmp_path / "a")]
     )
     assert result.exit_code == 2
-    assert "--resume is for one process" in result.output
+    assert "--resume needs processes with equal weights" in result.output
 
 
 def test_early_stopping(tmp_path):

@@ -223,6 +223,26 @@ def test_a_store_makes_the_same_sums_on_every_engine(kind, name):
     made.stop()
 
 
+def test_other_links_are_seen_by_a_store_that_has_exchanged():
+    """After connect() the next push takes the way that is fastest on the new links, with the room that it needs."""
+    contexts = [mx.sim(index) for index in range(8)]
+    kv = mx.kv.create("device")
+    kv.init("w", mx.nd.zeros((200_000,), ctx=contexts[0]))
+    kv.set_updater(lambda key, merged, stored: None)
+    arrays = [mx.nd.full((200_000,), place + 1.0, ctx=ctx) for place, ctx in enumerate(contexts)]
+    ways = []
+    for links in (LINKS["pcie tree"], LINKS["switch"], None, LINKS["pcie tree"]):
+        connect(links)
+        kv.push("w", arrays)
+        mx.nd.waitall()
+        assert (kv._merged["w"].asnumpy() == 36).all()
+        plan = kv._between.plan(contexts, kv._merged["w"].context, 200_000, 4)
+        assert kv.statistics()["staging_bytes"] == kv._between.bytes_of(plan, 4)
+        ways.append(plan.seconds)
+    assert ways[0] == ways[3]
+    assert len({tuple(seconds.items()) for seconds in ways}) == 3
+
+
 def test_an_optimizer_runs_where_the_sum_is():
     """The weight moves to the device of the sum, and every device gets the new one."""
     connect(LINKS["pcie tree"])

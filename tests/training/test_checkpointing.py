@@ -121,10 +121,11 @@ def test_resume_needs_a_prefix():
         run(resume=True)
 
 
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-    """They would write one file; the message says what to do instead."""
+def test_processes_that_differ_are_refused(tmp_path, monkeypatch):
+    """No file would fit all of them; the message says what to do instead."""
     monkeypatch.setattr("weftplan.kvstore.KVStoreLocal.num_workers", 2)
-    with pytest.raises(MXNetError, match="checkpoint and mixed_precision are for one process"):
+    monkeypatch.setattr("weftplan.kvstore.KVStoreLocal.type", "dist_async")
+    with pytest.raises(MXNetError, match="checkpoint needs processes with equal weights"):
         run(tmp_path / "run", devices=2)
 
 

@@ -24,9 +24,16 @@ from weftplan.kvstore.distributed.mpi import environment
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with one host on each line, as mpiexec reads it. Without it all processes run on this machine.",
 )
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often to start all processes again when one has died. PROGRAM is to go on from its newest checkpoint.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(workers: int, hostfile: Path | None, dry_run: bool, program: tuple[str, ...]) -> None:
+def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, program: tuple[str, ...]) -> None:
     """Run PROGRAM in several processes that share a kvstore 'dist_sync'.
 
     PROGRAM is a Python script with its arguments, or `weftplan` with a command of its own:
@@ -36,21 +43,35 @@ def command(workers: int, hostfile: Path | None, dry_run: bool, program: tuple[s
         weftplan launch -n 4 weftplan train --kvstore dist_sync
 
     More processes than cores are allowed. When a process dies, the others go on. What they do then is theirs to decide
-    (docs/distributed.md).
+    (docs/distributed.md). With --restarts the death of a process ends the others, and all of them start again:
+
+    
+        weftplan launch -n 4 --restarts 3 weftplan train --kvstore dist_sync --checkpoint run/a --resume
     """
-    arguments = mpiexec_command(workers, hostfile, program)
+    arguments = mpiexec_command(workers, hostfile, program, recovers=not restarts)
     if dry_run:
         click.echo(" ".join(arguments))
         return
-    try:
-        done = subprocess.run(arguments, env={**os.environ, **environment()}, check=False)
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(130) from None
-    raise click.exceptions.Exit(done.returncode)
+    for start in range(restarts + 1):
+        try:
+            status = subprocess.run(arguments, env={**os.environ, **environment()}, check=False).returncode
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(130) from None
+        if not status:
+            break
+        if start < restarts:
+            click.echo(
+                f"weftplan launch: the job ended with status {status}; restart {start + 1} of {restarts}", err=True
+            )
+    raise click.exceptions.Exit(status)
 
 
-def mpiexec_command(workers: int, hostfile: Path | None, program: tuple[str, ...]) -> list[str]:
+def mpiexec_command(
+    workers: int, hostfile: Path | None, program: tuple[str, ...], *, recovers: bool = True
+) -> list[str]:
     """The command that starts ``program`` in ``workers`` processes.
+
+    ``recovers``: the others go on when one dies; otherwise that ends all of them.
 
     Raises:
         click.ClickException: there is no mpiexec.
@@ -59,7 +80,9 @@ def mpiexec_command(workers: int, hostfile: Path | None, program: tuple[str, ...
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
         raise click.ClickException("there is no mpiexec: pip install 'weftplan[mpi]'")
-    found = [mpiexec, "--oversubscribe", "--with-ft", "ulfm"]
+    found = [mpiexec, "--oversubscribe"]
+    if recovers:
+        found += ["--with-ft", "ulfm"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         found.append("--allow-run-as-root")
     for name, value in environment().items():

@@ -157,8 +157,8 @@ def command(
     for name, value in (("--resume", resume), ("--every", every)):
         if value and checkpoint is None:
             raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
-        if value and kvstore.startswith("dist"):
-            raise click.UsageError(f"{name} is for one process; several save the trained network at the end")
+        if value and kvstore == "dist_async":
+            raise click.UsageError(f"{name} needs processes with equal weights: use --kvstore dist_sync")
     if kvstore == "none" and len(devices) > 1:
         raise click.UsageError(
             f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
@@ -256,7 +256,7 @@ def _run(
                 num_epoch=epochs,
                 micro_batches=wishes.micro_batches,
                 mixed_precision=wishes.mixed_precision,
-                checkpoint=wishes.checkpoint if workers == 1 else None,  # several processes save at the end alone
+                checkpoint=wishes.checkpoint if store is None or store.type != "dist_async" else None,
                 every=wishes.every,
                 keep=wishes.keep,
                 resume=wishes.resume,

@@ -149,6 +149,8 @@ class Checkpoints:
         self.failed = 0
         """Checkpoints that could not be written."""
         self.told = told
+        self.writes = True
+        """False in a process whose run is saved by another one with equal weights; it only reads."""
         self._thread: threading.Thread | None = None
         self._last: Path | None = None
         self.prefix.parent.mkdir(parents=True, exist_ok=True)

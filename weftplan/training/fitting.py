@@ -84,11 +84,17 @@ class Fitting(ResumableRun):
         self._validation = validation
         self._pieces = Pieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
-        if (scaling is not None or checkpoints is not None) and getattr(module.owner()._kvstore, "num_workers", 1) > 1:
-            raise MXNetError(
-                "fit: checkpoint and mixed_precision are for one process: several would write one file, and scale "
-                "their losses apart; let one process save with do_checkpoint"
-            )
+        store = module.owner()._kvstore
+        if getattr(store, "num_workers", 1) > 1:
+            if scaling is not None:
+                raise MXNetError("fit: mixed_precision is for one process: several would scale their losses apart")
+            if checkpoints is not None and store.type == "dist_async":
+                raise MXNetError(
+                    "fit: checkpoint needs processes with equal weights, as those of dist_sync have: with dist_async "
+                    "let one process save with do_checkpoint"
+                )
+            if checkpoints is not None:
+                checkpoints.writes = store.rank == 0
         if scaling is not None:
             module.set_loss_scale(scaling.scale)
         self._display = display
@@ -257,7 +263,7 @@ class Fitting(ResumableRun):
         self.start_over()
         self.epoch, self.batches = epoch + 1, 0
         checkpoints = self._checkpoints
-        if checkpoints is None:
+        if checkpoints is None or not checkpoints.writes:
             return
         snapshot = None
         over = self.epoch >= self.end or self._stops()
@@ -281,7 +287,7 @@ class Fitting(ResumableRun):
         return pairs
 
     def _save(self) -> None:
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self._checkpoints.writes:
             self._checkpoints.save(self._checkpoints.path(self.step), self.snapshot())
 
 

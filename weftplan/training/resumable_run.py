@@ -115,9 +115,13 @@ class ResumableRun:
         Raises:
             ParameterError: it is of another network, or of other settings; each difference is listed.
             FormatError: there are checkpoints, but none can be read.
+            KVStoreError: the processes do not find the same one.
         """
         assert self._checkpoints is not None
         saved = self._checkpoints.newest()
+        store = self.module.owner()._kvstore
+        if getattr(store, "num_workers", 1) > 1:
+            store.agree(f"go on from {'the beginning' if saved is None else saved.path.name}")
         if saved is None:
             return False
         owner = self.module.owner()

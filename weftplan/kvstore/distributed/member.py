@@ -138,6 +138,10 @@ class KVStoreDist(KVStoreLocal):
 
     _barrier = barrier
 
+    def agree(self, what: str) -> None:
+        """As :meth:`barrier`, where every process is about to do ``what``, in words; raises where they differ."""
+        self._meet(what)
+
     def close(self) -> None:
         """Take part in no exchange any more; the others go on without this process. A process that ends does this."""
         self._at_exit()
