@@ -2,8 +2,9 @@
 
 Hosts are network namespaces of this machine, one process each, whose links let a given rate through; so the network is
 emulated, MPI and the store are real, and what the rest of the machine does matters little. In the same run links are
-*measured* (everybody sends to everybody: latency, bandwidth), exchanges of ``dist_sync`` are *measured*, and what the
-form ``one_step``, which is what ``dist_sync`` does, says of them with that link is *modelled*.
+*measured* as ``weftplan scale -t measured`` does it (latency and bandwidth while everybody sends to everybody, and an
+exchange without data), exchanges of ``dist_sync`` are *measured*, and what the form ``one_step``, which is what
+``dist_sync`` does, says of them with those links is *modelled*.
 
     python bench/bench_scale.py [--rate 100mbit] [--hosts 4] [--rounds 5]       as root, with ip and tc
 """
@@ -50,12 +51,14 @@ def main():
             if run.returncode:
                 raise SystemExit(run.stdout + run.stderr)
             found = json.loads(run.stdout.strip().splitlines()[-1])
-            link = Link(found["latency"], found["bandwidth"], found["overhead"])
+            link = Link(**found["link"])
+            topology = Topology("measured", link, link, 1, found["fixed"])
             for nbytes in SIZES:
                 measured = found["exchange"][str(nbytes)]
-                modelled = seconds("one_step", nbytes, workers, Topology("measured", link, link, 1))
+                modelled = seconds("one_step", nbytes, workers, topology)
                 print(
-                    f"| {workers} | {nbytes:,} | {link.latency * 1e6:.0f} us, {link.bandwidth / 1e6:.2f} MB/s "
+                    f"| {workers} | {nbytes:,} | {link.latency * 1e6:.0f} us, {link.bandwidth / 1e6:.2f} MB/s, "
+                    f"{topology.fixed * 1e6:.0f} us "
                     f"| {measured * 1e3:.1f} | {modelled * 1e3:.1f} | {modelled / measured:.2f} |",
                     flush=True,
                 )

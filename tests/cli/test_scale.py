@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import weftplan as mx
+from tests.kvstore.ranks import need_mpi
 from weftplan import models
 from weftplan.cli import main
+from weftplan.errors import KVStoreError
+from weftplan.kvstore.scaling import measure
 
 
 def scale(*args: object) -> Result:
@@ -69,3 +76,26 @@ def test_bad_input(args: tuple[str, ...], words: str) -> None:
     result = scale(*args)
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_measured_links():
+    """In a job the links are those between its processes; the command says so, and one process is told what to do."""
+    need_mpi()
+    command = ["scale", "-m", "mlp", "-n", "1,2,4096", "-t", "measured", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "weftplan", "launch", "-n", "2", "weftplan", *command],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["links"]["how"] == "measured between 2 processes"
+    assert all(found["links"][name] > 0 for name in ("latency", "bandwidth", "fixed"))
+    alone, pair, many = (row["seconds"] for row in found["steps"])
+    assert alone == found["computation_s"]
+    assert alone + found["links"]["fixed"] <= pair + 1e-9 < many
+    with pytest.raises(KVStoreError, match="weftplan launch -n 4 weftplan scale"):
+        measure(mx.kv.create("local"))

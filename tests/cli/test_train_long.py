@@ -71,15 +71,6 @@ def test_options_that_need_a_prefix(option):
     assert f"{option[0]} needs --checkpoint PREFIX" in result.output
 
 
-def test_going_on_with_processes_that_differ_is_refused(tmp_path):
-    """It says so before anything runs."""
-    result = CliRunner().invoke(
-        main, ["train", "--kvstore", "dist_async", "--resume", "--checkpoint", str(tmp_path / "a")]
-    )
-    assert result.exit_code == 2
-    assert "--resume needs processes with equal weights" in result.output
-
-
 def test_early_stopping(tmp_path):
     """--patience validates after each epoch, stops, and the best epoch is kept."""
     result = train(*MLP, "--epochs", "60", "--lr", "0.5", "--patience", "1", "--checkpoint", str(tmp_path / "run"))

@@ -15,12 +15,14 @@ from weftplan.cli.options import json_option, model_option, number, positive, sh
 from weftplan.cli.plan_inputs import load_network, parse_shapes
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.compression import Compression
-from weftplan.kvstore.scaling import Gradient, Step, best_step, parse_topology
+from weftplan.kvstore.factory import create as create_store
+from weftplan.kvstore.scaling import Gradient, Step, best_step, measure, parse_topology
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.estimate import parameters_only
 from weftplan.planner.symbolic.pipeline import size_symbol
 
 MOST = 1 << 20
+_MEASURED = "measured"
 _BAR = 40
 
 
@@ -41,6 +43,8 @@ def _counts(context: click.Context, parameter: click.Parameter, value: str) -> l
 
 
 def _topology(context: click.Context, parameter: click.Parameter, value: str) -> Any:
+    if value == _MEASURED:
+        return value
     try:
         return parse_topology(value)
     except KVStoreError as error:
@@ -65,7 +69,8 @@ def _topology(context: click.Context, parameter: click.Parameter, value: str) ->
     default="8xnvlink4+100gbe",
     show_default=True,
     callback=_topology,
-    help="The link of every worker, as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers a machine.",
+    help="The link of every worker, as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers a machine; or "
+    "'measured', in a job that weftplan launch starts.",
 )
 @click.option("--device", default="gpu0", show_default=True, help="The device for which the computation is modelled.")
 @positive("--step-ms", help="The milliseconds that you have measured for forward and backward.")
@@ -93,7 +98,17 @@ def command(
     \b
         weftplan scale -m resnet50 -n 1..4096 -t 8xnvlink4+100gbe
         weftplan scale -m vgg16 -n 1,8,64 -t "(20us,1.1GB/s)" --step-ms 180
+        weftplan launch -n 4 weftplan scale -m vgg16 -t measured
     """
+    links = "given"
+    if topology == _MEASURED:
+        try:
+            store = create_store("dist_sync")
+            topology, links = measure(store), f"measured between {store.num_workers} processes"
+        except KVStoreError as error:
+            raise click.ClickException(str(error)) from error
+        if store.rank:
+            return
     gradients, computation = _gradients(model, batch, shape_texts, device, step_ms)
     chosen = None if compression is None else Compression(kind=compression)
     steps = [best_step(gradients, computation, count, topology, compression=chosen) for count in workers]
@@ -105,6 +120,7 @@ def command(
                 {
                     "model": model,
                     "topology": topology.name,
+                    "links": {**asdict(topology.outer), "fixed": topology.fixed, "how": links},
                     "computation_s": computation,
                     "computation": how,
                     "exchange": "modelled",
@@ -122,6 +138,11 @@ def command(
         f"{model} on {topology.name}: {total / 1e6:,.1f} MB in {len(gradients)} gradients, computation "
         f"{computation * 1e3:,.2f} ms ({how}); exchanges and steps are modelled"
     )
+    if links != "given":
+        said += (
+            f" with links {links}: {topology.outer.latency * 1e6:,.0f} us, {topology.outer.bandwidth / 1e9:.3f} GB/s, "
+            f"{topology.fixed * 1e6:,.0f} us for an exchange without data"
+        )
     click.echo("\n".join([*paragraph(said, width), "", *_rows(steps, width), "", *_curve(steps)]))
 
 

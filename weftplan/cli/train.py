@@ -157,8 +157,6 @@ def command(
     for name, value in (("--resume", resume), ("--every", every)):
         if value and checkpoint is None:
             raise click.UsageError(f"{name} needs --checkpoint PREFIX, which says where the checkpoints are")
-        if value and kvstore == "dist_async":
-            raise click.UsageError(f"{name} needs processes with equal weights: use --kvstore dist_sync")
     if kvstore == "none" and len(devices) > 1:
         raise click.UsageError(
             f"--kvstore none does not exchange gradients, so {len(devices)} devices would train apart: "
@@ -256,7 +254,7 @@ def _run(
                 num_epoch=epochs,
                 micro_batches=wishes.micro_batches,
                 mixed_precision=wishes.mixed_precision,
-                checkpoint=wishes.checkpoint if store is None or store.type != "dist_async" else None,
+                checkpoint=wishes.checkpoint,
                 every=wishes.every,
                 keep=wishes.keep,
                 resume=wishes.resume,

@@ -79,8 +79,10 @@ def seconds(algorithm: str, nbytes: float, workers: int, topology: Topology) -> 
     >>> round(seconds("ring", 1e6, 4096, one) * 1e3), round(seconds("halving", 1e6, 4096, one) * 1e3, 2)
     (49, 0.3)
     """
-    if workers <= 1:
-        return 0.0
+    return 0.0 if workers <= 1 else topology.fixed + _moving(algorithm, nbytes, workers, topology)
+
+
+def _moving(algorithm: str, nbytes: float, workers: int, topology: Topology) -> float:
     name = algorithm.removeprefix("within+")
     formula = _gather if name == "gather" else ALGORITHMS.get(name)
     if formula is None:

@@ -32,12 +32,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Machines of ``per_machine`` workers each: ``inner`` joins those of one machine, ``outer`` the machines."""
+    """Machines of ``per_machine`` workers each: ``inner`` joins those of one machine, ``outer`` the machines.
+
+    ``fixed``: seconds that each exchange takes before any data moves, where they have been measured.
+    """
 
     name: str
     inner: Link
     outer: Link
     per_machine: int
+    fixed: float = 0.0
 
 
 PRESETS: dict[str, Link] = {
