@@ -13,10 +13,8 @@ change what is pulled.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,15 +23,13 @@ from weftplan import config
 from weftplan.device.context import Context, cpu
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
-from weftplan.errors import FormatError, KVStoreError
-from weftplan.files import replacing
-from weftplan.kvstore.base import KVStoreBase
+from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST, copy, copy_to_all
 from weftplan.kvstore.gpu_sum import sum_in_one_launch
 from weftplan.kvstore.keys import Key, KeyTable, group_pairs
 from weftplan.kvstore.reduce import BlockSum, reduce_arrays, spread_array, sum_grouped_block, sum_sequential_block
 from weftplan.kvstore.rows import copy_rows, with_rows
-from weftplan.kvstore.updater import Updater
+from weftplan.kvstore.updating import UpdatingStore
 from weftplan.locks import ReentrantLock, free_in_children
 from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ndarray.errstate import quietly
@@ -42,10 +38,8 @@ from weftplan.ndarray.pushing import push as launch
 SMALL = 1 << 18
 """Bytes: the sum of at most that many is an ordinary operation."""
 
-UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
 
-
-class KVStoreLocal(KVStoreBase):
+class KVStoreLocal(UpdatingStore):
     """Sums on the CPU in MXNet's ``local`` order; the stored value stays on ``cpu(0)``.
 
     >>> import weftplan as mx
@@ -63,6 +57,7 @@ class KVStoreLocal(KVStoreBase):
     """Small copies are made by whoever finds them ready: where another thread has just waited for what they copy."""
 
     def __init__(self, name: str = "local") -> None:
+        super().__init__()
         self._name = name
         self._keys = KeyTable()
         self._stored: dict[Key, NDArray] = {}
@@ -70,7 +65,6 @@ class KVStoreLocal(KVStoreBase):
         self._staging: dict[tuple[Key, int], NDArray] = {}
         self._load: dict[Context, int] = {}
         """Bytes that are summed at each place."""
-        self._updater: UpdaterFunction | None = None
         self._turn = free_in_children(ReentrantLock())
         """Held by whoever changes the above; re-entrant because an updater may use the store."""
         self._bound = int(config.get("MXNET_KVSTORE_BIGARRAY_BOUND"))
@@ -195,67 +189,6 @@ class KVStoreLocal(KVStoreBase):
             if key in self._stored:
                 _match(key, [value], self._stored[key], "replace")
                 copy(value, self._stored[key], 0)
-
-    # -- optimizer ------------------------------------------------------------------------------------------------
-
-    def set_updater(self, updater: UpdaterFunction | None) -> None:
-        """Let ``updater(key, merged, stored)`` turn each pushed sum into a change of the stored value.
-
-        It runs on the pushing thread, one at a time for the whole store, and may use the store. It should not wait for
-        an operation that itself pushes to this store, which waits for the updater to return.
-        """
-        if updater is not None and not callable(updater):
-            raise KVStoreError(f"an updater must be callable (key, merged, stored), got {type(updater).__name__}")
-        self._updater = updater
-
-    _set_updater = set_updater
-
-    def set_optimizer(self, optimizer: Any) -> None:
-        """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
-        if not callable(getattr(optimizer, "update_multi_precision", None)):
-            raise KVStoreError(
-                f"set_optimizer needs an optimizer such as mx.optimizer.create('sgd', learning_rate=0.1), "
-                f"got {optimizer!r}"
-            )
-        self.set_updater(Updater(optimizer))
-
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress gradients on their way to the sum: for stores that sum on devices.
-
-        Raises:
-            KVStoreError: always, as in MXNet: this store sums in host memory.
-        """
-        del compression_params
-        raise KVStoreError(f"gradient compression is not for a store {self.type!r}: use mx.kv.create('device')")
-
-    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states to ``fname`` (whole or not at all)."""
-        if dump_optimizer:
-            raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
-        states = self._states().get_states()
-        with replacing(fname) as file:
-            file.write(states)
-
-    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read the optimizer's states from ``fname``; raises FormatError and changes nothing if damaged."""
-        updater = self._states()
-        try:
-            data = Path(fname).read_bytes()
-        except OSError as error:
-            raise FormatError(f"cannot read optimizer states from {fname}: {error}") from error
-        updater.set_states(data)
-
-    def _states(self) -> Updater:
-        if not isinstance(self._updater, Updater):
-            raise KVStoreError("this store has no optimizer: call set_optimizer first")
-        return self._updater
-
-    @classmethod
-    def is_capable(cls, capability: str) -> bool:
-        """True for ``"optimizer"``; raises KVStoreError for anything unknown."""
-        if isinstance(capability, str) and capability.lower() == cls.OPTIMIZER:
-            return True
-        raise KVStoreError(f"unknown capability {capability!r}: known is {cls.OPTIMIZER!r}")
 
     # -- facts ----------------------------------------------------------------------------------------------------
 

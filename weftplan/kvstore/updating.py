@@ -1,0 +1,82 @@
+"""What a store does with a sum: hand it to an updater, and keep, write and read the states of an optimizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from weftplan.errors import FormatError, KVStoreError
+from weftplan.files import replacing
+from weftplan.kvstore.base import KVStoreBase
+from weftplan.kvstore.updater import Updater
+from weftplan.ndarray import NDArray
+
+UpdaterFunction = Callable[[Any, NDArray, NDArray], None]
+
+
+class UpdatingStore(KVStoreBase):
+    """A store with an updater, which is an optimizer's or anybody's."""
+
+    def __init__(self) -> None:
+        self._updater: UpdaterFunction | None = None
+
+    def set_updater(self, updater: UpdaterFunction | None) -> None:
+        """Let ``updater(key, merged, stored)`` turn each pushed sum into a change of the stored value.
+
+        It runs on the pushing thread, one at a time for the whole store, and may use the store. It should not wait for
+        an operation that itself pushes to this store, which waits for the updater to return.
+        """
+        if updater is not None and not callable(updater):
+            raise KVStoreError(f"an updater must be callable (key, merged, stored), got {type(updater).__name__}")
+        self._updater = updater
+
+    _set_updater = set_updater
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Let the store apply ``optimizer`` to each pushed sum, keeping its states here."""
+        if not callable(getattr(optimizer, "update_multi_precision", None)):
+            raise KVStoreError(
+                f"set_optimizer needs an optimizer such as mx.optimizer.create('sgd', learning_rate=0.1), "
+                f"got {optimizer!r}"
+            )
+        self.set_updater(Updater(optimizer))
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Compress gradients on their way to the sum: for stores that sum on devices.
+
+        Raises:
+            KVStoreError: always, as in MXNet: this store sums in host memory.
+        """
+        del compression_params
+        raise KVStoreError(f"gradient compression is not for a store {self.type!r}: use mx.kv.create('device')")
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Write the optimizer's states to ``fname`` (whole or not at all)."""
+        if dump_optimizer:
+            raise KVStoreError("dump_optimizer=True would need a pickle of the optimizer; save its settings yourself")
+        states = self._states().get_states()
+        with replacing(fname) as file:
+            file.write(states)
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read the optimizer's states from ``fname``; raises FormatError and changes nothing if damaged."""
+        updater = self._states()
+        try:
+            data = Path(fname).read_bytes()
+        except OSError as error:
+            raise FormatError(f"cannot read optimizer states from {fname}: {error}") from error
+        updater.set_states(data)
+
+    def _states(self) -> Updater:
+        if not isinstance(self._updater, Updater):
+            raise KVStoreError("this store has no optimizer: call set_optimizer first")
+        return self._updater
+
+    @classmethod
+    def is_capable(cls, capability: str) -> bool:
+        """True for ``"optimizer"``; raises KVStoreError for anything unknown."""
+        if isinstance(capability, str) and capability.lower() == cls.OPTIMIZER:
+            return True
+        raise KVStoreError(f"unknown capability {capability!r}: known is {cls.OPTIMIZER!r}")
