@@ -15,10 +15,27 @@ _PORT, _PORT_LATENCY = 20e9, 8e-6
 byte. What is decided from them depends on who shares a port more than on how fast it is."""
 
 
+_declared: list[Interconnect] = []
+
+
+def declare(links: Interconnect | None) -> None:
+    """Take it that ``gpu(0)``, ``gpu(1)``, … are joined like this, as ``measured_links.py`` finds it; None: assume.
+
+    Two GPUs that are no peers stay so, whatever ``links`` says. A store that has exchanged sees it at once.
+    """
+    _declared[:] = [] if links is None else [links]
+
+
+def joined() -> tuple[Interconnect | None, Interconnect | None]:
+    """What has been said of simulated devices, and of GPUs: whoever keeps plans made for it compares."""
+    return connected(), _declared[0] if _declared else None
+
+
 def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
     """What joins these devices, all GPUs or all simulated; None for others, which the host reads where they are.
 
-    Of GPUs those are peers that have shown it (``peers.py``). The bandwidth of their ports is assumed.
+    Of GPUs those are peers that have shown it (``peers.py``). The bandwidth of their ports is assumed, unless
+    :func:`declare` has said it.
     """
     kinds = {context.device_type for context in contexts}
     places = [context.device_id for context in contexts]
@@ -31,7 +48,8 @@ def interconnect(contexts: Sequence[Context]) -> Interconnect | None:
             return matrix([row] * len(places), cost.latency, host_bandwidth=row[0], host_latency=cost.latency)
         return links.only(places)
     if kinds == {"gpu"}:
-        links = ports(len(places), _PORT, _PORT_LATENCY)
+        told = _declared[0] if _declared and max(places) < _declared[0].count else None
+        links = ports(len(places), _PORT, _PORT_LATENCY) if told is None else told.only(places)
         routes = {
             (a, b): route
             for (a, b), route in links.routes.items()

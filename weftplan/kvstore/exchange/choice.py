@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weftplan.device.context import Context
-from weftplan.device.interconnect import interconnect
-from weftplan.device.links import Interconnect, connected
+from weftplan.device.interconnect import interconnect, joined
+from weftplan.device.links import Interconnect
 from weftplan.kvstore.exchange.program import Program, pull_steps, push_steps
 from weftplan.kvstore.exchange.ways import TreeRule, Way, all_ways, trees
 
@@ -47,16 +47,16 @@ class Chooser:
         self._trees_only = trees_only
         self._rule = rule
         self._log_trees = log_trees
-        self._joined = connected()
+        self._joined = joined()
         self._links: dict[tuple[Context, ...], Interconnect | None] = {}
         self._plans: dict[tuple[tuple[Context, ...], int, int, int], Plan] = {}
 
     def links(self, contexts: Sequence[Context]) -> Interconnect | None:
         """What joins the contexts; None where they are not several devices of one kind, each named once."""
         places = tuple(contexts)
-        joined = connected()
-        if joined is not self._joined:  # simulated devices have other links now
-            self._joined = joined
+        now = joined()
+        if any(new is not old for new, old in zip(now, self._joined, strict=True)):  # devices have other links now
+            self._joined = now
             self._links.clear()
             self._plans.clear()
         if places not in self._links:

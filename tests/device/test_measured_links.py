@@ -1,0 +1,81 @@
+"""Links found by copying: on simulated devices they are those that were given, on GPUs they are what copies take."""
+
+from __future__ import annotations
+
+import pytest
+
+import weftplan as mx
+from tests import standin_cupy
+from weftplan.device.interconnect import declare, interconnect
+from weftplan.device.links import HOST, connect, matrix, nvlink_mesh, pcie_tree
+from weftplan.device.measured_links import measured
+from weftplan.errors import DeviceError
+from weftplan.kvstore.exchange.choice import Chooser
+from weftplan.kvstore.exchange.ways import TreeRule
+
+
+@pytest.fixture(autouse=True)
+def _apart_afterwards():
+    yield
+    connect(None)
+    declare(None)
+
+
+@pytest.mark.parametrize("name", ["mesh", "tree", "uneven"])
+def test_simulated_links_are_found(name: str):
+    """Bandwidth and latency of every pair are those of the links, and pairs that are no peers have none."""
+    uneven = matrix([[0, 5e9, 0], [9e9, 0, 2e9], [0, 1e9, 0]], [[0, 1e-6, 0], [2e-6, 0, 3e-6], [0, 4e-6, 0]])
+    given = {"mesh": nvlink_mesh(), "tree": pcie_tree(), "uneven": uneven}[name]
+    connect(given)
+    found = measured([mx.sim(index) for index in range(given.count)])
+    assert set(found.routes) == set(given.routes)
+    for (a, b), route in given.routes.items():
+        assert found.routes[a, b].latency == pytest.approx(route.latency, rel=1e-3, abs=1e-9)
+        speed = min(given.wires[wire] for wire in route.wires)
+        assert found.wires[found.routes[a, b].wires[0]] == pytest.approx(speed, rel=1e-3)
+
+
+def test_trees_of_measured_links_are_those_of_the_given_ones():
+    """MXNET_KVSTORE_USETREE finds the same trees on a mesh that was measured."""
+    contexts = [mx.sim(index) for index in range(8)]
+    plans = []
+    connect(nvlink_mesh())
+    for links in (nvlink_mesh(), measured(contexts)):
+        connect(links)
+        chooser = Chooser(peers=True, trees_only=True, rule=TreeRule(), log_trees=False)
+        plans.append(chooser.plan(contexts, 0, 1_000_000, 4))
+    first, second = plans
+    assert first is not None
+    assert second is not None
+    assert [share.parents for share in first.way.shares] == [share.parents for share in second.way.shares]
+
+
+def test_gpus_are_measured_and_take_what_is_declared():
+    """Copies between GPUs take time; what was declared is what stores plan with, and peers stay as they are."""
+    with standin_cupy.installed():
+        contexts = [mx.gpu(index) for index in range(3)]
+        found = measured(contexts)
+        assert found.count == 3
+        assert all(wire > 0 for wire in found.wires)
+        assumed = interconnect(contexts)
+        declare(found)
+        links = interconnect(contexts)
+        assert assumed is not None
+        assert links is not None
+        assert set(links.routes) == set(assumed.routes)
+        assert links.wires == found.wires
+        chooser = Chooser(peers=True, trees_only=True, rule=TreeRule(), log_trees=False)
+        plan = chooser.plan(contexts, 0, 1000, 4)
+        declare(None)
+        other = chooser.plan(contexts, 0, 1000, 4)
+        assert plan is not None
+        assert other is not None
+        assert plan.seconds != other.seconds
+
+
+def test_mistakes():
+    """One device, one twice, and the host's memory have no links to measure."""
+    for contexts in ([mx.sim(0)], [mx.sim(0), mx.sim(0)], [mx.cpu(0), mx.cpu(1)]):
+        with pytest.raises(DeviceError, match="two or more GPUs"):
+            measured(contexts)
+    assert (0, HOST) in measured([mx.sim(0), mx.sim(1)]).routes
