@@ -1,8 +1,8 @@
 """Homes: where bytes wait that a device has no room for, as ``WEFTPLAN_SPILL`` lists them.
 
 ``host`` is page-locked memory of the host, ``file:FOLDER`` a file of which the name is gone as soon as it is open, and
-``peer`` another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GB,peer``. Pure text here; no
-device is touched.
+``peer`` another device of the same kind. Each may have a limit: ``host:8GB,file:/tmp:50GB,peer``. This file reads text
+alone and touches no device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From contexts to devices: one object per context in a process, made at first use."""
+"""From contexts to devices: a process has one object per context, which is made at its first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making engines by name, and the one that the process uses: made on first use, by whichever thread comes first."""
+"""Making engines by name, and the engine that the process uses, which the first thread that asks for it makes."""
 
 from __future__ import annotations
 

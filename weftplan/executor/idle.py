@@ -1,7 +1,8 @@
 """Idle executors make room: the block of a pool waits in a home of ``WEFTPLAN_SPILL`` until somebody needs its bytes.
 
-A rung of storage's ladder, tried after arrays have left. A block may leave when no run is being pushed on its pool, no
-operation on any var of the pool is pending, and nobody has an array exported from it. The thread that sends it away
+This is a rung of storage's ladder, which is tried after arrays have left. A block may leave when no run is being pushed
+on its pool, no operation on any var of the pool is pending, and nobody has an array exported from it. The thread that
+sends it away
 
 1. takes the pool's lock; who begins a run, or finds no bytes under an array of the pool, waits for that;
 2. takes the bytes from every storage: an operation that is granted from now on finds none, and waits, too;

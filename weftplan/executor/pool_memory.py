@@ -1,4 +1,4 @@
-"""Memory under chunks that move: one allocation, and how to wait for, fill and replace it."""
+"""Memory under chunks that move: one allocation, and how it is waited for, filled and replaced."""
 
 from __future__ import annotations
 

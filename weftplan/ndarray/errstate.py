@@ -1,9 +1,9 @@
-"""NumPy calls that say nothing of overflow, 1 / 0 and log(0), as MXNet says nothing.
+"""Calling NumPy without warnings of overflow, 1 / 0 and log(0), which MXNet does not give either.
 
 NumPy keeps how it treats them in a context variable. ``numpy.errstate`` sets the variable and sets it back, which takes
 longer than the addition of two short arrays; a context in which it is set already is only copied, which shares all that
-is in it. A copy for each call, because one context cannot be entered twice: by two workers, or by a kernel during which
-a destructor runs another.
+is in it. Each call gets a copy, because one context cannot be entered twice: by two workers, or by a kernel during
+which a destructor runs another.
 """
 
 from __future__ import annotations

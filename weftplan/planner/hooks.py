@@ -8,7 +8,7 @@ from typing import Any
 from weftplan.errors import MXNetError
 from weftplan.late_imports import late_import
 
-_TRAINING = ("optimizer", "besides")
+_TRAINING = ("optimizer", "on_several")
 """Hooks that ``weftplan.training.memory`` fills; ``weftplan.report`` fills the others."""
 _hooks: dict[str, Callable[..., Any]] = {}
 
@@ -17,7 +17,7 @@ def provide(**hooks: Callable[..., Any]) -> None:
     """Called once by each provider.
 
     Reports (``html``, ``plot``, ``summary`` and so on) take a plan first; ``optimizer`` makes an optimizer from its
-    name; ``besides`` says what data-parallel training holds besides its executors.
+    name; ``on_several`` plans what data-parallel training holds, besides its executors too.
     """
     _hooks.update(hooks)
 

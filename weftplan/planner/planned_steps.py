@@ -1,6 +1,6 @@
 """A planned graph as the core knows it: steps, what each does with its outputs, and where everything lies.
 
-Front ends add what their callers want to know besides. Frozen data; any thread may read it.
+Front ends add what their callers want to know besides. The data are frozen, so any thread may read them.
 """
 
 from __future__ import annotations

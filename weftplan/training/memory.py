@@ -7,7 +7,7 @@ the bytes allocate, which a test compares with the storage's own statistics.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,7 +16,12 @@ import numpy as np
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError, PlanError
 from weftplan.kvstore.copies import HOST
+from weftplan.ops.schema import Shape
+from weftplan.planner.batch import batch_size, with_batch
 from weftplan.planner.hooks import provide
+from weftplan.planner.memory_plan import MemoryPlan
+from weftplan.planner.symbolic.estimate import Question, is_parameter, trained_sizes
+from weftplan.planner.symbolic.planned_graph import PlannedGraph
 from weftplan.symbol import Symbol
 from weftplan.training import optimizer as optimizers
 from weftplan.training.kvstore_setup import choose_store
@@ -155,4 +160,58 @@ def executor_budget(
     return Share(budget, outside, len(contexts) if shared else 1)
 
 
-provide(optimizer=named_optimizer, besides=besides_executors)
+def plan_on_several(question: Question, contexts: Sequence[Context], budget: int | None) -> MemoryPlan:
+    """The plan of one of several executors, with everything that a Module on all of them holds.
+
+    Raises:
+        BudgetError: nothing fits; names the smallest budget that works.
+    """
+    count, batch = len(contexts), batch_size(question.shapes)
+    if batch < count:
+        raise PlanError(f"a batch of {batch} samples cannot be split over {count} devices: make it larger")
+    parts = [batch * (i + 1) // count - batch * i // count for i in range(count)]  # as Module splits it
+    largest = replace(question, shapes=with_batch(question.shapes, max(parts)))
+    plain = largest.sized(contexts[0]).plan()
+    besides = besides_executors(
+        trained_sizes(plain, question.shapes, question.optimizer),
+        _held(plain, question.shapes),
+        contexts=contexts,
+        kvstore=question.kvstore,
+    )
+    shared = all(context.device_type in HOST for context in contexts)  # one memory for all of them
+    outside = sum(besides.by_purpose.values()) if shared else besides.each_device
+    each = None if budget is None else max(1, (budget - outside) // (count if shared else 1))
+    try:
+        plans = {
+            part: replace(question, shapes=with_batch(question.shapes, part)).within(contexts[0], each)
+            for part in dict.fromkeys((max(parts), *parts))
+        }
+    except BudgetError as error:
+        if error.smallest is None:
+            raise
+        smallest = error.smallest * (count if shared else 1) + outside
+        raise BudgetError(
+            f"the budget is {budget:,} bytes, but training on {count} devices needs {smallest:,}, of which "
+            f"{outside:,} are copies on the host, buffers of the kvstore and states of the optimizer; the smallest "
+            f"budget found that works is {smallest}: raise it to that, or use a smaller batch",
+            smallest=smallest,
+        ) from None
+    memory = plans[max(parts)].memory
+    others = list(parts)
+    others.remove(max(parts))
+    extra = {"other_devices": sum(plans[part].memory.total for part in others)} if others else {}
+    found = {**memory.external_bytes, **extra, **besides.by_purpose}
+    away = 0 if shared else sum(found.values()) - sum(memory.external_bytes.values()) - besides.each_device
+    return replace(memory, external_bytes=found, elsewhere=away)
+
+
+def _held(planned: PlannedGraph, known: Mapping[str, Shape]) -> int:
+    """Bytes of the parameters and auxiliary states."""
+    sizes = planned.memory.entry_nbytes
+    row = planned.graph.row
+    nids = [nid for name, nid in planned.arguments.items() if nid >= 0 and is_parameter(name, known)]
+    nids += [nid for nid in planned.aux.values() if nid >= 0]
+    return sum(int(sizes[row[nid]]) for nid in nids)
+
+
+provide(optimizer=named_optimizer, on_several=plan_on_several)

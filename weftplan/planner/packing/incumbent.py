@@ -1,4 +1,7 @@
-"""The best packing of a part so far, what may be spent on a better one, and the sweeps that find most of them."""
+"""The best packing of a part so far, what may be spent on a better one, and the sweeps that find most of them.
+
+An incumbent belongs to one part of one problem, in one thread.
+"""
 
 from __future__ import annotations
 

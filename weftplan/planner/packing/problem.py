@@ -1,4 +1,7 @@
-"""What is to be packed: checked input, its load over time, and the cuts into independent parts."""
+"""What is to be packed: checked input, its load over time, and the cuts into independent parts.
+
+Problems are frozen; any thread may read them.
+"""
 
 from __future__ import annotations
 

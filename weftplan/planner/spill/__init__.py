@@ -1,7 +1,7 @@
 """Spilling: forward results that wait on the host, in a file or on another device until the backward part needs them.
 
-One of the three choices of ``PlanOptions.budget`` for each result, beside keeping it and computing it again; for
-devices that have a home. :func:`apply` is the step of the pipeline.
+On devices that have a home, a budget has this choice for each result beside keeping it and computing it again.
+:func:`apply` is the step of the pipeline.
 """
 
 from __future__ import annotations

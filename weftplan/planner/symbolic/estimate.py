@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from weftplan.device.amounts import bytes_of
 from weftplan.device.context import Context
-from weftplan.errors import BudgetError, PlanError, did_you_mean
+from weftplan.errors import PlanError, did_you_mean
 from weftplan.ops.params import p_dtype
 from weftplan.ops.schema import Req, Shape
-from weftplan.planner.batch import batch_size, with_batch
+from weftplan.planner.batch import with_batch
 from weftplan.planner.budget import plan_within
 from weftplan.planner.hooks import hook
 from weftplan.planner.memory_plan import MemoryPlan
@@ -22,8 +22,6 @@ from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.pipeline import SizedGraph, size_symbol
 from weftplan.planner.symbolic.planned_graph import PlannedGraph
 
-HOST = ("cpu", "cpu_pinned")
-"""Device types that share the memory of the host."""
 ORDERS = {"given": False, "best": True}
 """Values of ``order``: as the graph is written, or the order with the smallest peak that was found."""
 
@@ -106,7 +104,7 @@ raise it to that, or use a smaller batch
     chosen = chosen.replace(workspaces=workspaces and chosen.workspaces, **_chosen(strategy, order, recompute))
     _check_names(symbol, known)
     dtypes, notes = _dtypes(dtype, known)
-    question = _Question(
+    question = Question(
         symbol,
         known,
         dtypes,
@@ -124,15 +122,18 @@ raise it to that, or use a smaller batch
     def again(*, batch: int | None = None, budget: int | str | None = None) -> MemoryPlan:
         asked = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
         limit = None if budget is None else bytes_of(budget, contexts[0])
-        found = asked.on_several(contexts, limit) if several else asked.on_one(contexts[0], limit)
+        found = hook("on_several")(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
         return replace(found, again=again, notes=(*notes, *found.notes))
 
     return again(budget=budget)
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """What is to be planned, checked and complete, but for devices and a budget."""
+class Question:
+    """What is to be planned, checked and complete, but for devices and a budget.
+
+    What Module holds on several devices is planned in ``weftplan.training.memory``, which asks for one after the other.
+    """
 
     symbol: Any
     shapes: Mapping[str, Shape]
@@ -158,59 +159,16 @@ class _Question:
     def on_one(self, context: Context, budget: int | None) -> MemoryPlan:
         """The plan of one executor, with the states of its optimizer."""
         states = partial(_state_bytes, known=self.shapes, optimizer=self.optimizer)
-        found = self._within(context, budget, lambda planned: sum(states(planned).values()))
+        found = self.within(context, budget, lambda planned: sum(states(planned).values()))
         if self.optimizer is None:
             return found.memory
         extra = {"optimizer_states": sum(states(found).values())}
         return replace(found.memory, external_bytes={**found.memory.external_bytes, **extra})
 
-    def _within(self, context: Context, budget: int | None, besides: Any) -> PlannedGraph:
+    def within(self, context: Context, budget: int | None, besides: Any = lambda planned: 0) -> PlannedGraph:
+        """The plan of one executor and of what is ``besides`` it, in at most ``budget`` bytes."""
         sized = self.sized(context)
         return sized.plan() if budget is None else plan_within(sized.plan, self.options, budget, besides=besides)
-
-    def on_several(self, contexts: Sequence[Context], budget: int | None) -> MemoryPlan:
-        """The plan of one of several executors, with everything that a Module on all of them holds.
-
-        Raises:
-            BudgetError: nothing fits; names the smallest budget that works.
-        """
-        count, batch = len(contexts), batch_size(self.shapes)
-        if batch < count:
-            raise PlanError(f"a batch of {batch} samples cannot be split over {count} devices: make it larger")
-        parts = [batch * (i + 1) // count - batch * i // count for i in range(count)]  # as Module splits it
-        largest = replace(self, shapes=with_batch(self.shapes, max(parts)))
-        plain = largest.sized(contexts[0]).plan()
-        besides = hook("besides")(
-            _trained(plain, self.shapes, self.optimizer),
-            _held(plain, self.shapes),
-            contexts=contexts,
-            kvstore=self.kvstore,
-        )
-        shared = all(context.device_type in HOST for context in contexts)  # one memory for all of them
-        outside = sum(besides.by_purpose.values()) if shared else besides.each_device
-        each = None if budget is None else max(1, (budget - outside) // (count if shared else 1))
-        try:
-            plans = {
-                part: replace(self, shapes=with_batch(self.shapes, part))._within(contexts[0], each, lambda planned: 0)
-                for part in dict.fromkeys((max(parts), *parts))
-            }
-        except BudgetError as error:
-            if error.smallest is None:
-                raise
-            smallest = error.smallest * (count if shared else 1) + outside
-            raise BudgetError(
-                f"the budget is {budget:,} bytes, but training on {count} devices needs {smallest:,}, of which "
-                f"{outside:,} are copies on the host, buffers of the kvstore and states of the optimizer; the smallest "
-                f"budget found that works is {smallest}: raise it to that, or use a smaller batch",
-                smallest=smallest,
-            ) from None
-        memory = plans[max(parts)].memory
-        others = list(parts)
-        others.remove(max(parts))
-        extra = {"other_devices": sum(plans[part].memory.total for part in others)} if others else {}
-        found = {**memory.external_bytes, **extra, **besides.by_purpose}
-        away = 0 if shared else sum(found.values()) - sum(memory.external_bytes.values()) - besides.each_device
-        return replace(memory, external_bytes=found, elsewhere=away)
 
 
 def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = False) -> str | dict[str, str]:
@@ -223,10 +181,10 @@ def parameters_only(symbol: Any, shapes: Mapping[str, Shape], *, inputs: bool = 
     """
     if inputs or not hasattr(symbol, "list_arguments"):
         return "write"
-    return {name: "write" if _is_parameter(name, shapes) else "null" for name in symbol.list_arguments()}
+    return {name: "write" if is_parameter(name, shapes) else "null" for name in symbol.list_arguments()}
 
 
-def _is_parameter(name: str, shapes: Mapping[str, Shape]) -> bool:
+def is_parameter(name: str, shapes: Mapping[str, Shape]) -> bool:
     return name not in shapes and not name.endswith("label")
 
 
@@ -304,10 +262,10 @@ def _state_bytes(
     planned: PlannedGraph, known: Mapping[str, Shape], optimizer: int | HasStates | None
 ) -> dict[str, int]:
     """Bytes that the optimizer keeps for each parameter that has a gradient."""
-    return {name: state for name, (_, _, state) in _trained(planned, known, optimizer).items()}
+    return {name: state for name, (_, _, state) in trained_sizes(planned, known, optimizer).items()}
 
 
-def _trained(
+def trained_sizes(
     planned: PlannedGraph, known: Mapping[str, Shape], optimizer: int | HasStates | None
 ) -> dict[str, tuple[int, int, int]]:
     """(elements, bytes, bytes of optimizer state) of each parameter that has a gradient."""
@@ -328,12 +286,3 @@ def _trained(
             state = optimizer * nbytes if isinstance(optimizer, int) else optimizer.state_bytes(nbytes)
         found[name] = (prod(planned.shapes[e]), nbytes, state)
     return found
-
-
-def _held(planned: PlannedGraph, known: Mapping[str, Shape]) -> int:
-    """Bytes of the parameters and auxiliary states."""
-    sizes = planned.memory.entry_nbytes
-    row = planned.graph.row
-    nids = [nid for name, nid in planned.arguments.items() if nid >= 0 and _is_parameter(name, known)]
-    nids += [nid for nid in planned.aux.values() if nid >= 0]
-    return sum(int(sizes[row[nid]]) for nid in nids)

@@ -1,4 +1,7 @@
-"""The planned graph of a symbol: steps as operators on nodes, and which entry is whose. Frozen data."""
+"""The planned graph of a symbol: steps as operators on nodes, and which entry is whose.
+
+The data are frozen, so any thread may read them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Greedy packings: first fit in several orders, best fit by birth. Plain NumPy, any number of buffers."""
+"""Greedy packings: first fit in several orders, best fit by birth.
+
+They need NumPy alone and take any number of buffers. Nothing is kept between calls; any thread may call them.
+"""
 
 from __future__ import annotations
 

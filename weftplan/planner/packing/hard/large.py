@@ -1,7 +1,7 @@
 """Packing of many buffers: a core of the largest placed with care, the tail of small ones on top of it.
 
-First fit looks at every buffer placed before, which is quadratic. In traces of real programs nearly all bytes belong
-to few buffers. The tail, so chosen that it never holds more than a small part of the bound, needs no care: each of
+First fit looks at every buffer placed before, which is quadratic. In traces of real programs nearly all bytes belong to
+few buffers. The tail is chosen so that it never holds more than a small part of the bound, and needs no care: each of
 its buffers goes on the skyline where that stays under the target, and only the others look for a gap.
 """
 
