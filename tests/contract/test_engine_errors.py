@@ -98,6 +98,19 @@ def test_no_skip_runs_on_failed_vars(deferred):
     assert ran == [1]
 
 
+def test_an_order_carries_no_failure(deferred):
+    """Who writes an order may fail; who reads it waits for that, and runs all the same."""
+    order, var, after, ran = deferred.new_order("order"), deferred.new_variable(), deferred.new_variable(), []
+    deferred.push(boom, (), [var])
+    deferred.push(lambda: ran.append("skipped"), [var], [order])
+    deferred.push(lambda: ran.append("runs"), [order], [after])
+    with pytest.raises(Boom):
+        deferred.wait_for_all()
+    assert ran == ["runs"]
+    assert (order.version, order.failure, after.failure) == (1, None, None)
+    deferred.wait_for_var(after)
+
+
 def test_the_engine_goes_on_after_failures(deferred):
     """A hundred failures, then ordinary work."""
     for _ in range(100):

@@ -38,7 +38,7 @@ from weftplan.engine.operation import (
     searchable,
 )
 from weftplan.engine.sites import OWN, origin, push_site
-from weftplan.engine.var import Var
+from weftplan.engine.var import Order, Var
 from weftplan.engine.waiting import Waiting
 from weftplan.engine.yielding import others_first
 from weftplan.errors import EngineError
@@ -71,6 +71,10 @@ class Engine(Waiting):
     def new_variable(self, name: str | None = None) -> Var:
         """A fresh var, version 0."""
         return Var(self, name)
+
+    def new_order(self, name: str | None = None) -> Order:
+        """A fresh var that carries no failure from those that write it to those that read it."""
+        return Order(self, name)
 
     def new_operator(
         self,

@@ -22,6 +22,7 @@ from weftplan.engine.failure import Failure, traceback_of
 from weftplan.engine.operation import DetailedBlock, FnProperty, FutureBlock, OprBlock, ample_room
 from weftplan.engine.region import Driver, Region
 from weftplan.engine.streams import synchronize_host
+from weftplan.engine.var import Order
 from weftplan.errors import EngineError
 from weftplan.locks import ReentrantLock, whole_in_children
 from weftplan.undeclared import undeclared_write
@@ -263,6 +264,8 @@ class Execution(Driver):
                     failed += 1
         replaced = [var.failure for var in op.writes]
         for var in op.writes:
+            if type(var) is Order:
+                continue
             if mapping is not None:
                 if var in mapping:
                     var.failure = mapping[var]

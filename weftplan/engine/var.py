@@ -157,4 +157,10 @@ class Var:
         failed = f", failed: {self.failure.describe()}" if self.failure is not None else ""
         gone = ", deleted" if self.deleted else ""
         readers = f" by {self.readers}" if self.readers else ""
-        return f"<Var{name} version {self.version}: {self.state}{readers}{more}{gone}{failed}>"
+        return f"<{type(self).__name__}{name} version {self.version}: {self.state}{readers}{more}{gone}{failed}>"
+
+
+class Order(Var):
+    """A var for which operations only wait: whoever writes it may fail, and whoever reads it runs all the same."""
+
+    __slots__ = ()

@@ -19,6 +19,7 @@ import numpy as np
 from weftplan import device, engine
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, pending
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.copying import from_host
@@ -216,6 +217,8 @@ def _push(op: Binary, name: str, kind: str, operands: list[Any], reads: tuple[An
     if due:
         drain()
     context = chunk.context
+    if pushing.make_room is not None:
+        reads = (*reads, *pushing.make_room(context, operands))
     xp = np if context.device_type == "cpu" else device.get(context).xp
     fn = work(context, kernel_for(op, kind, xp), operands)
     engine.get().push(fn, reads, (chunk.var,), context, name=name)

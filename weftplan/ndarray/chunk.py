@@ -65,6 +65,8 @@ class Chunk:
     """Where memory that is taken later comes from: what was in force when the chunk was made, whoever runs when."""
     _small: bool
     """It keeps at most ``SMALL`` bytes from going back: not known of memory that others own."""
+    may_leave = False
+    """True where the bytes may wait elsewhere, and are worth a copy."""
     movable = False
     """True where the memory may change: typed views of it must not be kept beyond an operation."""
 

@@ -19,6 +19,7 @@ from weftplan.device.peers import PEER
 from weftplan.engine import FnProperty
 from weftplan.errors import ShapeError
 from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.pushing import Value, compute, push_kernel
 
@@ -35,10 +36,13 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
     if source.size == 0 or (same_start and source.dtype == target.dtype):
         return
     prop, context = route(source.context, target.context, same_dtype=source.dtype == target.dtype)
-    reads = () if source.var is target.var else (source.var,)
+    reads: tuple[Any, ...] = () if source.var is target.var else (source.var,)
     if prop == FnProperty.NORMAL:
         push_kernel(_cast, [target, source], reads, (target.var,), context, priority=priority, name=name)
         return
+    if pushing.make_room is not None:
+        for end in dict.fromkeys((source.context, target.context)):
+            reads = (*reads, *pushing.make_room(end, [target, source]))
     transfer = partial(_transfer, device.get(device_end(source.context, target.context)))
     fn = partial(compute, transfer, [target, source])
     # No launch around it: Device.copy enqueues by itself.

@@ -26,9 +26,9 @@ class DynamicChunk(SpillableChunk):
         self._address = 0
         super().__init__(ctx, nbytes, delay_alloc=True, name=name)
 
-    def _first_use(self) -> Any:
+    def _first_use(self, *, beside: bool = False) -> Any:
         if spilling.moving() or self._home is not None:
-            raw = super()._first_use()
+            raw = super()._first_use(beside=beside)
         else:  # nobody else moves the bytes
             if due:
                 drain()

@@ -19,6 +19,7 @@ from weftplan import config, device, engine
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ParameterError, ShapeError, own
 from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray import pushing
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.chunk import take
 from weftplan.ndarray.errstate import quietly
@@ -95,7 +96,8 @@ def invoke(
     kernel = _Kernel(op, plan, place, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
     operands = [*read, *outputs, *copied.values(), *scratch]
     reads = tuple([a.chunk.var for a in read])
-    if independent and not place.asynchronous:  # what is new is read by nobody, and a read twice counts once
+    if independent and not place.asynchronous and pushing.make_room is None:
+        # What is new is read by nobody, and a read twice counts once.
         engine.get().push(partial(compute, kernel, operands), reads, tuple(writes), context, name=op.name)
     else:
         push_kernel(kernel, operands, reads, writes, context, name=op.name)
@@ -174,6 +176,8 @@ def push_call(op: Op, plan: SettledCall, inputs: Sequence[NDArray], out: NDArray
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
     kernel = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
     reads = tuple([array.chunk.var for array in read])  # one read twice counts once
+    if pushing.make_room is not None:
+        reads = (*dict.fromkeys(reads), *pushing.make_room(context, [*read, out]))
     engine.get().push(partial(compute, kernel, [*read, out]), reads, (out.chunk.var,), context, name=op.name)
 
 

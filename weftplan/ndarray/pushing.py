@@ -18,6 +18,9 @@ from weftplan.engine import FnProperty
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray.release import dead, drain
 
+make_room: Callable[[Context, Sequence[Any]], tuple[Any, ...]] | None = None
+"""Pushes what has to go before an operation on arrays and returns the vars that it has to read, too: look it up at each
+push, since ``spilling.py`` sets it while arrays may wait elsewhere."""
 MOST_AT_ONCE = 32 * 1024
 """Bytes of operands and result up to which work may run on the calling thread."""
 
@@ -109,6 +112,8 @@ def push_kernel(
     Args:
         reads, writes: vars; one in both counts as written.
     """
+    if make_room is not None:
+        reads = (*reads, *make_room(ctx, operands))
     _push(work(ctx, kernel, operands), reads, writes, ctx, FnProperty.NORMAL, priority, name)
 
 

@@ -34,10 +34,10 @@ import numpy as np
 from weftplan import config, device, storage
 from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec, parse
-from weftplan.device.stream import no_stream
+from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray import stream_order
+from weftplan.ndarray import pushing, spill_ahead, stream_order
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.release import drain, due
 from weftplan.storage import Allocation, Resource, homes, relief
@@ -62,8 +62,10 @@ def _alone(raw: Any) -> int:
 class SpillableChunk(Chunk):
     """A chunk whose bytes may be elsewhere while nobody uses them."""
 
-    __slots__ = ("_home", "_moving", "_place", "_used")
+    __slots__ = ("_home", "_moving", "_place", "_used", "sent_away")
     movable = True
+    sent_away: bool
+    """It has been told to leave, and not to come back since: ``spill_ahead.py`` keeps it."""
 
     def __init__(self, ctx: Context, nbytes: int, **options: Any) -> None:
         self._moving = threading.Lock()
@@ -72,6 +74,7 @@ class SpillableChunk(Chunk):
         self._place: tuple[Resource, Allocation] | None = None
         """What the bytes were taken from, while they may move there. Guarded by ``_moving``."""
         self._used = _tick()
+        self.sent_away = False
         super().__init__(ctx, nbytes, **options)
         if self._raw is not None:
             assert isinstance(self._release, partial)
@@ -79,6 +82,8 @@ class SpillableChunk(Chunk):
             self._place = free.__self__, self._release.args[0]
             self._raw = counted(self._raw)
             self._enrol()
+            if self.may_leave:
+                spill_ahead.came(self)
 
     @property
     def raw(self) -> Any:
@@ -88,7 +93,17 @@ class SpillableChunk(Chunk):
         raw = self._raw
         return raw if raw is not None else self._first_use()
 
-    def _first_use(self) -> Any:
+    @property
+    def may_leave(self) -> bool:  # type: ignore[override]
+        """True where it is worth a copy."""
+        return self.nbytes >= LEAST
+
+    def return_beside(self) -> None:
+        """Bring the bytes back in the order of the current stream, if there is one: for operations that declared the
+        var as written."""
+        self._first_use(beside=True)
+
+    def _first_use(self, *, beside: bool = False) -> Any:
         if due:
             drain()
         with self._moving:  # behind a copy that is on its way
@@ -103,7 +118,7 @@ class SpillableChunk(Chunk):
                     raw = counted(allocation.raw)
                     kept = self._home
                     if kept is not None:
-                        kept.read(raw, self.context)
+                        kept.read(raw, self.context, beside=beside)
                     self._home, self._release, self._raw = None, partial(resource.free, allocation), raw
                     self._place = resource, allocation
                     taken = allocation
@@ -111,17 +126,27 @@ class SpillableChunk(Chunk):
             if taken is None:
                 resource.free(allocation)
         if kept is not None:
-            kept.free()
+            if beside:
+                stream_order.give(*kept.given_up())  # behind the copy
+            else:
+                kept.free()
         if taken is not None:
             self._enrol()
+            if not beside and self.may_leave:
+                spill_ahead.came(self)
         return raw
 
     def _enrol(self) -> None:
         if (_homes or _movable) and self.nbytes >= LEAST:
             _members[id(self)] = weakref.ref(self)
 
-    def leave(self, where: tuple[HomeSpec, ...]) -> bool:
+    def leave(self, where: tuple[HomeSpec, ...], *, beside: bool = False) -> bool:
         """Send the bytes to a home; False: somebody uses them.
+
+        Args:
+            where: homes, in order.
+            beside: copy in the order of the current stream, if there is one: for operations that declared the var.
+                Otherwise nothing may be pending on the device.
 
         Raises:
             OutOfMemoryError: no home has room. The bytes are where they were.
@@ -134,18 +159,29 @@ class SpillableChunk(Chunk):
                 return False
             kept = None
             try:
+                stream = current_stream() if beside else None
+                if stream is not None:  # what is enqueued looks at the bytes, too
+                    stream.record().synchronize()
                 if _alone(raw) == _ALONE:
-                    kept = homes.keep(raw, self.context, where, self._origin)
+                    kept = homes.keep(raw, self.context, where, self._origin, beside=beside)
             finally:
                 if kept is None:
                     self._raw = raw
             if kept is None:
                 return False
-            release, self._release, self._home, self._place = self._release, kept.free, kept, None
+            place, release = self._place, self._release
+            self._release, self._home, self._place = kept.free, kept, None
         finally:
             self._moving.release()
         del raw
         _members.pop(id(self), None)
+        if not beside:
+            spill_ahead.gone(self)
+        if stream is not None and place is not None:
+            stream_order.give(*place)  # behind the copy
+            return True
+        if stream is not None:
+            stream.synchronize()
         if release is not None:
             release()
         return True
@@ -182,6 +218,7 @@ class SpillableChunk(Chunk):
         with self._moving:
             release, self._release, self._raw, self._home, self._place = self._release, None, None, None, None
         _members.pop(id(self), None)
+        spill_ahead.gone(self)
         if release is not None:
             release()
 
@@ -195,6 +232,7 @@ class SpillableChunk(Chunk):
             self.drop()
             return
         _members.pop(id(self), None)
+        spill_ahead.gone(self)
         stream_order.give(*place)
 
     @property
@@ -204,6 +242,7 @@ class SpillableChunk(Chunk):
 
     def __del__(self) -> None:
         _members.pop(id(self), None)
+        spill_ahead.gone(self)
         super().__del__()
 
 
@@ -259,8 +298,9 @@ def _send_away(context: Context, nbytes: int) -> bool:
     """A rung: arrays that were used least recently go to a home, until they are ``nbytes``."""
     if not _homes:
         return False
-    freed = 0
-    for chunk in _settled(context):
+    freed, known = 0, _settled(context)
+    spill_ahead.short(context, nbytes, known)
+    for chunk in known:
         try:
             if chunk.leave(_homes):
                 freed += chunk.nbytes
@@ -287,6 +327,8 @@ def start(where: tuple[HomeSpec, ...], *, movable: bool = False) -> None:
     global _homes, _movable
     device.name_folders(where)
     _homes, _movable = where, movable
+    spill_ahead.forget()
+    pushing.make_room = partial(spill_ahead.make_room, where) if where else None
     chunks.ArrayChunk = SpillableChunk if where or movable else Chunk
 
 

@@ -2,7 +2,7 @@
 
 A home is a context with a pool like any other: page-locked memory of the host, files, another device. :func:`keep`
 copies bytes to the first home with room; what it returns copies them back and frees them there. The copies are over
-when a call returns, on every device. Any thread may call anything here.
+when a call returns, on every device, unless they are made beside other work. Any thread may call anything here.
 
 A home has one limit for all who use it: arrays, slabs of executors that are not running, and what plans have there,
 which :class:`Room` stands for. A plan is made for what is left (:func:`taken`).
@@ -17,7 +17,7 @@ from typing import Any
 from weftplan import device
 from weftplan.device.context import Context
 from weftplan.device.homes import HomeSpec
-from weftplan.device.stream import no_stream
+from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 from weftplan.storage import registry
@@ -51,20 +51,25 @@ class Kept:
         self._home, self._resource, self._allocation = home, resource, allocation
         self.context = resource.context
 
-    def read(self, target: Any, context: Context) -> None:
-        """Copy the bytes into ``target``, memory of ``context``."""
-        _copy(target, context, self._allocation.raw, self.context)
+    def read(self, target: Any, context: Context, *, beside: bool = False) -> None:
+        """Copy the bytes into ``target``, memory of ``context``; ``beside``: as :func:`keep`."""
+        _copy(target, context, self._allocation.raw, self.context, beside)
         with _lock:
             traffic.backs += 1
             traffic.back_bytes += self._allocation.nbytes
 
     def free(self) -> None:
         """Give the room in the home back. Never waits for long, so finalizers may call it."""
+        resource, allocation = self.given_up()
+        resource.free(allocation)
+
+    def given_up(self) -> tuple[Resource, Allocation]:
+        """The room in the home does not count any more: it is the caller's, with the duty to give it back."""
         nbytes = self._allocation.nbytes
-        self._resource.free(self._allocation)
         _unreserve(self._home, nbytes)
         with _lock:
             traffic.waiting_bytes -= nbytes
+        return self._resource, self._allocation
 
 
 class Room:
@@ -94,8 +99,14 @@ class Room:
             _unreserve(*self._held.popitem()[1])
 
 
-def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object) -> Kept:
+def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object, *, beside: bool = False) -> Kept:
     """Copy ``raw``, memory of ``context`` that nobody uses, to the first of ``homes`` with room.
+
+    Args:
+        raw, context: what, and where it is.
+        homes: in order.
+        name: of the memory, for reports.
+        beside: copy in the order of the current stream, if there is one: the copy may not be over on return.
 
     Raises:
         OutOfMemoryError: no home has room; says why each has none. ``raw`` is as it was.
@@ -119,7 +130,7 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object) 
                 except (OutOfMemoryError, DeviceError) as error:
                     refusals.append(str(error).partition("\n")[0])
             if kept is not None:
-                _copy(kept._allocation.raw, kept.context, raw, context)
+                _copy(kept._allocation.raw, kept.context, raw, context, beside)
                 with _lock:
                     traffic.outs += 1
                     traffic.out_bytes += nbytes
@@ -170,12 +181,16 @@ def _places(home: HomeSpec, context: Context, number: int) -> list[Context]:
     return [peer for peer in registry.in_use() if peer.device_type == context.device_type and peer != context]
 
 
-def _copy(target: Any, to: Context, source: Any, origin: Context) -> None:
-    """Copy and wait for the copy, behind all work of the devices."""
+def _copy(target: Any, to: Context, source: Any, origin: Context, beside: bool) -> None:
+    """Copy, and wait for the copy, behind all work of the devices, or ``beside`` it in the order of a stream."""
     place = device.get(origin if origin.has_streams else to)
+    if beside and current_stream() is not None:
+        place.copy(target, source)
+        return
     with no_stream():
-        if place.asynchronous:
-            place.synchronize()
+        for end in {origin, to}:  # either may have been given copies that are not over
+            if device.get(end).asynchronous:
+                device.get(end).synchronize()
         place.copy(target, source)
         if place.asynchronous:
             place.synchronize()
