@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from sys import getrefcount
 from typing import Any
 
@@ -33,7 +33,7 @@ from weftplan.device.context import Context
 from weftplan.device.stream import no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.executor.pool_memory import PoolMemory
-from weftplan.locks import Lock, free_in_children
+from weftplan.locks import Lock, ReentrantLock, free_in_children
 from weftplan.ndarray import spilling
 from weftplan.ndarray.release import PATIENCE_S
 from weftplan.storage import homes, relief
@@ -44,9 +44,9 @@ _pools: weakref.WeakSet[Any] = weakref.WeakSet()
 LOOKING_S = 1.0
 """Seconds that somebody may look at memory that another thread lacks."""
 _GLANCE_S = 0.0005
-_turn = free_in_children(Lock())
-"""Held while all bytes of a pool come back for a run: of two pools that need two devices each, none then waits for the
-other with half of what it needs. Not waited for by who is in a run or an operation already."""
+_turn = free_in_children(ReentrantLock())
+"""Held while all bytes of a pool are taken, or come back for a run: of two pools that need two devices each, none then
+waits for the other with half of what it needs. Not waited for by who is in a run or an operation already."""
 _looking = free_in_children(Lock())
 _waiting: dict[int, list[int]] = {}
 """Who waits until the runs of which threads have been pushed. Changed under ``_looking``."""
@@ -96,6 +96,11 @@ _EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 """Where references are not counted exactly nothing leaves."""
 
 
+def in_turn() -> AbstractContextManager[object]:
+    """A ``with`` block in which no other pool takes the memory of all its devices."""
+    return nullcontext() if _here.runs or engine.get().in_operation else _turn
+
+
 class Idleness:
     """What of one pool is in homes, and whether more may go there."""
 
@@ -123,7 +128,7 @@ class Idleness:
             if there:
                 self._users.append(me)
         if not there:
-            with _turn if alone else nullcontext():
+            with in_turn():
                 self._bring_all_back(me)
         _here.runs += 1
 

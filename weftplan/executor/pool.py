@@ -38,7 +38,7 @@ from weftplan import engine
 from weftplan.device.context import Context, cpu
 from weftplan.device.homes import HomeSpec
 from weftplan.errors import BindError, EngineError, OutOfMemoryError
-from weftplan.executor.idle import Idleness
+from weftplan.executor.idle import Idleness, in_turn
 from weftplan.executor.pool_memory import PoolMemory, copy_bytes, finish_deletes, settle
 from weftplan.ndarray.chunk import Chunk, MovableChunk
 from weftplan.storage import homes
@@ -138,7 +138,7 @@ class SlabPool:
                 f"shared_exec was bound under {self._gate.engine!r}, the current engine is {engine.get()!r}; bind "
                 f"without shared_exec, or under the same engine"
             )
-        with self.idleness:
+        with in_turn(), self.idleness:
             return self._join(placement)
 
     def _join(self, placement: Placement) -> int:
