@@ -87,6 +87,7 @@ class TestIdle:
          ({cores.VARIABLE: "2", "OMP_NUM_THREADS": "1"}, 1)],
         ids=["one", "levels", "more-than-there-are", "nonsense", "ours", "ours-first"],
     )  # fmt: skip
+    @pytest.mark.shows("WEFTPLAN_KERNEL_CORES")
     def test_variables(self, monkeypatch, variables, idle):
         """OMP_NUM_THREADS limits an operation as in MXNet, WEFTPLAN_KERNEL_CORES overrides it, the machine both."""
         for name, value in variables.items():

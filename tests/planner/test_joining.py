@@ -92,6 +92,7 @@ def test_nodes_that_stay_apart(behind: Any):
 
 @pytest.mark.parametrize("kernels", ["numpy", "native"])
 @pytest.mark.parametrize("grad_req", ["write", "add", "null"])
+@pytest.mark.shows("MXNET_USE_FUSION")
 def test_same_bits_with_fusion_and_without(kernels: str, grad_req: str, monkeypatch: pytest.MonkeyPatch):
     """A branching network with residual sums, trained and run for inference."""
     net = layers(activation)

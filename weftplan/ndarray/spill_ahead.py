@@ -23,7 +23,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from weftplan import engine
 from weftplan.device.context import Context
@@ -32,23 +32,34 @@ from weftplan.engine import FnProperty
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
 
-if TYPE_CHECKING:
-    from weftplan.ndarray.spilling import SpillableChunk
-
 _lock = whole_in_children(Lock())
+
+
+class Guest(Protocol):
+    """A chunk that may be elsewhere, as it is seen from here."""
+
+    context: Context
+    nbytes: int
+    var: Any
+    sent_away: bool
+
+    @property
+    def away(self) -> bool: ...
+    def leave(self, where: tuple[HomeSpec, ...], *, beside: bool = False) -> bool: ...
+    def return_beside(self) -> None: ...
 
 
 class _Model:
     """What is in the memory of one device behind the last push."""
 
     def __init__(self) -> None:
-        self.present: OrderedDict[int, tuple[weakref.ref[SpillableChunk], int]] = OrderedDict()
+        self.present: OrderedDict[int, tuple[weakref.ref[Guest], int]] = OrderedDict()
         """By id, those used least recently first."""
         self.total = 0
         self.budget = 0
         """Bytes that may be there."""
 
-    def add(self, chunk: SpillableChunk) -> None:
+    def add(self, chunk: Guest) -> None:
         """It is there, and was used last."""
         if id(chunk) not in self.present:
             self.total += chunk.nbytes
@@ -64,23 +75,23 @@ class _Model:
 
 _models: dict[Context, _Model] = {}
 """Guarded by the lock, as is all that is in them."""
-_changes: deque[tuple[Context, int, weakref.ref[SpillableChunk] | None]] = deque()
+_changes: deque[tuple[Context, int, weakref.ref[Guest] | None]] = deque()
 """Chunks that have got memory and, with None, chunks that are gone, by id: finalizers may only append."""
 
 
-def came(chunk: SpillableChunk) -> None:
+def came(chunk: Guest) -> None:
     """A chunk has got memory, at no push."""
     if _models:
         _changes.append((chunk.context, id(chunk), weakref.ref(chunk)))
 
 
-def gone(chunk: SpillableChunk) -> None:
+def gone(chunk: Guest) -> None:
     """A chunk is no more, or was sent away at no push. For finalizers."""
     if _models and (context := getattr(chunk, "context", None)) is not None:
         _changes.append((context, id(chunk), None))
 
 
-def short(context: Context, nbytes: int, there: Sequence[SpillableChunk]) -> None:
+def short(context: Context, nbytes: int, there: Sequence[Guest]) -> None:
     """A device has no room for ``nbytes``, with these chunks there, those used least recently first."""
     with _lock:
         _catch_up()
@@ -111,7 +122,7 @@ def make_room(where: tuple[HomeSpec, ...], context: Context, operands: Sequence[
         model = _models.get(context)
         if model is None:
             return ()
-        chunks: dict[int, SpillableChunk] = {}
+        chunks: dict[int, Guest] = {}
         for operand in operands:
             chunk = getattr(operand, "chunk", None)
             if chunk is not None and chunk.may_leave and chunk.context == context:
@@ -151,9 +162,9 @@ def _catch_up() -> None:
             model.add(chunk)
 
 
-def _victims(model: _Model, need: int, used: dict[int, SpillableChunk]) -> list[SpillableChunk]:
+def _victims(model: _Model, need: int, used: dict[int, Guest]) -> list[Guest]:
     """Those that leave so that ``need`` bytes more fit; under the lock."""
-    found: list[SpillableChunk] = []
+    found: list[Guest] = []
     for key, (ref, _) in list(model.present.items()):
         if model.total + need <= model.budget:
             break
@@ -175,7 +186,7 @@ def _lane(where: tuple[HomeSpec, ...], context: Context, *, out: bool) -> tuple[
     return place, FnProperty.COPY_TO_GPU if out else FnProperty.COPY_FROM_GPU
 
 
-def _write_back(ref: weakref.ref[SpillableChunk], where: tuple[HomeSpec, ...]) -> None:
+def _write_back(ref: weakref.ref[Guest], where: tuple[HomeSpec, ...]) -> None:
     """The operation that sends a chunk away, if it is still there and nobody looks at it."""
     chunk = ref()
     if chunk is not None:
@@ -185,7 +196,7 @@ def _write_back(ref: weakref.ref[SpillableChunk], where: tuple[HomeSpec, ...]) -
             return  # it stays; who needs the room hears why there is none
 
 
-def _bring_back(ref: weakref.ref[SpillableChunk]) -> None:
+def _bring_back(ref: weakref.ref[Guest]) -> None:
     """The operation that brings a chunk back, if it is away."""
     chunk = ref()
     if chunk is not None and chunk.away:
