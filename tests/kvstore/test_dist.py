@@ -191,13 +191,18 @@ def test_compressed_sums_are_those_of_one_process(tmp_path: Path):
 
 
 def test_ranks_that_do_different_things_are_told(tmp_path: Path):
-    """Another shape at init, another key, another optimizer: every rank is told both sides, and the store goes on."""
+    """Another shape at init, another key, another optimizer: every rank is told both sides, and the store goes on.
+
+    A mistake of one rank alone names that rank.
+    """
     run_ranks(
         tmp_path,
         2,
         """
         kv.init("w", mx.nd.zeros((3,)))
         kv.init("bad", mx.nd.zeros((3 + rank,)))
+        says(lambda: kv.push("w", mx.nd.ones((4,))), f"rank {rank}: push: key 'w'", "(3,)", "(4,)", "float32")
+        says(lambda: kv.pull("nobody", mx.nd.ones((4,))), f"rank {rank}: pull: key 'nobody'", "Did you init?")
         says(lambda: value("bad", (3 + rank,)), "do not do the same", "(3,)", "(4,)", "rank 0", "rank 1")
         kv.init(["x", "y"], [mx.nd.zeros((3,))] * 2)
         kv.push("xy"[rank], mx.nd.ones((3,)))

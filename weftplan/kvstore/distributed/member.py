@@ -13,6 +13,7 @@ from weftplan.device.context import cpu, cpu_pinned
 from weftplan.engine import FnProperty
 from weftplan.engine import get as get_engine
 from weftplan.engine.waiting import helpers
+from weftplan.errors import KVStoreError
 from weftplan.kvstore.copies import HOST, copy
 from weftplan.kvstore.distributed import mpi
 from weftplan.kvstore.distributed.group import Group
@@ -62,6 +63,12 @@ class KVStoreDist(KVStoreLocal):
             super().init(key, value)
             for k, _ in made:
                 self._from(0, f"init {described(k, self._stored[k])}", self._stored[k])
+
+    def _checked(self, key: Any, value: Any, what: str, verb: str) -> list[tuple[Key, list[NDArray]]]:
+        try:
+            return super()._checked(key, value, what, verb)
+        except KVStoreError as error:
+            raise KVStoreError(f"rank {self.rank}: {error}") from None
 
     def _part(self, key: Key, array: NDArray, priority: int, sources: Sequence[NDArray] = ()) -> Part:
         """Push the operation that hands ``array`` to the sequencer and ends when it has been exchanged.
