@@ -158,3 +158,26 @@ class TestRule:
             with pytest.raises(ConfigError, match="WEFTPLAN_BLAS_NTHREADS='many'"):
                 blas.limit()
         assert fresh.set_to == []
+
+
+def test_a_step_with_omp_threads():
+    """OMP_NUM_THREADS=2, as containers set it, leaves every BLAS call on one thread while a step of training runs (two
+    that spin beside the workers made a step ten times slower), and changes no bit of it."""
+    code = """
+import hashlib, threading, numpy as np, weftplan as mx
+from threadpoolctl import threadpool_info
+net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=300), name="softmax")
+step = net.simple_bind(mx.cpu(), data=(256, 600))
+random = np.random.RandomState(0)
+for array in step.arg_arrays:
+    array[:] = random.standard_normal(array.shape)
+for _ in range(3):
+    step.forward(is_train=True)
+    step.backward()
+threads = max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+digest = hashlib.sha256(b"".join(grad.asnumpy().tobytes() for grad in step.grad_arrays)).hexdigest()
+print(threads, int(digest[:8], 16))
+"""
+    alone, several, unset = (run(code, **more) for more in ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}, {}))
+    assert several[0] == 1
+    assert alone == several == unset

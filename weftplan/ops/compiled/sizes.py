@@ -22,7 +22,7 @@ BAND_PLACES = 48
 """Fewest places for which the panels of the weight are worth passing by."""
 CHUNK = 512
 """Pixels in one chain of additions of a weight's gradient. Part of the result's bits, so it depends on nothing."""
-SLICE_BYTES = 768 << 10
+SLICE_BYTES = 384 << 10
 """Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
 the weights of the last layers need more than everything else in a network that runs on one image."""
 PANEL_BYTES = 64

@@ -15,6 +15,7 @@ from weftplan.errors import ShapeError
 from weftplan.ops.add_n import p_count
 from weftplan.ops.kernels import KernelWithBare, accumulator
 from weftplan.ops.params import p_bool
+from weftplan.ops.products import product
 from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_dim, merge_shape, same_dtype, take_bytes
 from weftplan.ops.schema import Arrays, InplacePair, Op, OpContext, Param, Params, Shape, TensorSpec
@@ -97,7 +98,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) ->
     acc = accumulator(out.dtype)
     wide = out if acc == out.dtype else ctx.take(out.shape, acc)
     flat = wide.reshape(-1, hidden)
-    xp.matmul(rows, matrix.T, out=flat)
+    product(xp, rows, matrix.T, flat)
     if not params["no_bias"]:
         xp.add(flat, inputs[2], out=out.reshape(-1, hidden), casting="same_kind")
     elif wide is not out:
@@ -111,7 +112,7 @@ def _bare(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[Tensor
 
     def call(data: Any, weight: Any, *rest: Any) -> None:
         flat = rest[-1].reshape(-1, hidden)
-        np.matmul(data.reshape(-1, columns), weight.T, flat)
+        product(np, data.reshape(-1, columns), weight.T, flat)
         if biased:
             np.add(flat, rest[0], flat)
 
@@ -138,13 +139,13 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -
     if wgrad is not None:
         columns = _widen(ctx, data).reshape(rows.shape[0], -1)
         target = wgrad if acc == wgrad.dtype else ctx.take(wgrad.shape, acc)
-        xp.matmul(wide_rows.T, columns, out=target)
+        product(xp, wide_rows.T, columns, target)
         if target is not wgrad:
             xp.copyto(wgrad, target, casting="same_kind")
     if dgrad is not None:
         matrix = _widen(ctx, weight)
         target = dgrad if acc == dgrad.dtype else ctx.take(dgrad.shape, acc)
-        xp.matmul(wide_rows, matrix, out=target.reshape(rows.shape[0], -1))
+        product(xp, wide_rows, matrix, target.reshape(rows.shape[0], -1))
         if target is not dgrad:
             xp.copyto(dgrad, target, casting="same_kind")
 

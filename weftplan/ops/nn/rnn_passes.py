@@ -9,6 +9,7 @@ from weftplan.ops import grain
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.rnn_cells import Cell, CellGradient
 from weftplan.ops.nn.rnn_layout import Kept, Layout, Weights
+from weftplan.ops.products import product
 from weftplan.ops.schema import DType, OpContext, Shape
 
 
@@ -68,7 +69,7 @@ class ForwardPass:
             low, high = min(steps), max(steps) + 1
             gates = self.room[: high - low] if kept is None else kept.gates[low:high]
             rows = gates.reshape(-1, plan.gates)
-            xp.matmul(x[low:high].reshape(rows.shape[0], -1), weights.of_input.T, out=rows)
+            product(xp, x[low:high].reshape(rows.shape[0], -1), weights.of_input.T, rows)
             xp.add(rows, weights.input_bias, out=rows)
             if plan.mode != "gru":
                 xp.add(rows, weights.state_bias, out=rows)
@@ -184,10 +185,10 @@ class BackwardPass:
             target = out[start:stop].reshape(rows.shape[0], -1)
             if add:
                 some = self.rows.reshape(-1)[: target.size].reshape(target.shape)
-                xp.matmul(rows, weights.of_input, out=some)
+                product(xp, rows, weights.of_input, some)
                 xp.add(target, some, out=target)
             else:
-                xp.matmul(rows, weights.of_input, out=target)
+                product(xp, rows, weights.of_input, target)
 
     def weight_gradients(
         self, d_weights: Weights, x: Any, kept: Kept, states: Any, initial: Any, reverse: bool
@@ -196,7 +197,7 @@ class BackwardPass:
         xp, plan = self.xp, self.plan
         d_gates = self.d_gates
         rows = d_gates.reshape(-1, plan.gates)
-        xp.matmul(rows.T, x.reshape(rows.shape[0], -1), out=d_weights.of_input)
+        product(xp, rows.T, x.reshape(rows.shape[0], -1), d_weights.of_input)
         wide = accumulator(rows.dtype)
         xp.sum(rows, axis=0, dtype=wide, out=d_weights.input_bias)
         if plan.mode == "gru":  # the state's share of n came through r
@@ -208,5 +209,5 @@ class BackwardPass:
         if plan.steps > 1:
             later, earlier = (d_gates[:-1], states[1:]) if reverse else (d_gates[1:], states[:-1])
             later, earlier = later.reshape(-1, plan.gates), earlier.reshape(-1, plan.units)
-            xp.matmul(later.T, earlier, out=self.matrix)
+            product(xp, later.T, earlier, self.matrix)
             xp.add(d_weights.of_state, self.matrix, out=d_weights.of_state)

@@ -1,0 +1,109 @@
+"""Large products are cut into parts: right, of the same bits on any number of cores, and small ones are not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import blas, config, cores
+from weftplan.ops import products
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products of test size are large, on four cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv(cores.VARIABLE, raising=False)
+    config._reset_for_tests()
+    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(products, "FEW", 1 << 12)
+    yield
+    config._reset_for_tests()
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parts each product was cut into."""
+    found: list[int] = []
+
+    def noting(work: Any, parts: int) -> None:
+        found.append(parts)
+        cores.split(work, parts)
+
+    monkeypatch.setattr(products, "split", noting)
+    return found
+
+
+SIZES = [(5, 40, 33), (33, 40, 5), (48, 16, 48), (1, 100, 700), (700, 100, 1), (130, 31, 129)]
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), SIZES)
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True)], ids=["plain", "left", "right"])
+def test_values(cuts, rows, depth, columns, turned):
+    """Each element is the sum of its products, in either layout of the factors."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((depth, rows)).T if turned[0] else rng.standard_normal((rows, depth))
+    b = rng.standard_normal((columns, depth)).T if turned[1] else rng.standard_normal((depth, columns))
+    out = np.full((rows, columns), np.nan)
+    products.product(np, a, b, out)
+    assert np.allclose(out, np.einsum("ij,jk->ik", a, b), rtol=1e-12, atol=1e-12)
+    assert not cuts or 1 < cuts[0] <= products.MOST
+    assert bool(cuts) == (rows * depth * columns >= 2 * products.FEW)
+
+
+def test_parts_follow_from_sizes(cuts, monkeypatch):
+    """Whatever the machine has, a product is cut in the same way."""
+    a, b, out = np.ones((70, 70)), np.ones((70, 70)), np.empty((70, 70))
+    for cpus in (1, 2, 64):
+        monkeypatch.setattr(blas, "usable_cpus", lambda cpus=cpus: cpus)
+        products.product(np, a, b, out)
+    assert len(set(cuts)) == 1
+    assert len(cuts) == 3
+
+
+def test_one_call_elsewhere(cuts):
+    """Another array module gets one product: its device is not this module's business."""
+
+    class Module:
+        calls = 0
+
+        def matmul(self, a: Any, b: Any, out: Any) -> None:
+            self.calls += 1
+
+    module = Module()
+    products.product(module, np.ones((70, 70)), np.ones((70, 70)), np.empty((70, 70)))
+    assert (module.calls, cuts) == (1, [])
+
+
+@pytest.mark.parametrize("cell", ["dense", "lstm"])
+def test_same_bits_on_every_engine(cuts, cell):
+    """A training step of layers that are cut, on one thread, on workers with idle cores, and on one worker by wish."""
+    if cell == "dense":
+        hidden = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=90, name="a")
+        symbol = mx.sym.FullyConnected(mx.sym.Activation(hidden, act_type="tanh"), num_hidden=37, name="b")
+    else:
+        symbol = mx.sym.RNN(mx.sym.Variable("data"), mode="lstm", state_size=24, num_layers=1, name="r")
+    found = []
+    for kind, options in (
+        ("NaiveEngine", {}),
+        ("ThreadedEnginePerDevice", {}),
+        ("ThreadedEngine", {}),
+        ("ThreadedEnginePerDevice", {"cpu_workers": 1}),
+    ):
+        engine = mx.engine.create(kind, **options)
+        with mx.engine.using(engine):
+            shape = (65, 70) if cell == "dense" else (9, 7, 33)
+            executor = symbol.simple_bind(mx.cpu(), data=shape)
+            random = np.random.RandomState(0)
+            for array in executor.arg_arrays:
+                array[:] = random.standard_normal(array.shape) * 0.1
+            executor.forward(is_train=True)
+            executor.backward([mx.nd.ones(out.shape) for out in executor.outputs])
+            found.append(b"".join(grad.asnumpy().tobytes() for grad in executor.grad_arrays))
+        engine.stop()
+    assert cuts
+    assert len(set(found)) == 1

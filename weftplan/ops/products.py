@@ -1,0 +1,41 @@
+"""Products of two matrices on several cores, with bits that do not depend on how many.
+
+A BLAS with more threads adds in another order, so each BLAS call has one thread, and a large product is cut here into
+several calls, along the longer side of the result. Where it is cut follows from its sizes alone, on every machine and
+engine; which core computes which part is decided by :mod:`weftplan.cores`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weftplan.cores import split
+
+FEW = 1 << 25
+"""Multiplications of one part: below about half a millisecond waking a core costs too much of what it brings."""
+MOST = 4
+"""Parts of one product."""
+STEP = 16
+"""Parts begin at multiples of this, so that a BLAS works on whole tiles but for the last."""
+
+
+def product(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """``out = a @ b`` for matrices; on a GPU in one call."""
+    rows, columns = out.shape
+    work = rows * columns * a.shape[1]
+    if xp is not np or work < 2 * FEW:
+        xp.matmul(a, b, out=out)
+        return
+    longer = max(rows, columns)
+    step = -(-longer // (min(work // FEW, MOST) * STEP)) * STEP
+
+    def part(number: int) -> None:
+        some = slice(number * step, (number + 1) * step)
+        if columns >= rows:
+            np.matmul(a, b[:, some], out=out[:, some])
+        else:
+            np.matmul(a[some], b, out=out[some])
+
+    split(part, -(-longer // step))
