@@ -1,6 +1,8 @@
 """Files of records: MXNet 1.9.1's bytes, indices, headers, damage."""
 
 import pickle
+import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -110,3 +112,16 @@ def test_headers():
     for bad in (b"short", mx.recordio.pack((0, [1.0, 2.0], 0, 0), b"")[:-1]):
         with pytest.raises(FormatError, match="unpack"):
             mx.recordio.unpack(bad)
+
+
+def test_a_damaged_length_takes_no_memory(tmp_path):
+    """A record that claims 400 MB in a file of 12 bytes is refused before anybody asks for so much memory."""
+    path = tmp_path / "claims.rec"
+    path.write_bytes(struct.pack("<II", 0xCED7230A, 400 << 20) + bytes(4))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MXNetError, match="truncated: the record at byte 0 needs 419,430,400 bytes"):
+            mx.recordio.MXRecordIO(str(path), "r").read()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

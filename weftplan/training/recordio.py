@@ -25,6 +25,8 @@ __all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "u
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _LENGTH = (1 << 29) - 1
+_MUCH = 1 << 20
+"""Bytes of a record beyond which the file is asked whether it has so many."""
 _HEADER = struct.Struct("<IfQQ")
 
 
@@ -136,7 +138,9 @@ class MXRecordIO:
             kind, length = word >> 29, word & _LENGTH
             if kind > _LAST or (kind in (_WHOLE, _FIRST)) == bool(parts):
                 raise FormatError(f"{os.fspath(self.uri)}: damaged: a part of a record stands alone at byte {start:,}")
-            part = file.read(length)
+            # A damaged length is not believed: as much memory would be taken before a byte is read.
+            there = length < _MUCH or length <= os.fstat(file.fileno()).st_size - start - 8
+            part = file.read(length) if there else b""
             if len(part) < length or len(file.read(-length % 4)) < -length % 4:
                 raise FormatError(
                     f"{os.fspath(self.uri)}: truncated: the record at byte {start:,} needs {length:,} bytes"
