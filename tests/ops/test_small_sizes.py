@@ -1,0 +1,105 @@
+"""Every kernel at sizes of 1 to 3 along each of its dimensions, in float32 near what it gives in float64.
+
+Small sizes make the strides at which NumPy and processors take other ways than for long rows: columns of one number,
+gates of one unit. Dimensions of equal size change together, so that shapes go on fitting each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from ops_harness import differentiate, prepare
+from ops_nn_cases import CASES as NN_CASES
+from ops_nn_cases import ident
+from ops_tensor_cases import CASES as TENSOR_CASES
+from ops_tensor_cases import NO_GRADIENT
+
+from weftplan.errors import MXNetError
+from weftplan.ops import registry
+
+CASES = [
+    case
+    for case in TENSOR_CASES + NO_GRADIENT + NN_CASES
+    if not registry.get(case[0]).random and sum(np.size(array) for array in case[1]) < 3000
+]
+
+
+def resized(arrays: list[Any], old: int, new: int) -> list[Any]:
+    """Arrays in which every dimension of ``old`` has ``new`` elements, each of them one that was there."""
+    made = []
+    for array in map(np.asarray, arrays):
+        for axis, dim in enumerate(array.shape):
+            if dim == old:
+                array = np.take(array, np.arange(new) % old, axis)
+        made.append(np.ascontiguousarray(array))
+    return made
+
+
+def variants(arrays: list[Any]) -> Iterator[list[Any]]:
+    """The inputs of a case with one dimension of another size."""
+    for old in sorted({dim for array in arrays for dim in np.asarray(array).shape}):
+        for new in (1, 2, 3):
+            if new != old:
+                yield resized(arrays, old, new)
+
+
+def computed(op: str, arrays: list[Any], params: Any, dtype: str) -> list[Any]:
+    """Outputs and gradients; raises MXNetError where the shapes do not fit the operator."""
+    given = [array.astype(dtype) if array.dtype == np.float64 else array for array in arrays]
+    call = prepare(op, given, params)
+    found = [array for array in call() if array is not None]
+    if call.op.gradient is not None:
+        rng = np.random.default_rng(3)
+        heads = [rng.uniform(-1, 1, spec.shape).astype(np.float32).astype(spec.dtype) for spec in call.out_specs]
+        found += differentiate(call, heads)[0]
+    return found
+
+
+def check(op: str, arrays: list[Any], params: Any) -> int:
+    """Compare all variants of a case; returns how many fit the operator."""
+    fitting = 0
+    arrays = [array.astype(np.float32).astype(np.float64) if array.dtype == np.float64 else array
+              for array in map(np.asarray, arrays)]  # fmt: skip
+    for given in variants(arrays):
+        shapes = [array.shape for array in given]
+        with np.errstate(all="ignore"):
+            try:
+                wanted = computed(op, given, params, "float64")
+            except (MXNetError, ValueError):
+                continue  # not a shape of this operator
+            found = computed(op, given, params, "float32")
+        fitting += 1
+        for k, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            assert one.shape == other.shape
+            scale = max(1.0, float(np.nanmax(np.abs(one), initial=1.0, where=np.isfinite(one))))
+            np.testing.assert_allclose(
+                other.astype(np.float64) / scale, one / scale, rtol=0, atol=2e-4, err_msg=f"array {k} of {op} {shapes}"
+            )
+    return fitting
+
+
+@pytest.mark.parametrize("case", CASES, ids=ident)
+def test_small_sizes(case: Any) -> None:
+    """Outputs and gradients of a smaller call agree within the noise of float32."""
+    check(*case)
+
+
+def test_a_kernel_that_is_wrong_at_one_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that goes wrong in float32, in rows of three alone, as a loop for a stride would; others agree."""
+    get = registry.get
+
+    def wrong(ctx: Any, params: Any, inputs: Any, outputs: Any) -> None:
+        np.tanh(inputs[0], out=outputs[0])
+        if inputs[0].shape[-1] == 3 and inputs[0].dtype == np.float32:
+            outputs[0][..., 1] += 1
+
+    x = np.linspace(-1, 1, 20).reshape(4, 5)
+    assert check("tanh", [x], {}) == 6
+    broken = replace(get("tanh"), forward=wrong, gradient=None)
+    monkeypatch.setattr(registry, "get", lambda name: broken if name == "tanh" else get(name))
+    with pytest.raises(AssertionError, match=r"array 0 of tanh \[\(4, 3\)\]"):
+        check("tanh", [x], {})
