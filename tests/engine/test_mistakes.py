@@ -30,7 +30,10 @@ def one_var():
     ("mistake", "told"),
     [
         (bare_task, r"write @engine\.task\(writes="),
-        (lambda: engine.create("ThreadedEngine", workers=3), "no options .'workers'.; there are cpu_workers"),
+        (
+            lambda: engine.create("ThreadedEngine", workers=3),
+            "no options .'workers'.; did you mean 'task_workers'. there are cpu",
+        ),
         (lambda: engine.create("Threaded"), "did you mean 'ThreadedEngine'.*Simulator"),
         (lambda: engine.get().push(int, prop="x"), "prop must be one of FnProperty's NORMAL.*got 'x'"),
         (lambda: engine.get().push_async(int, prop=99), "prop must be one of FnProperty's NORMAL.*got 99"),
