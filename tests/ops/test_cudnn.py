@@ -127,6 +127,29 @@ def test_a_choice_is_made_once(monkeypatch):
         assert machine.clock - tried == next(plan.time for plan in recommended if plan.name == "quick")
 
 
+def test_convolutions_are_captured(monkeypatch):
+    """A step with cuDNN is replayed as CUDA graphs, with the same bits as call by call."""
+    shape, params = SHAPES["plain"]
+    net = mx.sym.Activation(network("Convolution", params), act_type="relu")
+    found = []
+    for setting in ("0", "1"):
+        monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", setting)
+        with cudnn(), place("standin") as context:
+            executor = net.simple_bind(context(0), grad_req="write", data=shape)
+            for name, array in executor.arg_dict.items():
+                array[:] = np.sin(np.arange(array.size) + len(name)).reshape(array.shape)
+            head = mx.nd.ones(executor.outputs[0].shape, ctx=context(0))
+            for _ in range(4):
+                executor.forward(is_train=True)
+                executor.backward(head)
+            found.append({name: array.asnumpy() for name, array in executor.grad_dict.items()})
+            states = {state for *_, state in executor.cuda_graphs()}
+            del executor
+    assert states == {"captured"}
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name])
+
+
 def test_another_setting_later_does_not_change_what_was_planned(monkeypatch):
     """A step after the setting has changed runs with what its plan counted."""
     with cudnn(), place("standin", kind="NaiveEngine") as context:

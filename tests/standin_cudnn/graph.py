@@ -221,21 +221,21 @@ class Graph:
     def execute(self, tensor_dict: dict[int, int], workspace: Any = None, handle: Any = None) -> None:
         """Run the plan that was built."""
         assert self._built is not None
-        self._run(tensor_dict, workspace, self._built, handle)
+        _check(handle)
+        self._run(tensor_dict, workspace, self._built)
 
     def execute_plan_at_index(
         self, tensor_dict: dict[int, int], workspace: Any = None, index: int = 0, handle: Any = None
     ) -> None:
         """Run one that was built."""
         assert index in self._sized
-        self._run(tensor_dict, workspace, index, handle)
+        _check(handle)
+        self._run(tensor_dict, workspace, index)
 
     @capturable
-    def _run(self, places: dict[int, int], workspace: int | None, index: int, handle: Any) -> None:
+    def _run(self, places: dict[int, int], workspace: int | None, index: int) -> None:
         assert self._node is not None
         kind, padding, stride, dilation, *things = self._node
-        assert handle.device == thread.device, f"a handle of gpu({handle.device}) on gpu({thread.device})"
-        assert handle.stream == get_current_stream().ptr, "the handle has the stream of an earlier call"
         missing = {thing.uid for thing in things} - set(places)
         if missing:
             raise ValueError(f"the variant pack is missing a buffer for tensor uids {missing}")
@@ -262,6 +262,12 @@ class Graph:
             memory.bytes[start:stop] = 0xA5
         with np.errstate(all="ignore"):
             (image, weight, grid)[target][...] = convolve(kind, image, weight, grid, padding, stride, dilation)
+
+
+def _check(handle: Any) -> None:
+    """It is the current device's, and was told the current stream; a captured graph asks no more."""
+    assert handle.device == thread.device, f"a handle of gpu({handle.device}) on gpu({thread.device})"
+    assert handle.stream == get_current_stream().ptr, "the handle has the stream of an earlier call"
 
 
 def _memory(address: int) -> Memory:

@@ -2,6 +2,7 @@
 
 import weftplan.ops.cuda.batch_norm
 import weftplan.ops.cuda.convolution
+import weftplan.ops.cuda.ctc_loss
 import weftplan.ops.cuda.dropout
 import weftplan.ops.cuda.indexing
 import weftplan.ops.cuda.pooling

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.ops.cuda.source import TOTAL, WIDE, each, floats, launch, width
+from weftplan.ops.cuda.source import LARGEST, TOTAL, WIDE, each, floats, launch, width
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.kernels import accumulator
 from weftplan.ops.nn.softmax_core import as_rows
@@ -20,19 +20,8 @@ from weftplan.ops.schema import Arrays, OpContext, Params, Shape
 
 _ROWS = (
     TOTAL
+    + LARGEST
     + """
-__device__ A largest(A* s, A value) {
-    int t = threadIdx.x;
-    __syncthreads();
-    s[t] = value;
-    __syncthreads();
-    for (int k = blockDim.x / 2; k > 0; k /= 2) {
-        if (t < k) s[t] = fmax(s[t], s[t + k]);
-        __syncthreads();
-    }
-    return s[0];
-}
-
 extern "C" __global__ void softmax_rows(const T* x, T* y, long long classes, long long inner, int logarithm) {
     __shared__ A s[1024];
     long long base = blockIdx.x / inner * classes * inner + blockIdx.x % inner;

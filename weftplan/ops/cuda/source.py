@@ -31,7 +31,7 @@ _NAMES = {"float16": "__half", "float32": "float", "float64": "double", "int32":
           "uint8": "unsigned char", "int8": "signed char", "bool": "bool"}  # fmt: skip
 
 TOTAL = """
-__device__ A total(A* s, A value) {  // of a block, by halves: one fixed order
+__device__ A total(A* s, A value) {  // over a block, by halves: one fixed order
     int t = threadIdx.x;
     __syncthreads();
     s[t] = value;
@@ -49,6 +49,9 @@ __device__ A total(A* s, A value) {  // of a block, by halves: one fixed order
 
 OPTIONS = ("--fmad=false",)
 """What the compiler is told; CuPy adds ``-ftz=true``, which takes float32 below 1.2e-38 for zero."""
+
+LARGEST = TOTAL.replace("total(", "largest(").replace("s[t] + s[t + k]", "fmax(s[t], s[t + k])")
+"""The same for the largest; a NaN is passed over."""
 
 
 def text_of(code: str, **types: DType) -> str:

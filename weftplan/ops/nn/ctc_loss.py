@@ -38,7 +38,8 @@ _PARAMS = (
 )
 
 
-def _inputs(params: Params) -> tuple[str, ...]:
+def inputs_of(params: Params) -> tuple[str, ...]:
+    """Names of the inputs; lengths are there where they are used."""
     lengths = (("use_data_lengths", "data_lengths"), ("use_label_lengths", "label_lengths"))
     return ("data", "label", *(name for flag, name in lengths if params[flag]))
 
@@ -100,7 +101,7 @@ def _plan(ctx: OpContext, params: Params, data: Shape, label: Any, lengths: Sequ
     steps, batch, channels = data
     count = label.shape[1]
     plan = _Plan(*(ctx.take(*spec) for spec in _plan_scratch(batch, count)))
-    given = dict(zip(_inputs(params)[2:], lengths, strict=True))
+    given = dict(zip(inputs_of(params)[2:], lengths, strict=True))
     first = params["blank_label"] == "first"
     plan.places.fill(0 if first else channels - 1)
     labels = plan.places[:, 1::2]
@@ -278,7 +279,7 @@ register(
         infer_shape=_infer_shape,
         infer_dtype=_infer_dtype,
         params=_PARAMS,
-        inputs=_inputs,
+        inputs=inputs_of,
         outputs=("output", "alpha"),
         visible_outputs=1,
         gradient=_gradient,
@@ -290,7 +291,7 @@ register(
 backward(
     "CTCLoss",
     _backward,
-    lambda params: ("ograd", "alpha", *_inputs(params)),
+    lambda params: ("ograd", "alpha", *inputs_of(params)),
     params=_PARAMS,
     workspace=_backward_workspace,
 )
