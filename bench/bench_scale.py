@@ -7,6 +7,10 @@ exchange without data), exchanges of ``dist_sync`` are *measured*, and what the 
 ``dist_sync`` does, says of them with those links is *modelled*.
 
     python bench/bench_scale.py [--rate 100mbit] [--hosts 4] [--rounds 5]       as root, with ip and tc
+    python bench/bench_scale.py --simgrid-python PATH
+
+The second asks SimGrid instead, which simulates every message: PATH is a Python that imports ``simgrid`` (Debian:
+python3-simgrid). Closed forms and SimGrid get the same links.
 """
 
 import argparse
@@ -24,6 +28,7 @@ from weftplan.kvstore.distributed.mpi import environment  # noqa: E402
 from weftplan.kvstore.scaling import Link, Topology, seconds  # noqa: E402
 
 PEER = os.path.join(ROOT, "bench", "peers", "scale_rank.py")
+SIMGRID = os.path.join(ROOT, "bench", "peers", "simgrid_exchange.py")
 SIZES = (1 << 20, 4 << 20)
 
 
@@ -33,7 +38,11 @@ def main():
     parser.add_argument("--rate", default="100mbit", help="what each host may send, as tc writes it")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--simgrid-python", help="an interpreter that imports simgrid: compare with SimGrid instead")
     args = parser.parse_args()
+    if args.simgrid_python:
+        simulated(args.simgrid_python)
+        return
     print(f"links of {args.rate}, {args.rounds} rounds, medians\n")
     print("| workers | bytes | link, measured | exchange, measured ms | exchange, modelled ms | modelled / measured |")
     print("|---|---|---|---|---|---|")
@@ -60,6 +69,27 @@ def main():
                     f"| {workers} | {nbytes:,} | {link.latency * 1e6:.0f} us, {link.bandwidth / 1e6:.2f} MB/s, "
                     f"{topology.fixed * 1e6:.0f} us "
                     f"| {measured * 1e3:.1f} | {modelled * 1e3:.1f} | {modelled / measured:.2f} |",
+                    flush=True,
+                )
+
+
+def simulated(python):
+    """Print what SimGrid says of exchanges, and the closed forms."""
+    print("| algorithm | workers | bytes | link | SimGrid, ms | modelled, ms | modelled / SimGrid |")
+    print("|---|---|---|---|---|---|---|")
+    for latency, bandwidth in ((20e-6, 1.1e9), (5e-6, 11.5e9)):
+        link = Link(latency, bandwidth, 0.0)
+        for algorithm, workers in (("one_step", 4), ("one_step", 32), ("ring", 8), ("ring", 64)):
+            for nbytes in SIZES:
+                command = [python, SIMGRID, algorithm, workers, nbytes, latency, bandwidth]
+                run = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
+                if run.returncode:
+                    raise SystemExit(run.stdout + run.stderr)
+                found = float(run.stdout.strip().splitlines()[-1])
+                modelled = seconds(algorithm, nbytes, workers, Topology("given", link, link, 1))
+                print(
+                    f"| {algorithm} | {workers} | {nbytes:,} | {latency * 1e6:.0f} us, {bandwidth / 1e9:.1f} GB/s "
+                    f"| {found * 1e3:.4f} | {modelled * 1e3:.4f} | {modelled / found:.4f} |",
                     flush=True,
                 )
 

@@ -55,15 +55,15 @@ def run(*arguments: str) -> dict[str, object]:
 
 
 def test_digits_over_processes_and_over_devices():
-    """Two processes end with the bits of two devices: same batches, same order of sums."""
+    """Four processes end with the bits of four devices: same batches, same order of sums."""
     need_mpi()
     pytest.importorskip("sklearn")
     arguments = ("train", "--network", "mlp", "--epochs", "2", "--json")
-    devices = run(*arguments, "--devices", "2", "--kvstore", "device")
+    devices = run(*arguments, "--devices", "4", "--kvstore", "device")
     processes = run(
-        "launch", "-n", "2", "weftplan", *arguments, "--devices", "1", "--kvstore", "dist_sync"
+        "launch", "-n", "4", "weftplan", *arguments, "--devices", "1", "--kvstore", "dist_sync"
     )  # fmt: skip
-    assert processes["workers"] == 2
+    assert processes["workers"] == 4
     assert processes["weights_sha256"] == devices["weights_sha256"]
     assert processes["test_accuracy"] == devices["test_accuracy"]
 
