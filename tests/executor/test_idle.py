@@ -246,6 +246,43 @@ def test_a_run_that_has_not_begun_lets_others_go_first(room):
         finish()
 
 
+def test_a_run_that_is_being_prepared_lets_go_what_others_wait_for(room):
+    """It lacks memory itself, and has what another thread waits for: that one gets it, and the run begins again."""
+    ctx, _, want = room
+    executor = bound(ctx)
+    assert step(executor) == want
+    count, calls, threads = executor.allocated_bytes // 4, [], []
+
+    def prepare():
+        calls.append(None)
+        if len(calls) == 1:
+            threads.append(in_thread(lambda: mx.nd.empty((count,), ctx=ctx).shape))
+            until(lambda: idle._waiting)
+            mx.nd.empty((count,), ctx=ctx)
+
+    with executor.pool.idleness.prepared(prepare):
+        assert len(calls) == 2
+    assert threads[0]() == (count,)
+    assert step(executor) == want
+    assert not idle._preparing
+
+
+def test_who_lacks_memory_for_a_run_hears_it(room):
+    """Where nobody waits for what a run has, it does not begin again: the error comes at once."""
+    ctx, _, want = room
+    executor = bound(ctx)
+    calls = []
+
+    def prepare():
+        calls.append(None)
+        mx.nd.empty((executor.allocated_bytes,), ctx=ctx)
+
+    with pytest.raises(OutOfMemoryError), executor.pool.idleness.prepared(prepare):
+        pass
+    assert len(calls) == 1
+    assert step(executor) == want
+
+
 def test_of_two_who_wait_for_each_other_one_gives_up(room):
     """Each is in a run and needs memory for another: one gets the error, and then there is room for the other."""
     ctx, _, _ = room

@@ -126,6 +126,11 @@ class Executor:
         made = {eid: self._memory.entry(eid) for eid in eids if eid not in self._external}
         return [made[eid] if eid in made else self._external[eid] for eid in eids]
 
+    def _prepare_once(self) -> None:
+        """Have the calls of a run that fit the addresses of now."""
+        if not self._prepared:
+            self._prepare()
+
     def _prepare(self) -> None:
         """Make the calls of a run, on views at the addresses that planned memory has now."""
         planned = self.planned
@@ -194,13 +199,11 @@ class Executor:
         self._check_engine("forward")
         if self._unset:
             self._check_values(inputs, is_train)
-        with self._memory.pool.idleness:
+        with self._memory.pool.idleness.prepared(self._prepare_once):
             return self._forward(is_train, inputs)
 
     def _forward(self, is_train: bool, inputs: Mapping[str, Any]) -> list[NDArray]:
         """As ``forward``, with all memory there."""
-        if not self._prepared:
-            self._prepare()
         for target, value in [self._matched(name, value) for name, value in inputs.items()]:
             copy_in(value, target)
         seed, counter = random.next_key(self.context) if self._random else (0, 0)
@@ -236,13 +239,11 @@ class Executor:
                 "what backward needs is overwritten; run forward(is_train=True) again"
             )
         heads = head_values(out_grads, self.output_names, self._head_grads)
-        with self._memory.pool.idleness:
+        with self._memory.pool.idleness.prepared(self._prepare_once):
             self._backward(heads)
 
     def _backward(self, heads: Any) -> None:
         """As ``backward``, with all memory there."""
-        if not self._prepared:
-            self._prepare()
         if self._ran_backward and self._ran_forward:
             self._check_repeatable()
         if self._ran_backward or not self._ran_forward:
@@ -254,9 +255,7 @@ class Executor:
 
     def _check_mode(self) -> None:
         """Raise unless a forward run outside training came before that made what backward reads."""
-        with self._memory.pool.idleness:
-            if not self._prepared:
-                self._prepare()
+        with self._memory.pool.idleness.prepared(self._prepare_once):
             if not self._ran_forward:
                 if self._random or reads_forward(self.planned, self._backward_steps):
                     raise MXNetError("backward: run forward(is_train=True) first")

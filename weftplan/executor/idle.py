@@ -24,7 +24,8 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from sys import getrefcount
 from typing import Any
 
@@ -50,6 +51,14 @@ waits for the other with half of what it needs. Not waited for by who is in a ru
 _looking = free_in_children(Lock())
 _waiting: dict[int, list[int]] = {}
 """Who waits until the runs of which threads have been pushed. Changed under ``_looking``."""
+_preparing: set[int] = set()
+"""Threads that prepare the calls of a run, which begin again, and let their memory go, where somebody waits for it."""
+_MOST_TIMES = 100
+"""How often a run begins again."""
+
+
+class _PostponedError(OutOfMemoryError):
+    """Raised in a run that is being prepared and lacks memory, where others wait for what the run has."""
 
 
 class _Here(threading.local):
@@ -136,6 +145,35 @@ class Idleness:
         _here.runs -= 1
         self._leave_users(threading.get_ident())
 
+    @contextmanager
+    def prepared(self, prepare: Callable[[], object]) -> Iterator[None]:
+        """As the ``with`` block of this object, behind a call of ``prepare``: where one of them finds no memory
+        because others wait for this pool's, they get it first, and all begins again."""
+        me = threading.get_ident()
+        for left in reversed(range(_MOST_TIMES)):
+            again = left and not _here.runs and not engine.get().in_operation and spilling.active()
+            if again:
+                _preparing.add(me)
+            begun = False
+            try:
+                with self:
+                    prepare()
+                    _preparing.discard(me)
+                    begun = True
+                    yield
+                return
+            except OutOfMemoryError as error:
+                if begun or not again or not (isinstance(error, _PostponedError) or self._lacked()):
+                    raise
+            finally:
+                _preparing.discard(me)
+            self._let_others_go_first()
+
+    def _lacked(self) -> bool:
+        """True while others lack memory where this pool has some."""
+        pool = self._pool()
+        return pool is not None and relief.lacked([*pool._blocks, *self._kept])
+
     def _leave_users(self, me: int) -> None:
         with self._lock:
             self._users.remove(me)
@@ -143,8 +181,7 @@ class Idleness:
     def _let_others_go_first(self) -> None:
         """Wait while others lack memory where this pool has some: between two runs it may leave."""
         end = time.monotonic() + PATIENCE_S
-        pool = self._pool()
-        while pool is not None and relief.lacked([*pool._blocks, *self._kept]) and time.monotonic() < end:
+        while self._lacked() and time.monotonic() < end:
             time.sleep(_GLANCE_S)
 
     def _bring_all_back(self, me: int) -> None:
@@ -300,12 +337,15 @@ def _await_users(context: Context, in_operation: bool) -> bool:
     runs, pending, looked_at = _here.in_runs, [] if in_operation else _here.pending, _here.looked_at
     _here.in_runs, _here.pending, _here.looked_at = [], [], []
     if not runs and not pending:
+        with _looking:
+            _let_go_if_wanted(threading.get_ident())
         return _await_views(context, looked_at)
     me = threading.get_ident()
     completed, end = -1, 0.0
     try:
         while True:
             with _looking:
+                _let_go_if_wanted(me)
                 if not pending and not any(one.moving for one in runs):
                     _waiting[me] = [user for one in runs for user in one.users]
                 if not (
@@ -338,6 +378,12 @@ def _await_views(context: Context, blocks: list[Idleness]) -> bool:
     return False
 
 
+def _let_go_if_wanted(me: int) -> None:
+    """Raise where this thread prepares a run for which others wait; under ``_looking``."""
+    if me in _preparing and any(me in users for users in _waiting.values()):
+        raise _PostponedError("others wait for the memory of a run that has not begun")
+
+
 def _can_go_on(thread: int) -> bool:
     """False where ``thread`` waits for memory that only those use who wait for memory, too, or this thread."""
     seen, ahead = {threading.get_ident()}, [thread]
@@ -345,6 +391,8 @@ def _can_go_on(thread: int) -> bool:
         thread = ahead.pop()
         if thread not in seen:
             seen.add(thread)
+            if thread in _preparing:  # it lets others go first
+                return True
             users = _waiting.get(thread)
             if users is None:
                 return True
