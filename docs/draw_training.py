@@ -32,7 +32,7 @@ def draw() -> None:
         process.kill()
         process.wait()
         subprocess.run(command, check=True, capture_output=True)
-        screenshot(report / "index.html", DOCS / "images" / "training-page.png", "1240,1560")
+        screenshot(report / "index.html", DOCS / "images" / "training-page.png", "1240,1348")
 
 
 if __name__ == "__main__":

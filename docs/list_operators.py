@@ -78,10 +78,10 @@ def page() -> str:
     lost = missing()
     return f"""# Operators
 
-Every operator of the registry under the name that symbol files have, with its other names: whether it can be
-differentiated, runs on a GPU, and is exported to ONNX. Outputs, gradients and states of inputs were compared with
-MXNet 1.9.1's where MXNet has the operator. Kernels for GPUs run in the tests under a stand-in for CuPy, which refuses
-what CuPy refuses. `python docs/list_operators.py` makes this page.
+This page lists every operator under the name that symbol files use, with its other names, and says whether it has a
+gradient, runs on a GPU, and can be exported to ONNX. Outputs, gradients and changed states were compared with MXNet
+1.9.1's where MXNet has the operator. In the tests the kernels for GPUs run on a stand-in for CuPy, which refuses what
+CuPy refuses. `python docs/list_operators.py` makes this page.
 
 | operator | also | gradient | GPU | ONNX, out |
 |---|---|---|---|---|

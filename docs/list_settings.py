@@ -95,7 +95,7 @@ def page() -> str:
         "# Flags and variables",
         "",
         "Every flag and variable that the documentation of PaddlePaddle and MXNet names for memory and its speed, and",
-        "every other setting: what it does here, and the test that changes it and observes that.",
+        "every other setting: what it does here, and the test that changes it and observes the effect.",
         "[environment.md](environment.md) has legal values and meanings. `python docs/list_settings.py` makes this",
         "page.",
         "",

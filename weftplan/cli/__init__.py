@@ -30,7 +30,7 @@ _COMMANDS = {
     "launch": "Start the processes of a distributed kvstore.",
     "scale": "Predict a training step of many workers.",
     "pack": "Place buffers with lifetimes at offsets in one slab.",
-    "doctor": "Show what is installed and how everything is set.",
+    "doctor": "Show what is installed and which settings are in force.",
 }
 
 

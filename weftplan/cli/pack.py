@@ -26,7 +26,7 @@ from weftplan.planner.packing.api import Effort
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @number("--capacity", help="The most bytes that the slab may have.")
 @number("--alignment", default=1, help="Make every offset a multiple of this many bytes.")
-@positive("--time-limit", help="Stop after so many seconds, with the best packing found until then.")
+@positive("--time-limit", help="Stop after this many seconds with the best packing found until then.")
 @click.option(
     "--effort",
     type=click.Choice(["fast", "normal", "max"]),
@@ -50,7 +50,7 @@ def command(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Place the buffers of FILE at offsets in one slab of little memory.
+    """Place the buffers of FILE at offsets in one slab that is as small as possible.
 
     FILE has the columns id,lower,upper,size. Lifetimes are half-open and sizes are in bytes. The result is checked by
     code that the packer does not share. The exit code is 1 when FILE is malformed or the packing does not fit

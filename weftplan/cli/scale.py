@@ -69,13 +69,13 @@ def _topology(context: click.Context, parameter: click.Parameter, value: str) ->
     default="8xnvlink4+100gbe",
     show_default=True,
     callback=_topology,
-    help="The link of every worker, as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers a machine; or "
-    "'measured', in a job that weftplan launch starts.",
+    help="The link of every worker, such as 100gbe or (20us,1.1GB/s), or NxINNER+OUTER with N workers per machine; "
+    "or 'measured', in a job that weftplan launch starts.",
 )
 @click.option("--device", default="gpu0", show_default=True, help="The device for which the computation is modelled.")
 @positive("--step-ms", help="The milliseconds that you have measured for forward and backward.")
 @click.option(
-    "--compression", type=click.Choice(["1bit", "2bit"]), help="Compress gradients to one or two bits an element."
+    "--compression", type=click.Choice(["1bit", "2bit"]), help="Compress gradients to one or two bits per element."
 )
 @json_option("Print JSON.")
 def command(

@@ -80,7 +80,7 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 @number(
     "--micro-batches",
     default=1,
-    help="Cut each batch into so many pieces and sum their gradients, which takes the memory of a piece. "
+    help="Cut each batch into this many pieces and sum their gradients, which takes the memory of a piece. "
     "`weftplan plan --batch-max` says how many a budget needs.",
 )
 @click.option(
@@ -95,7 +95,7 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
     most=2**32 - 1,
     help="The seed of the weights and of the order of samples. The same seed gives the same bits.",
 )
-@positive("--lr", help="The learning rate. The default is 0.05 of SGD for digits and 0.005 of Adam for text.")
+@positive("--lr", help="The learning rate. The default is 0.05 with SGD for digits and 0.005 with Adam for text.")
 @budget_option("Keep the memory of training within this limit: 2MB, 512KiB, or 80% of the memory.")
 @click.option(
     "--report",
@@ -124,8 +124,8 @@ def _devices(ctx: click.Context, param: click.Parameter, value: str) -> list[Con
 )
 @number(
     "--patience",
-    help="Validate after each epoch, and stop when so many epochs have not become better. The best one is kept beside "
-    "the checkpoints.",
+    help="Validate after each epoch, and stop when this many epochs in a row bring no improvement. The best one stays "
+    "beside the checkpoints.",
 )
 @json_option("Print the result as one JSON object and nothing else.")
 def command(

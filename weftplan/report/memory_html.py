@@ -40,11 +40,11 @@ def _device(
     return {
         "name": str(context),
         "facts": [
-            ["asked for", statistics.requested_bytes],
-            ["in use, rounded", statistics.allocated_bytes],
-            ["from the system", statistics.reserved_bytes],
-            ["most ever asked for", statistics.peak_requested_bytes],
-            ["most ever from the system", statistics.peak_reserved_bytes],
+            ["asked for, bytes", statistics.requested_bytes],
+            ["in use, rounded, bytes", statistics.allocated_bytes],
+            ["from the system, bytes", statistics.reserved_bytes],
+            ["most ever asked for, bytes", statistics.peak_requested_bytes],
+            ["most ever from the system, bytes", statistics.peak_reserved_bytes],
             ["refused requests", statistics.failures],
         ],
         "holders": [[origin, nbytes, count] for origin, (nbytes, count) in origins[:MOST_HOLDERS]],

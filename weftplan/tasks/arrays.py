@@ -116,10 +116,11 @@ def vars_of(array: Any, engine: Engine) -> list[Var]:
 
 def vars_for(
     read: Sequence[Any], written: Sequence[Any], engine: Engine, flight: object
-) -> tuple[list[Var], list[Var]]:
+) -> tuple[list[Var], list[Var], bool]:
     """The vars that a task reads and writes which is about to be pushed; slices that it writes get vars of their own.
 
-    ``flight`` stands for the task: whoever calls this takes it out of :data:`in_flight` when the task has been pushed.
+    The last result is true when all are NumPy arrays, not of a derived class. ``flight`` stands for the task: whoever
+    calls this takes it out of :data:`in_flight` when the task has been pushed.
     """
     in_flight.add(flight)
     for array in written:
@@ -128,13 +129,18 @@ def vars_for(
             _registry.cut(array, engine)
     reads: list[Var] = []
     writes: list[Var] = []
+    plain = True
+    known = _registry.known
     for arrays, found in ((read, reads), (written, writes)):
         for array in arrays:
-            if type(array) is np.ndarray:
-                _registry.add_vars(array, engine, found)
-            else:
+            if type(array) is not np.ndarray:
+                plain = False
                 found += vars_of(array, engine)
-    return reads, writes
+            elif (var := known(array, engine)) is not None:
+                found.append(var)
+            else:
+                _registry.add_vars(array, engine, found)
+    return reads, writes, plain
 
 
 @known_keywords()
@@ -219,17 +225,30 @@ class _Registry:
     def add_vars(self, array: Any, engine: Engine, found: list[Var]) -> None:
         """Append the vars of ``array`` to ``found``."""
         with self._lock:
-            entry = None
-            if array.base is None and not self._dead:  # most arrays own their memory, and have been seen before
-                entry = self._entries.get(id(array))
-                if entry is not None and (entry.var.engine is not engine or id(array) not in entry.anchors):
-                    entry = None
-            if entry is None:
-                entry = self._entry(array, engine)
+            entry = self._entry(array, engine)
             if entry.parts is None and entry.grid is None:
                 found.append(entry.var)
             else:
                 found += _vars_in(entry, array)
+
+    def known(self, array: Any, engine: Engine) -> Var | None:
+        """The var of an array that has been seen, owns its memory and is ordered as a whole, as most are; None: look.
+
+        Without the lock. An entry of a dead array with the same id is not taken for this one's: as long as it is there,
+        its obituary is. For a task in flight nobody cuts the array meanwhile.
+        """
+        entry = self._entries.get(id(array))
+        if (
+            entry is None
+            or self._dead
+            or array.base is not None
+            or entry.parts is not None
+            or entry.grid is not None
+            or id(array) not in entry.anchors
+        ):
+            return None
+        var = entry.var
+        return var if var.engine is engine else None
 
     def whole(self, array: Any, engine: Engine) -> list[Var]:
         """The one var that orders every access to the buffer from now on; or those of the tiles of ``array``."""
@@ -308,14 +327,19 @@ class _Registry:
         return entry
 
     def _bury(self) -> None:
-        """Lock held: forget the arrays that died, and owners without arrays."""
+        """Lock held: forget the arrays that died, and owners without arrays; each obituary goes after its entry."""
         while self._dead:
-            key, known = self._dead.popleft()
+            key, known = self._dead[0]
             entry = self._entries.get(key)
             if entry is not None:
-                entry.anchors.pop(known, None)
+                anchor = entry.anchors.get(known)
+                if (
+                    anchor is not None and anchor() is None
+                ):  # else buried already, when an interrupt came before the end
+                    del entry.anchors[known]
                 if not entry.anchors:
                     del self._entries[key]
+            self._dead.popleft()
 
     def __len__(self) -> int:
         with self._lock:

@@ -315,7 +315,7 @@ def _schedule(
     try:
         if read or written:
             try:
-                read_vars, write_vars = vars_for(read, written, engine, var)
+                read_vars, write_vars, plain = vars_for(read, written, engine, var)
             except EngineError as error:
                 raise EngineError(f"task {label!r}: {error}") from None
             if len(read_vars) < 2 and len(write_vars) == 1 and read_vars != write_vars:
@@ -325,7 +325,7 @@ def _schedule(
             if engine._debug:
                 changing = frozenset(writes)
                 work = functools.partial(_opened, fn, lambda array: changing.isdisjoint(vars_of(array, engine)))
-            if not _plain(read) or not _plain(written):
+            if not plain:
                 if ctx is None:
                     ctx = next((where for array in (*written, *read) if (where := context_of(array)) is not None), None)
                 if not engine._debug and any(type(one) is Task or is_ndarray(one) for one in (*read, *written)):
@@ -335,14 +335,6 @@ def _schedule(
     finally:
         in_flight.discard(var)
     return made
-
-
-def _plain(arrays: Sequence[Any]) -> bool:
-    """Whether all are NumPy arrays, not of a derived class."""
-    for array in arrays:  # noqa: SIM110  # a generator costs more than the looks
-        if type(array) is not np.ndarray:
-            return False
-    return True
 
 
 def _opened(fn: Callable[..., Any], lock: Callable[[Any], bool] | None, *args: Any, **kwargs: Any) -> Any:
