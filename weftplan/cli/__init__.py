@@ -83,14 +83,38 @@ class LazyGroup(click.Group):
 
 
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
+_FEW_BYTES = re.compile(r"the budget is (\d{1,4}) bytes")
+_MEANT = {
+    "--batch-size": ("--batch", "--batch-size"),
+    "--bs": ("--batch", "--batch-size"),
+    "--context": ("--device", "--devices"),
+    "--ctx": ("--device", "--devices"),
+    "--gpu": ("--device", "--devices"),
+    "--gpus": ("--device", "--devices"),
+    "--mem": ("--budget",),
+    "--memory": ("--budget",),
+    "--memory-budget": ("--budget",),
+    "--num-epoch": ("--epochs",),
+    "--optim": ("--optimizer",),
+    "--output": ("--html",),
+    "--training": ("--train",),
+}
+"""What other programs, or Python here, call an option."""
 
 
 def _fitted(error: click.ClickException) -> click.ClickException:
-    """The error, whose message is broken between words on a terminal, and says what is meant by a lonely unit."""
+    """The error, whose message is broken between words on a terminal, and says what may have been meant."""
     text = error.format_message().removeprefix("Error in ")  # as MXNet begins; the line says "Error:" already
     unit = _UNIT.search(text)
     if unit is not None:
         text += f". Write a number and its unit without a space, such as {80 if unit[1] == '%' else 2}{unit[1]}"
+    few = _FEW_BYTES.search(text)
+    if few is not None:
+        text += f". A number without a unit is in bytes: did you mean {few[1]}GB?"
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None and not error.possibilities:
+        there = {name for option in error.ctx.command.params for name in option.opts}
+        for meant in there.intersection(_MEANT.get(error.option_name, ())):
+            text += f" Did you mean {meant}?"
     width = width_of(sys.stderr)
     if width is not None:
         lines = [wrap(f"{PREFIX if not i else ''}{line}", width, break_long_words=False, break_on_hyphens=False)

@@ -75,7 +75,8 @@ def _lines(found: dict[str, Any], width: int | None, *, every: bool) -> list[str
     for row in rows:
         if row["note"]:
             told = row["note"].removeprefix(f"{row['context']}: ")
-            lines += paragraph(f"{row['context']}: {told}", width, indent="  ")
+            named = told if told.startswith(f"{row['context']} ") else f"{row['context']}: {told}"
+            lines += paragraph(named, width, indent="  ")
     rows = found["threads"]
     columns = [
         Column("who", [row["who"] for row in rows]),

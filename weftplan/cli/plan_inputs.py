@@ -75,7 +75,8 @@ def load_network(model: str) -> Network:
         return Network(model, symbol, built_in=True)
     path = next((p for p in (Path(model), Path(f"{model}-symbol.json")) if p.is_file()), None)
     if path is None:
-        hint = did_you_mean(model, models.names())
+        beside = [str(file).removesuffix("-symbol.json") for file in Path(model).parent.glob("*-symbol.json")]
+        hint = did_you_mean(model, [*models.names(), *beside])
         raise click.BadParameter(
             f"{model!r} is neither a file nor a built-in network; {hint}built-in networks: {', '.join(models.names())}",
             param_hint="MODEL",

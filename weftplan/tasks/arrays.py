@@ -110,7 +110,9 @@ def vars_of(array: Any, engine: Engine) -> list[Var]:
     if type(array) is Task or is_ndarray(array):
         return [array.var]
     if not is_array(array):
-        raise EngineError(f"expected a NumPy or CuPy array, an NDArray or an engine var, got {type(array).__name__}")
+        raise EngineError(
+            f"expected a NumPy or CuPy array, an NDArray, a task or an engine var, got {type(array).__name__}"
+        )
     return _registry.vars_of(array.base if _is_row(array) else array, engine)
 
 
