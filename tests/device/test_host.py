@@ -90,7 +90,7 @@ def test_a_gpu_without_cupy_says_what_to_install(monkeypatch):
         cupy_device.load_cupy(context)
     text = str(caught.value)
     assert "gpu(0) needs CuPy" in text
-    assert "pip install weftplan[cuda12]" in text
+    assert "pip install 'weftplan[cuda12]'" in text
     assert "weftplan[cuda13]" in text
 
 

@@ -30,7 +30,7 @@ from weftplan.errors import DeviceError, OutOfMemoryError
 _HOST_MEMORY = 1
 """``cudaMemoryTypeHost``: page-locked."""
 
-_INSTALL = "install it with `pip install 'weftplan[cuda12]'` or `pip install 'weftplan[cuda13]'`, whichever the driver supports"
+_INSTALL = "install it with `pip install 'weftplan[cuda12]'` or `pip install 'weftplan[cuda13]'`, as your driver allows"
 
 
 def load_cupy(context: Context) -> ModuleType:
