@@ -17,6 +17,7 @@ import weftplan as mx
 from weftplan.executor import simple_bind
 from weftplan.ops import registry
 from weftplan.ops.examples import EXAMPLES
+from weftplan.ops.input_shapes import INPUT_SHAPES
 from weftplan.ops.signatures import document, signature, stub
 from weftplan.planner import plan
 
@@ -82,8 +83,53 @@ def test_arrays_and_symbols_have_one_documentation() -> None:
     for name in ("Convolution", "Pooling", "clip", "Concat"):
         assert mx.sym.__dict__.get(name, getattr(mx.sym, name)).__doc__ == getattr(mx.nd, name).__doc__
     text = document(registry.get("Pooling"))
-    assert "Inputs: data." in text
+    assert "Inputs: data (batch, channels, *spatial)." in text
     assert "pool_type (Literal['max', 'avg', 'sum', 'lp'], default 'max')" in text
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "BilinearSampler": {},
+    "Convolution": {"kernel": (3, 3), "num_filter": 6, "num_group": 2},
+    "Deconvolution": {"kernel": (3, 3), "num_filter": 6, "num_group": 2},
+    "Embedding": {"input_dim": 10, "output_dim": 3},
+    "FullyConnected": {"num_hidden": 5},
+    "LRN": {"nsize": 3},
+    "Pooling": {"kernel": (2, 2)},
+    "RNN": {"state_size": 5, "num_layers": 2, "mode": "gru", "bidirectional": True},
+    "ROIPooling": {"pooled_size": (2, 2), "spatial_scale": 1.0},
+    "SpatialTransformer": {"target_shape": (3, 3), "transform_type": "affine", "sampler_type": "bilinear"},
+}
+"""Parameters with which the operators are tried whose shapes of inputs are told."""
+DIMENSIONS: dict[str, Any] = {
+    "batch": 2, "channels": 4, "spatial": (7, 8), "height": 7, "width": 8, "rows": 3, "columns": 5, "steps": 6,
+    "classes": 9, "labels": 4, "places": (2, 3), "inputs": 11, "features": 5, "outputs": (3,), "regions": 4,
+    "rest": (3,), "inner": 7, "shape": (2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INPUT_SHAPES)
+def test_the_shapes_of_inputs_are_those_of_inference(name: str) -> None:
+    """What the documentation tells of an operator's inputs fits together, and is what follows from the first."""
+    op = registry.get(name)
+    params = NEEDED.get(name, {})
+    known = {**DIMENSIONS, **{param.name: param.default for param in op.params}, **params}
+    texts = INPUT_SHAPES[name]
+    shapes = {key: eval(text.replace("/", "//"), {}, known) for key, text in texts.items() if text.startswith("(")}
+    node = getattr(mx.sym, name)(**{key: mx.sym.Variable(key) for key in texts}, **params)
+    names, states = node.list_arguments(), node.list_auxiliary_states()
+    given = {key: shape for key, shape in shapes.items() if key in names}
+    first = next(iter(given))
+    arguments, _, auxiliary = node.infer_shape_partial(**{first: given[first]})
+    for key, found in zip([*names, *states], [*arguments, *auxiliary], strict=True):
+        if key in shapes and found and 0 not in found:
+            assert found == shapes[key], key
+    assert node.infer_shape(**given)[1]
+    assert f"{first} {texts[first]}" in document(op)
+
+
+def test_an_elementwise_operator_takes_any_shape() -> None:
+    """Its documentation says so."""
+    assert "Inputs: data of any shape." in document(registry.get("exp"))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -10,7 +10,9 @@ import keyword
 from collections.abc import Sequence
 
 from weftplan.ops.examples import EXAMPLES
+from weftplan.ops.input_shapes import INPUT_SHAPES
 from weftplan.ops.params import meaning
+from weftplan.ops.rules import same_shape
 from weftplan.ops.schema import REQUIRED, Op
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -95,7 +97,9 @@ def document(op: Op) -> str:
     if inputs is None:
         lines += ["Inputs: any number, by position or as one list.", ""]
     elif inputs:
-        lines += ["Inputs: " + ", ".join(inputs) + ".", ""]
+        any_shape = len(inputs) == 1 and op.infer_shape is same_shape
+        shapes = {inputs[0]: "of any shape"} if any_shape else INPUT_SHAPES.get(op.name, {})
+        lines += ["Inputs: " + ", ".join(f"{name} {shapes.get(name, '')}".rstrip() for name in inputs) + ".", ""]
     params = [param for param in op.params if param.name != op.variadic]
     if params:
         lines.append("Parameters:")
