@@ -46,7 +46,8 @@ def command(workers: int, hostfile: Path | None, restarts: int, dry_run: bool, p
     (docs/distributed.md). With --restarts the death of a process ends the others, and all of them start again:
 
     
-        weftplan launch -n 4 --restarts 3 weftplan train --kvstore dist_sync --checkpoint run/a --resume
+        weftplan launch -n 4 --restarts 3 weftplan train \\
+            --kvstore dist_sync --checkpoint run/a --resume
     """
     arguments = mpiexec_command(workers, hostfile, program, recovers=not restarts)
     if dry_run:
