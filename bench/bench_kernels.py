@@ -5,7 +5,11 @@ the thread, the least of some repetitions, candidates in turn. PyTorch runs in a
 ours, with one thread and plain NCHW arrays, as its oneDNN takes them. Then: batch norm of ResNet-18's layers, seconds
 of compiling with an empty and with a filled cache folder, and the share of scratch in plans.
 
+--roofline draws every pass under the machine's two roofs and prints a row for each layer; with it nothing else is
+measured.
+
     python bench/bench_kernels.py [--torch-python PATH] [--networks lenet resnet18_32] [--repetitions 5] [--layers]
+    python bench/bench_kernels.py --roofline docs/images/roofline.svg
 """
 
 import argparse
@@ -20,6 +24,7 @@ import time
 
 import blas_setting
 import numpy as np
+from roofline import Pass, draw, table
 
 import weftplan as mx
 from weftplan import models
@@ -180,6 +185,34 @@ def convolutions(networks, repetitions, torch_python, show_layers):
         print(f"\nauto / torch, geometric mean of the networks: {mean:.2f} (goal: 0.80, and 1.00 on each)")
 
 
+def under_the_roof(networks, repetitions, target):
+    """Draw every pass into ``target`` and print the table."""
+    a = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+    out, large = np.empty_like(a), np.ones(1 << 24, np.float32)
+    copy = np.empty_like(large)
+    roofs = [lambda: np.matmul(a, a, out=out), lambda: np.copyto(copy, large)]
+    product_s, copy_s = least(roofs, 4 * repetitions)
+    passes = []
+    for network in networks:
+        for layer in NETWORKS[network]:
+            _, batch, channels, extent, filters, kernel, _, _, groups, _ = layer
+            moved = batch * channels * extent**2 + filters * channels // groups * kernel**2
+            moved += batch * filters * grid(layer) ** 2
+            calls = layer_calls(layer, "auto")
+            *seconds, again = least([*calls.values(), roofs[0]], repetitions)
+            product_s = min(product_s, again)
+            for kind, spent in zip(calls, seconds, strict=True):
+                passes.append(Pass(network, name(layer), kind, flops(layer), 4.0 * moved, spent))
+    peak, bandwidth = 2 * 1024**3 / product_s, 2 * large.nbytes / copy_s
+    title = f"Convolution passes on one thread ({host().cpu}, {host().name}, float32)"
+    with open(target, "w", encoding="utf-8") as file:
+        file.write(draw(passes, peak, bandwidth, title))
+    print(f"\nroofs: {peak / 1e9:.0f} GFLOP/s (sgemm), {bandwidth / 1e9:.1f} GB/s (copy); drawn into {target}\n")
+    print(table(passes, peak, bandwidth))
+    shares = sorted(one.share(peak, bandwidth) for one in passes)
+    print(f"\nshare of the roof: median {shares[len(shares) // 2]:.0%}, least {shares[0]:.0%}")
+
+
 def batch_norm(repetitions):
     """Forward and backward of ResNet-18's shapes."""
     total = np.zeros((2, 2))
@@ -261,6 +294,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--torch-python", help="interpreter of an environment with torch")
     parser.add_argument("--layers", action="store_true", help="print every layer")
+    parser.add_argument("--roofline", metavar="FILE", help="draw every pass under the machine's roofs, as SVG")
     args = parser.parse_args()
     found = host()
     if isinstance(found, str):
@@ -270,6 +304,9 @@ def main():
     print(f"kernels compiled for {found.name} ({found.cpu}) by {found.compiler}; one thread, CPU time, least of "
           f"{args.repetitions}")  # fmt: skip
     mx.nd.zeros((1,)).wait_to_read()  # an engine limits BLAS to one thread
+    if args.roofline:
+        under_the_roof(args.networks, args.repetitions, args.roofline)
+        return
     convolutions(args.networks, args.repetitions, args.torch_python, args.layers)
     batch_norm(args.repetitions)
     compiling()

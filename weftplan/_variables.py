@@ -313,8 +313,10 @@ _EXECUTOR = (
         default=0,
         low=0,
         high=2,
-        meaning="Convolution algorithms: 0 heuristic, 1 measured within the workspace limit, 2 fastest.",
-        effect="on a GPU with cuDNN; a measured choice may differ from run to run, and so may the last bits of results",
+        meaning="Who computes, by which algorithm: 0 heuristic, 1 the fastest within the workspace limit, 2 fastest.",
+        effect="on a host with WEFTPLAN_KERNELS=auto each kind of call is measured once, and that is kept in the cache "
+        "folder of the user; on a GPU with cuDNN a measured choice may vary from run to run, and so may the last bits "
+        "of results",
     ),
     _executor(
         name="MXNET_ENABLE_CUDA_GRAPHS",

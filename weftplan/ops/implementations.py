@@ -40,7 +40,7 @@ class Choice:
 
     implementation: Implementation
     reason: str = ""
-    """Why a provided one is not used; empty when there is none or it is used."""
+    """Why a provided one is not used; empty when there is none or it is used. Of a choice by measuring, that it is."""
     several: bool = False
     """Whether there was a choice: the operator has other implementations than NumPy's."""
 
@@ -73,14 +73,17 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
     """
     other = provided(on).get(op.name)
     if other is None:
-        return Choice(_numpy(op), "not in host memory", several=True) if op.name in provided() else Choice(_numpy(op))
+        return (
+            Choice(numpy_of(op), "not in host memory", several=True) if op.name in provided() else Choice(numpy_of(op))
+        )
     if mode == "numpy":
-        return Choice(_numpy(op), "chosen by the user", several=True)
+        return Choice(numpy_of(op), "chosen by the user", several=True)
     reason = other.refusal(params, inputs, outputs)
     if not reason and mode == "auto":
         reason = other.slower(params, inputs, outputs)
-    return Choice(_numpy(op), reason, several=True) if reason else Choice(other, several=True)
+    return Choice(numpy_of(op), reason, several=True) if reason else Choice(other, several=True)
 
 
-def _numpy(op: Op) -> Implementation:
+def numpy_of(op: Op) -> Implementation:
+    """NumPy's kernel of an operator, which CuPy runs as well."""
     return Implementation(name="numpy", kernel=op.forward, workspace=op.workspace_bytes)

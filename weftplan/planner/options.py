@@ -81,6 +81,10 @@ class PlanOptions:
     """Who computes: ``auto`` (compiled kernels where they are expected to be faster), ``native`` (wherever they can) or
     ``numpy``; on a GPU kernels in CUDA C stand for the compiled ones. What a chosen kernel needs as scratch is counted;
     without llvmlite there are NumPy's only on a CPU."""
+    autotune: int = 0
+    """With :attr:`kernels` auto: 0 chooses by a heuristic; 2 measures each kind of call once on this machine and takes
+    the fastest; 1 the fastest of those whose scratch a convolution's ``workspace`` allows. What was measured is kept in
+    the user's cache folder, so later choices are the same. ``cudnn_tune`` of a node comes first."""
     spill: bool | str = True
     """Under a budget, results may wait elsewhere instead of being computed again, where that is faster: in the homes
     that a text lists as ``WEFTPLAN_SPILL`` does, each up to its limit, the first with room. True: those of a GPU or a
@@ -116,6 +120,8 @@ class PlanOptions:
         _one_of("effort", self.effort, ("auto", "fast", "normal", "max"))
         _one_of("recompute", self.recompute, RECOMPUTE)
         _one_of("kernels", self.kernels, MODES)
+        if self.autotune not in (0, 1, 2) or isinstance(self.autotune, bool):
+            raise PlanError(f"plan option autotune must be 0, 1 or 2; got {self.autotune!r}")
         for name, least in (("match_range", 0), ("num_temp", 1), ("inplace_grad_sum_cap", 0), ("alignment", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -147,6 +153,7 @@ class PlanOptions:
             fusion=config.get("MXNET_USE_FUSION"),
             spill=_switch(config.get("WEFTPLAN_SPILL")),
             kernels=config.get("WEFTPLAN_KERNELS"),
+            autotune=config.get("MXNET_CUDNN_AUTOTUNE_DEFAULT"),
             # Both set: echo, the more careful rule of the two.
             recompute="echo"
             if config.get("MXNET_MEMORY_OPT")

@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from weftplan.errors import MXNetError
@@ -49,6 +50,11 @@ def keep_objects(wanted: bool) -> None:
     _keeps = wanted
 
 
+def place() -> Path | None:
+    """Where this process looks for what earlier ones have kept, and keeps it itself; None: nowhere."""
+    return cache.folder() if _keeps else None
+
+
 def library(
     name: str,
     functions: Callable[[Target], Sequence[ir.Function]],
@@ -83,15 +89,15 @@ def library(
 
 def _object(text: str, target: Target) -> bytes:
     """The object of a module, from the cache or compiled."""
-    place = cache.folder() if _keeps else None
+    where = place()
     name = cache.key(target.compiler, target.cpu, target.features, text)
-    found = cache.load(place, name)
+    found = cache.load(where, name)
     if found is not None:
         statistics.loaded += 1
         return found
     made = compiled(text, target)
     statistics.compiled += 1
-    cache.keep(place, name, made)
+    cache.keep(where, name, made)
     return made
 
 

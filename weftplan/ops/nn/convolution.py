@@ -17,7 +17,7 @@ from weftplan.ops.registry import register
 from weftplan.ops.rules import Shapes, backward, grad, merge_shape, same_dtype
 from weftplan.ops.schema import Arrays, Op, OpContext, Param, Params, Shape, TensorSpec
 
-_TUNE = "Which algorithm of cuDNN is taken on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
+_TUNE = "Who computes on a CPU, which algorithm of cuDNN on a GPU, whatever MXNET_CUDNN_AUTOTUNE_DEFAULT says."
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
 
 

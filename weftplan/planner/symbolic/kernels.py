@@ -10,20 +10,27 @@ from collections.abc import Mapping, Sequence
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.ops import grain, implementations
+from weftplan.ops import grain, implementations, measured
 from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import DType, Shape, TensorSpec, aligned
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 
 
 def operator_choices(
-    graph: IndexedGraph, shapes: list[Shape], *, dtypes: list[DType], devices: Sequence[Context], mode: str
+    graph: IndexedGraph,
+    shapes: list[Shape],
+    *,
+    dtypes: list[DType],
+    devices: Sequence[Context],
+    mode: str,
+    tune: int,
 ) -> dict[int, Choice]:
     """Which implementation computes each node that has several or declares scratch, by node id.
 
     Args:
         devices: of each node.
         mode: :attr:`PlanOptions.kernels <weftplan.planner.options.PlanOptions.kernels>`.
+        tune: :attr:`PlanOptions.autotune <weftplan.planner.options.PlanOptions.autotune>`.
     """
     choices: dict[int, Choice] = {}
     # Repeated layers ask once: the parser gives equal parameters one dictionary.
@@ -41,7 +48,10 @@ def operator_choices(
         found = known.get(key)
         if found is None:
             ins, outs = _specs(graph, nid, shapes, dtypes)
-            found = known[key] = implementations.choose(op, node.params, ins, outs, mode, on=where)
+            found = implementations.choose(op, node.params, ins, outs, mode, on=where)
+            if mode == "auto" and where == "host" and found.several:
+                found = measured.tuned(op, node.params, ins, outs, tune=tune, given=found)
+            known[key] = found
         choices[nid] = found
     return choices
 

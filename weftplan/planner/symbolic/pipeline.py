@@ -99,7 +99,7 @@ def size_symbol(
         group2ctx=group2ctx or {},
         variable_contexts=variable_contexts or {},
     )
-    program, num_forward = _sized(found, shapes, dtypes or {}, kernels=chosen.kernels)
+    program, num_forward = _sized(found, shapes, dtypes or {}, options=chosen)
     if chosen.compat == "paddle":
         program = replace(program, order=breadth_first(program, num_forward))
     return SizedGraph(found, program, num_forward=num_forward, options=chosen)
@@ -139,7 +139,14 @@ class SizedGraph:
         outputs: list[int] = graph.outputs[: found.num_outputs].tolist()
         wanted = zip(found.wanted, graph.outputs[found.num_outputs :].tolist(), strict=True)
         steps = planned_steps(draft, outputs, {name: (eid, found.requests[name]) for name, eid in wanted})
-        kernels = operator_choices(graph, steps.shapes, dtypes=steps.dtypes, devices=steps.devices, mode=chosen.kernels)
+        kernels = operator_choices(
+            graph,
+            steps.shapes,
+            dtypes=steps.dtypes,
+            devices=steps.devices,
+            mode=chosen.kernels,
+            tune=chosen.autotune,
+        )
         notes = (*found.notes, *draft.notes)
         memory = replace(
             steps.memory,
@@ -161,14 +168,16 @@ class SizedGraph:
 
 
 def _sized(
-    found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, kernels: str
+    found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, options: PlanOptions
 ) -> tuple[Program, int]:
     """Sizes and what operators declare, and the number of forward steps."""
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
     inferred, types = complete_graph(graph, outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
     elements, nbytes = byte_sizes(graph, inferred, types)
-    choices = operator_choices(graph, inferred, dtypes=types, devices=devices, mode=kernels)
+    choices = operator_choices(
+        graph, inferred, dtypes=types, devices=devices, mode=options.kernels, tune=options.autotune
+    )
     steps = np.flatnonzero(~graph.is_variable).tolist()
     contexts = tuple(dict.fromkeys(devices))
     number = {ctx: i for i, ctx in enumerate(contexts)}

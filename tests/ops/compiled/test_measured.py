@@ -1,0 +1,152 @@
+"""Implementations chosen by measuring: what is asked for, what is kept, and that later choices are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan.ops import measured, registry
+from weftplan.ops.compiled import jit
+from weftplan.ops.compiled.target import host
+from weftplan.ops.implementations import Choice, Implementation, choose, numpy_of, provided
+from weftplan.ops.schema import TensorSpec
+from weftplan.planner import PlanOptions, plan_symbol
+
+HOST = host()
+pytestmark = pytest.mark.skipif(isinstance(HOST, str), reason=f"no compiled kernels: {HOST}")
+F32 = np.dtype(np.float32)
+DATA, WEIGHT, OUT = TensorSpec((1, 3, 8, 8), F32), TensorSpec((4, 3, 3, 3), F32), TensorSpec((1, 4, 6, 6), F32)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache folder, and nothing known in this process."""
+    monkeypatch.setattr(measured, "_known", {})
+    monkeypatch.setattr(jit, "_keeps", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "weftplan" / "kernels"
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What measuring is to find, by implementation; ``calls`` counts how often it was asked."""
+    found = {"numpy": 2.0, "native": 1.0, "calls": 0.0}
+
+    def fake(*_: Any, choices: list[Implementation]) -> dict[str, float]:
+        found["calls"] += 1
+        return {one.name: found[one.name] for one in choices}
+
+    monkeypatch.setattr(measured, "_measured", fake)
+    return found
+
+
+def choice(tune: int, **settings: Any) -> Choice:
+    """The choice for one convolution."""
+    op = registry.get("Convolution")
+    given = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, **settings}
+    params = registry.parse_params(op, given)
+    first = choose(op, params, [DATA, WEIGHT], [OUT], "auto")
+    return measured.tuned(op, params, [DATA, WEIGHT], [OUT], tune=tune, given=first)
+
+
+def test_the_faster_one_is_chosen(kept: Path, seconds: dict[str, float]):
+    """2 takes what was faster, 0 what the heuristic says without measuring anything."""
+    assert choice(2).text == "native (measured)"
+    measured._known.clear()
+    for file in kept.iterdir():
+        file.unlink()
+    seconds["native"] = 3.0
+    assert choice(2).text == "numpy (measured)"
+    assert seconds["calls"] == 2
+    assert choice(0).text == "native"
+    assert seconds["calls"] == 2
+
+
+def test_what_was_measured_is_kept(kept: Path, seconds: dict[str, float]):
+    """A second call in this process measures nothing, nor does a process that finds the file: it chooses alike."""
+    assert choice(2).implementation.name == choice(2).implementation.name == "native"
+    assert seconds["calls"] == 1
+    assert len(list(kept.iterdir())) == 1
+    seconds["native"] = 3.0
+    measured._known.clear()  # as in another process
+    assert choice(2).implementation.name == "native"
+    assert seconds["calls"] == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "others", "numbers", "words"])
+def test_damaged_files_are_measured_again(damage: str, kept: Path, seconds: dict[str, float]):
+    """A file whose hash does not match, or that holds anything but positive seconds of both, is as none."""
+    choice(2)
+    (file,) = kept.iterdir()
+    content = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(content[:-3])
+    else:
+        wrong: Any = {"others": {"numpy": 1.0}, "numbers": {"numpy": 1.0, "native": -1.0}, "words": ["numpy"]}[damage]
+        measured.cache.keep(kept, file.name, json.dumps(wrong).encode())
+    measured._known.clear()
+    assert choice(2).implementation.name == "native"
+    assert seconds["calls"] == 2
+    assert file.read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_written(kept: Path, seconds: dict[str, float]):
+    """It is measured, and nothing is said."""
+    kept.parent.write_text("a file where the folder would be")
+    assert choice(2).implementation.name == "native"
+    assert choice(2).implementation.name == "native"
+    assert seconds["calls"] == 1
+
+
+def test_the_workspace_limit(kept: Path, seconds: dict[str, float]):
+    """1 leaves out what needs more scratch than the node's workspace says; 2 does not look at it."""
+    seconds["numpy"] = 0.5
+    assert choice(1).text == choice(2).text == "numpy (measured)"
+    op = registry.get("Convolution")
+    params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 4, "no_bias": True})
+    sizes = {one.name: one.workspace(params, [DATA, WEIGHT], [OUT]) for one in (numpy_of(op), provided()[op.name])}
+    assert sizes["numpy"] > 0
+    assert sizes["native"] > 0
+    assert choice(1, workspace=0).text == "numpy (measured)", "nothing fits, so all are asked"
+
+
+def test_the_node_comes_first(kept: Path, seconds: dict[str, float]):
+    """cudnn_tune of a convolution decides whatever the variable says."""
+    assert choice(0, cudnn_tune="fastest").text == "native (measured)"
+    assert choice(2, cudnn_tune="off").text == "native"
+    assert choice(2, cudnn_tune="limited_workspace").text == "native (measured)"
+
+
+def test_the_variable_reaches_a_bound_graph(kept: Path, monkeypatch: pytest.MonkeyPatch):
+    """Really measured: every node with several implementations says so, and results are those of the heuristic."""
+    net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
+    net = mx.sym.Activation(mx.sym.BatchNorm(net, fix_gamma=False), act_type="relu")
+    results = []
+    for value in ("0", "1", "2"):
+        monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", value)
+        executor = net.simple_bind(mx.cpu(), x=(2, 3, 9, 9))
+        rng = np.random.default_rng(0)
+        for array in executor.arg_arrays:
+            array[:] = rng.normal(0, 1, array.shape)
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((2, 4, 7, 7))])
+        assert executor.allocated_bytes == executor.planned.memory.peak
+        results.append([executor.outputs[0].asnumpy(), *(g.asnumpy() for g in executor.grad_arrays)])
+        assert ("(measured)" in executor.debug_str()) == (value != "0")
+    assert len(list(kept.iterdir())) > 4, "four calls, and the compiled objects"
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_a_chosen_mode_is_not_measured(kept: Path, seconds: dict[str, float]):
+    """WEFTPLAN_KERNELS=numpy and native leave nothing to choose."""
+    net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
+    for kernels in ("numpy", "native"):
+        plan_symbol(net, {"x": (2, 3, 9, 9)}, options=PlanOptions(kernels=kernels, autotune=2))
+    assert seconds["calls"] == 0
