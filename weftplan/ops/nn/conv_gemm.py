@@ -180,6 +180,10 @@ def adjoint(ctx: OpContext, geo: Geometry, data: Any, ograd: Any, weight: Any, d
     if geo.pointwise and dgrad is not None:
         size = math.prod(geo.grid)
         kernel = weight.reshape(geo.groups, geo.filters // geo.groups, -1).swapaxes(1, 2)
+        if geo.turns:
+            turned = ctx.take(kernel.shape, geo.dtype)
+            xp.copyto(turned, kernel)
+            kernel = turned
         shaped = ograd.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size)
         xp.matmul(kernel, shaped, out=dgrad.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size))
         dgrad = None

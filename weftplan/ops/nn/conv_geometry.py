@@ -120,12 +120,19 @@ class Geometry:
 
     def backward_nbytes(self, *, data: bool = True, weight: bool = True) -> int:
         """Scratch of :func:`weftplan.ops.nn.conv_gemm.adjoint` for the gradients of data and weight, or one of them."""
+        turned = self._weight_nbytes() if self.pointwise and data and self.turns else 0
         if self.pointwise and not weight:
-            return 0
+            return turned
         widens = self.acc != self.dtype
         widened = self._weight_nbytes() if widens and data else 0
         sums = self._weight_nbytes() * (1 + widens) if weight else 0
-        return self._buffer_nbytes() + widened + sums
+        return self._buffer_nbytes() + widened + sums + turned
+
+    @property
+    def turns(self) -> bool:
+        """Whether the transposed weight of a pointwise product is copied first: in a batched product CuPy makes a copy
+        of its own, which no plan counts."""
+        return grain.tile_bytes() == grain.GPU.tile_bytes
 
 
 def geometry(*sizes: Any) -> Geometry:
