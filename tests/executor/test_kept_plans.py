@@ -105,7 +105,8 @@ def test_what_the_caller_says_counts(planned, change):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MXNET_EXEC_ENABLE_INPLACE", "0"), ("WEFTPLAN_KERNELS", "numpy"), ("WEFTPLAN_UNKNOWN", "1")]
+    ("name", "value"),
+    [("MXNET_EXEC_ENABLE_INPLACE", "0"), ("WEFTPLAN_KERNELS", "numpy"), ("FLAGS_cudnn_exhaustive_search", "1")],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_settings_count(planned, monkeypatch, name, value):

@@ -77,9 +77,13 @@ def planned_once(
     return found
 
 
+_PREFIXES = ("MXNET_", "WEFTPLAN_", "FLAGS_", "NNVM_")
+"""How variables begin that planning may read."""
+
+
 def _settings() -> Hashable:
     """What planning reads beside its arguments: variables of the environment, and who provides kernels."""
     return (
-        tuple(item for item in os.environ.items() if item[0].startswith(("MXNET_", "WEFTPLAN_"))),
+        tuple(item for item in os.environ.items() if item[0].startswith(_PREFIXES)),
         *[tuple(implementations.provided(where).items()) for where in ("host", "gpu")],
     )
