@@ -16,6 +16,7 @@ import numpy as np
 from weftplan.planner.graph import IntArray
 from weftplan.planner.recompute.archive import Archive
 from weftplan.planner.recompute.tape import Price
+from weftplan.planner.stopping import asked
 
 RUNG = 0.96
 """Each target is this part of the one before."""
@@ -214,7 +215,7 @@ class Ladder:
         tape = self.tape
         queue: list[list[int]] = [sorted(current, key=lambda nid: (-tape.seconds[nid], nid))]
         allowed = max(LEAST_TRIMS, self.archive.allowance // TRIMS)
-        while queue and allowed > 0:
+        while queue and allowed > 0 and not asked():
             part = [nid for nid in queue.pop(0) if nid in current]
             if not part:
                 continue
