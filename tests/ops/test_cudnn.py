@@ -97,6 +97,7 @@ IMAGE = 2 * 4 * 8 * 8 * 4
         ("1", "1", 1024, 1.0),
     ],
 )
+@pytest.mark.shows("MXNET_CUDNN_AUTOTUNE_DEFAULT")
 def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, share):
     """The level of tuning, the limit of the operator and TF32; the plan counts the scratch of the choice."""
     monkeypatch.setenv("MXNET_CUDNN_AUTOTUNE_DEFAULT", level)
@@ -106,6 +107,7 @@ def test_settings_choose_the_algorithm(monkeypatch, level, tf32, megabytes, shar
         assert found.workspace == share * IMAGE
 
 
+@pytest.mark.shows("FLAGS_cudnn_exhaustive_search")
 def test_exhaustive_search_and_the_node_itself(monkeypatch):
     """FLAGS_cudnn_exhaustive_search measures; ``cudnn_tune`` of a node comes before both."""
     monkeypatch.setenv("FLAGS_cudnn_exhaustive_search", "1")
@@ -211,6 +213,7 @@ def test_a_plan_for_cudnn_does_not_run_without_scratch():
             cudnn_graphs.run(xp, problem, 0, (None, None, None), None)
 
 
+@pytest.mark.shows("FLAGS_enable_cublas_tensor_op_math")
 def test_products_as_tf32(monkeypatch):
     """The flag tells CuPy before the first product; without it CuPy is left as it is."""
     with place("standin") as context:

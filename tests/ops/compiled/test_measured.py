@@ -122,6 +122,7 @@ def test_the_node_comes_first(kept: Path, seconds: dict[str, float]):
     assert choice(2, cudnn_tune="limited_workspace").text == "native (measured)"
 
 
+@pytest.mark.shows("MXNET_CUDNN_AUTOTUNE_DEFAULT")
 def test_the_variable_reaches_a_bound_graph(kept: Path, monkeypatch: pytest.MonkeyPatch):
     """Really measured: every node with several implementations says so, and results are those of the heuristic."""
     net = mx.sym.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4, name="c")
