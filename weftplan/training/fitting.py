@@ -84,7 +84,8 @@ class Fitting(ResumableRun):
         self._validation = validation
         self._pieces = Pieces(data.provide_data, data.provide_label)
         self._samples = _samples(data.provide_data) // micro_batches
-        store = module.owner()._kvstore
+        # Only then, since not every kind of module has one owner.
+        store: Any = None if scaling is None and checkpoints is None else module.owner()._kvstore
         if getattr(store, "num_workers", 1) > 1:
             if scaling is not None:
                 raise MXNetError("fit: mixed_precision is for one process: several would scale their losses apart")
