@@ -29,17 +29,17 @@ def test_time_never_rises_with_the_budget_and_the_peak_never_exceeds_it(
 ) -> None:
     """Budgets from the smallest that works to the plain peak, each planned on its own."""
     symbol = nets.conv(3)
-    made = training(symbol, SHAPES, strategy=strategy)
+    made = training(symbol, SHAPES, strategy=strategy, fusion=False)
     peak = made.planned.memory.peak
     with pytest.raises(BudgetError) as refused:
-        plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(strategy=strategy, budget=1))
+        plan_symbol(symbol, SHAPES, grad_req="write", options=PlanOptions(strategy=strategy, fusion=False, budget=1))
     smallest = int(re.search(r"smallest budget found that works is (\d+)", str(refused.value)).group(1))  # type: ignore[union-attr]
     assert smallest < peak
     before = None
     times = set()
     for k in range(5):
         budget = smallest + (peak - smallest) * k // 4
-        options = PlanOptions(strategy=strategy, budget=budget)
+        options = PlanOptions(strategy=strategy, fusion=False, budget=budget)
         plan = plan_symbol(symbol, SHAPES, grad_req="write", options=options)
         validate(plan)
         assert plan.memory.peak <= budget
@@ -115,8 +115,8 @@ def test_cheap_keeps_its_share_of_time(training: Any, nets: Any) -> None:
     """At most five percent of the modelled step; less memory all the same."""
     symbol = nets.conv(4, filters=32, dropout=0)
     shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
-    made = training(symbol, shapes)
-    plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute="cheap"))
+    made = training(symbol, shapes, fusion=False)
+    plan = plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(recompute="cheap", fusion=False))
     assert 0.0 < repeated_seconds(made, plan) <= 0.05 * made.tape().step_seconds
     assert plan.memory.peak < 0.9 * made.planned.memory.peak
 

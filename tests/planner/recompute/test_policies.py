@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import weftplan as mx
 from weftplan import symbol as sym
 from weftplan.errors import BudgetError, PlanError
+from weftplan.ops.joined import RELU
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
 
@@ -212,3 +213,30 @@ def test_two_devices(nets: Any) -> None:
     assert repeated
     for name in repeated:
         assert homes[f"{name}_mirror"] == homes[name]
+
+
+def test_nodes_stay_apart_where_one_of_them_may_be_repeated(nets: Any) -> None:
+    """The policy cheap takes the smaller of the plans with and without joined nodes; a budget that needs repetition is
+    met as without them, down to the smaller of both least budgets, and one that everything fits keeps them."""
+    symbol = nets.conv(4, filters=32, dropout=0)
+    shapes = {"data": (16, 32, 24, 24), "softmax_label": (16,)}
+
+    def plan(**options: Any) -> Any:
+        return plan_symbol(symbol, shapes, grad_req="write", options=PlanOptions(**options))
+
+    def names(planned: Any) -> list[str]:
+        return [node.op.name for node in planned.graph.nodes if node.op is not None]
+
+    plain = plan()
+    assert any(name.endswith(RELU) for name in names(plain))
+    cheap, apart = plan(recompute="cheap"), plan(recompute="cheap", fusion=False)
+    assert cheap.memory.peak <= min(apart.memory.peak, plain.memory.peak)
+    tight = plain.memory.peak * 3 // 4
+    assert names(plan(budget=tight)) == names(plan(budget=tight, fusion=False))
+    assert names(plan(budget=plain.memory.peak)) == names(plain)
+    with pytest.raises(BudgetError) as refused:
+        plan(budget=1)
+    with pytest.raises(BudgetError) as refused_apart:
+        plan(budget=1, fusion=False)
+    assert refused.value.smallest <= refused_apart.value.smallest
+    assert plan(budget=refused.value.smallest).memory.peak <= refused.value.smallest

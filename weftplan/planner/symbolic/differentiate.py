@@ -44,6 +44,8 @@ class Differentiated:
     states: dict[str, Node]
     requests: dict[str, Req]
     """What the caller wants of the gradient of each argument."""
+    joined: int
+    """Pairs of nodes that became one."""
     notes: tuple[str, ...]
 
     @property
@@ -99,6 +101,7 @@ def differentiate(
     for position, name in enumerate(wanted, len(heads)):
         if name in grad_dtypes:
             entries[position] = _cast(entries[position], name, np.dtype(grad_dtypes[name]))
+    joined = 0
     if options.fusion and options.compat == "none" and context.is_host and not group2ctx:
         entries, joined = join(entries)
         if joined:
@@ -128,6 +131,7 @@ def differentiate(
         arguments=arguments,
         states=states,
         requests=requests,
+        joined=joined,
         notes=notes,
     )
 

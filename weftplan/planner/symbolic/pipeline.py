@@ -7,14 +7,16 @@ is the core's (``drafts.py``), which knows no symbol; what it rewrote becomes no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from weftplan.device.context import Context
+from weftplan.errors import BudgetError
 from weftplan.ops.schema import Req, Shape
 from weftplan.planner.drafts import Drafts
 from weftplan.planner.options import PlanOptions
@@ -90,19 +92,24 @@ def size_symbol(
     ``grad_dtypes`` holds the dtypes of gradients that are not to have their argument's.
     """
     chosen = PlanOptions.from_environment() if options is None else options
-    found = differentiate(
-        symbol,
-        chosen,
-        grad_req=grad_req,
-        grad_dtypes=grad_dtypes or {},
-        context=Context("cpu", 0) if context is None else context,
-        group2ctx=group2ctx or {},
-        variable_contexts=variable_contexts or {},
-    )
-    program, num_forward = _sized(found, shapes, dtypes or {}, options=chosen)
-    if chosen.compat == "paddle":
-        program = replace(program, order=breadth_first(program, num_forward))
-    return SizedGraph(found, program, num_forward=num_forward, options=chosen)
+
+    def sized(options: PlanOptions) -> SizedGraph:
+        found = differentiate(
+            symbol,
+            options,
+            grad_req=grad_req,
+            grad_dtypes=grad_dtypes or {},
+            context=Context("cpu", 0) if context is None else context,
+            group2ctx=group2ctx or {},
+            variable_contexts=variable_contexts or {},
+        )
+        program, num_forward = _sized(found, shapes, dtypes or {}, options=options)
+        if options.compat == "paddle":
+            program = replace(program, order=breadth_first(program, num_forward))
+        apart = partial(sized, options.replace(fusion=False)) if found.joined else None
+        return SizedGraph(found, program, num_forward=num_forward, options=options, apart=apart)
+
+    return sized(chosen)
 
 
 class SizedGraph:
@@ -114,11 +121,20 @@ class SizedGraph:
         options: how to plan.
     """
 
-    def __init__(self, found: Differentiated, program: Program, *, num_forward: int, options: PlanOptions) -> None:
+    def __init__(
+        self,
+        found: Differentiated,
+        program: Program,
+        *,
+        num_forward: int,
+        options: PlanOptions,
+        apart: Callable[[], SizedGraph] | None = None,
+    ) -> None:
         self.program = program
         self.num_forward = num_forward
         self.options = options
         self._found = found
+        self._size_apart = apart
         self._drafts = Drafts(program, num_forward)
 
     def plan(self, options: PlanOptions | None = None, *, seconds: Mapping[str, float] | None = None) -> PlannedGraph:
@@ -133,6 +149,21 @@ class SizedGraph:
         if chosen.peers:  # what computes is no home
             here = [str(context) for context in self.program.contexts]
             chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
+        if self._size_apart is None or not self._searches(chosen):
+            return self._planned(chosen, seconds)
+        if chosen.budget is None:
+            both = self._planned(chosen, seconds), self._apart.plan(chosen, seconds=seconds)
+            return min(both, key=lambda planned: planned.memory.peak)
+        try:
+            return self._apart.plan(chosen, seconds=seconds)
+        except BudgetError as error:
+            try:
+                return self._planned(chosen, seconds)
+            except BudgetError as other:
+                raise min(error, other, key=lambda raised: raised.smallest or inf) from None
+
+    def _planned(self, chosen: PlanOptions, seconds: Mapping[str, float] | None) -> PlannedGraph:
+        """The plan of this graph, with the pairs of nodes that it has joined."""
         draft = self._drafts.plan(chosen, cost=partial(node_seconds, measured=seconds))
         found = self._found
         graph = realised(found.graph, draft.program.graph)
@@ -165,6 +196,18 @@ class SizedGraph:
             notes=notes,
             kernels=kernels,
         )
+
+    def _searches(self, options: PlanOptions) -> bool:
+        """True where it is searched for what to compute again: a joined node can only be repeated, or kept, whole."""
+        if options.budget is None:
+            return options.recompute == "cheap"
+        return self._drafts.plain(options).memory.peak > options.budget
+
+    @cached_property
+    def _apart(self) -> SizedGraph:
+        """The same without joined nodes (:attr:`PlanOptions.fusion`)."""
+        assert self._size_apart is not None
+        return self._size_apart()
 
 
 def _sized(
