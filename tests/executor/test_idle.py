@@ -15,7 +15,7 @@ from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.executor import idle
 from weftplan.ndarray import spilling
 from weftplan.storage import LimitResource, NaivePool, relief
-from weftplan.storage.homes import traffic
+from weftplan.storage.homes import traffic, waiting_bytes
 
 
 def network():
@@ -67,7 +67,7 @@ def room(request, folder):
         while pool.statistics().requested_bytes and time.monotonic() < end:
             settled()
         assert pool.statistics().requested_bytes == 0
-    assert traffic.waiting_bytes == 0
+    assert waiting_bytes() == 0
 
 
 def test_two_executors_take_turns_in_memory_for_one(room):

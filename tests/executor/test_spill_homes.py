@@ -263,3 +263,24 @@ def test_files_are_written_and_read_beside_the_computation():
             current.push(meeting.wait, (), (current.new_variable(),), ctx, prop=prop)
         current.wait_for_all()
         assert not meeting.broken
+
+
+def test_finalizers_wait_for_nobody_who_counts_bytes_of_homes(folder):
+    """Python collects garbage anywhere, also on the thread that counts: what ends there gives its bytes back all the
+    same, and they count no more afterwards."""
+    home = HomeSpec("file", folder=str(folder), nbytes=1 << 20)
+    device.name_folders((home,))
+    before, waited = homes.taken(home), homes.waiting_bytes()
+    room = homes.Room()
+    room.hold(mx.Context("file", 0), home, 4096)
+    kept = homes.keep(np.zeros(2048, np.uint8), mx.cpu(0), (home,), "test")
+    assert (homes.taken(home), homes.waiting_bytes()) == (before + 6144, waited + 2048)
+    threads = [threading.Thread(target=end, daemon=True) for end in (room.free, kept.free)]
+    with homes._lock:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        alive = [thread for thread in threads if thread.is_alive()]
+    assert not alive, "they wait for the one that counts"
+    assert (homes.taken(home), homes.waiting_bytes()) == (before, waited)

@@ -51,8 +51,8 @@ class PlanOptions:
     """Merge nodes that compute the same."""
     fusion: bool = True
     """On a host, compute a relu in the layer before it, and its gradient in that of the layer: no array between the
-    two, and the same bits. Not with :attr:`compat` or several devices, nor where the search for what is computed again
-    (:attr:`recompute` cheap, a :attr:`budget` below the peak) finds less to hold without, as it may repeat one of them."""
+    two, and the same bits. Not with :attr:`compat` or several devices. A :attr:`budget` below the peak is met with both
+    apart, since one of them may be repeated; :attr:`recompute` cheap takes the smaller plan."""
     sizes: str = "true"
     """``true``: elements times bytes of the dtype; ``mxnet``: elements times 4, as MXNet 1.9.1 counts."""
     compat: str = "none"

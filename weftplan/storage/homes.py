@@ -11,6 +11,7 @@ which :class:`Room` stands for. A plan is made for what is left (:func:`taken`).
 from __future__ import annotations
 
 import os
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +33,17 @@ class Traffic:
     back_bytes: int = 0
     outs: int = 0
     backs: int = 0
-    waiting_bytes: int = 0
-    """Bytes that wait now."""
 
 
 traffic = Traffic()
 _lock = whole_in_children(Lock())
 _taken: dict[tuple[str, str], int] = {}
 """Bytes that each home has promised, by kind and folder. Guarded by ``_lock``, as is ``traffic``."""
+_waiting_bytes = 0
+"""Guarded by ``_lock``."""
+_given_back: deque[tuple[tuple[str, str], int, int]] = deque()
+"""Home, bytes of it and bytes that waited there, which count no more. Finalizers may only append: they run wherever
+Python collects garbage, on a thread that has the lock, too."""
 
 
 class Kept:
@@ -66,9 +70,7 @@ class Kept:
     def given_up(self) -> tuple[Resource, Allocation]:
         """The room in the home does not count any more: it is the caller's, with the duty to give it back."""
         nbytes = self._allocation.nbytes
-        _unreserve(self._home, nbytes)
-        with _lock:
-            traffic.waiting_bytes -= nbytes
+        _unreserve(self._home, nbytes, waited=nbytes)
         return self._resource, self._allocation
 
 
@@ -124,8 +126,7 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object, 
                 try:
                     resource = registry.get(place)
                     kept = Kept(home, resource, resource.allocate(nbytes, name=f"waiting: {name}"))
-                    with _lock:
-                        traffic.waiting_bytes += nbytes
+                    _count_waiting(nbytes)
                     break
                 except (OutOfMemoryError, DeviceError) as error:
                     refusals.append(str(error).partition("\n")[0])
@@ -147,8 +148,17 @@ def keep(raw: Any, context: Context, homes: tuple[HomeSpec, ...], name: object, 
 
 def taken(home: HomeSpec) -> int:
     """Bytes of a home that somebody has."""
+    key = _identity(home)
     with _lock:
-        return _taken.get(_identity(home), 0)
+        _settle()
+        return _taken.get(key, 0)
+
+
+def waiting_bytes() -> int:
+    """Bytes that wait in homes now."""
+    with _lock:
+        _settle()
+        return _waiting_bytes
 
 
 def _identity(home: HomeSpec) -> tuple[str, str]:
@@ -159,6 +169,7 @@ def _identity(home: HomeSpec) -> tuple[str, str]:
 def _reserve(home: HomeSpec, nbytes: int) -> bool:
     key = _identity(home)
     with _lock:
+        _settle()
         total = _taken.get(key, 0) + nbytes
         if home.nbytes is not None and total > home.nbytes:
             return False
@@ -166,10 +177,24 @@ def _reserve(home: HomeSpec, nbytes: int) -> bool:
         return True
 
 
-def _unreserve(home: HomeSpec, nbytes: int) -> None:
-    key = _identity(home)
+def _unreserve(home: HomeSpec, nbytes: int, *, waited: int = 0) -> None:
+    _given_back.append((_identity(home), nbytes, waited))
+
+
+def _count_waiting(nbytes: int) -> None:
+    global _waiting_bytes
     with _lock:
+        _waiting_bytes += nbytes
+
+
+def _settle() -> None:
+    """Count what was given back; under the lock. What comes meanwhile is counted here or the next time."""
+    global _waiting_bytes
+    while _given_back:
+        key, nbytes, waited = _given_back[0]
         _taken[key] -= nbytes
+        _waiting_bytes -= waited
+        _given_back.popleft()  # Ctrl-C comes after a call: an entry is counted once, whether it comes or not
 
 
 def _places(home: HomeSpec, context: Context, number: int) -> list[Context]:
