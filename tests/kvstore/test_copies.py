@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from weftplan import engine
-from weftplan.kvstore import reduce
+from weftplan import cores, engine
 
 
 @pytest.fixture
@@ -51,11 +50,11 @@ def test_large_arrays_are_shared_between_threads(eng, monkeypatch, size, helpers
     monkeypatch.setenv("MXNET_KVSTORE_REDUCTION_NTHREADS", "3")
     asked = []
 
-    class Pool:
-        def submit(self, task):
-            asked.append(task)
+    class Helper:
+        def give(self, run, work):
+            asked.append(work)
 
-    monkeypatch.setattr(reduce, "_pool", lambda threads: Pool())
+    monkeypatch.setattr(cores, "_helpers", lambda wanted: [Helper() for _ in range(wanted)])
     kv = mx.kv.create("local")
     kv.init("w", mx.nd.zeros((size,)))
     arrays = [mx.nd.full((size,), i + 1, ctx=mx.cpu(i)) for i in range(2)]

@@ -139,7 +139,7 @@ def test_the_variable_reaches_a_bound_graph(kept: Path, monkeypatch: pytest.Monk
         assert executor.allocated_bytes == executor.planned.memory.peak
         results.append([executor.outputs[0].asnumpy(), *(g.asnumpy() for g in executor.grad_arrays)])
         assert ("(measured)" in executor.debug_str()) == (value != "0")
-    assert len(list(kept.iterdir())) > 4, "four calls, and the compiled objects"
+    assert len(list(kept.iterdir())) >= 4, "four calls; compiled objects, too, unless this process has them already"
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
