@@ -160,3 +160,32 @@ def test_relu_of_unusual_values(name: str, values: tuple[float, ...]):
         results.append(outputs[0])
     expected = np.maximum(results[0], 0) + 0.0
     assert results[1].tobytes() == expected.tobytes()
+
+
+def test_the_symbol_as_it_runs_can_be_written_and_read():
+    """Its joined nodes are layers and relus again, with their names, and compute the same."""
+    net = layers(activation)
+    executor = net.simple_bind(mx.cpu(), x=(2, 3, 6, 6))
+    found = mx.sym.load_json(executor.get_optimized_symbol().tojson())
+    assert found.list_arguments() == net.list_arguments()
+    assert found.list_auxiliary_states() == net.list_auxiliary_states()
+    assert found.get_internals().list_outputs() == net.get_internals().list_outputs()
+    again = found.simple_bind(mx.cpu(), x=(2, 3, 6, 6))
+    rng = np.random.default_rng(4)
+    for name, array in executor.arg_dict.items():
+        array[:] = again.arg_dict[name][:] = rng.normal(0, 1, array.shape)
+    want = executor.forward(is_train=True)[0].asnumpy()
+    assert again.forward(is_train=True)[0].asnumpy().tobytes() == want.tobytes()
+
+
+def test_a_monitor_says_what_it_cannot_show(monkeypatch: pytest.MonkeyPatch):
+    """It names the layers without an output of their own, and how to see them; without joined nodes it says nothing."""
+    seen: list[str] = []
+    executor = layers(activation).simple_bind(mx.cpu(), x=(2, 3, 6, 6))
+    with pytest.warns(mx.errors.ConfigWarning, match=r"no outputs of \['b1'\].*MXNET_USE_FUSION=0"):
+        executor.set_monitor_callback(lambda name, array: seen.append(name))
+    monkeypatch.setenv("MXNET_USE_FUSION", "0")
+    executor = layers(activation).simple_bind(mx.cpu(), x=(2, 3, 6, 6))
+    executor.set_monitor_callback(lambda name, array: seen.append(name))
+    executor.forward()
+    assert "b1_output" in seen

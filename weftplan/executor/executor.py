@@ -15,7 +15,7 @@ from weftplan.errors import BindError, EngineError, MXNetError, did_you_mean, li
 from weftplan.executor.backward_checks import keeps_forward, needs_training, reads_forward
 from weftplan.executor.debug import debug_str
 from weftplan.executor.memory import PlannedMemory
-from weftplan.executor.monitor import Monitored
+from weftplan.executor.monitor import Monitored, warn_of_joined
 from weftplan.executor.new_arrays import new_zeros
 from weftplan.executor.pool import SlabPool
 from weftplan.executor.run import RunState
@@ -26,6 +26,7 @@ from weftplan.ndarray import NDArray, random
 from weftplan.ndarray.chunk import MovableChunk, nothing
 from weftplan.planner import MemoryPlan, PlannedGraph
 from weftplan.symbol import Symbol
+from weftplan.symbol.joining import parted
 from weftplan.symbol.traversal import copy_graph
 
 Callback = Callable[[str, NDArray], None]
@@ -416,12 +417,20 @@ class Executor:
 
         Args:
             monitor_all: also for every input, before the node is pushed.
+
+        A layer and its relu that became one node (MXNET_USE_FUSION) have one output, the relu's, and a ConfigWarning
+        says so.
         """
+        if callback is not None:
+            warn_of_joined(self.planned.graph.nodes)
         self._monitor = None if callback is None else Monitored(callback, monitor_all)
 
     def get_optimized_symbol(self) -> Symbol:
-        """A copy of the forward part as it runs: equal expressions merged, copies between contexts inserted."""
-        return Symbol(copy_graph(self.planned.graph.entry(eid) for eid in self.planned.outputs))
+        """A copy of the forward part as it runs: equal expressions merged, copies between contexts inserted.
+
+        What is computed in one pass, as a layer and its relu, are nodes of their own in it.
+        """
+        return Symbol(copy_graph(parted([self.planned.graph.entry(eid) for eid in self.planned.outputs])))
 
     def debug_str(self) -> str:
         """The bound graph and the planned megabytes, in MXNet's text form."""

@@ -6,14 +6,18 @@ that runs the executor, and so is the callback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 
+from weftplan.errors import ConfigWarning, listed
 from weftplan.executor.run import RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
 from weftplan.ndarray import NDArray
 from weftplan.ops import registry
 from weftplan.ops.schema import Op, Params
+from weftplan.symbol.joining import joined_layers
+from weftplan.symbol.node import Node
 
 _NAMED = frozenset({
     "Dropout", "GridGenerator", "L2Normalization", "LRN", "LeakyReLU", "MakeLoss", "Pad", "Pooling", "SequenceLast",
@@ -46,6 +50,18 @@ def _output_names(op: Op, params: Params) -> tuple[str, ...]:
     except KeyError:  # its parameters are not those of the forward node
         several = False
     return tuple(f"output{k}" for k in op.gradient_inputs(params)) if several else op.output_names(params)
+
+
+def warn_of_joined(nodes: Iterable[Node]) -> None:
+    """Say once what a monitor of these nodes cannot show."""
+    names = joined_layers(nodes)
+    if names:
+        warnings.warn(
+            f"a monitor sees no outputs of {listed(names)}, each of which is computed in one pass with the relu behind "
+            f"it: set MXNET_USE_FUSION=0 before binding to see them",
+            ConfigWarning,
+            stacklevel=4,
+        )
 
 
 class Monitored:

@@ -3,16 +3,16 @@
 The array between the two is then never written, and every element is read once less; bits stay as they are. Two nodes
 are joined when nobody else reads what passes between them, and when their attributes give both to the same device and
 recompute both or neither. A joined node has the name of the relu, whose output it makes, or of the layer's gradient.
-It runs on the graph with its gradients, before anything has a size. Nothing is kept, and no given node is changed; any
-thread may call it.
+:func:`join` runs on the graph with its gradients, before anything has a size; :func:`parted` gives back what can be
+written into a file. Nothing is kept, and no given node is changed; any thread may call them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from weftplan.ops import joined
+from weftplan.ops import joined, registry
 from weftplan.ops.schema import Op
 from weftplan.symbol.gradient import INHERITED
 from weftplan.symbol.node import Entry, Node
@@ -20,6 +20,8 @@ from weftplan.symbol.traversal import followed, rewired, topological_order
 
 _ALIKE = (*INHERITED, "__force_mirroring__", "force_mirroring")
 """Attributes in which two nodes must agree to become one."""
+_LAYER = "__layer__"
+"""The attribute of a joined node that is the name of its layer."""
 
 
 def join(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
@@ -71,12 +73,12 @@ def _rebuilt(
     relus, gone = set(layers.values()), set(inner.values())
     moved: dict[Node, Node] = {}
 
-    def one(op: Op, name: str, main: Node, *, inputs: list[Entry], other: Node) -> Node:
+    def one(op: Op, name: str, main: Node, *, inputs: list[Entry], other: Node, more: dict[str, str]) -> Node:
         controls = dict.fromkeys(moved.get(dep, dep) for dep in (*main.control_deps, *other.control_deps))
         return Node(
             op,
             name,
-            attrs=main.attrs,
+            attrs={**main.attrs, **more},
             params=main.params,
             inputs=[followed(entry, moved) for entry in inputs],
             control_deps=list(controls),
@@ -88,12 +90,57 @@ def _rebuilt(
             continue  # a relu was met with its layer, and the gradient of one will be with what it feeds
         relu, before, op = layers.get(node), inner.get(node), node.op
         if op is not None and relu is not None:
-            moved[node] = moved[relu] = one(joined.LAYERS[op.name], relu.name, node, inputs=node.inputs, other=relu)
+            made = joined.LAYERS[op.name]
+            named = {_LAYER: node.name}
+            moved[node] = moved[relu] = one(made, relu.name, node, inputs=node.inputs, other=relu, more=named)
         elif op is not None and before is not None:
             inputs = [*before.inputs, *node.inputs[1:]]
-            moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before)
+            moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
         else:
             kept = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
             if kept is not node:
                 moved[node] = kept
     return [followed(entry, moved) for entry in entries]
+
+
+def joined_layers(nodes: Iterable[Node]) -> list[str]:
+    """Names of the layers that have become one with their relu."""
+    return [node.attrs[_LAYER] for node in nodes if node.op is not None and _LAYER in node.attrs]
+
+
+def parted(entries: Sequence[Entry]) -> list[Entry]:
+    """The same forward graph with joined nodes as the layer and the relu that they were."""
+    relu = registry.get("Activation")
+    layers: dict[Node, Node] = {}
+    moved: dict[Node, Node] = {}
+
+    def at(entry: Entry) -> Entry:
+        layer = layers.get(entry[0])
+        return followed(entry, moved) if layer is None or entry[1] == 0 else Entry(layer, entry[1], entry[2])
+
+    for node in topological_order(entries):
+        inputs = [at(entry) for entry in node.inputs]
+        if node.op is not None and node.op.name.removesuffix(joined.RELU) in joined.LAYERS and _LAYER in node.attrs:
+            attrs = {key: text for key, text in node.attrs.items() if key != _LAYER}
+            layers[node] = layer = Node(
+                registry.get(node.op.name.removesuffix(joined.RELU)),
+                node.attrs[_LAYER],
+                attrs=attrs,
+                params=node.params,
+                inputs=inputs,
+                control_deps=[moved.get(dep, dep) for dep in node.control_deps],
+                created_at=node.created_at,
+            )
+            moved[node] = Node(
+                relu,
+                node.name,
+                attrs={"act_type": "relu", **{key: attrs[key] for key in _ALIKE if key in attrs}},
+                params=registry.parse_params(relu, {"act_type": "relu"}),
+                inputs=[Entry(layer)],
+                created_at=node.created_at,
+            )
+        else:
+            kept = rewired(node, inputs, moved)
+            if kept is not node:
+                moved[node] = kept
+    return [at(entry) for entry in entries]
