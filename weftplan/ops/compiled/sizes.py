@@ -153,29 +153,31 @@ class Bands:
 
 
 def _bands(
-    planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_places: int, step: int, *, pads: bool,
-    itemsize: int,
+    planes: int, source: Triple, reach: Triple, lead: Triple, rows: int, row_places: int, step: int, *, halo: int,
+    pads: bool, itemsize: int,
 ) -> Bands:  # fmt: skip
     """Bands for ``rows`` rows of windows, each of ``row_places``, that are ``step`` source rows apart.
 
-    ``reach`` is what all of them read, padding included.
+    ``reach`` is what all of them read, padding included, ``halo`` the source rows that one row may read, counted from
+    the first that any row of the same number reads.
     """
     if not pads and planes * math.prod(source) * itemsize <= BAND_BYTES:
         return Bands(False, rows, 1, source, (0, 0, 0), 0)
-    halo = reach[1] - (rows - 1) * step
     row_bytes = planes * reach[0] * reach[2] * itemsize
     most = (BAND_BYTES // row_bytes - halo) // step + 1
     some = min(rows, max(most, -(-BAND_PLACES // row_places), 1))
     count = -(-rows // some)
     some = -(-rows // count)
-    return Bands(True, some, -(-rows // some), (reach[0], (some - 1) * step + halo, reach[2]), lead, some * step)
+    height = min(reach[1], (some - 1) * step + halo)
+    return Bands(True, some, -(-rows // some), (reach[0], height, reach[2]), lead, some * step)
 
 
 @functools.lru_cache(maxsize=1024)
 def forward_bands(s: Sizes) -> Bands:
     planes = s.side_by_side * s.groups * s.channels
-    return _bands(planes, s.image, s.padded, s.pad, s.grid[1], s.grid[0] * s.grid[2], s.stride[1], pads=s.pads,
-                  itemsize=s.itemsize)  # fmt: skip
+    halo = (s.kernel[1] - 1) * s.dilate[1] + 1
+    return _bands(planes, s.image, s.padded, s.pad, s.grid[1], s.grid[0] * s.grid[2], s.stride[1], halo=halo,
+                  pads=s.pads, itemsize=s.itemsize)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
@@ -183,7 +185,9 @@ def data_bands(s: Sizes) -> Bands:
     reach = reach_of(s)
     planes = s.side_by_side * s.groups * s.filters
     rows, depth, width = (max(count for _, count, _ in reach.phases[axis]) for axis in (1, 0, 2))
-    return _bands(planes, s.grid, reach.extents, reach.lead, rows, depth * width, 1, pads=reach.pads,
+    # A phase with fewer rows may read further for each of them than the one with most.
+    halo = reach.lead[1] + max((read for _, _, taps in reach.phases[1] for _, read in taps), default=0) + 1
+    return _bands(planes, s.grid, reach.extents, reach.lead, rows, depth * width, 1, halo=halo, pads=reach.pads,
                   itemsize=s.itemsize)  # fmt: skip
 
 
