@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 
 import pytest
 
@@ -261,3 +262,28 @@ def test_a_lock_that_goes_is_forgotten():
     before = len(locks._whole)
     del lock
     assert len(locks._whole) == before - 1
+
+
+def test_members_of_a_set_that_another_thread_changes():
+    """A set that grows while it is read is read again."""
+
+    class Item:
+        pass
+
+    held = [Item(), Item()]
+
+    class Growing(weakref.WeakSet):
+        reads = 0
+
+        def __iter__(self):
+            Growing.reads += 1
+            for item in super().__iter__():
+                if Growing.reads == 1:
+                    held.append(Item())
+                    self.data.add(weakref.ref(held[-1]))
+                yield item
+
+    found = locks.members(Growing(held))
+    assert Growing.reads == 2
+    assert set(found) == set(held)
+    assert len(held) == 3

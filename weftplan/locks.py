@@ -93,6 +93,7 @@ def whole_in_children(lock: AnySafe) -> AnySafe:
 
 
 AnySafe = TypeVar("AnySafe", bound=_Safe)
+Member = TypeVar("Member")
 _freed: weakref.WeakSet[_Safe] = weakref.WeakSet()
 _whole: weakref.WeakSet[_Safe] = weakref.WeakSet()
 _PATIENCE_S = 1.0
@@ -108,11 +109,12 @@ class _Fork(threading.local):
 _fork = _Fork()
 
 
-def _members(locks: weakref.WeakSet[_Safe]) -> list[_Safe]:
+def members(found: weakref.WeakSet[Member]) -> list[Member]:
+    """What is in a weak set now; one that another thread changes meanwhile is read again."""
     while True:
         try:
-            return list(locks)
-        except RuntimeError:  # another thread has made one meanwhile
+            return list(found)
+        except RuntimeError:
             continue
 
 
@@ -127,7 +129,7 @@ def _take_all() -> None:
         for lock in first:
             if lock.acquire_soon():
                 _fork.held.append(lock)
-        for lock in _members(_whole):
+        for lock in members(_whole):
             if lock in _fork.held:
                 continue
             if not lock.acquire(blocking=False):
@@ -147,7 +149,7 @@ def _let_all_go() -> None:
 def _renew() -> None:
     """In a forked child: free, whoever held it, and whoever waited for it."""
     _fork.held.clear()
-    for lock in [*_members(_freed), *_members(_whole)]:
+    for lock in [*members(_freed), *members(_whole)]:
         type(lock).__init__(lock)  # type: ignore[call-arg]
 
 

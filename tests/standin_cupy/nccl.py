@@ -17,6 +17,7 @@ import numpy as np
 from tests.standin_cupy.machine import CUDARuntimeError, machine
 from tests.standin_cupy.memory import Memory, enqueue
 from tests.standin_cupy.streams import Stream
+from weftplan.locks import members
 
 _KINDS = {"INT8": 0, "UINT8": 1, "INT32": 2, "INT64": 4, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8}
 NCCL_SUM = 0
@@ -26,14 +27,14 @@ _depth = [0]
 
 
 def _range(address: int, nbytes: int) -> tuple[Memory, int, int]:
-    for memory in list(machine.memories):
+    for memory in members(machine.memories):
         if memory.ptr <= address and address + nbytes <= memory.ptr + memory.size:
             return memory, address - memory.ptr, address - memory.ptr + nbytes
     raise CUDARuntimeError(f"cudaErrorIllegalAddress: {nbytes} bytes at {address:#x} are in no allocation")
 
 
 def _stream(pointer: int) -> Stream:
-    return next(stream for stream in list(machine.streams) if stream.ptr == pointer)
+    return next(stream for stream in members(machine.streams) if stream.ptr == pointer)
 
 
 class NcclCommunicator:

@@ -34,7 +34,7 @@ from weftplan.device.context import Context
 from weftplan.device.stream import no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.executor.pool_memory import PoolMemory
-from weftplan.locks import Lock, ReentrantLock, free_in_children
+from weftplan.locks import Lock, ReentrantLock, free_in_children, members
 from weftplan.ndarray import spilling
 from weftplan.ndarray.release import PATIENCE_S
 from weftplan.storage import homes, relief
@@ -317,7 +317,7 @@ def _send_away(context: Context, nbytes: int) -> bool:
             place.synchronize()
     freed = 0
     _here.in_runs, _here.pending, _here.looked_at = [], [], []
-    for pool in list(_pools):
+    for pool in members(_pools):
         try:
             freed += pool.idleness.leave(context, spilling.listed())
         except OutOfMemoryError as error:

@@ -24,6 +24,7 @@ from weftplan.engine.edges.shield import NEVER, clock, shield, shielded
 from weftplan.engine.execution import live_engines, running
 from weftplan.engine.types import Core
 from weftplan.errors import EngineError
+from weftplan.locks import members
 
 _GATE_S = 1.0
 in_child = False
@@ -160,12 +161,8 @@ def forget_the_parent(engine: Core) -> None:
 
 
 def engines() -> list[Any]:
-    """All live engines, oldest first; a WeakSet that another thread changes meanwhile is read again."""
-    while True:
-        try:
-            return sorted(live_engines, key=lambda engine: engine._fork.number)
-        except RuntimeError:
-            continue
+    """All live engines, oldest first."""
+    return sorted(members(live_engines), key=lambda engine: engine._fork.number)
 
 
 def _enter_all(held: list[Any]) -> None:
