@@ -1,0 +1,151 @@
+"""Independent branches of a graph on the streams of one device: all streams are used, and their work overlaps."""
+
+import collections
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from tests.standin_cupy.memory import Memory
+from weftplan.device.simulated_device import SimStream
+
+BRANCHES, DEPTH = 4, 3
+DATA = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def four_branches():
+    """Four chains of the same length that share nothing but their input, and meet at the end.
+
+    data --- tanh --- tanh --- tanh ---.
+       '---- sigmoid, …  (four rows) --+-- add_n
+    """
+    data = mx.sym.Variable("data")
+    ends = []
+    for branch in range(BRANCHES):
+        x = data * (branch + 1.0)
+        for _ in range(DEPTH):
+            x = mx.sym.tanh(x)
+        ends.append(x)
+    return mx.sym.add_n(*ends)
+
+
+def expected():
+    """The same in NumPy."""
+    total = np.zeros_like(DATA)
+    for branch in range(BRANCHES):
+        x = DATA * np.float32(branch + 1.0)
+        for _ in range(DEPTH):
+            x = np.tanh(x)
+        total += x
+    return total
+
+
+def bound(context, monkeypatch):
+    """An executor that pushes an operation for each node, and whose branches have memory of their own."""
+    monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")
+    monkeypatch.setenv("MXNET_EXEC_NUM_TEMP", str(BRANCHES))  # branches do not share memory, which would order them
+    executor = four_branches().simple_bind(context, grad_req="null", data=(3, 4))
+    executor.arg_dict["data"][:] = mx.nd.array(DATA, ctx=context)
+    mx.nd.waitall()
+    return executor
+
+
+class Timeline:
+    """(begin, end) in virtual seconds of every piece of work, by stream of the simulated device."""
+
+    def __init__(self, monkeypatch):
+        self.spans = collections.defaultdict(list)
+        real = SimStream._append
+
+        def append(stream, kind, item, end):
+            begin = stream._end
+            real(stream, kind, item, end)
+            if kind == "run":
+                self.spans[stream.index].append((begin, end))
+
+        monkeypatch.setattr(SimStream, "_append", append)
+
+    def overlap(self):
+        """Virtual seconds during which two streams work at the same time."""
+        moments = sorted((moment, change) for spans in self.spans.values() for begin, end in spans
+                         for moment, change in ((begin, 1), (end, -1)))  # fmt: skip
+        busy, last, found = 0, 0.0, 0.0
+        for moment, change in moments:
+            if busy > 1:
+                found += moment - last
+            busy, last = busy + change, moment
+        return found
+
+    def length(self):
+        """Virtual seconds from the first work to the last."""
+        spans = [span for row in self.spans.values() for span in row]
+        return max(end for _, end in spans) - min(begin for begin, _ in spans)
+
+
+def test_branches_overlap_on_a_simulated_device(monkeypatch):
+    """Two streams carry two branches each at the same time: half the virtual time of one stream, but for the join."""
+    lengths = {}
+    for workers in (1, 2):
+        made = mx.engine.create("ThreadedEnginePerDevice", gpu_workers=workers)
+        with monkeypatch.context() as patch, mx.engine.using(made):
+            executor = bound(mx.sim(0), patch)
+            timeline = Timeline(patch)
+            executor.forward()
+            np.testing.assert_allclose(executor.outputs[0].asnumpy(), expected(), rtol=1e-5)
+            del executor
+            made.stop()
+        lengths[workers] = timeline.length()
+        assert sum(len(spans) >= BRANCHES for spans in timeline.spans.values()) == workers, timeline.spans
+        assert (timeline.overlap() > 0) == (workers > 1)
+    assert lengths[2] <= 0.6 * lengths[1]
+
+
+class Work(NamedTuple):
+    """A piece of work on a stream of the stand-in: its place there, and how far it is behind others."""
+
+    stream: int
+    place: int
+    behind: dict[int, int]
+
+
+def beside(a, b):
+    """Whether nothing orders two pieces of work, so that a GPU may run both at once."""
+    return a.stream != b.stream and a.behind.get(b.stream, 0) < b.place and b.behind.get(a.stream, 0) < a.place
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("how", ["graph", "arrays"])
+def test_branches_are_not_ordered_on_a_gpu(how, workers, monkeypatch):
+    """As many streams as workers are used, and work of one may run beside work of another; with one, nothing may."""
+    works = []
+    real = Memory.touch
+
+    def touch(memory, start, stop, stream, **said):
+        if said["what"] == "tanh" and said["write"]:
+            works.append(Work(stream.key, stream.count, dict(stream.seen)))
+        real(memory, start, stop, stream, **said)
+
+    with place("standin", gpu_workers=workers) as context:
+        if how == "graph":
+            executor = bound(context(0), monkeypatch)
+            monkeypatch.setattr(Memory, "touch", touch)
+            found = executor.forward()[0].asnumpy()
+            del executor
+        else:
+            data = mx.nd.array(DATA, ctx=context(0))
+            mx.nd.waitall()
+            monkeypatch.setattr(Memory, "touch", touch)
+            ends = [data * (branch + 1.0) for branch in range(BRANCHES)]
+            for _ in range(DEPTH):
+                ends = [mx.nd.tanh(x) for x in ends]
+            found = mx.nd.add_n(*ends).asnumpy()
+            del ends, data
+    np.testing.assert_allclose(found, expected(), rtol=1e-5)
+    assert len(works) == BRANCHES * DEPTH
+    assert len({work.stream for work in works}) == workers
+    pairs = [beside(a, b) for k, a in enumerate(works) for b in works[:k]]
+    assert any(pairs) == (workers > 1)
+    if how == "graph":  # its branches come one after the other, and each stays on its stream
+        assert all(count % DEPTH == 0 for count in collections.Counter(work.stream for work in works).values())

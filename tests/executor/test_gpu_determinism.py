@@ -1,0 +1,117 @@
+"""Same seeds, same bits on a GPU, on the stand-in: every engine, number of workers, bulk or not, CUDA graphs or not."""
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from tests.contract.devices import place
+from tests.standin_cupy import meter
+
+ENGINES = ("NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice")
+STEPS = 3
+"""A segment is enqueued at its first run, captured at its second and replayed from the third on."""
+
+
+def small():
+    """Dropout, a gradient that adds by index, two branches that meet, a loss: enough to go wrong, and quick."""
+    sym = mx.sym
+    x = sym.Dropout(sym.flatten(sym.Embedding(sym.Variable("data"), input_dim=5, output_dim=3, name="e")), p=0.3)
+    x = sym.FullyConnected(x, num_hidden=4, name="f") + sym.tanh(sym.FullyConnected(x, num_hidden=4, name="g"))
+    return sym.SoftmaxOutput(x, name="softmax"), {"data": (3, 2), "softmax_label": (3,)}
+
+
+def layers():
+    """Convolution, batch norm, pooling, layer norm, dropout."""
+    sym = mx.sym
+    x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="c")
+    x = sym.Pooling(sym.Activation(sym.BatchNorm(x, name="b"), act_type="relu"), kernel=(2, 2), pool_type="max")
+    x = sym.LayerNorm(sym.Dropout(sym.flatten(x), p=0.3), name="n")
+    x = sym.FullyConnected(x, num_hidden=3, name="f")
+    return sym.SoftmaxOutput(x, name="softmax"), {"data": (2, 2, 4, 4), "softmax_label": (2,)}
+
+
+def words():
+    """A recurrent network, and a product over all its steps."""
+    sym = mx.sym
+    x = sym.Embedding(sym.Variable("data"), input_dim=5, output_dim=3, name="e")
+    x = sym.RNN(x, sym.Variable("r"), sym.Variable("h"), sym.Variable("c"), state_size=4, num_layers=1, mode="lstm")
+    x = sym.FullyConnected(sym.reshape(x, shape=(-1, 4)), num_hidden=5, name="f")
+    return sym.SoftmaxOutput(x, name="softmax"), {"data": (2, 2), "softmax_label": (4,)}
+
+
+NETWORKS = {"small": small, "layers": layers, "words": words}
+
+
+def trained(network, context):
+    """(every weight and output after some steps, states of the segments)."""
+    symbol, shapes = network()
+    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    executor = symbol.simple_bind(context, grad_req=requests, **shapes)
+    rng = np.random.default_rng(5)
+    for name, array in executor.arg_dict.items():
+        values = rng.integers(0, 5, array.shape) if name in shapes else rng.standard_normal(array.shape) * 0.5
+        array[:] = mx.nd.array(values.astype(np.float32), ctx=context)
+    mx.random.seed(9)
+    for _ in range(STEPS):
+        executor.forward(is_train=True)
+        executor.backward()
+        for name, grad in executor.grad_dict.items():
+            if grad is not None:
+                executor.arg_dict[name] -= 0.1 * grad
+    arrays = {**executor.arg_dict, **executor.aux_dict, "output": executor.outputs[0]}
+    found = {name: array.asnumpy().tobytes() for name, array in arrays.items()}
+    return found, [state for *_, state in executor.cuda_graphs()]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """What one engine without threads gives, by network."""
+    with place("standin", kind="NaiveEngine") as context:
+        return {name: trained(network, context(0))[0] for name, network in NETWORKS.items()}
+
+
+def check(network, kind, workers, graphs, reference, monkeypatch):
+    """The bits are those of the reference; segments are replayed where they can be, and nowhere else."""
+    monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", graphs)
+    with place("standin", kind=kind, gpu_workers=workers) as context:
+        found, states = trained(NETWORKS[network], context(0))
+        replayed = meter.launches["graph"]
+    assert found == reference[network]
+    assert ("captured" in states) == (replayed > 0) == (graphs == "1" and kind == "ThreadedEnginePerDevice")
+
+
+@pytest.mark.parametrize("graphs", ["0", "1"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_bits_are_the_same(kind, workers, graphs, reference, monkeypatch):
+    """Every engine, 1 to 4 workers, graphs on and off: weights and outputs after some steps."""
+    check("small", kind, workers, graphs, reference, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "graphs"),
+    [("ThreadedEngine", 3, "0"), ("ThreadedEnginePerDevice", 4, "0"), ("ThreadedEnginePerDevice", 2, "1")],
+)
+@pytest.mark.parametrize("network", ["layers", "words"])
+def test_the_bits_of_other_kernels(network, kind, workers, graphs, reference, monkeypatch):
+    """Layers of images, and recurrent ones."""
+    check(network, kind, workers, graphs, reference, monkeypatch)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("graphs", ["0", "1"])
+def test_segments_of_one_operation_each(workers, graphs, reference, monkeypatch):
+    """Without bulk segments every operation chooses its stream, and the order of streams alone keeps the bits."""
+    monkeypatch.setenv("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
+    check("small", "ThreadedEnginePerDevice", workers, graphs, reference, monkeypatch)
+
+
+def test_other_seeds_give_other_bits(reference):
+    """The comparison can fail: another key for the dropout, other weights."""
+    with place("standin", kind="NaiveEngine") as context:
+        real = mx.random.seed
+        try:
+            mx.random.seed = lambda seed: real(seed + 1)
+            assert trained(small, context(0))[0] != reference["small"]
+        finally:
+            mx.random.seed = real
