@@ -21,7 +21,6 @@ that somebody who has a card has to run; what they train is in ``gpu_networks.py
 """
 
 import argparse
-import collections
 import contextlib
 import importlib.util
 import json
@@ -139,43 +138,18 @@ def launches(args, context, clock):
 
 def count_launches(name, batch, context):
     """Launches of a training step of one network, per node and for the worst operator."""
-    from tests.standin_cupy import meter
+    from tests.gpu_counts import counted
 
-    place = device.get(context(0))
-    place.temporaries.release()
-    before = place.temporaries.reserved
-    executor, _ = bound(name, batch, context(0))
-    meter.dry = True
-    for _ in range(2):
-        meter.reset()
-        executor.forward(is_train=True)
-        executor.backward()
-        mx.nd.waitall()
-    waits, atomics = sum(meter.syncs.values()), sum(meter.atomics.values())
-    meter.reset()
-    mx.nd.waitall()  # what the end of a step waits for is not inside it
-    waits -= sum(meter.syncs.values())
-    temporaries = meter.temporary_bytes + place.temporaries.reserved - before
-    counts = collections.defaultdict(list)
-    with device.get(context(0)).new_stream() as stream:
-        for segment in (*executor._forward_segments, *executor._backward_segments):
-            for step in segment.steps:
-                meter.reset()
-                if step.bind is not None:
-                    step.bind(executor._run)()
-                counts[step.node.op.name].append(meter.total)
-        stream.synchronize()  # the engine does not know of this stream
-    meter.dry = False
-    total, nodes = sum(map(sum, counts.values())), sum(map(len, counts.values()))
-    worst = max(counts, key=lambda op: max(counts[op]))
+    found = counted(models.get(name), models.input_shapes(name, batch=batch), context(0))
     return [
-        {"what": f"{name}: launches per node ({total} on {nodes} nodes)", "value": round(total / nodes, 2), "goal": 8,
-         "met": total <= 8 * nodes},
-        {"what": f"{name}: most in one operator ({worst})", "value": max(counts[worst]), "goal": 40,
-         "met": max(counts[worst]) <= 40},
-        {"what": f"{name}: host waits inside a step", "value": waits, "goal": 1, "met": waits <= 1},
-        {"what": f"{name}: bytes CuPy takes beside the plan", "value": temporaries, "goal": 0, "met": not temporaries},
-        {"what": f"{name}: sums by atomics", "value": atomics, "goal": 0, "met": not atomics},
+        {"what": f"{name}, batch {batch}: launches per node ({found.total} on {found.nodes} nodes)",
+         "value": round(found.mean, 2), "goal": 8, "met": found.mean <= 8},
+        {"what": f"{name}: most in one operator ({found.worst})", "value": found.most, "goal": 40,
+         "met": found.most <= 40},
+        {"what": f"{name}: host waits inside a step", "value": found.waits, "goal": 1, "met": found.waits <= 1},
+        {"what": f"{name}: bytes CuPy takes beside the plan", "value": found.beside, "goal": 0,
+         "met": not found.beside},
+        {"what": f"{name}: sums by atomics", "value": found.atomics, "goal": 0, "met": not found.atomics},
     ]  # fmt: skip
 
 

@@ -1,0 +1,96 @@
+"""What a training step does on the stand-in for CuPy: launches of each node, waits of the host, memory beside the plan.
+
+Tests and ``bench/bench_gpu.py`` count with it.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, NamedTuple
+
+import weftplan as mx
+from tests.standin_cupy import meter
+from weftplan import device
+
+
+class Counts(NamedTuple):
+    """What a step, forward and backward, does."""
+
+    launches: dict[str, list[int]]
+    """By operator: of each node."""
+    waits: int
+    """How often the host waits for the device inside the step; that it waits for the end of the step is left out."""
+    beside: int
+    """Bytes that CuPy has taken by itself in two steps, from storage or from its own pool."""
+    atomics: int
+    planned: int
+    """Bytes of the plan, and those that the executor has."""
+    allocated: int
+
+    @property
+    def total(self) -> int:
+        """Launches of all nodes."""
+        return sum(map(sum, self.launches.values()))
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return sum(map(len, self.launches.values()))
+
+    @property
+    def mean(self) -> float:
+        """Launches per node."""
+        return self.total / self.nodes
+
+    @property
+    def worst(self) -> str:
+        """The operator that has a node with the most launches."""
+        return max(self.launches, key=lambda op: max(self.launches[op]))
+
+    @property
+    def most(self) -> int:
+        """Launches of that node."""
+        return max(self.launches[self.worst])
+
+
+def counted(network: Any, shapes: dict[str, Any], context: Any, *, dry: bool = True) -> Counts:
+    """Two steps of ``network`` on a context of the stand-in; what ``shapes`` does not name gets gradients.
+
+    ``dry``: nothing is computed, so that networks may be large. Operators that look at their values need False.
+    """
+    meter.dry = dry
+    try:
+        return _counted(network, shapes, context)
+    finally:
+        meter.dry = False
+
+
+def _counted(network: Any, shapes: dict[str, Any], context: Any) -> Counts:
+    where: Any = device.get(context)
+    where.temporaries.release()
+    before = where.temporaries.reserved
+    requests = {name: "null" if name in shapes else "write" for name in network.list_arguments()}
+    executor = network.simple_bind(context, grad_req=requests, **shapes)
+    heads = [mx.nd.ones(shape, ctx=context) for shape in network.infer_shape(**shapes)[1]]
+    mx.nd.waitall()
+    meter.reset()
+    for _ in range(2):
+        meter.syncs.clear()
+        executor.forward(is_train=True)
+        executor.backward(heads)
+        mx.nd.waitall()
+    waits, atomics = sum(meter.syncs.values()), sum(meter.atomics.values())
+    meter.syncs.clear()
+    mx.nd.waitall()  # what the end of a step waits for is not inside it
+    waits -= sum(meter.syncs.values())
+    beside = meter.temporary_bytes + where.temporaries.reserved - before
+    launches = collections.defaultdict(list)
+    with where.new_stream() as stream:
+        for segment in (*executor._forward_segments, *executor._backward_segments):
+            for step in segment.steps:
+                meter.reset()
+                if step.bind is not None:
+                    step.bind(executor._run)()
+                launches[step.node.op.name].append(meter.total)
+        stream.synchronize()  # the engine does not know of this stream
+    return Counts(dict(launches), waits, beside, atomics, executor.memory_plan.peak, executor.allocated_bytes)
