@@ -176,6 +176,17 @@ def test_workspace_over_live_data() -> None:
         validate(_changed(plan, workspace_storage=dict(found[:1])))
 
 
+@pytest.mark.parametrize("storage", [-1, 99])
+def test_workspace_without_a_storage(storage: int) -> None:
+    """Scratch needs a storage that the plan has."""
+    net = sym.clip(sym.exp(sym.Variable("x")), a_min=0, a_max=1, name="c")
+    plan = plan_symbol(net, {"x": (16, 16)}, grad_req="write")
+    scratch = {n: storage for n in plan.order if plan.memory.workspace_nbytes[n]}
+    assert scratch
+    with pytest.raises(PlanError, match=rf"needs \d+ bytes of workspace; its storage {storage} is smaller or missing"):
+        validate(_changed(plan, workspace_storage=scratch))
+
+
 def test_a_storage_that_nobody_writes_passes_no_order_on() -> None:
     """a -> (unwritten) -> b: b is kept apart from a only where the storage between them has a writer that runs."""
     x = sym.Variable("x")

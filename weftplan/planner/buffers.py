@@ -17,8 +17,8 @@ from weftplan.planner.inplace import Assignment, Kind
 from weftplan.planner.liveness import lifetimes, live_bytes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.precedence import Precedence
-from weftplan.planner.program import Program, with_added_outputs
-from weftplan.planner.reachability import MOST_STEPS, ancestors
+from weftplan.planner.program import Program, scratch_of
+from weftplan.planner.reachability import MOST_STEPS, ancestors, producers
 
 
 @dataclass(slots=True)
@@ -73,12 +73,8 @@ class Buffers:
         np.maximum.at(last, members, self.entry_last[held])
         np.maximum.at(nbytes, members, self.entry_nbytes[held])
         device[members] = np.array(program.device, dtype=np.int64)[program.graph.entry_node[held]]
-        workspace: dict[int, int] = {}
-        if self.options.workspaces:
-            workspace = with_added_outputs(
-                program.workspaces, program.graph, nbytes=program.nbytes, added=(*program.added, *found.added)
-            )
-            workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
+        counted = self.options.workspaces
+        workspace = scratch_of(program, added=found.added, skipped=found.skipped) if counted else {}
         self.workspace = workspace
         where = {nid: step for step, nid in enumerate(program.order) if nid in workspace}
         self.workspace_nodes = list(where)
@@ -112,10 +108,10 @@ class Buffers:
         program = self.program
         if len(program.order) > MOST_STEPS:
             return None
-        producers, users = _dataflow(program, self.assignment, self.entry_group.tolist(), self.num_groups)
         first = self.first.tolist()
+        users = _users(program, self.assignment, self.entry_group.tolist(), self.num_groups)
         users += [1 << step for step in first[self.num_groups :]]
-        needs = ancestors(producers)
+        needs = ancestors(producers(program))
         return Precedence(users, [needs[step] for step in first])
 
     def rounded(self, nbytes: IntArray, device: IntArray) -> IntArray:
@@ -136,31 +132,15 @@ class Buffers:
         return total + sum(largest)
 
 
-def _dataflow(
-    program: Program, found: Assignment, group: Sequence[int], count: int
-) -> tuple[list[list[int]], list[int]]:
-    """(steps whose results each step reads, set of steps that use each of ``count`` buffers).
-
-    A skipped sum touches nothing, but whoever reads it needs what was added to it.
-    """
-    row, reads = program.graph.row, program.reads
-    made: list[int] = [-1] * program.graph.num_entries
-    producers: list[list[int]] = []
-    users = [0] * count
+def _users(program: Program, found: Assignment, group: Sequence[int], count: int) -> list[int]:
+    """The set of steps that use each of ``count`` buffers; a skipped sum touches nothing."""
+    row, users = program.graph.row, [0] * count
     for step, nid in enumerate(program.order):
-        mine = 1 << step if nid not in found.skipped else 0
-        sources = []
-        for e in reads[nid]:
-            if made[e] >= 0:
-                sources.append(made[e])
-            if group[e] >= 0:
-                users[group[e]] |= mine
-        producers.append(sources)
-        for e in range(row[nid], row[nid + 1]):
-            made[e] = step
-            if group[e] >= 0:
-                users[group[e]] |= mine
-    return producers, users
+        if nid not in found.skipped:
+            for e in (*program.reads[nid], *range(row[nid], row[nid + 1])):
+                if group[e] >= 0:
+                    users[group[e]] |= 1 << step
+    return users
 
 
 def alignment_of(context: Context) -> int:

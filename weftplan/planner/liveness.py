@@ -6,6 +6,9 @@ graph stays alive to the end. Nothing is kept; any thread may call this.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+
 import numpy as np
 
 from weftplan.planner.graph import IntArray
@@ -34,6 +37,60 @@ def dependencies(program: Program) -> list[list[int]]:
                     touched[e] = nid
         before[nid] = [n for n in needs if not variable[n]]
     return before
+
+
+def scheduled(
+    nodes: Sequence[int],
+    needs: Mapping[int, Sequence[int]] | Sequence[Sequence[int]],
+    *,
+    value: Callable[[int], int],
+    changed: Callable[[int], Iterable[int]] = lambda nid: (),
+) -> list[int]:
+    """``nodes`` in another order: of those that are ready, always the one of least value, then in the order given.
+
+    Args:
+        nodes: what is to be ordered.
+        needs: by number, what each node must follow; numbers that are not in ``nodes`` are passed over.
+        value: of a node that is ready.
+        changed: told each step; names the nodes whose value it has changed.
+
+    >>> scheduled([0, 1, 2, 3], {0: [], 1: [0], 2: [], 3: [1, 2]}, value=lambda nid: -nid)
+    [2, 0, 1, 3]
+    """
+    position = {nid: k for k, nid in enumerate(nodes)}
+    followers: dict[int, list[int]] = {nid: [] for nid in nodes}
+    waiting = dict.fromkeys(nodes, 0)
+    for nid in nodes:
+        for other in needs[nid]:
+            if other in position:
+                followers[other].append(nid)
+                waiting[nid] += 1
+    current: dict[int, int] = {}
+    # Items are never removed: one whose value is out of date is passed over when it comes up.
+    heap: list[tuple[int, int, int]] = []
+
+    def offer(nid: int) -> None:
+        current[nid] = value(nid)
+        heappush(heap, (current[nid], position[nid], nid))
+
+    for nid in nodes:
+        if not waiting[nid]:
+            offer(nid)
+    order: list[int] = []
+    while heap:
+        worth, _, nid = heappop(heap)
+        if current.get(nid) != worth:
+            continue
+        order.append(nid)
+        del current[nid]
+        for other in changed(nid):
+            if other in current:
+                offer(other)
+        for other in followers[nid]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                offer(other)
+    return order
 
 
 def lifetimes(program: Program) -> tuple[list[int], list[int]]:

@@ -71,7 +71,7 @@ class MemoryPlan:
 
     workspace_nbytes: IntArray
     """Scratch bytes of each node: what its operator declares, plus room for each output that is added to (see
-    :func:`weftplan.planner.program.with_added_outputs`)."""
+    :func:`weftplan.planner.program.scratch_of`)."""
     workspace_storage: NDArray[np.int32]
     """Storage that serves as scratch of each node, at least ``workspace_nbytes`` long; -1 where none is needed."""
 

@@ -12,13 +12,12 @@ narrow branches need 6 % less in inference and 3.5 % less in training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.inplace import assign
-from weftplan.planner.liveness import dependencies
+from weftplan.planner.liveness import dependencies, scheduled
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
@@ -79,7 +78,6 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
     """Always run the ready node after which least is alive (allocated minus freed); ties by the given order."""
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
-    after, waiting = _edges(graph, nodes, inside)
     # Readers still to come per entry; an entry that a later part reads is never freed here.
     made = {e for nid in nodes for e in graph.outputs(nid)}
     left: dict[int, int] = {}
@@ -94,28 +92,25 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
         gained = sum(size[e] for e in graph.outputs(nid) if readers[e] or forever[e])
         return gained - sum(size[e] for e in reads[nid] if left[e] == 1)
 
-    def run(nid: int) -> Iterator[int]:
+    def changed(nid: int) -> Iterator[int]:
         for e in reads[nid]:
             if left[e] > 0:
                 left[e] -= 1
                 if left[e] == 1:
                     yield from readers[e]
 
-    position = {nid: k for k, nid in enumerate(nodes)}
-    return _schedule(nodes, position, after=after, waiting=waiting, growth=growth, run=run)
+    return scheduled(nodes, graph.before, value=growth, changed=changed)
 
 
 def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
     """From the end: last is the node before which least is alive; ties keep the given order."""
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
-    before, _ = _edges(graph, nodes, inside)
-    after: dict[int, list[int]] = {nid: [] for nid in nodes}
-    waiting = dict.fromkeys(nodes, 0)
-    for nid, followers in before.items():
-        waiting[nid] = len(followers)
-        for n in followers:
-            after[n].append(nid)
+    followers: dict[int, list[int]] = {nid: [] for nid in nodes}
+    for nid in nodes:
+        for n in graph.before[nid]:
+            if n in inside:
+                followers[n].append(nid)
     # Going backwards an entry becomes alive with the first reader met; those that a later part reads are alive.
     alive = {e for nid in nodes for e in graph.outputs(nid) if forever[e] or any(r not in inside for r in readers[e])}
 
@@ -123,61 +118,10 @@ def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
         gained = sum(size[e] for e in reads[nid] if e not in alive)
         return gained - sum(size[e] for e in graph.outputs(nid) if e in alive)
 
-    def run(nid: int) -> Iterator[int]:
+    def changed(nid: int) -> Iterator[int]:
         for e in reads[nid]:
             if e not in alive:
                 alive.add(e)
                 yield from readers[e]
 
-    position = {nid: -k for k, nid in enumerate(nodes)}
-    order = _schedule(nodes, position, after=after, waiting=waiting, growth=growth, run=run)
-    order.reverse()
-    return order
-
-
-def _edges(graph: _Dependencies, nodes: list[int], inside: set[int]) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """(followers of each node, how many nodes it waits for), both within this part."""
-    after: dict[int, list[int]] = {nid: [] for nid in nodes}
-    waiting = dict.fromkeys(nodes, 0)
-    for nid in nodes:
-        for n in set(graph.before[nid]):
-            if n in inside:
-                after[n].append(nid)
-                waiting[nid] += 1
-    return after, waiting
-
-
-def _schedule(
-    nodes: list[int],
-    position: dict[int, int],
-    *,
-    after: dict[int, list[int]],
-    waiting: dict[int, int],
-    growth: Callable[[int], int],
-    run: Callable[[int], Iterable[int]],
-) -> list[int]:
-    """List scheduling by least growth, then position; ``run`` names the nodes whose growth a step has changed.
-
-    Heap items are never removed: one whose value is out of date is passed over when it comes up.
-    """
-    current = {nid: growth(nid) for nid in nodes if not waiting[nid]}
-    heap = [(value, position[nid], nid) for nid, value in current.items()]
-    heapify(heap)
-    order: list[int] = []
-    done: set[int] = set()
-    while heap:
-        value, _, nid = heappop(heap)
-        if nid in done or current[nid] != value:
-            continue
-        done.add(nid)
-        order.append(nid)
-        for n in run(nid):
-            if n in current and n not in done:
-                current[n] = growth(n)
-                heappush(heap, (current[n], position[n], n))
-        for n in after[nid]:
-            waiting[n] -= 1
-            if not waiting[n]:
-                current[n] = growth(n)
-                heappush(heap, (current[n], position[n], n))
-    return order
+    return scheduled(nodes[::-1], followers, value=growth, changed=changed)[::-1]

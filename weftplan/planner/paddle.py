@@ -14,10 +14,10 @@ element; Paddle leaves that to the operator and allocates anew where it does not
 
 from __future__ import annotations
 
-from collections import deque
+from itertools import count
 
 from weftplan.planner.inplace import Assignment
-from weftplan.planner.liveness import dependencies
+from weftplan.planner.liveness import dependencies, scheduled
 from weftplan.planner.program import Program
 from weftplan.planner.reachability import last_needs_others, producers
 
@@ -32,26 +32,9 @@ def breadth_first(program: Program, forward: int) -> list[int]:
 
     The first ``forward`` steps stay in front. Nodes that touch one auxiliary state keep their order.
     """
-    order: list[int] = []
-    needs = dependencies(program)
-    for nodes in (program.order[:forward], program.order[forward:]):
-        inside = set(nodes)
-        waiting: dict[int, int] = {}
-        after: dict[int, list[int]] = {nid: [] for nid in nodes}
-        for nid in nodes:
-            before = inside.intersection(needs[nid])
-            waiting[nid] = len(before)
-            for n in before:
-                after[n].append(nid)
-        ready = deque(nid for nid in nodes if not waiting[nid])
-        while ready:
-            nid = ready.popleft()
-            order.append(nid)
-            for n in after[nid]:
-                waiting[n] -= 1
-                if not waiting[n]:
-                    ready.append(n)
-    return order
+    needs, arrivals = dependencies(program), count()
+    parts = (program.order[:forward], program.order[forward:])
+    return [nid for part in parts for nid in scheduled(part, needs, value=lambda nid: next(arrivals))]
 
 
 class InplaceRule:

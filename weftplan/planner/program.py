@@ -166,20 +166,21 @@ def references(graph: Graph, reads: Sequence[Sequence[int]]) -> list[int]:
     return refs
 
 
-def with_added_outputs(
-    needs: dict[int, int], graph: Graph, *, nbytes: list[int], added: Collection[int]
-) -> dict[int, int]:
-    """Scratch bytes per node: ``needs``, and behind it room for every entry of ``added`` that the node makes.
+def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[int]) -> dict[int, int]:
+    """Scratch bytes of each node that runs: what it declares, and behind that room for each output that is added to.
 
     Kernels only overwrite, so an output that must be *added* to its destination is computed in scratch first.
+
+    Args:
+        program: the graph.
+        added: entries that are added to a partial sum, besides the gradients that are added to their arrays.
+        skipped: nodes that do not run.
     """
-    if not added:
-        return needs
-    total = dict(needs)
-    for eid in added:
-        nid = int(graph.entry_node[eid])
-        total[nid] = total.get(nid, 0) + aligned(nbytes[eid])
-    return total
+    total = dict(program.workspaces)
+    for eid in (*program.added, *added):
+        nid = int(program.graph.entry_node[eid])
+        total[nid] = total.get(nid, 0) + aligned(program.nbytes[eid])
+    return {nid: nbytes for nid, nbytes in total.items() if nid not in skipped}
 
 
 def _check_states(graph: Graph, nid: int) -> None:

@@ -46,10 +46,10 @@ def undominated(ranked: Iterable[T], peak: Callable[[T], int]) -> list[T]:
 class Archive:
     """Prices that are remembered, and how many may still be asked for."""
 
-    def __init__(self, tape: Tape, *, steps_priced: int = STEPS_PRICED) -> None:
+    def __init__(self, tape: Tape) -> None:
         self.tape = tape
         steps = len(tape.forward) + len(tape.backward)
-        self.allowance = max(60, min(MOST_PRICES, steps_priced // max(steps, 1)))
+        self.allowance = max(60, min(MOST_PRICES, STEPS_PRICED // max(steps, 1)))
         """Prices that the search may ask for in all, seeds aside."""
         self.left = self.allowance
         self.known: dict[frozenset[int], Price] = {}

@@ -14,10 +14,9 @@ too.
 from __future__ import annotations
 
 from dataclasses import replace
-from heapq import heappop, heappush
 
 from weftplan.depth_first import deepest_first
-from weftplan.planner.liveness import dependencies
+from weftplan.planner.liveness import dependencies, scheduled
 from weftplan.planner.program import Program
 
 
@@ -42,33 +41,15 @@ def reversed_backward(program: Program, num_forward: int) -> Program:
     if any(graph.works[nid].writes for nid in part):
         return program  # who writes a state, and when, is not for this pass to change
     place = {nid: step for step, nid in enumerate(program.order[:num_forward])}
-    given = {nid: step for step, nid in enumerate(part)}
     needs = dependencies(program)
     urgency: dict[int, int] = {}
-    waits: dict[int, int] = {}
-    followers: dict[int, list[int]] = {}
     for nid in part:
         controls = graph.controls[nid]
-        before = [m for m in needs[nid] if m in given]
-        waits[nid] = len(before)
-        for m in before:
-            followers.setdefault(m, []).append(nid)
         if controls and controls[0] in place:
             urgency[nid] = -place[controls[0]]
         else:
-            urgency[nid] = max((urgency[m] for m in before), default=-num_forward)
-    ready: list[tuple[int, int, int]] = []
-    for nid in part:
-        if not waits[nid]:
-            heappush(ready, (urgency[nid], given[nid], nid))
-    order: list[int] = []
-    while ready:
-        _, _, nid = heappop(ready)
-        order.append(nid)
-        for follower in followers.get(nid, ()):
-            waits[follower] -= 1
-            if not waits[follower]:
-                heappush(ready, (urgency[follower], given[follower], follower))
+            urgency[nid] = max((urgency[m] for m in needs[nid] if m in urgency), default=-num_forward)
+    order = scheduled(part, needs, value=urgency.__getitem__)
     if order == part:
         return program
     return replace(program, order=[*program.order[:num_forward], *order])

@@ -33,17 +33,10 @@ def needed_twins(program: Program, num_forward: int, chosen: Collection[int]) ->
     maker = program.graph.entry_node
     wanted: set[int] = set()
     chosen = frozenset(chosen)
-    for nid in program.order[num_forward:]:
-        for e in reads[nid]:
-            source = int(maker[e])
-            if source in chosen:
-                wanted.add(source)
-    for nid in reversed(program.order[:num_forward]):
-        if nid in wanted:
-            for e in reads[nid]:
-                source = int(maker[e])
-                if source in chosen:
-                    wanted.add(source)
+    for step in range(len(program.order) - 1, -1, -1):
+        nid = program.order[step]
+        if step >= num_forward or nid in wanted:
+            wanted.update(source for e in reads[nid] if (source := int(maker[e])) in chosen)
     return [nid for nid in program.order[:num_forward] if nid in wanted]
 
 

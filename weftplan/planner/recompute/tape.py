@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from weftplan.planner.graph import IntArray
 from weftplan.planner.inplace import Assignment
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.program import Program, with_added_outputs
+from weftplan.planner.program import Program, scratch_of
 from weftplan.planner.recompute.arrays import Arrays, Pair, Trace
 from weftplan.planner.recompute.rewrite import repeatable
 
@@ -61,12 +61,8 @@ class Tape:
         self.outside = bytearray(program.external)
         for e in found.added:
             self.outside[e] = 1
-        self.workspace: dict[int, int] = {}
-        if options.workspaces:
-            workspace = with_added_outputs(
-                program.workspaces, graph, nbytes=program.nbytes, added=(*program.added, *found.added)
-            )
-            self.workspace = {nid: n for nid, n in workspace.items() if nid not in found.skipped}
+        counted = options.workspaces
+        self.workspace = scratch_of(program, added=found.added, skipped=found.skipped) if counted else {}
         self.pairs = [self._pairs(nid) if options.enable_inplace else [] for nid in range(graph.num_nodes)]
         self._arrays = Arrays(
             program, self.forward, self.backward, outside=self.outside, workspace=self.workspace, pairs=self.pairs

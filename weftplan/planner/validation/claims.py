@@ -6,6 +6,7 @@ The static half of :mod:`weftplan.planner.validation`; it shares no code with th
 from __future__ import annotations
 
 from itertools import accumulate
+from math import prod
 
 from weftplan.errors import PlanError
 from weftplan.ops.schema import Req
@@ -93,9 +94,7 @@ class Claims:
         position = {nid: step for step, nid in enumerate(planned.order)}
         for eid in range(graph.num_entries):
             name, storage = graph.entry_name(eid), self.storage_of[eid]
-            nbytes = planned.dtypes[eid].itemsize
-            for dim in planned.shapes[eid]:
-                nbytes *= dim
+            nbytes = prod(planned.shapes[eid]) * planned.dtypes[eid].itemsize
             if int(plan.entry_nbytes[eid]) != nbytes:
                 raise PlanError(
                     f"entry {name!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
@@ -116,13 +115,6 @@ class Claims:
             if kind is Kind.UNUSED and wanted:
                 raise PlanError(f"entry {name!r} is marked unused, but it is read")
             if storage >= 0:
-                if not 0 <= storage < plan.num_storages:
-                    raise PlanError(f"entry {name!r} is in storage {storage}, but there are {plan.num_storages}")
-                if nbytes > int(plan.storage_nbytes[storage]):
-                    raise PlanError(
-                        f"entry {name!r} of {nbytes} bytes does not fit storage {storage} of "
-                        f"{int(plan.storage_nbytes[storage])}"
-                    )
                 if plan.storage_context(storage) != planned.entry_device(eid):
                     raise PlanError(
                         f"entry {name!r} is made on {planned.entry_device(eid)}, but its storage {storage} is on "
@@ -143,15 +135,8 @@ class Claims:
         nbytes, storage = int(plan.workspace_nbytes[nid]), int(plan.workspace_storage[nid])
         if nbytes == 0:
             return
-        name = graph.names[nid]
-        if not 0 <= storage < plan.num_storages:
-            raise PlanError(f"node {name!r} needs {nbytes} bytes of workspace, but has no storage for it")
-        if nbytes > int(plan.storage_nbytes[storage]):
-            raise PlanError(
-                f"node {name!r} needs {nbytes} bytes of workspace; storage {storage} has "
-                f"{int(plan.storage_nbytes[storage])}"
-            )
         if plan.storage_context(storage) != self.planned.devices[nid]:
+            name = graph.names[nid]
             raise PlanError(f"node {name!r} is on {self.planned.devices[nid]}, its workspace storage {storage} is not")
 
     def check_totals(self) -> None:

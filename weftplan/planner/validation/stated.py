@@ -6,6 +6,8 @@ memory: whoever is written may only meet what is dead by then, or what it was co
 
 from __future__ import annotations
 
+from math import prod
+
 from weftplan.errors import PlanError
 from weftplan.planner.inplace import Kind
 from weftplan.planner.memory_plan import MemoryPlan
@@ -42,9 +44,7 @@ def _check_bounds(plan: MemoryPlan) -> None:
 def _check_sizes(plan: MemoryPlan) -> None:
     labels, steps = plan.labels, len(plan.labels.steps)
     for eid in range(len(plan.entry_nbytes)):
-        nbytes = labels.dtype(eid).itemsize
-        for dim in labels.shape(eid):
-            nbytes *= dim
+        nbytes = prod(labels.shape(eid)) * labels.dtype(eid).itemsize
         if nbytes != plan.entry_nbytes[eid]:
             raise PlanError(
                 f"entry {labels.name(eid)!r} is planned with {int(plan.entry_nbytes[eid])} bytes, but shape "
@@ -104,7 +104,7 @@ def _check_clashes(plan: MemoryPlan) -> None:
     for step, is_scratch, index in sorted(events):
         if is_scratch:
             storage, nbytes, owner = int(plan.workspace_storage[index]), int(plan.workspace_nbytes[index]), -1 - index
-            if storage < 0 or nbytes > plan.storage_nbytes[storage]:
+            if not 0 <= storage < plan.num_storages or nbytes > plan.storage_nbytes[storage]:
                 raise PlanError(
                     f"node {labels.node_name(index)!r} needs {nbytes} bytes of workspace; its storage {storage} is "
                     f"smaller or missing"
