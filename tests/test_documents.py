@@ -44,6 +44,19 @@ def dead_links(path: Path) -> list[str]:
     return dead
 
 
+def lost_names(page: Path) -> list[str]:
+    """Names of code in the answers of a treasure hunt that no file to which the same answer links has any more."""
+    hunt = page.read_text().partition("## A treasure hunt")[2].partition("\n## ")[0]
+    lost = []
+    for answer in re.findall(r"^\|[^|]*\|(.*)\|$", hunt, re.MULTILINE):
+        linked = [page.parent / name for name in re.findall(r"\]\(([^)#\s]+)", answer)]
+        files = [file for path in linked for file in (path.rglob("*.py") if path.is_dir() else [path])]
+        words = set(re.findall(r"\w+", " ".join(file.read_text() for file in files)))
+        names = re.findall(r"`([\w.]+)`", answer)
+        lost += [name for name in names if not words.issuperset(name.removesuffix(".py").split("."))]
+    return lost
+
+
 WITH_EXAMPLES = [path for path in documents() if examples(path.read_text())]
 
 
@@ -77,6 +90,23 @@ def test_the_link_check_can_fail(tmp_path: Path):
         "# One `two`\n[a](page.md#one-two) [b](#nowhere) [c](gone.md) [d](https://example.org/x) [e](page.md)\n"
     )
     assert dead_links(page) == ["#nowhere", "gone.md"]
+
+
+def test_the_treasure_hunt_names_what_is_there():
+    """Each class and function of the answers stands in a file or folder that the answer links."""
+    assert lost_names(ROOT / "docs/index.md") == []
+
+
+def test_the_check_of_the_treasure_hunt_can_fail(tmp_path: Path):
+    """A class that is elsewhere, a method that has gone; words outside of the hunt do not count."""
+    (tmp_path / "var.py").write_text("class Var:\n    def grant(self): ...\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`nobody`\n## A treasure hunt\n\n| question | answer |\n|---|---|\n"
+        "| Who? | `Var.grant` in [it](var.py), `Var.wait` |\n| What? | a `Region` ([here](var.py)) |\n\n"
+        "## End\n`gone`\n"
+    )
+    assert lost_names(page) == ["Var.wait", "Region"]
 
 
 def test_the_operator_of_the_contributing_guide():

@@ -42,16 +42,21 @@ def test_without_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def run(*arguments: str) -> dict[str, object]:
     """The JSON that a command prints."""
+    return json.loads(finished(*arguments).stdout)
+
+
+def finished(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command that has succeeded, with what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "weftplan", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return done
 
 
 def test_digits_over_processes_and_over_devices():
@@ -105,15 +110,7 @@ def test_a_job_that_is_started_again_ends_with_the_same_bits(tmp_path: Path):
     need_mpi()
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    done = subprocess.run(
-        [sys.executable, "-m", "weftplan", "launch", "-n", "2", "--restarts", "1", script, tmp_path],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished("launch", "-n", "2", "--restarts", "1", script, tmp_path)
     assert done.stderr.count("restart 1 of 1") == 1
     assert done.stdout.count("same bits") == 2
     assert len(list(tmp_path.glob("run-step*.safetensors"))) == 3

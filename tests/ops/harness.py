@@ -14,6 +14,7 @@ Tests import it as ``ops_harness`` (see conftest.py). It is long because calls, 
 
 from __future__ import annotations
 
+import copy
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,11 +172,8 @@ class Builder:
     def __init__(self, forward: Call, ograds: Sequence[np.ndarray]) -> None:
         self._forward = forward
         self._ograds = list(ograds)
+        self.params: Mapping[str, Any] = forward.params
         self.calls: list[Call] = []
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        return self._forward.params
 
     @property
     def num_inputs(self) -> int:
@@ -203,8 +201,8 @@ class Builder:
         made = registry.get(op)
         forward = self._forward
         if params is None:
-            assert {p.name for p in made.params} <= set(forward.params), f"{op} declares parameters of its own"
-            parsed: Mapping[str, Any] = forward.params
+            assert {p.name for p in made.params} <= set(self.params), f"{op} declares parameters of its own"
+            parsed = self.params
         else:
             parsed = registry.parse_params(made, {k: format_value(v) for k, v in params.items()})
         names = made.input_names(parsed)
@@ -220,6 +218,11 @@ class Builder:
         call = Call(made, parsed, list(inputs), specs, forward.is_train, forward.key)
         self.calls.append(call)
         return call()  # type: ignore[return-value]
+
+    def showing(self, params: Mapping[str, Any]) -> Builder:
+        other = copy.copy(self)
+        other.params = params
+        return other
 
 
 def differentiate(forward: Call, ograds: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Builder]:

@@ -13,26 +13,8 @@ import pytest
 
 import weftplan as mx
 from weftplan import device, engine, profiler, storage
-from weftplan.compat import custom_operators
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.profiler.recorder import recorder
-
-
-@pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator"])
-def driver(request: pytest.FixtureRequest, tmp_path: Path):
-    """Each kind of engine with a stopped, empty profiler that writes to ``tmp_path / "trace.json"``."""
-    before_config, made = dict(profiler._config), engine.create(request.param)
-    before = engine.set_engine(made)
-    recorder.clear()
-    profiler.set_config(filename=tmp_path / "trace.json")
-    yield made
-    try:
-        profiler.set_state("stop")
-    finally:
-        profiler._config.update(before_config)
-        recorder.clear()
-        engine.set_engine(before)
-        made.stop()
 
 
 def events(tmp_path: Path) -> list[dict]:
@@ -338,25 +320,6 @@ def test_names_of_real_operations(tmp_path: Path):
     assert {"exp", "_plus_scalar"} <= names
 
 
-def test_calls_are_counted_by_operator(driver):
-    """Arithmetic between arrays, with a number on either side and in place is counted under the names of operators."""
-    profiler.set_state("run")
-    a = mx.nd.ones((10, 10))
-    b = mx.nd.sqrt(a)
-    a = a + 1
-    a = 1 + a
-    a += 2
-    b = a - b
-    b -= a
-    b = 1 - b
-    b = b < 3
-    mx.nd.waitall()
-    counts = {name: row["Count"] for name, row in json.loads(profiler.dumps(format="json"))["Time"]["operator"].items()}
-    expected = {"sqrt": 1, "_plus_scalar": 3, "broadcast_sub": 2, "_rminus_scalar": 1, "_lesser_scalar": 1}
-    assert {name: counts.get(name) for name in expected} == expected
-    assert sum(counts.values()) == 1 + sum(expected.values()), counts
-
-
 def test_names_with_colons_are_kept_whole(driver):
     """The JSON keeps domains and names apart, whatever they contain."""
     profiler.set_state("run")
@@ -365,108 +328,3 @@ def test_names_with_colons_are_kept_whole(driver):
             pass
     times = json.loads(profiler.dumps(format="json"))["Time"]
     assert {domain: sorted(names) for domain, names in times.items()} == {"a::b": ["c"], "a": ["b::c"], "a:": ["b:c"]}
-
-
-class TestOperatorsInPython:
-    """What an operator written in Python spends in Python and in what it calls."""
-
-    @pytest.fixture(autouse=True)
-    def kinds(self, monkeypatch: pytest.MonkeyPatch):
-        """Two operators of one class, one of them calling the other one's formula."""
-        monkeypatch.setattr(custom_operators, "_props", {})
-
-        class Add(mx.operator.CustomOp):
-            def forward(self, is_train, req, in_data, out_data, aux):
-                self.assign(out_data[0], req[0], in_data[0] + 1)
-
-            def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-                self.assign(in_grad[0], req[0], out_grad[0])
-
-        class Twice(Add):
-            def forward(self, is_train, req, in_data, out_data, aux):
-                once = mx.nd.Custom(in_data[0] + 0, op_type="add")
-                self.assign(out_data[0], req[0], once + once)
-
-        for word, kind in (("add", Add), ("twice", Twice)):
-
-            class Property(mx.operator.CustomOpProp):
-                computing = kind
-
-                def create_operator(self, ctx, in_shapes, in_dtypes):
-                    return self.computing()
-
-            mx.operator.register(word)(Property)
-
-    def rows(self) -> dict[str, int]:
-        """Counts of the domain, by name."""
-        times = json.loads(profiler.dumps(format="json"))["Time"]
-        return {name: row["Count"] for name, row in times.get("Custom Operator", {}).items()}
-
-    def test_forward_and_backward(self, driver):
-        """Each part of Python between two calls is a span, and each call one, forward and backward apart; together
-        they fill the operation's time, and no two overlap."""
-        executor = mx.sym.Custom(mx.sym.Variable("x"), op_type="add").simple_bind(mx.cpu(), x=(3,))
-        profiler.set_state("run")
-        executor.forward(is_train=True)
-        executor.backward([mx.nd.ones((3,))])
-        profiler.set_state("stop")
-        assert self.rows() == {
-            "add::pure_python": 3, "add::_plus_scalar": 1, "add::copy": 1,
-            "_backward_add::pure_python": 2, "_backward_add::copy": 1,
-        }  # fmt: skip
-        spans = sorted((u.start_ns, u.end_ns) for u in recorder.user)
-        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-
-    def test_an_operator_that_calls_another(self, driver):
-        """The inner operator's calls are its own; to the outer one it is one operation."""
-        profiler.set_state("run")
-        mx.nd.Custom(mx.nd.ones((2,)), op_type="twice").wait_to_read()
-        profiler.set_state("stop")
-        found = self.rows()
-        assert found["add::_plus_scalar"] == found["twice::Custom"] == found["twice::broadcast_add"] == 1
-        assert found["twice::_plus_scalar"] == 1
-        assert "add::broadcast_add" not in found
-
-    def test_nothing_without_a_profile(self, driver):
-        """Before the profile and after it nothing is recorded, and the engine of the thread has no tracer."""
-        x = mx.nd.ones((2,))
-        mx.nd.Custom(x, op_type="add").wait_to_read()
-        profiler.set_state("run")
-        profiler.set_state("stop")
-        mx.nd.Custom(x, op_type="add").wait_to_read()
-        assert self.rows() == {}
-        with engine.nested() as mine:
-            assert mine.tracer is None
-
-    def test_a_failure_ends_the_record(self, driver):
-        """User code that raises leaves no tracer behind; what it did until then is recorded."""
-
-        class Failing(mx.operator.CustomOp):
-            def forward(self, is_train, req, in_data, out_data, aux):
-                raise ValueError("broken")
-
-        class Property(mx.operator.CustomOpProp):
-            def create_operator(self, ctx, in_shapes, in_dtypes):
-                return Failing()
-
-        mx.operator.register("failing")(Property)
-        tracers = []
-
-        class Looking(mx.operator.CustomOp):
-            def forward(self, is_train, req, in_data, out_data, aux):
-                with pytest.raises(ValueError, match="broken"):
-                    mx.nd.Custom(in_data[0] + 0, op_type="failing").wait_to_read()
-                with engine.nested() as mine:
-                    tracers.append(mine.tracer)
-
-        class Outer(mx.operator.CustomOpProp):
-            def create_operator(self, ctx, in_shapes, in_dtypes):
-                return Looking()
-
-        mx.operator.register("looking")(Outer)
-        profiler.set_state("run")
-        mx.nd.Custom(mx.nd.ones((2,)), op_type="looking").wait_to_read()
-        profiler.set_state("stop")
-        assert len(tracers) == 1
-        assert tracers[0].__qualname__.startswith("recorded")
-        assert self.rows()["failing::pure_python"] >= 1

@@ -1,4 +1,7 @@
-"""The operator ``_histogram``: how many numbers fall between equidistant edges, or between given ones."""
+"""The operator ``_histogram``: how many numbers fall between equidistant edges, or between given ones.
+
+Counting is that of NumPy or CuPy, whose rule for a number on an edge it has. It keeps nothing between calls.
+"""
 
 from __future__ import annotations
 

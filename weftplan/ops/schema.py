@@ -128,8 +128,12 @@ class GradientBuilder(Protocol):
     ) -> Sequence[EntryRef]:
         """A new node of ``op`` named ``<forward name>_<suffix>``; returns all its outputs.
 
-        ``params`` None means: the forward node's parameters (only for ops that declare the same ones).
+        ``params`` None means: :attr:`params` (only for ops that declare the same ones).
         """
+        ...
+
+    def showing(self, params: Params) -> GradientBuilder:
+        """The same with other parameters, for the rule of an operator that this one is derived from."""
         ...
 
 

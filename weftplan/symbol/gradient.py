@@ -268,16 +268,13 @@ class _Pass:
 class _Builder:
     """What a gradient rule sees of one forward node (:class:`weftplan.ops.schema.GradientBuilder`)."""
 
-    __slots__ = ("_forward", "_pass")
+    __slots__ = ("_forward", "_pass", "params")
 
-    def __init__(self, owner: _Pass, forward: Node) -> None:
+    def __init__(self, owner: _Pass, forward: Node, params: Params | None = None) -> None:
         self._pass = owner
         self._forward = forward
-
-    @property
-    def params(self) -> Params:
-        """Parsed parameters of the forward node."""
-        return self._forward.params
+        self.params: Params = forward.params if params is None else params
+        """Those of the forward node, or what they mean to the operator whose rule it has."""
 
     @property
     def num_inputs(self) -> int:
@@ -311,13 +308,22 @@ class _Builder:
         suffix: str = "backward",
     ) -> Sequence[EntryRef]:
         """A new node ``<forward name>_<suffix>``, which comes after its forward node."""
-        forward = self._forward
+        forward, parsed = self._forward, None
+        if params is None and self.params is forward.params:
+            params, parsed = {}, forward.params
+        elif params is None:
+            declared = (registry.get(op) if isinstance(op, str) else op).params
+            params = {param.name: self.params[param.name] for param in declared}
         made = self._pass.make(
             op,
             f"{forward.name}_{suffix}",
             cast("Sequence[Entry]", inputs),
-            {} if params is None else params,
+            params,
             forward=forward,
-            parsed=forward.params if params is None else None,
+            parsed=parsed,
         )
         return cast("Sequence[EntryRef]", made)
+
+    def showing(self, params: Params) -> _Builder:
+        """The same with other parameters."""
+        return _Builder(self._pass, self._forward, params)

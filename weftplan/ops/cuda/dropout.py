@@ -1,4 +1,7 @@
-"""Dropout: numbers, mask and result in one launch, with the mask of the host."""
+"""Dropout on a GPU: one launch draws the numbers and makes mask and result, with the bits that a host gives the mask.
+
+A kernel is offered to whoever plans for a GPU; it runs on the stream of the thread that calls it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Imports every file that offers kernels for GPUs (:mod:`weftplan.ops.implementations`)."""
+"""Imports every file that offers kernels for GPUs, so that :mod:`weftplan.ops.implementations` knows them.
+
+It is imported with the operators, on any machine: none of these files needs a GPU before a kernel is asked for.
+"""
 
 import weftplan.ops.cuda.batch_norm
 import weftplan.ops.cuda.convolution

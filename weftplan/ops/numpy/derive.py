@@ -49,35 +49,9 @@ from weftplan.ops.schema import (
 Translate = Callable[[Params], Mapping[str, Any]]
 
 
-class _Translated:
-    """A gradient builder that shows the base's parameters."""
-
-    def __init__(self, builder: GradientBuilder, params: Params) -> None:
-        self._builder = builder
-        self.params = params
-        self.num_inputs = builder.num_inputs
-        self.input = builder.input
-        self.output = builder.output
-        self.ograd = builder.ograd
-
-    def node(
-        self,
-        op: str | Op,
-        inputs: Sequence[EntryRef],
-        params: Mapping[str, Any] | None = None,
-        *,
-        suffix: str = "backward",
-    ) -> Sequence[EntryRef]:
-        """As of the builder; the base's parameters unless others are given."""
-        if params is None:
-            made = registry.get(op) if isinstance(op, str) else op
-            params = {param.name: self.params[param.name] for param in made.params}
-        return self._builder.node(op, inputs, params, suffix=suffix)
-
-
 def _translated_gradient(rule: GradientRule, translate: Translate) -> GradientRule:
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-        return rule(_Translated(builder, translate(builder.params)))
+        return rule(builder.showing(translate(builder.params)))
 
     return gradient
 

@@ -1,4 +1,7 @@
-"""``mx.image``: images from files, their augmentation, and iterators over them, through Pillow and NumPy."""
+"""``mx.image``: images from files, their augmentation, and iterators over them, through Pillow and NumPy.
+
+An iterator belongs to one thread.
+"""
 
 from weftplan.training.images import detection as det
 from weftplan.training.images.augmenters import (

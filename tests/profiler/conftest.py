@@ -1,0 +1,27 @@
+"""An engine of each kind with a profiler that has recorded nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weftplan import engine, profiler
+from weftplan.profiler.recorder import recorder
+
+
+@pytest.fixture(params=["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine", "Simulator"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path):
+    """Each kind of engine with a stopped, empty profiler that writes to ``tmp_path / "trace.json"``."""
+    before_config, made = dict(profiler._config), engine.create(request.param)
+    before = engine.set_engine(made)
+    recorder.clear()
+    profiler.set_config(filename=tmp_path / "trace.json")
+    yield made
+    try:
+        profiler.set_state("stop")
+    finally:
+        profiler._config.update(before_config)
+        recorder.clear()
+        engine.set_engine(before)
+        made.stop()
