@@ -60,6 +60,16 @@ def test_floats_stay_floats(xp):
     assert run(xp, "out[i] = (a[i] + 1.0) - 1.0;", np.zeros(8), a).min() > 9e-9
 
 
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [("float32", [0, -(2**63), 2**63]), ("float64", [-(2**31), -(2**63), 2**63])]
+)
+def test_what_is_no_number_becomes_what_a_gpu_makes_of_it(xp, kind, wanted):
+    """The cast of a NaN to int, long long and unsigned long long, by the tables of PTX."""
+    a = np.full(8, np.nan, kind)
+    for dtype, value in zip((np.int32, np.int64, np.uint64), wanted, strict=True):
+        assert run(xp, f"out[i] = ({C[np.dtype(dtype).name]})a[i];", np.zeros(8, dtype), a).tolist() == [value] * 8
+
+
 def test_the_upper_half_of_a_product(xp):
     """``__umul64hi`` against Python's integers."""
     rng = np.random.default_rng(3)

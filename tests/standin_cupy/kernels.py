@@ -1,6 +1,7 @@
 """``cupy.ElementwiseKernel`` of the stand-in: one launch.
 
-An operation that is one assignment of plain arithmetic is run as Python on NumPy arrays, which reads the same.
+An operation that is one assignment of plain arithmetic is run as Python on NumPy arrays, which reads the same, or as
+machine code (``tests/cuda_on_host``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.standin_cupy.array import ndarray, run
+from tests.standin_cupy.cuda.raw import RawKernel
 from tests.standin_cupy.meter import meter
 from tests.standin_cupy.streams import capturable
 
@@ -27,6 +29,7 @@ class ElementwiseKernel:
             raise NotImplementedError(f"the stand-in knows one assignment to the output, got {operation!r}")
         self.nin, self.nargs = len(self.names), len(self.names) + 1
         self.name, self._code = name, compile(found[1], name, "eval")
+        self.out, self.operation = out_params.split()[1], operation
 
     @capturable
     def __call__(self, *args: Any) -> ndarray:
@@ -41,7 +44,9 @@ class ElementwiseKernel:
         if len({given.shape for given in args}) > 1:
             raise ValueError("Out shape is mismatched")
         run(self.name, sources, [out])
-        if not meter.dry:
+        if not meter.dry and RawKernel.host is not None:
+            RawKernel.host.elementwise(self, sources, out)
+        elif not meter.dry:
             with np.errstate(all="ignore"):
                 values = {name: given.host for name, given in zip(self.names, sources, strict=True)}
                 out.host[...] = eval(self._code, {"float": lambda x: x.astype(np.float32)}, values)

@@ -1,9 +1,9 @@
-"""``cupy.RawKernel`` of the stand-in: source text, run by ``lanes.py``, one launch a call."""
+"""``cupy.RawKernel`` of the stand-in: source text, run by ``lanes.py`` or as machine code, one launch a call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,11 +17,17 @@ from tests.standin_cupy.streams import capturable
 
 THREADS = 1024
 SIDES = (2**31 - 1, 65535, 65535)
-_NUMBERS = {bool: "bool", int: "int64", float: "float64"}
+_NUMBERS = {int: "int64", float: "float64"}
 
 
 class RawKernel:
-    """One function of a source text; it is compiled when it is first called."""
+    """One function of a source text; it is compiled when it is first called.
+
+    Attributes:
+        host: what runs kernels in the interpreter's place (``tests/cuda_on_host``); None: the interpreter runs them.
+    """
+
+    host: ClassVar[Any] = None
 
     def __init__(self, code: str, name: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
         self.code = code
@@ -60,6 +66,10 @@ class RawKernel:
         if meter.dry:
             return
         cells = iter(self._cells(arrays))
+        if self.host is not None:
+            given = [a if p.pointer else n for p, a, n in zip(kernel.parameters, args, numbers, strict=True)]
+            self.host.launch(self.code, self.name, grid, block, kernel.parameters, given)
+            return
         launch(self._functions, kernel, grid, block, [next(cells) if isinstance(n, Parameter) else n for n in numbers])
 
     def _cells(self, arrays: list[tuple[Parameter, ndarray]]) -> list[Cells]:

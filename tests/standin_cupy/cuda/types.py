@@ -29,7 +29,10 @@ def meeting(a: str, b: str) -> str:
 
 
 def convert(value: Any, kind: str) -> Any:
-    """``value`` as C converts it; floats that do not fit a whole number end at its bounds, as on a GPU."""
+    """``value`` as C converts it; floats that do not fit a whole number end at its bounds, as on a GPU.
+
+    What is no number becomes what PTX says of ``cvt``: the lowest of 64 bits, from a double of 32 bits, otherwise 0.
+    """
     if isinstance(value, Pointer):
         raise CompileException("a pointer is no number")
     if kind_of(value) == kind:
@@ -39,7 +42,10 @@ def convert(value: Any, kind: str) -> Any:
         whole = np.nan_to_num(np.trunc(value.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf)
         low, high = whole <= float(info.min), whole >= float(info.max)
         inside = np.where(low | high, 0, whole).astype(kind)
-        return np.where(low, info.min, np.where(high, info.max, inside)).astype(kind)
+        found = np.where(low, info.min, np.where(high, info.max, inside)).astype(kind)
+        if info.bits >= 32 and (info.bits == 64 or value.dtype.itemsize == 8):
+            found = np.where(np.isnan(value), np.array(1 << info.bits - 1, f"uint{info.bits}").astype(kind), found)
+        return found
     return value.astype(kind)
 
 

@@ -1,0 +1,143 @@
+"""CUDA C as a C++ compiler of the host reads it: a few words are replaced, everything else is the kernel's own text.
+
+* ``T*`` becomes a checked pointer, ``T&`` a checked element, ``__shared__ T s[n]`` a checked array
+  (``include/memory.h``).
+* A cast to a whole number ends at its bounds, as on a GPU; C++ leaves it undefined.
+* ``extern "C"`` goes, since every source is in a namespace of its own.
+
+What the compiler itself can check is switched on: overflow of signed numbers, division by zero, shifts, local arrays.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import hashlib
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+INCLUDE = pathlib.Path(__file__).parent / "include"
+COMPILER = shutil.which("g++")
+FLAGS = (
+    "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
+    "-fsanitize=signed-integer-overflow,shift,integer-divide-by-zero,bounds,bool",
+    "-ftrivial-auto-var-init=pattern", f"-I{INCLUDE}",
+)  # fmt: skip
+_WHOLE = r"unsigned long long|long long|unsigned char|signed char|unsigned int|unsigned|int"
+_TYPE = rf"(?:{_WHOLE}|bool|__half|float16|float|double)"
+_POINTER = re.compile(rf"\b(const )?({_TYPE}) ?\* ?(?=(?:__restrict__ )?\w+ ?[,;=)])")
+_REFERENCE = re.compile(rf"\b(const )?({_TYPE})& (?=\w+ =)")
+_SHARED = re.compile(rf"__shared__ ({_TYPE}) (\w+)\[(\w+)\](?:\[(\w+)\])?;")
+_CAST = re.compile(rf"\(({_WHOLE})\)(?=[\w(-])")
+_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(")
+
+
+class HostCompileError(AssertionError):
+    """A source that the host's compiler does not take."""
+
+
+@functools.cache
+def missing() -> str:
+    """Why nothing can be compiled here; empty where it can."""
+    if COMPILER is None:
+        return "g++ is not installed"
+    probe = "#include <launch.h>\n"
+    done = subprocess.run([COMPILER, *FLAGS, "-x", "c++", "-fsyntax-only", "-"], input=probe, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    return f"g++ does not take the headers: {done.stderr.strip()[:500]}" if done.returncode else ""
+
+
+@functools.cache
+def _folder() -> pathlib.Path:
+    made = tempfile.mkdtemp(prefix="cuda_on_host_")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return pathlib.Path(made)
+
+
+def kernels_of(text: str) -> list[str]:
+    """The kernels of a source, by name.
+
+    >>> kernels_of('extern "C" __global__ void f(int* x) {}')
+    ['f']
+    """
+    return _KERNEL.findall(text)
+
+
+def translated(text: str) -> str:
+    """A source for the host's compiler.
+
+    >>> print(translated("__shared__ float s[8];\\nconst int* p = x; y[(long long)z] = 1;"))
+    static host::shared<float, 8> s("shared memory s");
+    host::ptr<const int> p = x; y[(host::whole<long long>)z] = 1;
+    """
+    text = re.sub(r"#include <cuda_fp16\.h>\n", "", text).replace('extern "C" ', "")
+    text = _SHARED.sub(
+        lambda m: f'static host::shared<{m[1]}, {m[3]}{", " + m[4] if m[4] else ""}> {m[2]}("shared memory {m[2]}");',
+        text,
+    )
+    text = _CAST.sub(r"(host::whole<\1>)", text)
+    text = _REFERENCE.sub(lambda m: f"const {m[2]} " if m[1] else f"host::ref<{m[2]}> ", text)
+    return _POINTER.sub(lambda m: f"host::ptr<{m[1] or ''}{m[2]}> ", text)
+
+
+def _unit(texts: Sequence[str]) -> str:
+    parts = ["#include <launch.h>\n"]
+    for text in texts:
+        digest = _digest(text)
+        parts.append(f'namespace source_{digest} {{\n#line 1 "{", ".join(kernels_of(text))}"\n{translated(text)}\n}}\n')
+        for name in kernels_of(text):
+            made = f"host::Kernel<source_{digest}::{name}>"
+            parts.append(
+                f'extern "C" const char* signature_{name}_{digest}() {{ return {made}::signature(); }}\n'
+                f'extern "C" const char* launch_{name}_{digest}(const unsigned* grid, const unsigned* block, '
+                f"const host::Argument* given, unsigned seed) {{ return {made}::launch(grid, block, given, seed); }}\n"
+            )
+    return "".join(parts)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_libraries: dict[str, Any] = {}
+"""The library of each source, by its digest."""
+
+
+def build(texts: Iterable[str], units: int = 2) -> None:
+    """Compile sources, unless that has been done, in some translation units side by side."""
+    new = [text for text in dict.fromkeys(texts) if _digest(text) not in _libraries]
+    jobs = []
+    for k in range(min(units, len(new))):
+        part = new[k::units]
+        unit = _unit(part)
+        path = _folder() / f"{_digest(unit)}.cpp"
+        path.write_text(unit)
+        command = [str(COMPILER), *FLAGS, "-o", str(path.with_suffix(".so")), str(path)]
+        jobs.append((part, path, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
+    for part, path, job in jobs:
+        _, log = job.communicate()
+        if job.returncode:
+            raise HostCompileError(f"{log[:4000]}\n{path}")
+        # The interpreter's lock is held during a launch: threads, blocks and shared memory are those of one launch.
+        library = ctypes.PyDLL(str(path.with_suffix(".so")))
+        for text in part:
+            _libraries[_digest(text)] = library
+
+
+class Compiled:
+    """One kernel: its signature by the compiler's word, and how to launch it."""
+
+    def __init__(self, text: str, name: str) -> None:
+        build([text])
+        library = _libraries[_digest(text)]
+        signature = getattr(library, f"signature_{name}_{_digest(text)}")
+        signature.restype = ctypes.c_char_p
+        self.parameters: list[str] = [word for word in signature().decode().split(",") if word]
+        self.launch: Any = getattr(library, f"launch_{name}_{_digest(text)}")
+        self.launch.restype = ctypes.c_char_p

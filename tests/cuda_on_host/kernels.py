@@ -1,0 +1,158 @@
+"""The stand-in's kernels, run as machine code of the host (``build.py``) instead of by the stand-in's interpreter.
+
+Everything before the run is the stand-in's: grids, blocks, the dtypes of arguments, order between streams. Here the
+signature is compared with the compiler's, arrays are handed over with their lengths, and a launch may be repeated in
+other orders of threads and blocks, which must leave the same bits.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.cuda_on_host.build import Compiled
+from tests.standin_cupy.cuda.memory import KernelError
+from tests.standin_cupy.cuda.raw import RawKernel
+
+CELL = 56
+"""Bytes of ``host::Cell``: what is noted of one element."""
+BLOCK = 128
+"""Threads of a block of CuPy's elementwise kernels."""
+
+
+class Region(ctypes.Structure):
+    """``host::Region``: one array."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("size", ctypes.c_longlong), ("name", ctypes.c_char_p), ("cells", ctypes.c_void_p),
+        ("shared", ctypes.c_bool), ("launch", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class Argument(ctypes.Structure):
+    """``host::Argument``: the bytes of a number, or an array."""
+
+    _fields_ = (("value", ctypes.c_void_p), ("region", ctypes.POINTER(Region)))
+
+
+_compiled = functools.lru_cache(maxsize=None)(Compiled)
+
+
+class Host:
+    """Runs kernels.
+
+    Args:
+        seeds: orders of threads and blocks; a launch is run in each of them and must leave the same bits.
+
+    Attributes:
+        executed: how often each (source, kernel) was launched.
+    """
+
+    def __init__(self, seeds: Sequence[int] = (0,)) -> None:
+        self.seeds = seeds
+        self.executed: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def launch(
+        self, code: str, name: str, grid: Any, block: Any, parameters: Sequence[Any], args: Sequence[Any]
+    ) -> None:
+        """One launch: ``args`` are arrays of the stand-in and numbers, of the types of the parameters."""
+        compiled = _compiled(code, name)
+        wanted = [f"{'const ' * (p.const and p.pointer)}{p.type}{'*' * p.pointer}" for p in parameters]
+        if compiled.parameters != wanted:
+            raise KernelError(f"{name}: the compiler sees parameters {compiled.parameters}, the stand-in {wanted}")
+        self.executed[code, name] += 1
+        arrays = [(p, x.host.reshape(-1)) for p, x in zip(parameters, args, strict=True) if p.pointer]
+        written = [x for p, x in arrays if not p.const]
+        before = [x.copy() for x in written] if len(self.seeds) > 1 else []
+        first: list[bytes] | None = None
+        for seed in self.seeds:
+            if first is not None:
+                for x, kept in zip(written, before, strict=True):
+                    x[...] = kept
+            self._once(compiled, name, grid, block, parameters, args, seed)
+            if len(self.seeds) > 1:
+                found = [x.tobytes() for x in written]
+                if first is not None and found != first:
+                    raise KernelError(f"{name}: another order of threads and blocks (seed {seed}) gives other results")
+                first = found
+
+    def _once(
+        self, compiled: Compiled, name: str, grid: Any, block: Any, parameters: Sequence[Any], args: Any, seed: int
+    ) -> None:
+        regions: dict[tuple[int, int, str], tuple[Region, Any]] = {}
+        given = (Argument * len(args))()
+        keep: list[Any] = []
+        written = {_key(x.host) for p, x in zip(parameters, args, strict=True) if p.pointer and not p.const}
+        for slot, parameter, x in zip(given, parameters, args, strict=True):
+            if not parameter.pointer:
+                number = np.array(x, parameter.type)  # its bytes, as CuPy copies them into the parameters of a launch
+                keep.append(number)
+                slot.value = number.ctypes.data
+                continue
+            key = _key(x.host)
+            if key not in regions:
+                cells = np.zeros(x.size * CELL, np.uint8) if key in written else None
+                what = f"{parameter.name} of {name}".encode()
+                region = Region(
+                    x.host.ctypes.data, x.size, what, None if cells is None else cells.ctypes.data, False, 0
+                )
+                regions[key] = region, cells
+            slot.region = ctypes.pointer(regions[key][0])
+        sides = [(ctypes.c_uint * 3)(*(*side, 1, 1)[:3]) for side in (grid, block)]
+        wrong = compiled.launch(*sides, given, ctypes.c_uint(seed))
+        if wrong is not None:
+            raise KernelError(f"{name} with grid {tuple(grid)} and block {tuple(block)}: {wrong.decode()}")
+
+    def elementwise(self, kernel: Any, sources: Sequence[Any], out: Any) -> None:
+        """An ElementwiseKernel: the loop that CuPy writes around the operation, with its grid and block."""
+        if not out.size:
+            return
+        kind = str(out.dtype)
+        code = expanded(kernel, {"float16": "float16", "float32": "float", "float64": "double", "int8": "signed char",
+                                 "uint8": "unsigned char", "int32": "int", "int64": "long long"}[kind])  # fmt: skip
+        parameters = [_Parameter(f"_raw_{name}", kind, True, True) for name in kernel.names]
+        parameters += [_Parameter("_raw_y", kind, True, False), _Parameter("_size", "int64", False, False)]
+        blocks = min(2**31 - 1, -(-out.size // BLOCK))
+        self.launch(code, kernel.name, (blocks,), (min(BLOCK, out.size),), parameters, (*sources, out, out.size))
+
+
+_Parameter = collections.namedtuple("_Parameter", "name type pointer const")
+
+
+def _key(array: Any) -> tuple[int, int, str]:
+    return array.ctypes.data, array.size, str(array.dtype)
+
+
+def expanded(kernel: Any, kind: str) -> str:
+    """The source that CuPy makes of an ElementwiseKernel of contiguous arrays of one type.
+
+    Where CuPy passes arrays as ``CArray`` and the extent as ``CIndexer``, here are pointers and a number.
+    """
+    heads = [f"const {kind}* _raw_{name}" for name in kernel.names] + [f"{kind}* _raw_{kernel.out}"]
+    reads = "\n".join(f"        const {kind}& {name} = _raw_{name}[i];" for name in kernel.names)
+    return f"""extern "C" __global__ void {kernel.name}({", ".join(heads)}, long long _size) {{
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < _size;
+         i += (long long)blockDim.x * gridDim.x) {{
+{reads}
+        {kind}& {kernel.out} = _raw_{kernel.out}[i];
+        {kernel.operation};
+    }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def on_host(seeds: Sequence[int] = (0,)) -> Iterator[Host]:
+    """Within it the stand-in's kernels are machine code of the host."""
+    host = Host(seeds)
+    before, RawKernel.host = RawKernel.host, host
+    try:
+        yield host
+    finally:
+        RawKernel.host = before
