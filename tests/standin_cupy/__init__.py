@@ -14,6 +14,7 @@ import numpy as np
 
 from tests.standin_cupy import names
 from tests.standin_cupy.array import ndarray
+from tests.standin_cupy.cublas import Cublas, handle
 from tests.standin_cupy.cuda.raw import RawKernel
 from tests.standin_cupy.cuda.syntax import CompileException
 from tests.standin_cupy.functions import Namespace
@@ -103,6 +104,8 @@ def _module() -> types.ModuleType:
         alloc=alloc,
         get_current_stream=get_current_stream,
         get_elapsed_time=get_elapsed_time,
+        cublas=Cublas,
+        get_cublas_handle=handle,
         set_allocator=set_allocator,
         using_allocator=using_allocator,
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),

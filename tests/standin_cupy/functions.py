@@ -352,13 +352,30 @@ def _matmul(*args: Any, out: Any = None, **how: Any) -> ndarray:
             raise TypeError(f"cupy.matmul: Unsupported type {type(given)}")
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2:-1] if a.ndim > 1 else ()) + b.shape[-1:]
     kind = np.result_type(a.dtype, b.dtype)
-    if a.ndim > 2 or b.ndim > 2:  # the batched product copies what is not contiguous
-        a, b = (g if g.host.flags.c_contiguous else g.copy() for g in (a, b))
+    batched = max(a.ndim, b.ndim) > 2
+    a, b = (g if _by_cublas(g, batched=batched) else g.copy() for g in (a, b))
     value = np.empty(shape, kind) if meter.dry else np.matmul(a.host, b.host)
-    if out is not None and out.host.flags.c_contiguous and out.dtype == value.dtype:
-        return _into("matmul", value, out, [a, b])
-    made = computed("matmul", value, [a, b])
-    return made if out is None else _into("elementwise_copy", made.host, out, [made])
+    fits = out is not None and out.host.flags.c_contiguous and out.dtype == value.dtype
+    target = out if fits else ndarray(value.shape, value.dtype)
+    if batched and not a.shape[:-2] == b.shape[:-2] == shape[:-2]:
+        _pointers(a, b, target, shape[:-2])
+    _into("matmul", value, target, [a, b])
+    if out is None or fits:
+        return target
+    return _into("elementwise_copy", target.host, out, [target])
+
+
+def _by_cublas(given: ndarray, *, batched: bool) -> bool:
+    """Whether cuBLAS reads an operand where it is; CuPy makes a copy otherwise."""
+    flags = given.host.flags
+    return bool(flags.c_contiguous or (flags.f_contiguous and not batched))
+
+
+def _pointers(a: ndarray, b: ndarray, out: ndarray, batch: Any) -> None:
+    """A batched product that broadcasts: for each operand and axis of the batch an array of pointers, and a launch."""
+    for operand in (a, b, out):
+        for axis in range(len(batch)):
+            run("cupy_mat_ptrs", [operand], [ndarray(tuple(batch[: axis + 1]), np.uint64)])
 
 
 def _searchsorted(a: ndarray, v: Any, side: str = "left", sorter: Any = None) -> ndarray:

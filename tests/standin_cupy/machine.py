@@ -60,6 +60,8 @@ class Machine:
         self.pinned: dict[int, int] = {}
         self.compute_types: dict[str, str] = {}
         """By dtype: in which precision cuBLAS may multiply, where it was said."""
+        self.math_mode = 0
+        """cuBLAS's: 3 lets products of float32 round to TF32."""
         self.clock = 0.0
         """Milliseconds that work with known times has taken; events keep it."""
 

@@ -32,6 +32,8 @@ class Implementation:
     """Why it cannot compute a call; empty when it can."""
     slower: Callable[[Params, Specs, Specs], str] = field(default=lambda params, inputs, outputs: "")
     """Why NumPy is expected to be faster for a call; empty when this one is."""
+    otherwise: Implementation | None = None
+    """What is asked next where this one refuses, before NumPy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Choice:
 
     implementation: Implementation
     reason: str = ""
-    """Why a provided one is not used; empty when there is none or it is used. Of a choice by measuring, that it is."""
+    """Why those before it are not used; empty when there is none or the first is. Of a choice by measuring, that it
+    is."""
     several: bool = False
     """Whether there was a choice: the operator has other implementations than NumPy's."""
 
@@ -78,10 +81,16 @@ def choose(op: Op, params: Params, inputs: Specs, outputs: Specs, mode: str, *, 
         )
     if mode == "numpy":
         return Choice(numpy_of(op), "chosen by the user", several=True)
-    reason = other.refusal(params, inputs, outputs)
-    if not reason and mode == "auto":
-        reason = other.slower(params, inputs, outputs)
-    return Choice(numpy_of(op), reason, several=True) if reason else Choice(other, several=True)
+    reasons: list[str] = []
+    while other is not None:
+        reason = other.refusal(params, inputs, outputs)
+        if not reason and mode == "auto":
+            reason = other.slower(params, inputs, outputs)
+        if not reason:
+            return Choice(other, "; ".join(reasons), several=True)
+        reasons.append(reason)
+        other = other.otherwise
+    return Choice(numpy_of(op), "; ".join(reasons), several=True)
 
 
 def numpy_of(op: Op) -> Implementation:

@@ -1,16 +1,19 @@
 """Convolution and Deconvolution through cuDNN, where it is installed; else they are products by cuBLAS.
 
-The workspace of a plan is what the chosen algorithm asks for. Gradients of image and weight share one.
+The workspace of a plan is what the chosen algorithm, or a tile of the products, asks for. Gradients of image and weight
+share one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from weftplan.ops.cuda.convolution_products import Part
 from weftplan.ops.cuda.cudnn_graphs import Algorithm, Problem, plan, run
+from weftplan.ops.cuda.source import floats
 from weftplan.ops.cuda.tuning import tuning
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.kernels import accumulator
@@ -33,24 +36,72 @@ def _problem(kind: str, params: Params, image: Any, weight: Any, grid: Any) -> P
     return Problem(kind, of(image), of(weight), of(grid), stride, dilate, pad, np.dtype(image.dtype).name)
 
 
-class _Convolution:
-    """What an operator computes through cuDNN: (kind, its image, weight and grid among inputs, then outputs).
+class _Parts:
+    """What an operator computes: (kind, its image, weight and grid among inputs, then outputs).
 
     Positions from 0 on are inputs, ~0, ~1, … are outputs; a part whose output nobody wants is left out.
     """
 
-    def __init__(self, parts: Sequence[tuple[str, int, int, int]], bias: int | None, backward: bool) -> None:
+    def __init__(self, parts: Sequence[tuple[str, int, int, int]], bias: int, *, backward: bool) -> None:
         self._parts = parts
         self._bias = bias
         self._backward = backward
 
-    def _problems(self, params: Params, inputs: Any, outputs: Any) -> list[tuple[Problem, tuple[Any, Any, Any]]]:
-        made = []
+    def _wanted(self, inputs: Any, outputs: Any) -> Iterator[tuple[str, tuple[Any, Any, Any]]]:
         for kind, *positions in self._parts:
             image, weight, grid = (inputs[k] if k >= 0 else outputs[~k] for k in positions)
             if image is not None and weight is not None and grid is not None:
-                made.append((_problem(kind, params, image, weight, grid), (image, weight, grid)))
+                yield kind, (image, weight, grid)
+
+    def _with_bias(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        if params["no_bias"]:
+            return
+        if not self._backward:
+            per_filter = (1, params["num_filter"], *(1 for _ in params["kernel"]))
+            ctx.xp.add(outputs[0], inputs[self._bias].reshape(per_filter), out=outputs[0])
+        elif outputs[self._bias] is not None:
+            axes, wide = (0, *range(2, inputs[0].ndim)), accumulator(inputs[0].dtype)
+            ctx.xp.sum(inputs[0], axis=axes, dtype=wide, out=outputs[self._bias], keepdims=False)
+
+
+class _Products(_Parts):
+    """By cuBLAS, from windows as columns."""
+
+    def _made(self, params: Params, inputs: Any, outputs: Any) -> list[tuple[Part, tuple[Any, Any, Any]]]:
+        made = []
+        for kind, things in self._wanted(inputs, outputs):
+            image, weight, grid = things
+            made.append((Part(kind, params, image.shape, weight.shape, grid.shape, image.dtype), things))
         return made
+
+    def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
+        """Why products of the package do not compute a call; empty when they do."""
+        if params.get("target_shape"):
+            return "a target shape may pad the sides differently"
+        reasons = [part.refusal for part, _ in self._made(params, inputs, outputs)]
+        return next(filter(None, reasons), "") or str(floats(0)(params, inputs, outputs))
+
+    def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
+        """Bytes of scratch of the most demanding part."""
+        return max((part.nbytes for part, _ in self._made(params, inputs, outputs)), default=0)
+
+    def kernel(self, ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
+        """Enqueue the parts whose output is wanted."""
+        made = self._made(params, inputs, outputs)
+        room = max((part.nbytes for part, _ in made), default=0)
+        dtype = inputs[0].dtype
+        scratch = ctx.take((room // dtype.itemsize,), dtype) if room else None
+        for part, arrays in made:
+            part.run(ctx.xp, *arrays, scratch)
+        self._with_bias(ctx, params, inputs, outputs)
+
+
+class _Cudnn(_Parts):
+    """By cuDNN."""
+
+    def _problems(self, params: Params, inputs: Any, outputs: Any) -> list[tuple[Problem, tuple[Any, Any, Any]]]:
+        wanted = self._wanted(inputs, outputs)
+        return [(_problem(kind, params, *things), things) for kind, things in wanted]
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:
         """Why cuDNN cannot compute a call; empty when it can."""
@@ -81,24 +132,27 @@ class _Convolution:
         scratch = ctx.take((ctx.room,), _BYTES) if ctx.room else None
         for problem, arrays in self._problems(params, inputs, outputs):
             run(xp, problem, params["workspace"] << 20, arrays, scratch)
-        if params["no_bias"] or self._bias is None:
-            return
-        if not self._backward:
-            per_filter = (1, params["num_filter"], *(1 for _ in params["kernel"]))
-            xp.add(outputs[0], inputs[self._bias].reshape(per_filter), out=outputs[0])
-        elif outputs[self._bias] is not None:
-            axes = (0, *range(2, inputs[0].ndim))
-            xp.sum(inputs[0], axis=axes, dtype=accumulator(inputs[0].dtype), out=outputs[self._bias], keepdims=False)
+        self._with_bias(ctx, params, inputs, outputs)
 
 
-for _name, _made in (
-    ("Convolution", _Convolution([("fprop", 0, 1, ~0)], 2, backward=False)),
-    ("_backward_Convolution", _Convolution([("dgrad", ~0, 2, 0), ("wgrad", 1, ~1, 0)], 2, backward=True)),
-    ("Deconvolution", _Convolution([("dgrad", ~0, 1, 0)], 2, backward=False)),
-    ("_backward_Deconvolution", _Convolution([("fprop", 0, 2, ~0), ("wgrad", 0, ~1, 1)], 2, backward=True)),
+for _name, _parts, _backward in (
+    ("Convolution", [("fprop", 0, 1, ~0)], False),
+    ("_backward_Convolution", [("dgrad", ~0, 2, 0), ("wgrad", 1, ~1, 0)], True),
+    ("Deconvolution", [("dgrad", ~0, 1, 0)], False),
+    ("_backward_Deconvolution", [("fprop", 0, 2, ~0), ("wgrad", 0, ~1, 1)], True),
 ):
+    _second = _Products(_parts, 2, backward=_backward)
+    _first = _Cudnn(_parts, 2, backward=_backward)
     provide(
         _name,
-        Implementation(name="cudnn", kernel=_made.kernel, workspace=_made.workspace, refusal=_made.refusal),
+        Implementation(
+            name="cudnn",
+            kernel=_first.kernel,
+            workspace=_first.workspace,
+            refusal=_first.refusal,
+            otherwise=Implementation(
+                name="cuda", kernel=_second.kernel, workspace=_second.workspace, refusal=_second.refusal
+            ),
+        ),
         on="gpu",
     )

@@ -27,7 +27,7 @@ _WINDOW = (
 _BACK = (Param("output_size", p_shape, doc="sizes of the image"), *_WINDOW)
 
 
-def _window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
+def window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
     """(kernel, stride, dilate, pad), one number for each axis of the image."""
     kernel: Shape = params["kernel"]
     rank = len(kernel)
@@ -44,10 +44,10 @@ def _window(params: Params, name: str) -> tuple[Shape, Shape, Shape, Shape]:
     return found[0], found[1], found[2], found[3]
 
 
-def _counts(params: Params, image: Shape, name: str) -> Shape:
+def window_counts(params: Params, image: Shape, name: str) -> Shape:
     """Windows along each axis; 0 where the size of the image is unknown."""
     found = []
-    for size, k, s, d, p in zip(image, *_window(params, name), strict=True):
+    for size, k, s, d, p in zip(image, *window(params, name), strict=True):
         room = size + 2 * p - (d * (k - 1) + 1)
         if size and room < 0:
             raise ShapeError(f"{name}: a window of {d * (k - 1) + 1} does not fit an image of {image} with pad {p}")
@@ -57,7 +57,7 @@ def _counts(params: Params, image: Shape, name: str) -> Shape:
 
 def _taps(params: Params, image: Any, columns: Any, counts: Shape, name: str) -> Iterator[tuple[Any, Any]]:
     """(elements of the image, elements of the columns) that belong together, for each position in the window."""
-    kernel, stride, dilate, pad = _window(params, name)
+    kernel, stride, dilate, pad = window(params, name)
     batch, channels, *sizes = image.shape
     grid = columns.reshape(batch, channels, *kernel, *counts)
     every = slice(None)
@@ -99,10 +99,10 @@ def _sum_bytes(spec: TensorSpec) -> int:
 
 
 def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    kernel = _window(params, "im2col")[0]
+    kernel = window(params, "im2col")[0]
     image = merge_shape((0,) * (len(kernel) + 2), ins[0], "im2col: data (batch, channels, *image)")
     assert image is not None
-    counts = _counts(params, image[2:], "im2col")
+    counts = window_counts(params, image[2:], "im2col")
     made = (image[0], image[1] * math.prod(kernel), math.prod(counts))
     out = merge_shape(made, outs[0], f"output of im2col of {image}")
     assert out is not None
@@ -112,12 +112,12 @@ def _im2col_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _im2col(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = _counts(params, inputs[0].shape[2:], "im2col")
+    counts = window_counts(params, inputs[0].shape[2:], "im2col")
     _gather(ctx, params, inputs[0], outputs[0], counts, "im2col")
 
 
 def _backward_im2col(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = _counts(params, outputs[0].shape[2:], "im2col")
+    counts = window_counts(params, outputs[0].shape[2:], "im2col")
     _sum_back(ctx, params, outputs[0], inputs[0], counts, "im2col")
 
 
@@ -144,10 +144,10 @@ backward(
 
 
 def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-    kernel, size = _window(params, "col2im")[0], params["output_size"]
+    kernel, size = window(params, "col2im")[0], params["output_size"]
     if len(size) != len(kernel) or min(size) < 1:
         raise ParameterError(f"col2im: output_size={size} does not fit kernel={kernel}: expected positive sizes")
-    elements, windows = math.prod(kernel), math.prod(_counts(params, size, "col2im"))
+    elements, windows = math.prod(kernel), math.prod(window_counts(params, size, "col2im"))
     columns = merge_shape((0, 0, windows), ins[0], "col2im: columns for output_size, and data")
     out = merge_shape((0, 0, *size), outs[0], "col2im: image of output_size, and output")
     assert columns is not None
@@ -160,12 +160,12 @@ def _col2im_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sh
 
 
 def _col2im(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = _counts(params, params["output_size"], "col2im")
+    counts = window_counts(params, params["output_size"], "col2im")
     _sum_back(ctx, params, outputs[0], inputs[0], counts, "col2im")
 
 
 def _backward_col2im(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays) -> None:
-    counts = _counts(params, params["output_size"], "col2im")
+    counts = window_counts(params, params["output_size"], "col2im")
     _gather(ctx, params, inputs[0], outputs[0], counts, "col2im")
 
 

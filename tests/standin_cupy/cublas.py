@@ -1,0 +1,98 @@
+"""``cupy.cuda.cublas`` of the stand-in: batched products of matrices that are given by addresses and strides.
+
+What cuBLAS would refuse is refused; what it would read or write beside the memory of an allocation is, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from tests.standin_cupy.machine import CUDARuntimeError, machine, thread
+from tests.standin_cupy.memory import Memory, enqueue
+from tests.standin_cupy.meter import meter
+from tests.standin_cupy.streams import capturable
+
+TF32 = 3
+_NAMES = {np.float32: "sgemm", np.float64: "dgemm"}
+
+
+class CUBLASError(RuntimeError):
+    """An error code of cuBLAS."""
+
+
+def _found(address: int) -> Memory:
+    for memory in list(machine.memories):
+        if memory.ptr <= address < memory.ptr + memory.size:
+            if memory.device_id != thread.device:
+                raise CUDARuntimeError("cudaErrorIllegalAddress: memory of another device")
+            return memory
+    raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+
+def _operand(address: int, shape: tuple[int, int, int], strides: tuple[int, int, int], kind: Any) -> Any:
+    """(array, (memory, first byte, behind the last)) of ``batch`` matrices that are stored column by column."""
+    item = np.dtype(kind).itemsize
+    memory = _found(address)
+    start = address - memory.ptr
+    end = start + item * (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)))
+    if end > memory.size:
+        raise CUDARuntimeError(f"cudaErrorIllegalAddress: byte {end} of an allocation of {memory.size}")
+    flat = memory.bytes[start:end].view(kind)
+    made = np.lib.stride_tricks.as_strided(flat, shape, [step * item for step in strides])
+    return made, (memory, start, end)
+
+
+def _gemm(kind: Any) -> Any:
+    @capturable
+    def call(
+        handle: int, transa: int, transb: int, m: int, n: int, k: int,
+        alpha: int, A: int, lda: int, strideA: int, B: int, ldb: int, strideB: int,
+        beta: int, C: int, ldc: int, strideC: int, batchCount: int,
+    ) -> None:  # fmt: skip
+        numbers = (handle, transa, transb, m, n, k, alpha, A, lda, strideA, B, ldb, strideB, beta, C, ldc, strideC)
+        if not all(type(number) is int for number in (*numbers, batchCount)):
+            raise TypeError(f"an integer is required: {(*numbers, batchCount)}")
+        rows_a, rows_b = (k if transa else m), (n if transb else k)
+        wrong = min(m, n, k, batchCount) < 0 or lda < max(1, rows_a) or ldb < max(1, rows_b) or ldc < max(1, m)
+        if wrong or transa not in (0, 1) or transb not in (0, 1) or (batchCount > 1 and strideC < n * m):
+            raise CUBLASError("CUBLAS_STATUS_INVALID_VALUE")
+        one, old = (ctypes.cast(at, ctypes.POINTER(np.ctypeslib.as_ctypes_type(kind)))[0] for at in (alpha, beta))
+        a, of_a = _operand(A, (batchCount, m, k), (strideA, lda, 1) if transa else (strideA, 1, lda), kind)
+        b, of_b = _operand(B, (batchCount, k, n), (strideB, ldb, 1) if transb else (strideB, 1, ldb), kind)
+        c, of_c = _operand(C, (batchCount, m, n), (strideC, 1, ldc), kind)
+        enqueue(_NAMES[kind], [of_a, of_b, *[of_c] * bool(old)], [of_c])
+        if not meter.dry:
+            with np.errstate(all="ignore"):
+                found = one * np.matmul(a, b)
+                c[...] = found + old * c if old else found
+
+    return call
+
+
+def _set_math_mode(handle: int, mode: int) -> None:
+    if mode not in (0, TF32):
+        raise CUBLASError("CUBLAS_STATUS_INVALID_VALUE")
+    machine.math_mode = mode
+
+
+class Cublas:
+    """The module; it loads the library when it is first asked for."""
+
+    sgemmStridedBatched = staticmethod(_gemm(np.float32))
+    dgemmStridedBatched = staticmethod(_gemm(np.float64))
+    setMathMode = staticmethod(_set_math_mode)
+
+    @staticmethod
+    def getMathMode(handle: int) -> int:
+        """0, or TF32."""
+        return machine.math_mode
+
+
+def handle() -> int:
+    """``cupy.cuda.get_cublas_handle``."""
+    machine.check()
+    machine.library("cuBLAS")
+    return 1
