@@ -131,7 +131,7 @@ class Binding:
         if not self.group2ctx:
             names = list(planned.arguments)
             for k, held in enumerate((*args, *grads, *aux)):
-                if held is not None and held.context != ctx:
+                if held is not None and held.context is not ctx and held.context != ctx:
                     label = (*names, *(f"grad of {name}" for name in names), *planned.aux)[k]
                     raise BindError(
                         f"bind: {label!r} is on {held.context}, the executor on {ctx}; copy it with "

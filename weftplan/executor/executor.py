@@ -6,6 +6,7 @@ file is longer than others because it is one class with MXNet's methods.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -106,9 +107,10 @@ class Executor:
             [], [self._memory.pool.var, *(var for var in output_vars if id(var) not in inputs)]
         )
         # Prepared calls hold views: of planned memory, and of arrays that are somebody else's planned memory.
+        forget = weakref.WeakMethod(self._forget)
         for chunk in {id(c): c for c in (*self._memory.chunks, *(a.chunk for a in external.values()))}.values():
             if isinstance(chunk, MovableChunk):
-                chunk.watch(self._forget)
+                chunk.watch(forget)
         self._monitor: Monitored | None = None
         self._ran_forward = False
         self._ran_training_forward = False

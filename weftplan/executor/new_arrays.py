@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ from weftplan import device
 from weftplan.device.context import Context
 from weftplan.errors import BindError, ShapeError, did_you_mean, listed
 from weftplan.executor.pool_memory import grow, growable
-from weftplan.ndarray import NDArray, empty, zeros
+from weftplan.ndarray import NDArray, zeros
+from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray.chunk import Chunk, MovableChunk
+from weftplan.ndarray.pushing import push
 from weftplan.symbol import Symbol
 from weftplan.symbol.provenance import warn
 
 Groups = Mapping[str, Context] | None
 _AT_ONCE = 1 << 16
 """Most bytes that are filled where they are made: to push an operation takes as long as to fill so many."""
+_TOGETHER = 1 << 22
+"""Bytes from which neighbours have an operation of their own that fills them, so that several workers take part."""
 
 
 def variable_contexts(symbol: Symbol, ctx: Context, group2ctx: Groups) -> dict[str, Context]:
@@ -97,8 +102,12 @@ def fitted(name: str, array: NDArray, shape: tuple[int, ...], allow_up_sizing: b
 
 
 def new_zeros(shape: tuple[int, ...], ctx: Context, dtype: Any) -> NDArray:
-    """Zeros whose memory is taken now, not when the operation that fills them runs: a bind that lacks room raises."""
-    return _zeroed(empty(shape, ctx, dtype))
+    """Zeros whose memory is taken now, not when the operation that fills them runs: a bind that lacks room raises.
+
+    Shape and dtype are those of a plan, or of an array: they are not checked again.
+    """
+    kind = np.dtype(dtype)
+    return _zeroed(NDArray.over(chunks.ArrayChunk(ctx, math.prod(shape) * kind.itemsize), shape, kind))
 
 
 def _zeroed(array: NDArray) -> NDArray:
@@ -122,13 +131,27 @@ def gradients_beside(wanted: dict[str, tuple[tuple[int, ...], Any, Context]]) ->
     found: dict[str, NDArray] = {}
     for (place, dtype), names in groups.items():
         sizes = [math.prod(wanted[name][0]) * dtype.itemsize for name in names]
-        if len(names) < 2 or not sum(sizes) or type(empty((1,), place, dtype).chunk) is not Chunk:
+        if len(names) < 2 or not sum(sizes) or type(chunks.ArrayChunk(place, 1)) is not Chunk:
             continue
         whole, offset = Chunk(place, sum(sizes)), 0
+        begin, together = 0, []
         for name, nbytes in zip(names, sizes, strict=True):
-            found[name] = _zeroed(NDArray(whole.part(offset, nbytes), wanted[name][0], dtype))
+            part = whole.part(offset, nbytes)
+            found[name] = NDArray.over(part, wanted[name][0], dtype)
+            together.append(part)
             offset += nbytes
+            if offset - begin >= _TOGETHER or offset == whole.nbytes:
+                _fill_together(place, whole.raw[begin:offset], together)
+                begin, together = offset, []
     return found
+
+
+def _fill_together(place: Context, raw: Any, parts: list[Chunk]) -> None:
+    """Fill the bytes of neighbours with zeros: at once where they are few, else in one operation."""
+    if raw.nbytes <= _AT_ONCE:
+        raw.fill(0)
+    else:
+        push(partial(raw.fill, 0), (), tuple(part.var for part in parts), place, name="full")
 
 
 def writes_of_zeros(array: NDArray) -> int:

@@ -160,8 +160,9 @@ class SlabPool:
             self._grow(ctx, nbytes)
         fresh = sum(nbytes - before.get(ctx, 0) for ctx, nbytes in short.items())
         placement.put(self._blocks)
+        back = weakref.WeakMethod(self.idleness.bring_back)
         for chunk in placement.chunks:
-            chunk.returned_by(self.idleness.bring_back)
+            chunk.returned_by(back)
         self._members.append(weakref.ref(placement))
         return fresh
 

@@ -231,8 +231,8 @@ class MovableChunk(Chunk):
 
     __slots__ = ("_bring_back", "_watchers")
     movable = True
-    _watchers: list[weakref.WeakMethod[Callable[[], object]]]
-    _bring_back: weakref.WeakMethod[Callable[[Context], bool]] | None
+    _watchers: list[weakref.WeakMethod[Any]]
+    _bring_back: weakref.WeakMethod[Any] | None
     """Brings the bytes of a context back from where they wait."""
 
     @classmethod
@@ -244,12 +244,12 @@ class MovableChunk(Chunk):
         chunk._bring_back = None
         return chunk
 
-    def watch(self, method: Callable[[], object]) -> None:
+    def watch(self, method: weakref.WeakMethod[Any]) -> None:
         """Call a bound method, as long as its object exists, whenever the bytes have moved: views of the old are dead.
 
-        Whoever keeps typed views beyond an operation needs this.
+        Whoever keeps typed views beyond an operation needs this, and gives all its chunks one reference.
         """
-        self._watchers.append(weakref.WeakMethod(method))
+        self._watchers.append(method)
 
     def move(self, raw: Any, owner: Any) -> None:
         """From now on the bytes are ``raw``, kept by ``owner``; the caller has copied the contents.
@@ -274,10 +274,10 @@ class MovableChunk(Chunk):
         raw, self._raw = self._raw, None
         return raw
 
-    def returned_by(self, method: Callable[[Context], bool]) -> None:
+    def returned_by(self, method: weakref.WeakMethod[Any]) -> None:
         """Call a bound method with the context, as long as its object exists, where somebody wants bytes that are not
         there; it says whether they have been, since then."""
-        self._bring_back = weakref.WeakMethod(method)
+        self._bring_back = method
 
     def _first_use(self) -> Any:
         method = None if self._bring_back is None else self._bring_back()

@@ -27,17 +27,17 @@ _LAYER = "__layer__"
 def join(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
     """(entries of a graph in which such pairs are one node, number of pairs)."""
     order = topological_order(entries)
-    uses = Counter((entry[0], entry[1]) for node in order for entry in node.inputs)
-    uses.update((entry.node, entry.index) for entry in entries)
+    candidates = [node for node in order if _may_follow(node)]
+    if not candidates:
+        return list(entries), 0
+    uses = _uses(entries, order, {node.inputs[0][0] for node in candidates})
     behind: dict[Node, list[Node]] = {}  # node -> those that it must precede: its gradients
     for node in order:
         for dep in node.control_deps:
             behind.setdefault(dep, []).append(node)
     layers: dict[Node, Node] = {}  # layer -> its relu
     inner: dict[Node, Node] = {}  # gradient of a layer -> gradient of the relu before it
-    for node in order:
-        if node.op is None or not node.inputs:
-            continue
+    for node in candidates:
         before = node.inputs[0]
         first = before[0]
         if first.op is None or uses[first, before[1]] != 1 or not _alike(first, node):
@@ -45,7 +45,7 @@ def join(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
         if _is_relu(node):
             if first.op.name in joined.LAYERS and before[1] == 0 and not first.control_deps and not node.control_deps:
                 layers[first] = node
-        elif node.op.name in joined.GRADIENTS and first not in behind and _is_gradient_of_relu(first):
+        elif first not in behind and _is_gradient_of_relu(first):
             inner[node] = first
     # The shapes of a gradient are those of its forward node's inputs, so that of a relu needs the relu as it is.
     gone = set(inner.values())
@@ -53,6 +53,19 @@ def join(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
     if not layers and not inner:
         return list(entries), 0
     return _rebuilt(entries, order, layers=layers, inner=inner), len(layers) + len(inner)
+
+
+def _may_follow(node: Node) -> bool:
+    """Whether a node is one of a kind that is joined to what it reads first."""
+    op = node.op
+    return op is not None and bool(node.inputs) and (op.name in joined.GRADIENTS or joined.is_relu(op, node.params))
+
+
+def _uses(entries: Sequence[Entry], order: Sequence[Node], makers: set[Node]) -> Counter[tuple[Node, int]]:
+    """How often each output of ``makers`` is read or is an output of the graph."""
+    uses = Counter((entry[0], entry[1]) for node in order for entry in node.inputs if entry[0] in makers)
+    uses.update((entry[0], entry[1]) for entry in entries if entry[0] in makers)
+    return uses
 
 
 def _is_relu(node: Node) -> bool:
@@ -96,10 +109,8 @@ def _rebuilt(
         elif op is not None and before is not None:
             inputs = [*before.inputs, *node.inputs[1:]]
             moved[node] = one(joined.GRADIENTS[op.name], node.name, node, inputs=inputs, other=before, more={})
-        else:
-            kept = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
-            if kept is not node:
-                moved[node] = kept
+        elif any(entry[0] in moved for entry in node.inputs) or any(dep in moved for dep in node.control_deps):
+            moved[node] = rewired(node, [followed(entry, moved) for entry in node.inputs], moved)
     return [followed(entry, moved) for entry in entries]
 
 

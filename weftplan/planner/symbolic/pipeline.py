@@ -17,6 +17,7 @@ import numpy as np
 
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
+from weftplan.ops.implementations import Choice
 from weftplan.ops.schema import Req, Shape
 from weftplan.planner.drafts import Drafts
 from weftplan.planner.options import PlanOptions
@@ -26,7 +27,7 @@ from weftplan.planner.program import Program, program_of
 from weftplan.planner.symbolic.cost import node_seconds
 from weftplan.planner.symbolic.differentiate import Differentiated, differentiate
 from weftplan.planner.symbolic.infer import byte_sizes, complete_graph
-from weftplan.planner.symbolic.kernels import operator_choices, operator_workspaces
+from weftplan.planner.symbolic.kernels import operator_choices
 from weftplan.planner.symbolic.planned_graph import PlannedGraph
 from weftplan.planner.symbolic.realise import realised
 
@@ -103,11 +104,11 @@ def size_symbol(
             group2ctx=group2ctx or {},
             variable_contexts=variable_contexts or {},
         )
-        program, num_forward = _sized(found, shapes, dtypes or {}, options=options)
+        program, num_forward, choices = _sized(found, shapes, dtypes or {}, options=options)
         if options.compat == "paddle":
             program = replace(program, order=breadth_first(program, num_forward))
         apart = partial(sized, options.replace(fusion=False)) if found.joined else None
-        return SizedGraph(found, program, num_forward=num_forward, options=options, apart=apart)
+        return SizedGraph(found, program, num_forward=num_forward, options=options, choices=choices, apart=apart)
 
     return sized(chosen)
 
@@ -128,12 +129,14 @@ class SizedGraph:
         *,
         num_forward: int,
         options: PlanOptions,
+        choices: dict[int, Choice],
         apart: Callable[[], SizedGraph] | None = None,
     ) -> None:
         self.program = program
         self.num_forward = num_forward
         self.options = options
         self._found = found
+        self._choices = choices
         self._size_apart = apart
         self._drafts = Drafts(program, num_forward)
 
@@ -170,14 +173,19 @@ class SizedGraph:
         outputs: list[int] = graph.outputs[: found.num_outputs].tolist()
         wanted = zip(found.wanted, graph.outputs[found.num_outputs :].tolist(), strict=True)
         steps = planned_steps(draft, outputs, {name: (eid, found.requests[name]) for name, eid in wanted})
-        kernels = operator_choices(
-            graph,
-            steps.shapes,
-            dtypes=steps.dtypes,
-            devices=steps.devices,
-            mode=chosen.kernels,
-            tune=chosen.autotune,
-        )
+        kernels = self._choices
+        if graph is not found.graph or (chosen.kernels, chosen.autotune) != (
+            self.options.kernels,
+            self.options.autotune,
+        ):
+            kernels, _ = operator_choices(
+                graph,
+                steps.shapes,
+                dtypes=steps.dtypes,
+                devices=steps.devices,
+                mode=chosen.kernels,
+                tune=chosen.autotune,
+            )
         notes = (*found.notes, *draft.notes)
         memory = replace(
             steps.memory,
@@ -212,13 +220,13 @@ class SizedGraph:
 
 def _sized(
     found: Differentiated, shapes: Mapping[str, Shape], dtypes: Mapping[str, Any], *, options: PlanOptions
-) -> tuple[Program, int]:
-    """Sizes and what operators declare, and the number of forward steps."""
+) -> tuple[Program, int, dict[int, Choice]]:
+    """Sizes and what operators declare, the number of forward steps, and who computes each node."""
     graph, devices = found.graph, found.devices
     outputs, gradients = found.outputs, found.gradients
     inferred, types = complete_graph(graph, outputs, found.head_grads, shapes=shapes, dtypes=dtypes)
     elements, nbytes = byte_sizes(graph, inferred, types)
-    choices = operator_choices(
+    choices, workspaces = operator_choices(
         graph, inferred, dtypes=types, devices=devices, mode=options.kernels, tune=options.autotune
     )
     steps = np.flatnonzero(~graph.is_variable).tolist()
@@ -241,7 +249,7 @@ def _sized(
         device=[number[ctx] for ctx in devices],
         gradients=gradients,
         added=frozenset(e for e, name in zip(gradients, found.wanted, strict=True) if found.requests[name] == Req.ADD),
-        workspaces=operator_workspaces(graph, inferred, dtypes=types, devices=devices, choices=choices),
+        workspaces=workspaces,
         external_bytes={purpose: int(nbytes[entries].sum()) for purpose, entries in brought.items()},
     )
-    return program, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1)
+    return program, bisect_left(steps, max(int(graph.entry_node[e]) for e in outputs) + 1), choices
