@@ -26,7 +26,7 @@ from weftplan.executor.pool import Placement, SlabPool
 from weftplan.executor.run import Bind, Call, RunState
 from weftplan.executor.schedule import Step
 from weftplan.executor.segments import Segment
-from weftplan.ndarray import spilling
+from weftplan.ndarray import pushing, spilling, together
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.dynamic import DynamicChunk
 from weftplan.ndarray.pushing import push
@@ -81,7 +81,15 @@ class DynamicMemory(PlannedMemory):
 
     def _call(self, nid: int, make: Callable[[], Bind], run: RunState) -> None:
         chunks = self.used.get(nid, ())
-        raws = [chunk.raw for chunk in chunks]
+        if pushing.make_room is None:
+            self._use(nid, make, run, chunks, [chunk.raw for chunk in chunks])
+        else:
+            together.run(lambda: [chunk.raw for chunk in chunks], partial(self._use, nid, make, run, chunks))
+        for chunk in self.local[run.is_train].get(nid, ()):
+            chunk.drop()
+
+    def _use(self, nid: int, make: Callable[[], Bind], run: RunState, chunks: Sequence[Chunk], raws: list[Any]) -> None:
+        """Make the call, or the one that was made before, with the bytes of ``chunks`` there, and call it."""
         key = (nid, run.is_train, *[chunk.address for chunk in chunks])
         known = self._calls.get(key)
         if known is None:
@@ -89,13 +97,11 @@ class DynamicMemory(PlannedMemory):
         call = known[0] or known[1](run)
         del raws, known
         call()
-        for chunk in self.local[run.is_train].get(nid, ()):
-            chunk.drop()
 
     def _made(self, key: tuple[int, ...], raws: list[Any], bind: Bind, run: RunState) -> Any:
         """A call, which is kept if its results are small: its views keep their memory in the process, also when a pool
         gives it back."""
-        made = None if key[0] in self.random else bind(run), bind, raws
+        made = None if key[0] in self.random else bind(run), bind, list(raws)
         nbytes = sum(chunk.nbytes for chunk in self.used.get(key[0], ()) if isinstance(chunk, DynamicChunk))
         if self._remembered + nbytes <= _MOST_REMEMBERED and not spilling.active():
             self._remembered += nbytes

@@ -8,6 +8,7 @@ operand's class. Everything here may be called from any thread; :meth:`NDArrayBa
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -16,12 +17,14 @@ from weftplan import device
 from weftplan.device.context import Context, current_context
 from weftplan.errors import DeviceError, DTypeError, ShapeError
 from weftplan.ndarray import chunk as chunks
+from weftplan.ndarray import pushing, together
 from weftplan.ndarray.chunk import Chunk, nothing
 from weftplan.ndarray.pushing import push
 from weftplan.ops.floats import dtype_of, is_number
 
 Shape = tuple[int, ...]
 Array = TypeVar("Array", bound="NDArrayBase")
+_NOTHING = nullcontext()
 
 
 class NDArrayBase:
@@ -136,7 +139,8 @@ class NDArrayBase:
         self.wait_to_read()
         out = np.empty(self.shape, self.dtype)
         if self.size:
-            device.get(self.context).copy(out, self.raw())
+            with _NOTHING if pushing.make_room is None else together.Look():
+                device.get(self.context).copy(out, self.raw())
         return out
 
     def asscalar(self) -> Any:

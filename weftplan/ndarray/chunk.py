@@ -11,7 +11,7 @@ waited for it. ``release.py`` says how the memory of a dead chunk goes back, ``p
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -19,8 +19,9 @@ from weftplan import engine, storage
 from weftplan.device.context import Context
 from weftplan.errors import MXNetError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
+from weftplan.ndarray import together
 from weftplan.ndarray.origin import origin_of
-from weftplan.ndarray.release import FEW, PATIENCE_S, SMALL, dead, drain, due, inherited
+from weftplan.ndarray.release import FEW, SMALL, dead, drain, due, inherited
 from weftplan.storage import Allocation, Resource, recording, relief
 
 _delay_lock = whole_in_children(Lock())
@@ -311,7 +312,8 @@ ArrayChunk: Callable[..., Chunk] = Chunk
 def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = None) -> tuple[Resource, Allocation]:
     """Memory from a resource (by default the one in force), and where to give it back.
 
-    After a refusal what is pending may end first, and runs of executors that have not begun wait meanwhile.
+    After a refusal what is pending may end first, and runs of executors that have not begun wait meanwhile; but not
+    where the memory of several arrays is taken (``together.py``).
 
     Raises:
         OutOfMemoryError: there is none even then.
@@ -320,24 +322,11 @@ def take(ctx: Context, nbytes: int, origin: object, resource: Resource | None = 
         resource = storage.get(ctx)
     try:
         return resource, resource.allocate(nbytes, name=origin)
-    except OutOfMemoryError:
-        pass  # what is dead, and frees that wait, have been tried on the ladder of storage
+    except OutOfMemoryError:  # what is dead, and frees that wait, have been tried on the ladder of storage
+        if together.refused(ctx):
+            raise
     with relief.Lacking(ctx):
-        return resource, relief.again(partial(_after_others, resource, nbytes, origin), _chances(ctx))
-
-
-def _chances(ctx: Context) -> Iterator[None]:
-    """Yields whenever there may be more memory on ``ctx`` than before, without anybody else's help."""
-    current = engine.get()
-    inside = current.in_operation
-    while True:
-        while not inside and relief.wait(ctx, in_operation=False):
-            yield
-        for _ in current.others_first(PATIENCE_S):
-            yield
-        if not relief.wait(ctx, in_operation=inside):
-            return
-        yield
+        return resource, together.patiently(partial(_after_others, resource, nbytes, origin), ctx)
 
 
 def _after_others(resource: Resource, nbytes: int, origin: object) -> Allocation:

@@ -21,7 +21,7 @@ from weftplan.errors import ShapeError
 from weftplan.ndarray import chunk as chunks
 from weftplan.ndarray import pushing
 from weftplan.ndarray.base import Array, NDArrayBase, pending
-from weftplan.ndarray.pushing import Value, compute, push_kernel
+from weftplan.ndarray.pushing import Value, computing, push_kernel
 
 
 def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, name: str = "copy") -> None:
@@ -44,7 +44,7 @@ def copy_into(source: NDArrayBase, target: NDArrayBase, *, priority: int = 0, na
         for end in dict.fromkeys((source.context, target.context)):
             reads = (*reads, *pushing.make_room(end, [target, source]))
     transfer = partial(_transfer, device.get(device_end(source.context, target.context)))
-    fn = partial(compute, transfer, [target, source])
+    fn = computing(transfer, [target, source])
     # No launch around it: Device.copy enqueues by itself.
     engine.get().push(
         fn, reads, (target.var,), context, prop=prop, priority=priority, name=name + passing(source, target)
@@ -72,7 +72,7 @@ def from_host(kind: type[Array], values: np.ndarray[Any, Any], context: Context)
     if values.size:
         if is_device(context):
             # No launch around it: Device.copy enqueues by itself.
-            fill = partial(compute, device.get(context).copy, [out, Value(np.array(values, order="C"))])
+            fill = computing(device.get(context).copy, [out, Value(np.array(values, order="C"))])
             engine.get().push(fill, (), (out.var,), context, prop=FnProperty.COPY_TO_GPU, name="array")
         else:
             # Nobody else knows the new array: filling it here is seen by every operation pushed later.

@@ -21,7 +21,7 @@ from weftplan.errors import ParameterError, ShapeError
 from weftplan.ndarray.arithmetic import scalar_as
 from weftplan.ndarray.base import Array, NDArrayBase, pending
 from weftplan.ndarray.copying import copy_into, on_context, route
-from weftplan.ndarray.pushing import Value, compute, push, push_kernel
+from weftplan.ndarray.pushing import Value, computing, push, push_kernel
 from weftplan.ops.floats import is_number
 
 _NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -121,7 +121,7 @@ def setitem(array: NDArrayBase, key: Any, value: Any) -> None:
     operands = [array, operand, *moved]
     if array.context.device_type == "gpu" and isinstance(operand, Value) and not moved:
         where, place = route_from_host(array)
-        fn = partial(compute, scatter, operands)
+        fn = computing(scatter, operands)
         push(fn, reads, (array.var,), place, prop=where, name=name)
         return
     push_kernel(scatter, operands, reads, (array.var,), array.context, name=name)

@@ -23,7 +23,7 @@ from weftplan.ndarray import pushing
 from weftplan.ndarray.array import NDArray, fresh
 from weftplan.ndarray.chunk import take
 from weftplan.ndarray.errstate import quietly
-from weftplan.ndarray.pushing import compute, push_kernel
+from weftplan.ndarray.pushing import compute, computing, push_kernel
 from weftplan.ndarray.seeds import next_key
 from weftplan.ops import grain, implementations, registry
 from weftplan.ops.cuda import tuning
@@ -88,9 +88,9 @@ def invoke(
         writes += [inputs[i].var for i in op.aux]
         writes += [target.var for target in targets]
     scratch: list[NDArray] = []
-    if plan.workspace and place.asynchronous:
-        # Kept by a chunk, so that it is freed only after the device has finished with it.
-        scratch.append(fresh(context, (plan.workspace,), np.dtype(np.uint8), f"{op.name} workspace"))
+    if plan.workspace and (place.asynchronous or pushing.make_room is not None):
+        # Kept by a chunk, so that it is freed only after the device has finished with it, and taken with the others.
+        scratch.append(_workspace(op, plan, context))
         writes.append(scratch[0].var)
     key = next_key(context) if op.random else (0, 0)
     kernel = _Kernel(op, plan, place, len(inputs), tuple(copied), key, is_train, engine.debug_enabled())
@@ -107,7 +107,7 @@ def invoke(
 @dataclass(frozen=True, slots=True)
 class _Kernel:
     """The work of one call, on raw arrays: the inputs that are not ignored, all outputs, what some of those are copied
-    to, and the workspace on an asynchronous device."""
+    to, and the workspace where it is an array."""
 
     op: Op
     plan: SettledCall
@@ -176,9 +176,16 @@ def push_call(op: Op, plan: SettledCall, inputs: Sequence[NDArray], out: NDArray
     read = [array for i, array in enumerate(inputs) if i not in plan.ignored] if plan.ignored else inputs
     kernel = _Kernel(op, plan, device.get(context), len(inputs), (), (0, 0), False, engine.debug_enabled())
     reads = tuple([array.chunk.var for array in read])  # one read twice counts once
+    scratch: list[NDArray] = []
     if pushing.make_room is not None:
-        reads = (*dict.fromkeys(reads), *pushing.make_room(context, [*read, out]))
-    engine.get().push(partial(compute, kernel, [*read, out]), reads, (out.chunk.var,), context, name=op.name)
+        if plan.workspace:
+            scratch.append(_workspace(op, plan, context))
+        reads = (*dict.fromkeys(reads), *pushing.make_room(context, [*read, out, *scratch]))
+    engine.get().push(computing(kernel, [*read, out, *scratch]), reads, (out.chunk.var,), context, name=op.name)
+
+
+def _workspace(op: Op, plan: SettledCall, context: Context) -> NDArray:
+    return fresh(context, (plan.workspace,), np.dtype(np.uint8), f"{op.name} workspace")
 
 
 def settled(

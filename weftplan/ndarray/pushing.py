@@ -16,6 +16,7 @@ from weftplan import device, engine
 from weftplan.device.context import Context
 from weftplan.engine import FnProperty
 from weftplan.errors import OutOfMemoryError
+from weftplan.ndarray import together
 from weftplan.ndarray.release import dead, drain
 
 make_room: Callable[[Context, Sequence[Any]], tuple[Any, ...]] | None = None
@@ -41,10 +42,17 @@ class Value:
 def work(ctx: Context, kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
     """The function of an operation on ``ctx``: ``kernel`` of the raw arrays of ``operands``; it empties the list if it
     fails. Each operand has a method ``raw`` and an attribute ``ready``: what ``raw`` gives, or None."""
-    if ctx.device_type == "cpu":
-        return partial(compute, kernel, operands)
-    place = device.get(ctx)
-    return partial(compute, partial(_launch, place, kernel) if place.asynchronous else kernel, operands)
+    if ctx.device_type != "cpu":
+        place = device.get(ctx)
+        if place.asynchronous:
+            kernel = partial(_launch, place, kernel)
+    return computing(kernel, operands)
+
+
+def computing(kernel: Callable[..., object], operands: list[Any]) -> Callable[[], object]:
+    """The function of an operation: ``kernel`` of the raw arrays of ``operands``, of which it has all or none while
+    arrays may wait elsewhere."""
+    return partial(compute if make_room is None else _compute_together, kernel, operands)
 
 
 def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
@@ -59,6 +67,26 @@ def compute(kernel: Callable[..., object], operands: list[Any]) -> None:
     except BaseException:
         operands.clear()
         raise
+
+
+def _compute_together(kernel: Callable[..., object], operands: list[Any]) -> None:
+    """As :func:`compute`."""
+    try:
+        together.run(partial(_raws, operands), partial(_call, kernel))
+    except OutOfMemoryError as error:
+        operands.clear()
+        raise error.with_traceback(None)  # noqa: B904
+    except BaseException:
+        operands.clear()
+        raise
+
+
+def _raws(operands: list[Any]) -> list[Any]:
+    return [operand.raw() if (ready := operand.ready) is None else ready for operand in operands]
+
+
+def _call(kernel: Callable[..., object], raws: list[Any]) -> None:
+    kernel(*raws)
 
 
 def at_once(
@@ -79,7 +107,7 @@ def at_once(
 
 
 def _compute_alone(kernel: Callable[..., object], operands: Sequence[Any], out: Any, scratch: int) -> None:
-    raws = [operand.raw() if (ready := operand.ready) is None else ready for operand in operands]
+    raws = _raws(operands)  # type: ignore[arg-type]
     view = out.ready = np.ndarray(out.shape, out.dtype, out.chunk.take_alone())
     if not scratch:
         kernel(*raws, view)

@@ -31,6 +31,7 @@ from weftplan.device.homes import HomeSpec
 from weftplan.engine import FnProperty
 from weftplan.errors import DeviceError, OutOfMemoryError
 from weftplan.locks import Lock, whole_in_children
+from weftplan.ndarray import together
 
 _lock = whole_in_children(Lock())
 
@@ -191,7 +192,8 @@ def _write_back(ref: weakref.ref[Guest], where: tuple[HomeSpec, ...]) -> None:
     chunk = ref()
     if chunk is not None:
         try:
-            chunk.leave(where, beside=True)
+            with together.Look():
+                chunk.leave(where, beside=True)
         except (OutOfMemoryError, DeviceError, OSError):
             return  # it stays; who needs the room hears why there is none
 
@@ -201,6 +203,7 @@ def _bring_back(ref: weakref.ref[Guest]) -> None:
     chunk = ref()
     if chunk is not None and chunk.away:
         try:
-            chunk.return_beside()
+            with together.Look(), together.Impatient():
+                chunk.return_beside()
         except (OutOfMemoryError, DeviceError, OSError):
             return  # who uses it tries again, and hears why

@@ -37,7 +37,7 @@ from weftplan.device.homes import HomeSpec, parse
 from weftplan.device.stream import current_stream, no_stream
 from weftplan.errors import OutOfMemoryError
 from weftplan.ndarray import chunk as chunks
-from weftplan.ndarray import pushing, spill_ahead, stream_order
+from weftplan.ndarray import pushing, spill_ahead, stream_order, together
 from weftplan.ndarray.chunk import Chunk
 from weftplan.ndarray.release import drain, due
 from weftplan.storage import Allocation, Resource, homes, relief
@@ -122,6 +122,8 @@ class SpillableChunk(Chunk):
                     self._home, self._release, self._raw = None, partial(resource.free, allocation), raw
                     self._place = resource, allocation
                     taken = allocation
+                    if kept is None:
+                        together.first_memory(self)
         finally:
             if taken is None:
                 resource.free(allocation)

@@ -117,6 +117,11 @@ def lacked(contexts: Iterable[Context]) -> bool:
     return any(context in wanted and thread != here for thread, context in list(_lacking.values()))
 
 
+def lacking() -> set[int]:
+    """The threads that lack memory now."""
+    return {thread for thread, _ in list(_lacking.values())}
+
+
 def add_wait(wait: Wait) -> None:
     """Add a wait, for those who have climbed in vain."""
     _waits.append(wait)

@@ -1,0 +1,220 @@
+"""Operations that do not fit into memory together: each gets the memory of all its arrays, or none while others go on.
+
+The room is two arrays, and the interleaving is forced by operands that say when they are looked up.
+"""
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import device, engine, storage
+from weftplan.errors import OutOfMemoryError
+from weftplan.ndarray import pushing, spill_ahead, spilling, together
+from weftplan.storage import LimitResource, NaivePool, relief
+
+SIZE = 1 << 16
+"""Bytes of an array in these tests."""
+
+
+def until(condition):
+    """Wait for what must come."""
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert condition()
+
+
+def settled():
+    """Everything that is dead has gone back."""
+    gc.collect()
+    mx.nd.waitall()
+
+
+class Seen:
+    """An operand without memory, which calls a function when it is looked up."""
+
+    ready = None
+
+    def __init__(self, function):
+        self.raw = function
+
+
+def made(ctx, count):
+    """Arrays that hold their numbers, with nothing known of the memory that they take."""
+    arrays = [mx.nd.array(np.full(SIZE // 4, value, "float32"), ctx=ctx) for value in range(count)]
+    mx.nd.waitall()
+    spill_ahead.forget()
+    return arrays
+
+
+def push(kernel, operands, reads=()):
+    """Push an operation that writes all arrays among its operands."""
+    arrays = [one for one in operands if isinstance(one, mx.nd.NDArray)]
+    pushing.push_kernel(kernel, operands, reads, [array.var for array in arrays], arrays[0].context)
+
+
+@pytest.fixture(params=["ThreadedEngine", "ThreadedEnginePerDevice"])
+def room(request, folder):
+    """(context, pool): memory for two arrays, a file for the others, and an engine of three workers."""
+    ctx = mx.cpu(9230)
+    with (
+        engine.using(engine.create(request.param, cpu_workers=3)) as current,
+        spilling.using(f"file:{folder}:32MB"),
+        storage.using(LimitResource(NaivePool(device.get(ctx)), 2 * SIZE)) as pool,
+    ):
+        yield ctx, pool
+        settled()
+        assert pool.statistics().requested_bytes == 0
+        assert not together._looks
+        current.stop()
+
+
+def test_two_operations_with_half_of_what_they_need(room):
+    """Each needs two arrays, and would have one of them when both begin:
+
+    a: x0 ........ x1        the room holds two; with x0 and x2 there,
+    b:    x2 ........ x3     neither could ever have its second
+    """
+    ctx, _ = room
+    arrays = made(ctx, 4)
+    start, begun = threading.Event(), []
+
+    def both():
+        """Wait for the other to have its first, where it may have one."""
+        begun.append(None)
+        if not together._beginning.owned():
+            until(lambda: len(begun) == 2)
+
+    def add(first, _, second):
+        first += second
+
+    order = engine.get().new_order("start")
+    engine.get().push(start.wait, (), (order,), mx.cpu(0))
+    push(add, [arrays[0], Seen(both), arrays[1]], (order,))
+    push(add, [arrays[2], Seen(both), arrays[3]], (order,))
+    start.set()
+    assert [float(array.asnumpy()[5]) for array in arrays] == [1, 1, 5, 3]
+    arrays.clear()
+
+
+def test_what_cannot_fit_is_refused_and_has_taken_nothing(room):
+    """Three arrays in the room of two, in two operations at once: both are refused, their new results have no memory,
+    and all others have their values."""
+    ctx, pool = room
+    arrays = made(ctx, 4)
+    results = [mx.nd.empty((SIZE // 4,), ctx=ctx) for _ in range(2)]
+    for result in results:
+        result.chunk.drop()
+    for number, result in enumerate(results):
+        push(lambda *_: None, [result, arrays[2 * number], arrays[2 * number + 1]])
+    for result in results:
+        with pytest.raises(OutOfMemoryError):
+            result.wait_to_read()
+        assert not result.chunk.allocated
+        assert not result.chunk.away
+    for value, array in enumerate(arrays):
+        with pytest.raises(OutOfMemoryError):  # the operation would have written it
+            array.wait_to_read()
+        array[:] = value
+    assert [float(array.asnumpy()[5]) for array in arrays] == [0, 1, 2, 3]
+    assert pool.statistics().requested_bytes <= 2 * SIZE
+    del array, result
+    arrays.clear()
+    results.clear()
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_who_lacks_memory_waits_for_a_reader(room, monkeypatch, outside):
+    """Another thread copies an array out, which takes a moment: an operation, or a thread that reads, waits for it."""
+    ctx, _ = room
+    arrays = made(ctx, 4)
+    looks, waits = threading.Event(), threading.Event()
+    await_one = together._await_one
+
+    def noted(begun):
+        if begun:
+            waits.set()
+        await_one(begun)
+
+    monkeypatch.setattr(together, "_await_one", noted)
+
+    def read():
+        with together.Look():
+            views = [arrays[0].raw(), arrays[1].raw()]
+            looks.set()
+            waits.wait(60)
+            views.clear()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    looks.wait(60)
+    if not outside:
+        arrays[2] += 1
+    assert arrays[2].asnumpy()[5] == 2 + (not outside)
+    thread.join()
+    assert waits.is_set()
+    arrays.clear()
+
+
+def test_a_large_operation_gets_its_turn_among_small_ones(room, monkeypatch):
+    """While it waits for all memory no look begins, so that those who look now and then cannot keep it waiting."""
+    ctx, _ = room
+    arrays = made(ctx, 3)
+    over, looks = threading.Event(), []
+    chances = together.chances
+    monkeypatch.setattr(together, "chances", lambda ctx: () if engine.get().in_operation else chances(ctx))
+
+    def read():
+        while not over.is_set():
+            assert arrays[2].asnumpy()[5] == 2
+            looks.append(None)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(looks) > 3)
+    for _ in range(5):
+        arrays[0] += arrays[1]
+        arrays[0].wait_to_read()
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert arrays[0].asnumpy()[5] == 5
+    arrays.clear()
+
+
+def test_who_brings_back_ahead_waits_for_no_memory(room):
+    """It is no error and no wait when there is none: the operation that needs the bytes asks again."""
+    ctx, _ = room
+    arrays = made(ctx, 3)
+    away = next(array for array in arrays if array.chunk.away)
+    views = [array.raw() for array in arrays if array is not away]
+    spill_ahead._bring_back(weakref.ref(away.chunk))
+    assert away.chunk.away
+    assert not relief.lacking()
+    views.clear()
+    assert [float(array.asnumpy()[5]) for array in arrays] == [0, 1, 2]
+    del away
+    arrays.clear()
+
+
+def test_an_interrupt_leaves_nothing_taken(room):
+    """Ctrl-C while the bytes of arrays are looked up: what was new goes back, and others go on."""
+    ctx, _ = room
+    arrays = made(ctx, 2)
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        together.run(lambda: [arrays[0].raw(), stop()], lambda _: None)
+    assert together._here.attempt is None
+    assert not together._looks
+    arrays[0] += arrays[1]
+    assert arrays[0].asnumpy()[5] == 1
+    arrays.clear()
