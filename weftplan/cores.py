@@ -84,7 +84,7 @@ def split(work: Callable[[int], object], parts: int) -> None:
     Returns when all parts are done, and when none of them runs any more. What a part raises is raised here; others may
     be left out then.
     """
-    helpers = min(idle_cores(), parts - 1)
+    helpers = min(idle_cores(), parts - 1) if parts > 1 else 0
     if helpers <= 0:
         for part in range(parts):
             work(part)

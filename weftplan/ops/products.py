@@ -1,4 +1,4 @@
-"""Products of two matrices on several cores, with bits that do not depend on how many.
+"""Products of matrices on several cores, with bits that do not depend on how many.
 
 A BLAS with more threads adds in another order, so each BLAS call has one thread, and a large product is cut here into
 several calls, along the longer side of the result. Where it is cut follows from its sizes alone, on every machine and
@@ -39,3 +39,23 @@ def product(xp: Any, a: Any, b: Any, out: Any) -> None:
             np.matmul(a[some], b, out=out[some])
 
     split(part, -(-longer // step))
+
+
+def stacked_product(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """``out = a @ b`` for stacks of matrices, ``b`` and ``out`` of shape (batch, groups, …) and ``a`` of (groups, …);
+    on a GPU in one call."""
+    batch = out.shape[0]
+    parts = min(out.size * a.shape[-1] // FEW, MOST, batch)
+    if xp is not np or parts < 2:
+        if batch == 1 and out.shape[1] == 1:
+            product(xp, a[0], b[0, 0], out[0, 0])
+        else:
+            xp.matmul(a, b, out=out)
+        return
+    step = -(-batch // parts)
+
+    def part(number: int) -> None:
+        some = slice(number * step, (number + 1) * step)
+        np.matmul(a, b[some], out=out[some])
+
+    split(part, -(-batch // step))

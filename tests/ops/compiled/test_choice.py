@@ -16,6 +16,7 @@ import weftplan as mx
 from weftplan import engine
 from weftplan.errors import ConfigError, PlanError
 from weftplan.ops import implementations, registry
+from weftplan.ops.compiled.scratch import forward_scratch
 from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import choose
 from weftplan.ops.schema import TensorSpec
@@ -92,7 +93,7 @@ def test_the_choice_is_shown():
 
 @needs_compiler
 def test_scratch_is_small():
-    """A compiled convolution needs a fraction of the column matrix, whatever the size of the image."""
+    """A compiled convolution needs a fraction of the column matrix, whatever the size of the image: a band a part."""
     op = registry.get("Convolution")
     params = registry.parse_params(op, {"kernel": (3, 3), "num_filter": 64, "pad": (1, 1), "no_bias": True})
     ins = [TensorSpec((8, 64, 224, 224), F32), TensorSpec((64, 64, 3, 3), F32)]
@@ -100,7 +101,7 @@ def test_scratch_is_small():
     numpy, native = (
         choose(op, params, ins, outs, mode).implementation.workspace(params, ins, outs) for mode in ("numpy", "native")
     )
-    assert native < 400_000 < numpy
+    assert native < 900_000 < numpy
 
 
 def test_without_a_compiler_there_is_numpy(monkeypatch: pytest.MonkeyPatch):
@@ -160,12 +161,13 @@ def test_a_child_after_a_fork_computes():
     code = """
 import os, numpy as np
 from weftplan.ops.compiled import dense, sizes
+from weftplan.ops.compiled.scratch import forward_scratch
 from weftplan.ops.nn.conv_geometry import geometry
 def run(dtype):
     geo = geometry((2, 3, 8, 8), 5, (3, 3), (1, 1), (1, 1), (1, 1), (8, 8), 1, np.dtype(dtype), 1)
     s = sizes.sizes(geo)
     x = np.ones((2, 3, 8, 8), dtype); w = np.ones((5, 3, 3, 3), dtype); y = np.empty((2, 5, 8, 8), dtype)
-    need = sizes.forward_scratch(s)
+    need = forward_scratch(s)
     dense.forward(s, x, w, None, y, np.empty(need.packed, "u1"), np.empty(need.padded, "u1"))
     assert y[0, 0, 4, 4] == 27 and y[0, 0, 0, 0] == 12
 run("f4")
@@ -188,7 +190,7 @@ def test_other_threads_run_meanwhile():
     s = sizes.sizes(geo)
     x, w = np.ones((8, 64, 48, 48), F32), np.ones((64, 64, 3, 3), F32)
     y = np.empty_like(x)
-    need = sizes.forward_scratch(s)
+    need = forward_scratch(s)
     scratch = np.empty(need.packed, np.uint8), np.empty(need.padded, np.uint8)
     dense.forward(s, x, w, None, y, *scratch)
     inside, counted, over = threading.Event(), [0], threading.Event()

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weftplan.ops.compiled import dense, ir, jit, sizes
+from weftplan.ops.compiled import dense, ir, jit, scratch, sizes, tables
 from weftplan.ops.compiled import product as product_module
+from weftplan.ops.compiled.scratch import (
+    Scratch,
+    channels_at_once,
+    data_scratch,
+    filters_at_once,
+    forward_scratch,
+    weight_scratch,
+)
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.nn.conv_geometry import Geometry, geometry, output_extent
 
@@ -87,15 +95,15 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
     s = sizes.sizes(geo)
     results, guards = [], []
 
-    def scratch(need: sizes.Scratch) -> tuple[Any, Any]:
+    def take(need: Scratch) -> tuple[Any, Any]:
         pairs = [guarded(need.packed), guarded(need.padded)]
         guards.extend(guard for _, guard in pairs)
         return pairs[0][0], pairs[1][0] if need.padded else None
 
     for shape, call in (
-        (dy, lambda out: dense.forward(s, x, w, b, out, *scratch(sizes.forward_scratch(s)), target)),
-        (x, lambda out: dense.data_gradient(s, dy, w, out, *scratch(sizes.data_scratch(s)), target)),
-        (w, lambda out: dense.weight_gradient(s, x, dy, out, *scratch(sizes.weight_scratch(s)), target)),
+        (dy, lambda out: dense.forward(s, x, w, b, out, *take(forward_scratch(s)), target)),
+        (x, lambda out: dense.data_gradient(s, dy, w, out, *take(data_scratch(s)), target)),
+        (w, lambda out: dense.weight_gradient(s, x, dy, out, *take(weight_scratch(s)), target)),
     ):
         room = np.full(shape.size + 64, np.nan, x.dtype)
         out = room[32:-32].reshape(shape.shape)
@@ -104,7 +112,7 @@ def run(geo: Geometry, x: Any, w: Any, b: Any, dy: Any, target: Target | None = 
         assert np.isnan(room[-32:]).all(), "something was written behind an output"
         results.append(out)
     positive = np.empty_like(results[0])
-    dense.forward(s, x, w, b, positive, *scratch(sizes.forward_scratch(s)), target, relu=True)
+    dense.forward(s, x, w, b, positive, *take(forward_scratch(s)), target, relu=True)
     assert positive.tobytes() == (np.maximum(results[0], 0) + 0.0).tobytes(), "a relu on the way out is another one"
     assert all((guard == 0xFF).all() for guard in guards), "something was written behind the scratch"
     return results
@@ -231,28 +239,37 @@ def test_code_for_avx512_compiles():
         assert jit.compiled(text, target)
 
 
-def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The array of loops and addresses is not freed before the call: another thread would write over it."""
+@pytest.mark.parametrize("work", [dense.forward, dense.data_gradient, dense.weight_gradient])
+def test_what_a_compiled_function_reads_lives_as_long_as_its_call(monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
+    """The words and the tables they point to are not freed before the call, even if another thread has made others of
+    the same sizes and those are remembered in place of these."""
     taken: list[weakref.ref[Any]] = []
-    original = dense.address
+    originals = {name: getattr(tables, name) for name in ("address", "_address")}
+    makers = (tables.forward, tables.data, tables.weight)
 
-    def address(array: Any) -> int:
-        taken.append(weakref.ref(array))
-        return original(array)
+    def noting(name: str) -> Any:
+        def address(array: Any) -> int:
+            taken.append(weakref.ref(array))
+            return int(originals[name](array))
+
+        return address
 
     def call(place: int) -> None:
+        for make in makers:
+            make.cache_clear()
+        assert len(taken) > 5
         assert all(one() is not None for one in taken)
 
-    monkeypatch.setattr(dense, "address", address)
+    for name in originals:
+        monkeypatch.setattr(tables, name, noting(name))
     monkeypatch.setattr(dense, "entries", lambda *_: {"gather": call, "weights": call})
     three, none = (3, 3), (0, 0)
     s = sizes.sizes(geometry((1, 2, 6, 6), 4, three, (1, 1), (1, 1), none, (4, 4), 1, np.dtype(np.float32), 1024))
     array = np.zeros(4096, np.float32)
-    for work in (dense.forward, dense.data_gradient, dense.weight_gradient):
-        taken.clear()
-        inputs = (array, array, None, array) if work is dense.forward else (array, array, array)
-        work(s, *inputs, array, array)
-        assert taken
+    for make in makers:
+        make.cache_clear()
+    inputs = (array, array, None, array) if work is dense.forward else (array, array, array)
+    work(s, *inputs, array, array)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -270,11 +287,12 @@ def test_slices_have_the_bits_of_the_whole(monkeypatch, batch, image, kernel, st
         for shape in ((batch, 50, *image), (75, 50, *kernel), (75,), (batch, 75, *grid))
     )
     s = sizes.sizes(geo)
-    monkeypatch.setattr(sizes, "SLICE_BYTES", 1 << 40)
-    whole, needed = run(geo, x, w, b, dy), (sizes.forward_scratch(s).packed, sizes.data_scratch(s).packed)
-    monkeypatch.setattr(sizes, "SLICE_BYTES", 1)
-    assert (sizes.filters_at_once(s), sizes.channels_at_once(s)) == (32, 32)
-    assert sizes.forward_scratch(s).packed * 5 == needed[0] * 2  # a tile of 32 in place of 80 rows
-    assert sizes.data_scratch(s).packed * 2 == needed[1]
+    monkeypatch.setattr(scratch, "FEW", 1 << 60)
+    monkeypatch.setattr(scratch, "SLICE_BYTES", 1 << 40)
+    whole, needed = run(geo, x, w, b, dy), (forward_scratch(s).packed, data_scratch(s).packed)
+    monkeypatch.setattr(scratch, "SLICE_BYTES", 1)
+    assert (filters_at_once(s), channels_at_once(s)) == (32, 32)
+    assert forward_scratch(s).packed * 5 == needed[0] * 2  # a tile of 32 in place of 80 rows
+    assert data_scratch(s).packed * 2 == needed[1]
     for one, other in zip(whole, run(geo, x, w, b, dy), strict=True):
         assert one.tobytes() == other.tobytes()

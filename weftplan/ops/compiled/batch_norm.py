@@ -16,7 +16,8 @@ import numpy as np
 
 from weftplan.ops.compiled.ir import Function, Value
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.tables import address
+from weftplan.ops.compiled.parts import call_in_parts, count
+from weftplan.ops.compiled.tables import KernelArguments, address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.rules import take_bytes
@@ -31,6 +32,8 @@ are given, and the gradient does not flow through them. ``y``, ``dx`` and ``gamm
 whether ``y`` is that of a relu behind; in the gradient its output, or null without one."""
 
 CHAINS = 4
+FEW = 1 << 17
+"""Elements of one part, in which channels are handed to idle cores."""
 LEAST_PLANE = 8
 """Smaller planes are not worth a loop: NumPy works on all channels at once."""
 
@@ -272,8 +275,12 @@ def _extents(params: Params, shape: Shape) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _words(names: Sequence[str], values: dict[str, int]) -> Any:
-    return np.array([values.get(name, 0) for name in names], dtype=np.int64)
+def _words(names: Sequence[str], values: dict[str, int]) -> KernelArguments:
+    return KernelArguments(names, np.array([values.get(name, 0) for name in names], dtype=np.int64))
+
+
+def _on_channels(name: str, words: KernelArguments, data: Any, channels: int) -> None:
+    call_in_parts(entries(data.dtype)[name], words, channels, count(data.size, FEW, channels))
 
 
 def _address(array: Any) -> int:
@@ -295,7 +302,7 @@ def _forward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *,
         "constants": address(constants), "images": images, "channels": channels, "plane": plane, "given": int(given),
         "last": channels, "relu": int(relu),
     })  # fmt: skip
-    entries(data.dtype)["forward"](address(words))
+    _on_channels("forward", words, data, channels)
     for target, value in zip(outputs[1:], (mean, inverse), strict=True):
         if target is not None:
             target[...] = value
@@ -323,7 +330,7 @@ def _backward(ctx: OpContext, params: Params, inputs: Arrays, outputs: Arrays, *
         "channels": channels, "plane": plane, "given": int(params["use_global_stats"]), "last": channels,
         "relu": _address(relu),
     })  # fmt: skip
-    entries(data.dtype)["backward"](address(words))
+    _on_channels("backward", words, data, channels)
     if outputs[1] is not None:
         outputs[1][...] = 0 if params["fix_gamma"] else ggrad
     if outputs[2] is not None:

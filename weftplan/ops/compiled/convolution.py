@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.compiled import dense, depthwise_tables
-from weftplan.ops.compiled.sizes import Scratch, Sizes, data_scratch, forward_scratch, sizes, weight_scratch
+from weftplan.ops.compiled.scratch import Scratch, data_scratch, forward_scratch, weight_scratch
+from weftplan.ops.compiled.sizes import Sizes, sizes
 from weftplan.ops.compiled.target import host
 from weftplan.ops.implementations import Implementation, Specs, provide
 from weftplan.ops.nn import convolution, deconvolution
 from weftplan.ops.nn.conv_geometry import Geometry
+from weftplan.ops.products import stacked_product
 from weftplan.ops.schema import Arrays, OpContext, Params, TensorSpec, aligned
 
 
@@ -108,7 +110,7 @@ def _adjoint(s: Sizes, data: Any, ograd: Any, weight: Any, dgrad: Any, wgrad: An
     elif dgrad is not None and s.pointwise:
         kernel = weight.reshape(s.groups, s.filters, s.channels).swapaxes(1, 2)
         shaped = ograd.reshape(s.batch, s.groups, s.filters, s.pixels)
-        np.matmul(kernel, shaped, out=dgrad.reshape(s.batch, s.groups, s.channels, s.pixels))
+        stacked_product(np, kernel, shaped, dgrad.reshape(s.batch, s.groups, s.channels, s.pixels))
     elif dgrad is not None:
         dense.data_gradient(s, ograd, weight, dgrad, *room)
     if wgrad is not None and single:

@@ -1,4 +1,8 @@
-"""Dense convolutions by compiled products: forward, gradient of the data, gradient of the weight, on given buffers."""
+"""Dense convolutions by compiled products: forward, gradient of the data, gradient of the weight, on given buffers.
+
+Each pass is cut into the parts of ``scratch.py``, with which idle cores help; a buffer holds the rooms of all parts,
+one behind the other.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weftplan.cores import split
 from weftplan.ops.compiled import product, tables
 from weftplan.ops.compiled.jit import Entry, library
-from weftplan.ops.compiled.product import GATHER
-from weftplan.ops.compiled.sizes import (
-    Bands,
-    Sizes,
+from weftplan.ops.compiled.parts import call_in_parts
+from weftplan.ops.compiled.scratch import (
+    Cut,
+    Scratch,
+    chain_pixels,
     channels_at_once,
-    data_bands,
+    data_cut,
+    data_scratch,
     filters_at_once,
-    forward_bands,
+    forward_cut,
+    forward_scratch,
+    weight_rows,
+    weight_scratch,
 )
+from weftplan.ops.compiled.sizes import Bands, Sizes, data_bands, forward_bands
 from weftplan.ops.compiled.tables import address
 from weftplan.ops.compiled.target import Target, host
 from weftplan.ops.schema import DType
@@ -41,24 +52,8 @@ def _target(target: Target | None) -> Target:
     return found
 
 
-def _run(
-    entry: str,
-    make: Callable[[Sizes, int], tables.KernelArguments],
-    s: Sizes,
-    dtype: Any,
-    target: Target | None,
-    **arrays: Any,
-) -> None:
-    """Call a compiled function with a plan of loops, in which the addresses of ``arrays`` (0 for None) are filled."""
-    target = _target(target)
-    places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
-    words = make(s, target.lanes(s.itemsize)).filled(**places)  # has a name, since it must live as long as the call
-    entries(dtype, target)[entry](address(words))
-
-
-_X, _COPIES, _CLEARS = (GATHER.index(name) for name in ("x", "copies", "clears"))
-_Slice = tuple[Sizes, int, int, int]
-"""(sizes, first channel, channels, how many such slices one behind the other)."""
+_Slice = tuple[Sizes, int]
+"""(sizes, first channel)."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -66,47 +61,52 @@ def _slices(s: Sizes, some: int, *, forward: bool) -> list[_Slice]:
     """The slices in which the channels of a result are computed: those of ``some`` channels, and the rest."""
     every = s.filters if forward else s.channels
     if some == every:
-        return [(s, 0, every, 1)]
+        return [(s, 0)]
 
     def part(count: int) -> Sizes:
         return replace(s, filters=count, whole=every) if forward else replace(s, channels=count, whole=every)
 
-    full, rest = divmod(every, some)
-    found = [(part(some), 0, some, full)]
-    return [*found, (part(rest), full * some, rest, 1)] if rest else found
+    return [(part(min(some, every - first)), first) for first in range(0, every, some)]
 
 
 def _gather(
-    make: Callable[[Sizes, int], tables.KernelArguments],
-    slices: Sequence[_Slice],
-    bands: Bands,
-    steps: Mapping[str, int],
-    target: Target | None,
-    *,
-    relu: bool = False,
-    **arrays: Any,
-) -> None:
+    make: Callable[[Sizes, int], tables.KernelArguments], s: Sizes, slices: Sequence[_Slice], bands: Bands, cut: Cut,
+    scratch: Scratch, steps: Mapping[str, int], target: Target | None, *, relu: bool = False, **arrays: Any,
+) -> None:  # fmt: skip
     """Call ``gather`` for each slice; ``steps``: bytes of weight, result and bias from one channel to the next."""
     target = _target(target)
-    s = slices[0][0]
-    call = entries(arrays["x"].dtype, target)["gather"]
+    entry = entries(arrays["x"].dtype, target)["gather"]
     places = {name: 0 if array is None else address(array) for name, array in arrays.items()}
-    # The copy of all images that the first slice has made serves the others.
+    packed, padded = scratch.packed // cut.channels, scratch.padded // (cut.channels * cut.images)
+    # The copy of all images that a part's first slice has made serves its others.
     kept = bands.copies and bands.count == 1 and s.batch <= s.side_by_side
-    for part, first, channels, count in slices:
+
+    def arguments(piece: _Slice, room: int) -> tables.KernelArguments:
+        part, first = piece
         begin = {name: place + first * steps.get(name, 0) if place else 0 for name, place in places.items()}
-        words = make(part, target.lanes(s.itemsize)).filled(
-            **begin, relu=int(relu)
-        )  # has a name: it must live as long as the calls
-        moves = [(GATHER.index(name), channels * step) for name, step in steps.items() if places[name]]
+        begin["packed"] += room * packed
+        begin["padded"] += room * padded
         if part.whole:
-            words[_CLEARS] = 0  # it would clear other slices, too
-        for number in range(count):
-            if kept and (first or number):
-                words[_X], words[_COPIES] = places["padded"], 0
-            call(address(words))
-            for index, step in moves:
-                words[index] += step
+            begin["clears"] = 0  # it would clear other slices, too
+        return make(part, target.lanes(s.itemsize)).filled(**begin, relu=int(relu))
+
+    if cut.images > 1:
+        for piece in slices:
+            here = arguments(piece, 0)
+            here.filled(last=0).call(entry)  # packs, and computes nothing
+            computes = here.filled(packs=0)
+            call_in_parts(entry, computes, s.batch, cut.images, unit=s.side_by_side, moves={"padded": padded})
+        return
+    each = -(-len(slices) // cut.channels)
+
+    def work(number: int) -> None:
+        for later, piece in enumerate(slices[number * each : (number + 1) * each]):
+            here = arguments(piece, number)
+            if kept and later:
+                here = here.filled(x=here["padded"], copies=0)
+            here.call(entry)
+
+    split(work, -(-len(slices) // each))
 
 
 def forward(
@@ -116,7 +116,7 @@ def forward(
     """``y`` = windows of ``x`` times ``weight`` plus ``bias`` unless None; with ``relu`` nothing below 0."""
     steps = {"w": s.channels * s.taps * s.itemsize, "y": s.pixels * s.itemsize, "bias": s.itemsize}
     slices = _slices(s, filters_at_once(s), forward=True)
-    _gather(tables.forward, slices, forward_bands(s), steps, target, relu=relu,
+    _gather(tables.forward, s, slices, forward_bands(s), forward_cut(s), forward_scratch(s), steps, target, relu=relu,
             x=x, w=weight, bias=bias, y=y, packed=packed, padded=padded)  # fmt: skip
 
 
@@ -126,9 +126,9 @@ def data_gradient(
     """``dgrad``: the gradient with respect to the image."""
     steps = {"w": s.taps * s.itemsize, "y": math.prod(s.image) * s.itemsize}
     slices = _slices(s, channels_at_once(s), forward=False)
-    if len(slices) > 1 or slices[0][3] > 1:
+    if len(slices) > 1:
         dgrad.fill(0)  # some places may be read by no window, and a slice does not clear them
-    _gather(tables.data, slices, data_bands(s), steps, target,
+    _gather(tables.data, s, slices, data_bands(s), data_cut(s), data_scratch(s), steps, target,
             x=ograd, w=weight, y=dgrad, packed=packed, padded=padded)  # fmt: skip
 
 
@@ -136,4 +136,19 @@ def weight_gradient(
     s: Sizes, data: Any, ograd: Any, wgrad: Any, packed: Any, padded: Any, target: Target | None = None
 ) -> None:
     """``wgrad``: the gradient with respect to the weight."""
-    _run("weights", tables.weight, s, data.dtype, target, x=data, dy=ograd, dw=wgrad, packed=packed, padded=padded)
+    target = _target(target)
+    entry = entries(data.dtype, target)["weights"]
+    slices = _slices(s, weight_rows(s), forward=True)
+    room = weight_scratch(s).padded // len(slices)
+    begin = {name: address(array) for name, array in (("x", data), ("dy", ograd), ("dw", wgrad), ("packed", packed))}
+    steps = {"dy": s.pixels * s.itemsize, "dw": s.channels * s.taps * s.itemsize,
+             "packed": chain_pixels(s) * s.itemsize}  # fmt: skip
+    copies = address(padded) if room else 0
+
+    def work(number: int) -> None:
+        part, first = slices[number]
+        places = {name: place + first * steps.get(name, 0) for name, place in begin.items()}
+        plan = tables.weight(part, target.lanes(s.itemsize))
+        plan.filled(**places, padded=copies + number * room).call(entry)
+
+    split(work, len(slices))

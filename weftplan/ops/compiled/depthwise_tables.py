@@ -16,8 +16,9 @@ from weftplan.ops.compiled import depthwise
 from weftplan.ops.compiled.copies import PAD
 from weftplan.ops.compiled.depthwise import PASS, VECTOR_BYTES
 from weftplan.ops.compiled.jit import Entry, library
+from weftplan.ops.compiled.parts import call_in_parts, count
 from weftplan.ops.compiled.sizes import Sizes
-from weftplan.ops.compiled.tables import KernelArguments, Words, address
+from weftplan.ops.compiled.tables import KernelArguments, address
 from weftplan.ops.compiled.target import Target
 from weftplan.ops.schema import DType
 
@@ -36,14 +37,23 @@ def _level(s: Sizes) -> Sizes:
     return s
 
 
+FEW = 1 << 20
+"""Multiplications of one part."""
+
+
 def _lanes(s: Sizes) -> int:
     return VECTOR_BYTES // s.itemsize
 
 
 def scratch(s: Sizes) -> int:
-    """Bytes of the buffers of the most demanding of the three passes."""
+    """Bytes of the buffers of the most demanding of the three passes, one for each part."""
     s = _level(s)
-    return max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
+    return parts(s) * max(sum(plan_bytes(plan)) for plan in (forward(s), data(s), weight(s)))
+
+
+def parts(s: Sizes) -> int:
+    """Ranges of channels that are handed to idle cores."""
+    return count(s.batch * s.groups * s.taps * s.pixels, FEW, s.groups)
 
 
 def plan_bytes(plan: KernelArguments) -> tuple[int, int, int]:
@@ -87,10 +97,6 @@ def _plan(
     return KernelArguments(PASS, np.array([values.get(name, 0) for name in PASS], np.int64), [pad, table, starts])
 
 
-def _with(plan: KernelArguments, **values: int) -> KernelArguments:
-    return KernelArguments(plan.names, plan.filled(**values), plan.tables)
-
-
 def _kernel(s: Sizes) -> list[tuple[int, int, int]]:
     """(row, column, index) of each tap."""
     return [(i, j, i * s.kernel[2] + j) for i, j in every(range(s.kernel[1]), range(s.kernel[2]))]
@@ -104,7 +110,7 @@ def forward(s: Sizes) -> KernelArguments:
         s, s.image[1:], s.padded[1:], s.pad[1:], s.stride[1], taps, s.grid[1], s.grid[2], apart=s.stride[2] == 2
     )
     image, grid = (a * b * s.itemsize for a, b in (s.image[1:], s.grid[1:]))
-    return _with(plan, x_plane=image, y_plane=grid)
+    return plan.filled(x_plane=image, y_plane=grid)
 
 
 def weight(s: Sizes) -> KernelArguments:
@@ -122,7 +128,7 @@ def data(s: Sizes) -> KernelArguments:
         lead = (reach[0] - s.pad[1], reach[1] - s.pad[2])
         to = (s.image[1] + reach[0], s.image[2] + reach[1])
         plan = _plan(s, s.grid[1:], to, lead, 1, taps, s.image[1], s.image[2], apart=False)
-        return _with(plan, x_plane=grid, y_plane=image)
+        return plan.filled(x_plane=grid, y_plane=image)
     # Position 2a + parity is read by tap i of output a + moved, where 2 · moved = parity + pad - i · dilate.
     moved: list[list[list[tuple[int, int]]]] = []
     for axis in (1, 2):
@@ -152,7 +158,7 @@ def data(s: Sizes) -> KernelArguments:
         apart=False,
         counts=counts,
     )
-    return _with(plan, x_plane=grid, y_plane=image)
+    return plan.filled(x_plane=grid, y_plane=image)
 
 
 def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
@@ -167,12 +173,13 @@ def entries(dtype: DType, target: Target | None = None) -> dict[str, Entry]:
 
 
 def run(
-    name: str, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None, **more: int
-) -> None:
+    name: str, s: Sizes, plan: KernelArguments, x: Any, w: Any, y: Any, room: Any, target: Target | None = None,
+    **more: int,
+) -> None:  # fmt: skip
     """One pass: ``x`` is the side that is padded, ``y`` the other one; ``more`` words."""
-    first, second, _ = plan_bytes(plan)
+    first, second, sums = plan_bytes(plan)
     begin = address(room)
-    words: Words = plan.filled(
+    arguments = plan.filled(
         x=address(x),
         w=address(w),
         y=address(y),
@@ -181,7 +188,8 @@ def run(
         sums=begin + first + second,
         **more,
     )
-    entries(x.dtype, target)[name](address(words))
+    moves = dict.fromkeys(("buffer", "second", "sums"), first + second + sums)
+    call_in_parts(entries(x.dtype, target)[name], arguments, s.groups, parts(s), moves=moves)
 
 
 def compute_forward(
@@ -189,16 +197,16 @@ def compute_forward(
 ) -> None:
     """``y`` = each channel of ``x`` with its filter, plus ``bias`` unless None; with ``relu`` nothing below 0."""
     more = {"bias": 0 if bias is None else address(bias), "relu": int(relu)}
-    run("forward", forward(_level(s)), x, weight, y, room, target, **more)
+    run("forward", s, forward(_level(s)), x, weight, y, room, target, **more)
 
 
 def compute_data(s: Sizes, ograd: Any, weight: Any, dgrad: Any, room: Any, target: Target | None = None) -> None:
     """The gradient of the image."""
     s = _level(s)
     name = "forward" if s.stride[1:] == (1, 1) else "data_by_two"
-    run(name, data(s), ograd, weight, dgrad, room, target)
+    run(name, s, data(s), ograd, weight, dgrad, room, target)
 
 
 def compute_weight(s: Sizes, x: Any, ograd: Any, wgrad: Any, room: Any, target: Target | None = None) -> None:
     """The gradient of the weight."""
-    run("weights", weight(_level(s)), x, wgrad, ograd, room, target)
+    run("weights", s, weight(_level(s)), x, wgrad, ograd, room, target)

@@ -28,8 +28,8 @@ PRODUCT = ("panel_step", "channels", "channel_step", "outer_table", "inner", "in
 are those of one image."""
 GATHER = ("x", "w", "y", "bias", "padded", "packed", "first", "last", "x_image", "y_image", "groups", "x_group",
           "w_group", "packed_group", "y_group", "bias_group", "copies", "pad", "planes", "pack", "outer", "phases",
-          "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step",
-          "relu")  # fmt: skip
+          "phase_table", "together", "clears", "bands", "lead", "lead_step", "y_step", "relu",
+          "packs")  # fmt: skip
 WEIGHTS = ("x", "dy", "dw", "padded", "packed", "images", "together", "x_image", "dy_image", "groups", "x_group",
            "dy_group", "dw_group", "copies", "pad", "planes", "lead", "pack", "product", "outer",
            "chunk")  # fmt: skip
@@ -249,7 +249,8 @@ class _Tile:
 
 
 def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
-    """``gather(how)``: a convolution, or its data gradient, of some images."""
+    """``gather(how)``: a convolution, or its data gradient, of some images; the weights of the first ``packs`` groups
+    are packed before."""
     f = Function("gather", (("ptr", "how"),), scalar, lanes)
     get = {name: word(f, "%how", GATHER, name) for name in GATHER}
     x, w, y, bias, padded, packed, pad_how, pack_how, table = (
@@ -257,7 +258,7 @@ def gather(scalar: str, lanes: int, helpers: dict[str, Function]) -> Function:
         for name in ("x", "w", "y", "bias", "padded", "packed", "pad", "pack", "phase_table")
     )
     length = word(f, pack_how, PACK, "length")
-    with f.loop(0, get["groups"]) as group:
+    with f.loop(0, get["packs"]) as group:
         f.call(
             helpers["pack"],
             f.at(w, f.mul(group, get["w_group"])),

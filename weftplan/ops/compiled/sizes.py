@@ -1,4 +1,4 @@
-"""Sizes of a compiled convolution: three axes, bands of rows, what its passes take as scratch.
+"""Sizes of a compiled convolution: three axes, bands of rows, what reads what along strides.
 
 Everything follows from shapes and is the same on every machine, so that a plan made on one holds on another.
 """
@@ -22,17 +22,8 @@ BAND_PLACES = 48
 """Fewest places for which the panels of the weight are worth passing by."""
 CHUNK = 512
 """Pixels in one chain of additions of a weight's gradient. Part of the result's bits, so it depends on nothing."""
-SLICE_BYTES = 384 << 10
-"""Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
-the weights of the last layers need more than everything else in a network that runs on one image."""
 PANEL_BYTES = 64
 """Bytes of a vector on the widest machine: scratch is counted for it, so that a plan is the same on every machine."""
-
-
-def wide(rows: int, itemsize: int) -> int:
-    """``rows`` rounded up to whole panels of the widest machine."""
-    lanes = PANEL_BYTES // itemsize
-    return -(-rows // lanes) * lanes
 
 
 def _triple(values: Sequence[int], fill: int) -> Triple:
@@ -58,7 +49,7 @@ class Sizes:
     pad: Triple
     itemsize: int
     whole: int = 0
-    """Channels of the result from one of its images to the next, where this computes a slice of them; 0: all."""
+    """Channels from one image to the next of the result, or of its gradient, where this is a slice of them; 0: all."""
 
     @property
     def taps(self) -> int:
@@ -129,14 +120,6 @@ def sizes(geo: Geometry) -> Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
-    """Bytes of the two buffers of a pass."""
-
-    packed: int
-    padded: int
-
-
-@dataclass(frozen=True, slots=True)
 class Bands:
     """How the source of a gathered product is copied: in bands of rows, with padding, or not at all."""
 
@@ -189,51 +172,6 @@ def data_bands(s: Sizes) -> Bands:
     halo = reach.lead[1] + max((read for _, _, taps in reach.phases[1] for _, read in taps), default=0) + 1
     return _bands(planes, s.grid, reach.extents, reach.lead, rows, depth * width, 1, halo=halo, pads=reach.pads,
                   itemsize=s.itemsize)  # fmt: skip
-
-
-def _at_once(s: Sizes, rows: int, reduced: int) -> int:
-    """How many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles."""
-    if s.groups > 1:
-        return rows
-    tile = 2 * PANEL_BYTES // s.itemsize
-    most = SLICE_BYTES * s.batch // (reduced * s.itemsize)
-    return min(rows, max(most // tile * tile, tile))
-
-
-def filters_at_once(s: Sizes) -> int:
-    """Filters that one call of the forward pass computes."""
-    return _at_once(s, s.filters, s.channels * s.taps)
-
-
-def channels_at_once(s: Sizes) -> int:
-    """Channels of an image whose gradient one call computes."""
-    return _at_once(s, s.channels, s.filters * s.taps)
-
-
-def forward_scratch(s: Sizes) -> Scratch:
-    """Filters as panels, and a band of an image."""
-    packed = s.groups * wide(filters_at_once(s), s.itemsize) * s.channels * s.taps * s.itemsize
-    bands = forward_bands(s)
-    return Scratch(packed, _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0)
-
-
-def data_scratch(s: Sizes) -> Scratch:
-    """The weight as panels of channels, and a band of an output gradient."""
-    packed = s.groups * wide(channels_at_once(s), s.itemsize) * s.filters * s.taps * s.itemsize
-    bands = data_bands(s)
-    return Scratch(packed, _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.filters) if bands.copies else 0)
-
-
-def weight_scratch(s: Sizes) -> Scratch:
-    """Output gradients of one chunk as panels, and the padded images of a chunk."""
-    together = s.together
-    pixels = together * s.pixels if together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
-    packed = wide(s.filters, s.itemsize) * pixels * s.itemsize
-    return Scratch(packed, _copy_bytes(s, s.padded, together * s.groups * s.channels) if s.pads else 0)
-
-
-def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:
-    return planes * math.prod(extents) * s.itemsize + PANEL_BYTES
 
 
 Phase = tuple[int, int, tuple[tuple[int, int], ...]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product as every
 from typing import Any
@@ -28,18 +28,29 @@ INNER = 64
 
 @dataclass(slots=True)
 class KernelArguments:
-    """Words of one pass, with what they point to."""
+    """Words of one pass or call, with what they point to, which lives as long as these do.
+
+    Threads that ask for the same tables at once may each make some, of which only one lot is remembered.
+    """
 
     names: Sequence[str]
     words: Words
     tables: list[Words] = field(default_factory=list)
 
-    def filled(self, **values: int) -> Words:
-        """The words of one call: these set, the others as planned."""
+    def filled(self, **values: int) -> KernelArguments:
+        """Those of one call: these values set, the others as planned."""
         words = self.words.copy()
         for name, value in values.items():
             words[self.names.index(name)] = value
-        return words
+        return KernelArguments(self.names, words, self.tables)
+
+    def __getitem__(self, name: str) -> int:
+        """The word called ``name``."""
+        return int(self.words[self.names.index(name)])
+
+    def call(self, entry: Callable[[int], None]) -> None:
+        """Run a compiled function on these words; they and their tables live until it returns."""
+        entry(address(self.words))
 
 
 def _words(names: Sequence[str], values: dict[str, int]) -> Words:
@@ -134,7 +145,7 @@ def _gather(
         words[PRODUCT.index("rows")] //= s.side_by_side
     table = np.array([_address(words) for words in products], dtype=np.int64)
     words = _words(GATHER, {
-        "last": s.batch, "groups": s.groups, "copies": int(bands.copies), "pad": _address(pad),
+        "last": s.batch, "groups": s.groups, "packs": s.groups, "copies": int(bands.copies), "pad": _address(pad),
         "pack": _address(pack), "phases": len(products) // 2, "phase_table": _address(table),
         "together": s.side_by_side, "bands": bands.count, "lead": bands.lead[1], "lead_step": bands.step, **values,
     })  # fmt: skip
@@ -228,16 +239,17 @@ def weight(s: Sizes, lanes: int) -> KernelArguments:
     outer = [(n * step + x, n * s.pixels + w) for n in range(together) for x, w in per_image]
     chunk = max(1, s.chunk_rows // rows)
     pixels = together * s.pixels if together > 1 else min(s.pixels, chunk * len(inner))
+    whole = s.whole or s.groups * s.filters
     places = [(c * plane, c * taps) for c in range(s.channels)]
     columns = [(offset, t) for t, offset in enumerate(_tap_offsets(s, steps))]
     product, held = _product(s, outer, inner, places, columns, panel, pixels * panel, s.filters, s.channels * taps)
     pack = _words(PACK, {"rows": s.filters, "row_step": s.pixels * size,
-                         "step": s.groups * s.filters * s.pixels * size, "transposes": 1,
+                         "step": whole * s.pixels * size, "transposes": 1,
                          "panel_step": pixels * panel})  # fmt: skip
     pad = _pad_words(s, s.image, s.padded, s.pad)
     words = _words(WEIGHTS, {
         "images": s.batch, "together": together, "x_image": s.groups * s.channels * image * size,
-        "dy_image": s.groups * s.filters * s.pixels * size, "groups": s.groups, "x_group": s.channels * plane * size,
+        "dy_image": whole * s.pixels * size, "groups": s.groups, "x_group": s.channels * plane * size,
         "dy_group": s.filters * s.pixels * size, "dw_group": s.filters * s.channels * taps * size,
         "copies": int(s.pads), "pad": _address(pad), "planes": s.groups * s.channels, "lead": s.pad[1],
         "pack": _address(pack), "product": _address(product), "outer": len(per_image), "chunk": chunk,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weftplan.ops.nn.conv_geometry import Geometry
+from weftplan.ops.products import stacked_product
 from weftplan.ops.schema import OpContext
 
 
@@ -144,7 +145,7 @@ def correlate(ctx: OpContext, geo: Geometry, data: Any, weight: Any, bias: Any, 
         size = math.prod(geo.grid)
         kernel = weight.reshape(geo.groups, geo.filters // geo.groups, -1)
         shaped = data.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size)
-        xp.matmul(kernel, shaped, out=out.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size))
+        stacked_product(xp, kernel, shaped, out.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size))
         if bias is not None:
             xp.add(out, bias.reshape(per_filter), out=out)
         return
@@ -185,7 +186,7 @@ def adjoint(ctx: OpContext, geo: Geometry, data: Any, ograd: Any, weight: Any, d
             xp.copyto(turned, kernel)
             kernel = turned
         shaped = ograd.reshape(geo.batch, geo.groups, geo.filters // geo.groups, size)
-        xp.matmul(kernel, shaped, out=dgrad.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size))
+        stacked_product(xp, kernel, shaped, dgrad.reshape(geo.batch, geo.groups, geo.channels // geo.groups, size))
         dgrad = None
     if dgrad is None and wgrad is None:
         return

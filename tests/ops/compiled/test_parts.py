@@ -1,0 +1,188 @@
+"""Compiled kernels in parts on idle cores: the bits of one call, whatever the cores; planned scratch; clear errors."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weftplan as mx
+from weftplan import blas, config, cores
+from weftplan.ops import products
+from weftplan.ops.compiled import batch_norm, dense, depthwise_tables, parts, scratch
+from weftplan.ops.compiled.sizes import Sizes
+from weftplan.planner import PlanOptions
+
+pytest.importorskip("llvmlite")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work of test size is cut into parts, on four cores."""
+    for module, number in ((scratch, 1 << 12), (depthwise_tables, 1 << 8), (batch_norm, 1 << 7), (products, 1 << 10)):
+        monkeypatch.setattr(module, "FEW", number)
+    monkeypatch.setattr(blas, "usable_cpus", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv(cores.VARIABLE, raising=False)
+    config._reset_for_tests()
+    yield
+    config._reset_for_tests()
+
+
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut nothing but products of matrices, whose parts are part of their bits."""
+    for module in (scratch, depthwise_tables, batch_norm):
+        monkeypatch.setattr(module, "FEW", 1 << 60)
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parts each call was cut into, those of one left out."""
+    found: list[int] = []
+
+    def noting(work: Any, count: int) -> None:
+        if count > 1:
+            found.append(count)
+        cores.split(work, count)
+
+    for module in (dense, parts):
+        monkeypatch.setattr(module, "split", noting)
+    return found
+
+
+def convolution(rng: random.Random) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Parameters of a convolution or deconvolution of one to three axes, and the shape of its data."""
+    axes = rng.choice((1, 2, 2, 2, 3))
+    most = {1: 40, 2: 14, 3: 6}[axes]
+    kernel = tuple(rng.randint(1, 4) for _ in range(axes))
+    dilate = tuple(rng.randint(1, 2) for _ in range(axes))
+    groups = rng.choice((1, 1, 1, 2))
+    single = rng.random() < 0.25
+    channels, filters = groups * rng.choice((3, 8, 40, 70)), groups * rng.choice((5, 33, 70, 130))
+    if single:
+        groups = channels = filters = rng.choice((3, 8, 21))
+    params = {
+        "kernel": kernel, "dilate": dilate, "stride": tuple(rng.randint(1, 3) for _ in range(axes)),
+        "pad": tuple(rng.randint(0, 2) for _ in range(axes)), "num_filter": filters, "num_group": groups,
+        "no_bias": rng.random() < 0.5,
+    }  # fmt: skip
+    image = tuple(rng.randint((k - 1) * d + 1, most + (k - 1) * d) for k, d in zip(kernel, dilate, strict=True))
+    return params, (rng.choice((1, 2, 5, 8)), channels, *image)
+
+
+def network(seed: int) -> tuple[Any, tuple[int, ...], str]:
+    """One layer, the shape and the dtype of its data."""
+    rng = random.Random(seed)
+    dtype = rng.choice(("float32", "float32", "float64"))
+    x = mx.sym.Variable("data", dtype=dtype)
+    if seed % 5 == 4:
+        shape = rng.randint(1, 5), rng.choice((3, 17, 40)), rng.randint(3, 9), rng.randint(3, 9)
+        net = mx.sym.BatchNorm(x, fix_gamma=rng.random() < 0.5, name="n")
+        return (mx.sym.Activation(net, act_type="relu") if rng.random() < 0.5 else net), shape, dtype
+    params, shape = convolution(rng)
+    kind = mx.sym.Deconvolution if seed % 5 == 3 else mx.sym.Convolution
+    net = kind(x, name="c", **params)
+    return (mx.sym.Activation(net, act_type="relu") if rng.random() < 0.3 else net), shape, dtype
+
+
+def step(seed: int) -> bytes:
+    """The bytes of output, gradients and moving statistics of a training step; allocated memory is as planned."""
+    net, shape, dtype = network(seed)
+    executor = net.simple_bind(mx.cpu(), plan_options=PlanOptions(kernels="native"), data=shape,
+                               type_dict={"data": dtype})  # fmt: skip
+    rng = np.random.default_rng(seed)
+    for array in executor.arg_arrays:
+        array[:] = rng.normal(0, 1, array.shape)
+    out = executor.forward(is_train=True)[0].asnumpy()
+    executor.backward([mx.nd.array(rng.normal(0, 1, out.shape), dtype=dtype)])
+    found = [out, *(one.asnumpy() for one in (*executor.grad_arrays, *executor.aux_arrays))]
+    assert executor.allocated_bytes == executor.memory_plan.peak
+    return b"".join(one.tobytes() for one in found)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_same_bits_in_parts(monkeypatch: pytest.MonkeyPatch, cuts: list[int], first: int) -> None:
+    """Random layers give the bits of uncut ones, on every engine and with one to four cores."""
+    found = {}
+    ways: list[tuple[str, dict[str, Any], int]] = [
+        ("NaiveEngine", {}, 4),
+        *(("ThreadedEnginePerDevice", {}, count) for count in (1, 2, 3, 4)),
+        ("ThreadedEngine", {}, 4),
+        ("ThreadedEnginePerDevice", {"cpu_workers": 1}, 4),
+    ]
+    for kind, options, count in ways:
+        monkeypatch.setattr(cores, "usable_cores", lambda count=count: count)
+        engine = mx.engine.create(kind, **options)
+        with mx.engine.using(engine):
+            found[kind, count, *options] = [step(seed) for seed in range(first, first + 10)]
+        engine.stop()
+    assert cuts
+    whole(monkeypatch)
+    cuts.clear()
+    want = [step(seed) for seed in range(first, first + 10)]
+    assert not cuts
+    for way, got in found.items():
+        assert [first + k for k in range(10) if got[k] != want[k]] == [], way
+
+
+def sizes(batch: int, channels: int, filters: int, side: int) -> Sizes:
+    """A 3x3 convolution."""
+    return Sizes(
+        batch=batch, groups=1, channels=channels, filters=filters, image=(1, side, side), grid=(1, side, side),
+        kernel=(1, 3, 3), stride=(1, 1, 1), dilate=(1, 1, 1), pad=(0, 1, 1), itemsize=4,
+    )  # fmt: skip
+
+
+def test_large_images_are_cut_by_images_and_large_weights_by_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every part repeats, or one thread does alone, is the smaller side; little work is not cut."""
+    monkeypatch.setattr(scratch, "FEW", 1 << 23)
+    assert scratch.forward_cut(sizes(32, 128, 128, 32)) == scratch.Cut(4, 1)
+    assert scratch.forward_cut(sizes(32, 512, 512, 4)) == scratch.Cut(1, 4)
+    assert scratch.forward_cut(sizes(1, 3, 8, 8)) == scratch.Cut(1, 1)
+    assert scratch.weight_rows(sizes(32, 512, 512, 4)) == 128
+    assert scratch.weight_rows(sizes(1, 3, 8, 8)) == 8
+
+
+def test_scratch_of_slices_does_not_grow_with_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the channels share the room for packed weights that one call would have had."""
+    one = sizes(8, 512, 512, 7)
+    whole_packed = scratch.forward_scratch(one).packed
+    monkeypatch.setattr(scratch, "FEW", 1 << 60)
+    assert whole_packed <= scratch.forward_scratch(one).packed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_after_a_fork_splits_again() -> None:
+    """A child of a process whose helpers have worked starts helpers of its own, and computes the same."""
+    code = """
+import os
+import numpy as np, weftplan as mx
+from weftplan import cores
+from weftplan.ops.compiled import scratch
+scratch.FEW = 1 << 12
+cores.usable_cores = lambda: 4
+def run():
+    net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=40, no_bias=True, name="c")
+    executor = net.simple_bind(mx.cpu(), data=(8, 8, 20, 20))
+    for array in executor.arg_arrays:
+        array[:] = np.random.default_rng(0).normal(0, 1, array.shape)
+    executor.forward(is_train=True)
+    executor.backward([mx.nd.ones(executor.outputs[0].shape)])
+    return b"".join(one.asnumpy().tobytes() for one in executor.grad_arrays)
+before = run()
+assert cores._started
+child = os.fork()
+if child == 0:
+    assert not cores._started
+    same = run() == before and cores._started
+    os._exit(7 if same else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert run() == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -1,0 +1,42 @@
+"""A compiled function on ranges of what it works on, on the calling thread and on idle cores.
+
+How many ranges there are follows from sizes alone (``cores.py`` has the rule), and every element is computed alike in
+any range, so neither the number of cores nor that of ranges is part of a result's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weftplan.cores import split
+from weftplan.ops.compiled.jit import Entry
+from weftplan.ops.compiled.tables import KernelArguments
+from weftplan.ops.products import MOST
+
+
+def count(work: int, few: int, units: int) -> int:
+    """Parts of ``work`` that consists of ``units``: none has less than ``few``, unless there is only one."""
+    return max(1, min(MOST, work // few, units))
+
+
+def call_in_parts(
+    entry: Entry, arguments: KernelArguments, size: int, parts: int, *, unit: int = 1,
+    moves: Mapping[str, int] | None = None,
+) -> None:  # fmt: skip
+    """Call ``entry`` on ranges ``first`` to ``last`` of its words, which together are 0 to ``size``.
+
+    Args:
+        arguments: all words but ``first`` and ``last``.
+        parts: the most ranges.
+        unit: ranges begin at multiples of it.
+        moves: bytes by which pointers to scratch move from one part to the next.
+    """
+    units = -(-size // unit)
+    step = -(-units // parts) * unit
+    rooms = {name: (arguments[name], nbytes) for name, nbytes in (moves or {}).items()}
+
+    def part(number: int) -> None:
+        own = {name: begin + number * nbytes for name, (begin, nbytes) in rooms.items()}
+        arguments.filled(first=number * step, last=min((number + 1) * step, size), **own).call(entry)
+
+    split(part, -(-size // step))

@@ -1,0 +1,148 @@
+"""Into which parts the passes of a dense convolution are cut, and the scratch that they take.
+
+A part is a range of images, or of channels of the result; every part packs or copies into scratch of its own.
+Everything follows from shapes and is the same on every machine, so that a plan made on one holds on another, and every
+element is the same chain of additions in any part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weftplan.ops.compiled.parts import count
+from weftplan.ops.compiled.sizes import PANEL_BYTES, Sizes, Triple, data_bands, forward_bands
+from weftplan.ops.products import MOST
+
+SLICE_BYTES = 384 << 10
+"""Bytes of packed weights per image of a batch, beyond which a part of the filters is packed at a time: packed whole,
+the weights of the last layers need more than everything else in a network that runs on one image."""
+FEW = 1 << 23
+"""Multiplications of one part: below about a fifth of a millisecond waking a core costs too much of what it brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Bytes of the two buffers of a pass, all its parts together."""
+
+    packed: int
+    padded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Parts of a pass: ranges of images, or of channels of the result; at least one of the numbers is 1."""
+
+    images: int
+    channels: int
+
+
+def wide(rows: int, itemsize: int) -> int:
+    """``rows`` rounded up to whole panels of the widest machine."""
+    lanes = PANEL_BYTES // itemsize
+    return -(-rows // lanes) * lanes
+
+
+def _tile(s: Sizes) -> int:
+    """Channels of a tile on the widest machine: parts of fewer would not fill its registers."""
+    return 2 * PANEL_BYTES // s.itemsize
+
+
+def _work(s: Sizes) -> int:
+    return s.batch * s.groups * s.filters * s.channels * s.taps * s.pixels
+
+
+def _packed_at_once(s: Sizes, rows: int, reduced: int) -> int:
+    """How many of ``rows`` rows of the weight, of ``reduced`` elements each, are packed at a time: whole tiles."""
+    if s.groups > 1:
+        return rows
+    most = SLICE_BYTES * s.batch // (reduced * s.itemsize)
+    return min(rows, max(most // _tile(s) * _tile(s), _tile(s)))
+
+
+def _cut(s: Sizes, rows: int, reduced: int, image: int) -> Cut:
+    """Parts of a product of ``rows`` times ``reduced`` weights with images of ``image`` elements.
+
+    Parts of the images share the packed weights, which one thread packs first; parts of the channels pack their own and
+    each copy all images. So the smaller side is what is done without help, or more than once.
+    """
+    wanted = count(_work(s), FEW, 1 << 30)
+    images = min(wanted, -(-s.batch // s.side_by_side))
+    channels = min(wanted, _packed_at_once(s, rows, reduced) // _tile(s)) if s.groups == 1 else 1
+    if channels > images or (channels == images and rows * reduced > s.batch * image):
+        return Cut(1, channels)
+    return Cut(images, 1)
+
+
+def forward_cut(s: Sizes) -> Cut:
+    """Parts of the forward pass."""
+    return _cut(s, s.filters, s.channels * s.taps, s.groups * s.channels * math.prod(s.image))
+
+
+def data_cut(s: Sizes) -> Cut:
+    """Parts of the gradient of the data."""
+    return _cut(s, s.channels, s.filters * s.taps, s.groups * s.filters * s.pixels)
+
+
+def _at_once(s: Sizes, rows: int, reduced: int, cut: Cut) -> int:
+    every = _packed_at_once(s, rows, reduced)
+    return every if cut.channels == 1 else every // cut.channels // _tile(s) * _tile(s)
+
+
+def filters_at_once(s: Sizes) -> int:
+    """Filters that one call of the forward pass computes."""
+    return _at_once(s, s.filters, s.channels * s.taps, forward_cut(s))
+
+
+def channels_at_once(s: Sizes) -> int:
+    """Channels of an image whose gradient one call computes."""
+    return _at_once(s, s.channels, s.filters * s.taps, data_cut(s))
+
+
+def forward_scratch(s: Sizes) -> Scratch:
+    """Filters as panels, and a band of an image."""
+    cut, bands = forward_cut(s), forward_bands(s)
+    packed = s.groups * wide(filters_at_once(s), s.itemsize) * s.channels * s.taps * s.itemsize
+    padded = _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.channels) if bands.copies else 0
+    return Scratch(packed * cut.channels, padded * cut.channels * cut.images)
+
+
+def data_scratch(s: Sizes) -> Scratch:
+    """The weight as panels of channels, and a band of an output gradient."""
+    cut, bands = data_cut(s), data_bands(s)
+    packed = s.groups * wide(channels_at_once(s), s.itemsize) * s.filters * s.taps * s.itemsize
+    padded = _copy_bytes(s, bands.extents, s.side_by_side * s.groups * s.filters) if bands.copies else 0
+    return Scratch(packed * cut.channels, padded * cut.channels * cut.images)
+
+
+def weight_rows(s: Sizes) -> int:
+    """Filters whose gradient one part computes: a part copies all images, in as much room as packed weights may have
+    in other passes, but there are at least two."""
+    packed, padded = _weight_buffers(s)
+    room = max(SLICE_BYTES * s.batch - packed, 0)
+    most = max(2, room // padded) if padded else MOST
+    wanted = count(_work(s), FEW, most) if s.groups == 1 else 1
+    return min(s.filters, -(-s.filters // (wanted * _tile(s))) * _tile(s))
+
+
+def _weight_buffers(s: Sizes) -> tuple[int, int]:
+    """Bytes of the panels of all filters, and of one copy of the images."""
+    together = s.together
+    padded = _copy_bytes(s, s.padded, together * s.groups * s.channels) if s.pads else 0
+    return wide(s.filters, s.itemsize) * chain_pixels(s) * s.itemsize, padded
+
+
+def chain_pixels(s: Sizes) -> int:
+    """Pixels of one chain of additions of a weight's gradient."""
+    return s.together * s.pixels if s.together > 1 else min(s.pixels, s.chunk_rows * s.grid[2])
+
+
+def weight_scratch(s: Sizes) -> Scratch:
+    """Output gradients of one chunk as panels, and the padded images of a chunk."""
+    packed, padded = _weight_buffers(s)
+    return Scratch(packed, padded * -(-s.filters // weight_rows(s)))
+
+
+def _copy_bytes(s: Sizes, extents: Triple, planes: int) -> int:
+    """Bytes of so many planes in whole vectors, with one behind them."""
+    return -(-planes * math.prod(extents) * s.itemsize // PANEL_BYTES) * PANEL_BYTES + PANEL_BYTES
